@@ -1,0 +1,29 @@
+# `make test` and `make demo` do all the set-up on a fresh machine with python3, pip, make and git.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+
+.PHONY: install test demo lint clean
+
+install: .venv/installed
+
+# torch goes first and alone, so that nothing later chooses another build of it.
+.venv/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet "$(TORCH)"
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@
+
+test: install
+	$(BIN)/python -m pytest
+
+demo: install
+	$(BIN)/kerneq demo
+
+lint: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache

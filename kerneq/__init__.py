@@ -1,0 +1,1 @@
+"""kerneq: kernel equilibrium models."""

@@ -1,0 +1,224 @@
+"""KernelGLM against scikit-learn, statsmodels and itself."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process import kernels as sk
+from sklearn.kernel_ridge import KernelRidge
+from sklearn.linear_model import LogisticRegression, PoissonRegressor
+
+from kerneq import kglm
+from kerneq.kglm import kernels, prior
+from kerneq.kglm.problem import error_bound
+from kerneq.kglm.system import ConjugateGradient
+
+
+def line(n=30, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    X = torch.rand(n, 1, generator=g, dtype=torch.float64) * 6
+    return X, torch.sin(X[:, 0]) + 0.3 * torch.randn(n, generator=g, dtype=torch.float64)
+
+
+def targets(family, X, seed=0, batch=3):
+    g = torch.Generator().manual_seed(seed)
+    u = torch.rand(batch, X.shape[0], generator=g, dtype=torch.float64)
+    if isinstance(family, kglm.Binomial):
+        return (u * (family.trials + 1)).floor()
+    if isinstance(family, kglm.Poisson):
+        return (8 * u).floor()
+    if isinstance(family, kglm.Ising):
+        return torch.where(u < 0.4, -1.0, 1.0).double()
+    return 3 * u
+
+
+FAMILIES = [
+    kglm.Gaussian(0.5),
+    kglm.Bernoulli(),
+    kglm.Binomial(5),
+    kglm.Poisson(),
+    kglm.Ising(),
+    kglm.Rectified(),
+    kglm.LeakyReLU(0.1),
+]
+PRIORS = [prior.Flat(), prior.Normal(0.5), prior.Logistic()]
+
+
+@pytest.mark.parametrize("lam", [1e-3, 0.1, 10.0])
+def test_the_gaussian_kernel_glm_is_scikit_learns_kernel_ridge(lam):
+    X, y = line()
+    X2 = torch.linspace(-1, 7, 25, dtype=torch.float64)[:, None]
+    ours = kglm.KernelGLM(kernels.SquaredExponential(0.8), kglm.Gaussian(), lam=lam).fit(X, y).predict(X2)
+    theirs = (
+        KernelRidge(alpha=lam, kernel="rbf", gamma=0.5 / 0.8**2).fit(X.numpy(), y.numpy()).predict(X2.numpy())
+    )
+    np.testing.assert_allclose(ours.numpy(), theirs, rtol=0, atol=1e-8)
+
+
+def test_the_gaussian_posterior_is_the_gaussian_process_posterior():
+    X, y = line()
+    X2, lam = torch.linspace(-1, 7, 25, dtype=torch.float64)[:, None], 0.2
+    glm = kglm.KernelGLM(kernels.Matern(0.9, 2.5), kglm.Gaussian(), lam=lam).fit(X, y)
+    gp = GaussianProcessRegressor(
+        sk.ConstantKernel(1 / lam, "fixed") * sk.Matern(0.9, "fixed", nu=2.5), alpha=1.0, optimizer=None
+    ).fit(X.numpy(), y.numpy())
+    mean, cov = gp.predict(X2.numpy(), return_cov=True)
+    posterior = glm.posterior(X2)
+    np.testing.assert_allclose(posterior.mode.numpy(), mean, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(posterior.covariance.numpy(), cov, rtol=0, atol=1e-8)
+    base = -0.5 * (y.square().sum() + len(y) * np.log(2 * np.pi))
+    np.testing.assert_allclose(
+        (glm.log_evidence() + base).item(), gp.log_marginal_likelihood_value_, rtol=1e-9
+    )
+
+
+def test_logistic_regression_with_a_linear_kernel_is_scikit_learns():
+    g = torch.Generator().manual_seed(1)
+    X = torch.randn(80, 4, generator=g, dtype=torch.float64)
+    y = (
+        X @ torch.tensor([1.0, -2.0, 0.5, 0.0], dtype=torch.float64) + torch.randn(80, generator=g) > 0
+    ).double()
+    glm = kglm.KernelGLM(kernels.Linear(), kglm.Bernoulli(), lam=0.5).fit(X, y)
+    theirs = LogisticRegression(
+        C=2.0, fit_intercept=False, solver="newton-cholesky", tol=1e-14, max_iter=1000
+    )
+    theirs.fit(X.numpy(), y.numpy())
+    beta = X.mT @ glm.result.alpha[0]
+    np.testing.assert_allclose(beta.numpy(), theirs.coef_[0], rtol=0, atol=1e-8)
+    np.testing.assert_allclose(
+        glm.predict(X).numpy(), theirs.predict_proba(X.numpy())[:, 1], rtol=0, atol=1e-8
+    )
+
+
+def test_logistic_regression_with_a_linear_kernel_is_statsmodels():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sm = pytest.importorskip("statsmodels.api")
+    g = torch.Generator().manual_seed(2)
+    X = torch.randn(60, 3, generator=g, dtype=torch.float64)
+    y = (X[:, 0] + torch.randn(60, generator=g) > 0).double()
+    lam = 0.3
+    glm = kglm.KernelGLM(kernels.Linear(), kglm.Bernoulli(), lam=lam).fit(X, y)
+    # statsmodels' elastic net with L1_wt = 0 divides the loss by n; started at our answer it must stay there
+    beta = (X.mT @ glm.result.alpha[0]).numpy()
+    model = sm.GLM(y.numpy(), X.numpy(), family=sm.families.Binomial())
+    fit = model.fit_regularized(alpha=lam / 60, L1_wt=0.0, maxiter=500)
+    np.testing.assert_allclose(beta, fit.params, rtol=0, atol=1e-4)  # its optimiser stops at 1e-5 by itself
+    score = model.score(beta) - lam * beta  # the exact statement: ours is the root of its score equation
+    np.testing.assert_allclose(score, 0, atol=1e-8)
+
+
+def test_poisson_regression_with_a_linear_kernel_is_scikit_learns():
+    g = torch.Generator().manual_seed(3)
+    X = 0.5 * torch.randn(70, 3, generator=g, dtype=torch.float64)
+    y = torch.poisson((X[:, 0] + 1).exp(), generator=g)
+    glm = kglm.KernelGLM(kernels.Linear(), kglm.Poisson(), lam=0.7).fit(X, y)
+    theirs = PoissonRegressor(
+        alpha=0.7 / 70, fit_intercept=False, solver="newton-cholesky", tol=1e-12, max_iter=500
+    )
+    np.testing.assert_allclose(
+        (X.mT @ glm.result.alpha[0]).numpy(), theirs.fit(X.numpy(), y.numpy()).coef_, rtol=0, atol=1e-8
+    )
+
+
+@pytest.mark.parametrize("factor", PRIORS, ids=repr)
+@pytest.mark.parametrize("family", FAMILIES, ids=repr)
+@pytest.mark.parametrize("lam", [1e-4, 1.0])
+def test_newton_converges_from_zero_and_its_objective_never_rises(family, factor, lam):
+    X, _ = line(25)
+    glm = kglm.KernelGLM(kernels.SquaredExponential(0.5), family, lam=lam, prior=factor).fit(
+        X, targets(family, X)
+    )
+    fit = glm.result
+    assert fit.converged.all(), fit.residual
+    rounding = 1e-12 * fit.objective.abs().max()
+    assert (fit.objective.diff(dim=0) <= rounding).all()
+
+
+def test_newton_does_not_diverge_where_the_undamped_method_does():
+    # counts of 10⁶ from η = 0: the first full Newton step asks for e^{10⁶}
+    X, y = torch.zeros(1, 1, dtype=torch.float64), torch.tensor([1e6], dtype=torch.float64)
+    glm = kglm.KernelGLM(kernels.Constant(), kglm.Poisson(), lam=1e-3).fit(X, y, max_steps=200)
+    assert glm.result.converged.all()
+    # the optimality condition itself, y − e^η = λη
+    eta = glm.canonical()
+    torch.testing.assert_close(y - eta.exp(), 1e-3 * eta, rtol=1e-8, atol=1e-6)
+    assert (glm.result.objective.diff(dim=0) <= 1e-12 * glm.result.objective.abs().max()).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=repr)
+def test_conjugate_gradient_and_cholesky_newton_agree(family):
+    X, _ = line(25)
+    kernel, Y = kernels.SquaredExponential(0.5), targets(family, X)
+    direct = kglm.KernelGLM(kernel, family, lam=0.5).fit(X, Y)
+    inner = kglm.KernelGLM(kernel, family, lam=0.5).fit(X, Y, system=ConjugateGradient())
+    torch.testing.assert_close(inner.canonical(), direct.canonical(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("factor", PRIORS, ids=repr)
+@pytest.mark.parametrize("family", FAMILIES, ids=repr)
+def test_the_error_bound_holds_for_any_alpha_whatever_the_kernel(family, factor):
+    X, _ = line(25)
+    glm = kglm.KernelGLM(kernels.SquaredExponential(2.0), family, lam=0.05, prior=factor).fit(
+        X, targets(family, X)
+    )
+    problem = glm.problem  # singular to rounding, ‖K/λ‖ ≈ 300: neither assumption of the paper holds
+    norm = torch.linalg.matrix_norm(problem.K, 2)
+    g = torch.Generator().manual_seed(0)
+    for size in (1e-6, 1e-2, 1.0):
+        alpha = glm.result.alpha + size * torch.randn(problem.t.shape, generator=g, dtype=torch.float64)
+        eta = problem.canonical(alpha)
+        bound = error_bound(norm, problem.lam, problem.residual(alpha, eta))
+        assert ((eta - glm.result.eta).norm(dim=-1) <= bound + 1e-9).all()
+
+
+def test_an_offset_moves_the_canonical_parameter_as_appendix_h_says():
+    X, y = line()
+    offset = lambda x: 2 + x[:, 0]  # noqa: E731
+    X2 = torch.linspace(0, 6, 9, dtype=torch.float64)[:, None]
+    kernel = kernels.SquaredExponential(0.7)
+    moved = kglm.KernelGLM(kernel, kglm.Gaussian(), lam=0.1, offset=offset).fit(X, y).predict(X2)
+    plain = kglm.KernelGLM(kernel, kglm.Gaussian(), lam=0.1).fit(X, y - offset(X)).predict(X2)
+    torch.testing.assert_close(moved, plain + offset(X2), rtol=0, atol=1e-10)
+
+
+def test_a_batch_of_targets_is_fitted_as_one_by_one():
+    X, _ = line(20)
+    Y = targets(kglm.Bernoulli(), X, batch=4)
+    kernel = kernels.Matern(0.5, 0.5)
+    together = kglm.KernelGLM(kernel, kglm.Bernoulli(), lam=0.2).fit(X, Y)
+    for row, y in enumerate(Y):
+        alone = kglm.KernelGLM(kernel, kglm.Bernoulli(), lam=0.2).fit(X, y)
+        torch.testing.assert_close(together.canonical()[row], alone.canonical(), rtol=0, atol=1e-10)
+
+
+def test_the_interval_covers_the_mean_and_widens_away_from_the_data():
+    X, _ = line(20)
+    glm = kglm.KernelGLM(kernels.SquaredExponential(0.5), kglm.Bernoulli(), lam=0.2)
+    glm.fit(X, targets(kglm.Bernoulli(), X, batch=1)[0])
+    posterior = glm.posterior(torch.tensor([[X.median()], [30.0]], dtype=torch.float64))
+    low, high = posterior.interval(0.9)
+    assert (low < posterior.mean).all() and (posterior.mean < high).all()
+    assert posterior.deviation[1] > posterior.deviation[0]
+    torch.testing.assert_close(posterior.deviation[1].square(), torch.tensor(5.0, dtype=torch.float64))
+
+
+def test_misuse_is_answered_in_words():
+    X, y = line()
+    with pytest.raises(ValueError, match="`lam` must be positive"):
+        kglm.KernelGLM(kernels.Linear(), kglm.Gaussian(), lam=0.0)
+    with pytest.raises(RuntimeError, match="call `fit"):
+        kglm.KernelGLM(kernels.Linear(), kglm.Gaussian(), lam=1.0).predict(X)
+    with pytest.raises(ValueError, match="n = 30"):
+        kglm.KernelGLM(kernels.Linear(), kglm.Gaussian(), lam=1.0).fit(X, y[:5])
+    with pytest.raises(TypeError, match="callable as k"):
+        kglm.KernelGLM("rbf", kglm.Gaussian(), lam=1.0)
+    indefinite = lambda a, b: -kernels.SquaredExponential()(a, b)  # noqa: E731
+    with pytest.raises(ValueError, match="not positive semi-definite"):
+        kglm.KernelGLM(indefinite, kglm.Gaussian(), lam=0.1).fit(X, y)
+    with pytest.raises(ValueError, match="flat factor"):
+        kglm.KernelGLM(kernels.Linear(), kglm.Gaussian(), lam=1.0, prior=prior.Normal(1.0)).fit(
+            X, y
+        ).log_evidence()

@@ -1,0 +1,90 @@
+"""The covariance functions, against scikit-learn and GPyTorch, and the adapters for theirs."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process import kernels as sk
+
+from kerneq import kglm
+from kerneq.kglm import kernels
+
+PAIRS = [
+    (kernels.SquaredExponential(0.7), sk.RBF(0.7)),
+    (kernels.Periodic(2.5, 0.9), sk.ExpSineSquared(length_scale=0.9, periodicity=2.5)),
+    (kernels.Matern(0.7, 0.5), sk.Matern(0.7, nu=0.5)),
+    (kernels.Matern(0.7, 1.5), sk.Matern(0.7, nu=1.5)),
+    (kernels.Matern(0.7, 2.5), sk.Matern(0.7, nu=2.5)),
+    (kernels.Linear(), sk.DotProduct(sigma_0=0.0)),
+    (kernels.White(0.3), sk.WhiteKernel(0.3)),
+    (0.5 * kernels.Matern(0.7) + kernels.White(0.1), 0.5 * sk.Matern(0.7) + sk.WhiteKernel(0.1)),
+    (kernels.SquaredExponential() * kernels.Periodic(2.0), sk.RBF() * sk.ExpSineSquared(math.sqrt(2), 2.0)),
+]
+
+
+def points(n=12, d=1, seed=0):
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=lambda k: repr(k))
+def test_each_kernel_is_scikit_learns(ours, theirs):
+    X, X2 = points(), points(7, seed=1)
+    np.testing.assert_allclose(ours(X, X).numpy(), theirs(X.numpy()), atol=1e-12)
+    np.testing.assert_allclose(ours(X, X2).numpy(), theirs(X.numpy(), X2.numpy()), atol=1e-12)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=lambda k: repr(k))
+def test_each_kernel_matrix_is_symmetric_and_positive_semi_definite(ours, theirs):
+    K = ours(points(), points())
+    assert torch.equal(K, K.mT)
+    assert torch.linalg.eigvalsh(K).min() > -1e-12
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=lambda k: repr(k))
+def test_a_scikit_learn_kernel_is_accepted_as_it_is(ours, theirs):
+    X, X2 = points(), points(7, seed=1)
+    adapted = kglm.as_kernel(theirs)
+    torch.testing.assert_close(adapted(X, X), ours(X, X), rtol=0, atol=1e-12)
+    torch.testing.assert_close(adapted(X, X2), ours(X, X2), rtol=0, atol=1e-12)
+
+
+def test_the_papers_true_kernel_is_a_product_of_ours():
+    x = torch.linspace(-6, 6, 9, dtype=torch.float64)[:, None]
+    d = (x - x.mT).abs()
+    expected = 0.1 * torch.exp(-0.5 * d.square()) * torch.exp(-torch.sin(d).square())
+    torch.testing.assert_close((0.1 * kernels.SquaredExponential() * kernels.Periodic())(x, x), expected)
+
+
+def test_a_gpytorch_kernel_is_accepted_as_it_is():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gpytorch = pytest.importorskip("gpytorch")
+        theirs = gpytorch.kernels.RBFKernel().double()
+        theirs.lengthscale = 0.7
+    X, X2 = points(), points(7, seed=1)
+    got = kglm.as_kernel(theirs)(X, X2).detach()
+    ours = kernels.SquaredExponential(theirs.lengthscale.item())  # its constraint stores 0.7 rounded
+    torch.testing.assert_close(got, ours(X, X2), rtol=0, atol=1e-10)
+
+
+def test_any_function_of_two_sets_of_coordinates_is_a_kernel_and_its_shape_is_checked():
+    X = points()
+    torch.testing.assert_close(kglm.as_kernel(lambda a, b: a @ b.mT)(X, X), X @ X.mT)
+    with pytest.raises(ValueError, match="must return a matrix"):
+        kglm.as_kernel(lambda a, b: a)(X, X)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: kernels.SquaredExponential(0.0),
+        lambda: kernels.Periodic(-1.0),
+        lambda: kernels.Matern(1.0, 3.5),
+        lambda: -1.0 * kernels.Linear(),
+    ],
+)
+def test_kernel_parameters_out_of_range_are_refused(make):
+    with pytest.raises(ValueError, match="must|cannot"):
+        make()

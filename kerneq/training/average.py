@@ -1,0 +1,49 @@
+"""The exponential moving average of a model's weights."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+
+@final
+class Average:
+    """ā ← δ ā + (1 − δ) a for every parameter and floating-point buffer a; other buffers are copied.
+
+    The decay starts small, δ = min(decay, (1 + t)/(10 + t)) at update t, so that the random
+    initial weights are forgotten at once.
+    """
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.decay = decay
+        self.values = {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, step: int) -> None:
+        weight = 1 - min(self.decay, (1 + step) / (10 + step))
+        averages, currents = [], []
+        for name, value in model.state_dict().items():
+            if value.is_floating_point():
+                averages.append(self.values[name])
+                currents.append(value)
+            else:
+                self.values[name].copy_(value)
+        torch._foreach_lerp_(averages, currents, weight)
+
+    @contextmanager
+    def applied(self, model: nn.Module) -> Iterator[None]:
+        """Put the average into the model for a while; the model's own weights come back bit for bit."""
+        own = {name: value.clone() for name, value in model.state_dict().items()}
+        copy_into(model, self.values)
+        try:
+            yield
+        finally:
+            copy_into(model, own)
+
+
+@torch.no_grad()
+def copy_into(model: nn.Module, values: dict[str, Tensor]) -> None:
+    for name, tensor in model.state_dict().items():
+        tensor.copy_(values[name])

@@ -1,1 +1,36 @@
-"""kerneq: kernel equilibrium models."""
+"""kerneq: kernel equilibrium models.
+
+The public names are loaded when first used, so that `kerneq --help` does not wait for torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import cells as cells
+    from . import data as data
+    from . import gradients as gradients
+    from . import kernels as kernels
+    from . import kglm as kglm
+    from . import models as models
+    from . import prox as prox
+    from . import solvers as solvers
+    from .equilibrium import Equilibrium as Equilibrium
+    from .solution import EquilibriumError as EquilibriumError
+    from .solution import Solution as Solution
+    from .solution import Status as Status
+    from .solvers import solve as solve
+
+__version__ = "0.1.0"
+__all__ = ["Equilibrium", "EquilibriumError", "Solution", "Status", "solve"]
+
+_MODULES = ("cells", "data", "gradients", "kernels", "kglm", "models", "prox", "solvers")
+_HOME = {"Equilibrium": "equilibrium", "solve": "solvers"}  # the others live in `solution`
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
+    if name in __all__:
+        return getattr(importlib.import_module(f".{_HOME.get(name, 'solution')}", __name__), name)
+    raise AttributeError(f"module 'kerneq' has no attribute {name!r}")

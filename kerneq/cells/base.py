@@ -1,0 +1,124 @@
+"""A cell is the trainable equation z = σ(d(z; x)); `bind(x)` is that equation at one batch of inputs."""
+
+import abc
+import dataclasses
+from typing import Self, final
+
+import torch
+from torch import Tensor, nn
+
+from ..equation import AbstractEquation, AbstractMap, Evaluation
+from ..kernels.base import AbstractBoundSimilarity, AbstractKernel
+from ..operators import AbstractOperator, BoundOperator, limited
+from ..prox import AbstractProx
+from ..solution import per_sample_norm
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Equation(AbstractEquation):
+    """f(z) = σ(d(z)) with d(z) = ∂S/∂z + Wᵀ ∂S/∂v at v = Wz; E(z) = ½‖z‖² + 1ᵀφ(z) − S."""
+
+    operator: BoundOperator
+    similarity: AbstractBoundSimilarity
+    prox: AbstractProx
+    bound: Tensor  # L
+    convexity: Tensor  # μ
+
+    def evaluate(self, z: Tensor, energy: bool = True) -> Evaluation:
+        slope = self.similarity.slope(z, self.operator(z), value=energy)
+        drive = self.operator.adjoint(slope.dv)
+        if slope.dz is not None:
+            drive = drive + slope.dz
+        image = self.prox(drive)
+        if slope.value is None:
+            return Evaluation(z, image, drive)
+        half = 0.5 * per_sample_norm(z).square()
+        rounding = 16 * torch.finfo(image.dtype).eps * (half + slope.value.abs())
+        return Evaluation(z, image, drive, half + self.prox.penalty(z) - slope.value, rounding)
+
+    def rows(self, index: Tensor) -> Self:
+        return dataclasses.replace(self, similarity=self.similarity.rows(index))
+
+
+class AbstractCell(nn.Module, abc.ABC):
+    """A module that turns an input into a map whose fixed point is wanted."""
+
+    @abc.abstractmethod
+    def bind(self, x: Tensor) -> AbstractMap:
+        """The map at x. What does not depend on z (input drive, weight normalisation) is computed here, once."""
+
+    @abc.abstractmethod
+    def initial(self, f: AbstractMap) -> Tensor:
+        """Where a solve of f starts."""
+
+    def observe(self, f: AbstractMap, z: Tensor) -> None:  # noqa: B027
+        """Look at an equilibrium found in training; for cells that adapt to it."""
+
+
+class AbstractKernelCell(AbstractCell):
+    """Kernel + operator + prox. a = Ux + b is made by `inject`; norm bounds ‖W‖‖W_h‖, so that L ≤ norm²."""
+
+    inject: nn.Module
+    shape: tuple[int | None, ...]  # of the input; None where any number will do
+
+    def __init__(
+        self, kernel: AbstractKernel, operator: AbstractOperator, features: int, norm: float, prox: AbstractProx
+    ):
+        super().__init__()
+        if not norm > 0:
+            raise ValueError(f"`norm` must be positive, got {norm}.")
+        self.operator = operator
+        self.similarity = kernel.similarity(features, conv=operator.size > 0)
+        self.norm, self.prox = float(norm), prox
+
+    def bind(self, x: Tensor) -> Equation:
+        self.check(x)
+        a = self.inject(x)
+        gain = self.similarity.gain()
+        raw = self.operator.norm(a)
+        scale = limited(raw * gain, self.similarity.allowance(self.norm))
+        similarity = self.similarity.bind(a, self.norm)
+        bound = similarity.lipschitz((raw * scale * gain).detach())
+        return Equation(self.operator.bind(scale), similarity, self.prox, bound, similarity.convexity(bound))
+
+    def initial(self, f: AbstractMap) -> Tensor:
+        """z = 0, stored as a is: channels-last or not."""
+        assert isinstance(f, Equation)
+        a = f.similarity.a
+        last = a.dim() == 4 and a.is_contiguous(memory_format=torch.channels_last)
+        layout = torch.channels_last if last else torch.contiguous_format
+        shape = (len(a), *self.operator.state_shape(a))
+        return torch.empty(shape, dtype=a.dtype, device=a.device, memory_format=layout).zero_()
+
+    @torch.no_grad()
+    def observe(self, f: AbstractMap, z: Tensor) -> None:
+        assert isinstance(f, Equation)
+        self.similarity.observe(f.similarity.a, lambda: f.operator(z))
+
+    def check(self, x: Tensor) -> None:
+        """Refuse an input this cell cannot work with, in one sentence."""
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"The input must be a floating-point tensor, got {got}.")
+        if x.dim() != len(self.shape) or any(w not in (g, None) for w, g in zip(self.shape[1:], x.shape[1:])):
+            want = ", ".join(str(n or "any") for n in self.shape)
+            raise ValueError(f"The input must have shape ({want}), got {tuple(x.shape)}.")
+        dtype = self.operator.weight.dtype
+        if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(
+                f"The input is {x.dtype} but the weights are {dtype}: convert one with `.to({dtype})`, or use autocast."
+            )
+        # On a GPU a look at the numbers would wait for the device; there the solve ends with Status.NONFINITE.
+        if not x.is_cuda and not _traced() and not bool(x.isfinite().all()):
+            raise ValueError("The input has infinite or NaN entries; clean it before the equilibrium layer.")
+
+
+def _traced() -> bool:
+    return torch.compiler.is_compiling() or torch.compiler.is_exporting()
+
+
+def check_sizes(*, inputs: int, state: int, features: int, size: int = 1) -> None:
+    for name, value in (("inputs", inputs), ("state", state), ("features", features), ("size", size)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"`{name}` must be a whole number, at least 1, got {value!r}.")

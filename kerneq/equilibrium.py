@@ -1,0 +1,58 @@
+"""The layer: a cell, a solver and a gradient rule."""
+
+import dataclasses
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from .cells.base import AbstractCell
+from .gradients import AbstractGradient, Implicit
+from .solution import OnFailure, Solution, check_limits, check_on_failure
+from .solvers import AbstractSolver, Proximal
+from .solvers.loop import solve
+
+
+@final
+class Equilibrium(nn.Module):
+    """x ↦ the z* with z* = σ(d(z*; x)), as a `Solution`; its value carries gradients in `train()` and `eval()` alike.
+
+    `on_failure` says what happens when a sample does not converge: "return" leaves it to the reader of the solution,
+    "warn" and "raise" wait for the device after every solve to find out. `check_every`: see `kerneq.solve`.
+    """
+
+    def __init__(
+        self,
+        cell: AbstractCell,
+        *,
+        solver: AbstractSolver[Any] = Proximal(),  # noqa: B008  (a frozen value)
+        gradient: AbstractGradient = Implicit(),  # noqa: B008
+        tol: float = 1e-3,
+        max_steps: int = 50,
+        check_every: int | None = None,
+        on_failure: OnFailure = "return",
+    ):
+        super().__init__()
+        check_limits(tol, max_steps)
+        check_on_failure(on_failure)
+        self.cell, self.solver, self.gradient = cell, solver, gradient
+        self.tol, self.max_steps = tol, max_steps
+        self.check_every, self.on_failure = check_every, on_failure
+
+    @torch.compiler.disable  # the loop looks at the residual; what is worth compiling is the map inside it
+    def forward(self, x: Tensor) -> Solution:
+        f = self.cell.bind(x)
+        solution = solve(
+            f,
+            self.cell.initial(f),
+            self.solver,
+            tol=self.tol,
+            max_steps=self.max_steps,
+            check_every=self.check_every,
+            on_failure=self.on_failure,
+        )
+        if self.training:
+            self.cell.observe(f, solution.value)
+        if not torch.is_grad_enabled():
+            return solution
+        return dataclasses.replace(solution, value=self.gradient.attach(f, solution.value))

@@ -1,0 +1,7 @@
+"""How ∂L/∂z* reaches the parameters."""
+
+from .base import AbstractGradient as AbstractGradient
+from .implicit import ConjugateGradient as ConjugateGradient
+from .implicit import Implicit as Implicit
+from .phantom import Phantom as Phantom
+from .unrolled import Unrolled as Unrolled

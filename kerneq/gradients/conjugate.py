@@ -1,0 +1,49 @@
+"""Conjugate gradient for the symmetric backward system, each sample on its own."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..solution import Solution, Status, per_sample
+
+CUDA_STRIDE = 4  # steps between two looks at the residual on a GPU
+
+
+def conjugate_gradient(matvec: Callable[[Tensor], Tensor], b: Tensor, tol: float, max_steps: int) -> Solution:
+    """Solve A x = b, A symmetric positive definite per sample, to ‖b − Ax‖ ≤ tol·‖b‖.
+
+    A sample that has converged, or that meets a direction of negative curvature, keeps its x from then on.
+    """
+    size = _dot(b, b)
+    limit = tol**2 * size
+    x, r, p, rr = torch.zeros_like(b), b, b, size
+    active = rr > limit
+    broken = torch.zeros_like(active)
+    steps = torch.zeros(len(b), dtype=torch.long, device=b.device)
+    for step in range(1, max_steps + 1):
+        if (not b.is_cuda or step % CUDA_STRIDE == 1) and not bool(active.any()):
+            break
+        Ap = matvec(p)
+        curvature = _dot(p, Ap)
+        positive = curvature > 0
+        broken |= active & ~positive
+        active = active & positive
+        alpha = torch.where(active, rr / torch.where(active, curvature, 1.0), 0.0)
+        x = torch.addcmul(x, per_sample(alpha, x), p)
+        r = torch.addcmul(r, per_sample(alpha, r), Ap, value=-1)
+        new = _dot(r, r)
+        beta = torch.where(active, new / torch.where(active, rr, 1.0), 0.0)
+        p = torch.addcmul(r, per_sample(beta, p), p)
+        rr = torch.where(active, new, rr)
+        steps = torch.where(active, step, steps)
+        active = active & (rr > limit)
+    residual = (rr / size.clamp_min(torch.finfo(size.dtype).tiny)).sqrt()
+    codes = torch.where(residual <= tol, Status.CONVERGED.code, Status.MAX_STEPS.code)
+    codes = torch.where(broken, Status.BREAKDOWN.code, codes)
+    codes = torch.where(residual.isfinite(), codes, Status.NONFINITE.code)
+    return Solution(x, residual, steps, codes, tol)
+
+
+def _dot(p: Tensor, q: Tensor) -> Tensor:
+    return (p * q).flatten(1).sum(1)

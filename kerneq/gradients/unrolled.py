@@ -1,0 +1,34 @@
+"""Plain backpropagation through the iterations: the reference for the other gradients."""
+
+import dataclasses
+from typing import final
+
+import torch
+from torch import Tensor
+
+from ..equation import AbstractEquation
+from ..solvers.base import Map
+from ..solvers.proximal import descend, safe_step
+from .base import AbstractGradient
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Unrolled(AbstractGradient):
+    """`steps` steps from z = 0, all of them differentiated.
+
+    For an equation from a cell these are proximal steps, which converge for any weights; for a plain function they
+    are z ← f(z). Memory and time grow with the steps: a reference, not a method.
+    """
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"`steps` must be at least 1, got {self.steps}.")
+
+    def attach(self, f: Map, z: Tensor) -> Tensor:
+        z = torch.zeros_like(z)
+        for _ in range(self.steps):
+            z = descend(f.evaluate(z, False), f.prox, safe_step(f.bound)) if isinstance(f, AbstractEquation) else f(z)
+        return z

@@ -1,0 +1,73 @@
+"""What a kernel is: a similarity S(a, z, v) between the input a = Ux + b and the state z with its features v = Wz."""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclasses.dataclass(frozen=True)
+class Slope:
+    """S and its two partial derivatives at one point; d(z) = ∂S/∂z + Wᵀ ∂S/∂v."""
+
+    dz: Tensor | None  # ∂S/∂z; None where S depends on z only through v
+    dv: Tensor  # ∂S/∂v
+    value: Tensor | None = None  # S of each sample, where it was asked for
+
+
+class AbstractBoundSimilarity(abc.ABC):
+    """S(a, ·, ·) for one batch of inputs, with everything that does not change during a solve computed already."""
+
+    a: Tensor
+
+    @abc.abstractmethod
+    def slope(self, z: Tensor, v: Tensor, value: bool) -> Slope:
+        """The derivatives at (z, v), and S itself with `value`."""
+
+    @abc.abstractmethod
+    def lipschitz(self, operator_norm: Tensor) -> Tensor:
+        """L, the Lipschitz constant of d, given ‖W‖."""
+
+    @abc.abstractmethod
+    def convexity(self, lipschitz: Tensor) -> Tensor:
+        """μ, by how much E is strongly convex, given L."""
+
+    @abc.abstractmethod
+    def rows(self, index: Tensor) -> Self: ...
+
+
+class AbstractSimilarity(nn.Module, abc.ABC):
+    """The trainable part of a kernel inside one cell.
+
+    `norm` bounds the whole equation, L ≤ norm²: `allowance` is what of it is left for ‖W‖·`gain`.
+    """
+
+    in_state: bool  # a lives in the space of z, not of v
+
+    @abc.abstractmethod
+    def allowance(self, norm: float) -> float: ...
+
+    @abc.abstractmethod
+    def gain(self) -> Tensor | float:
+        """What multiplies ‖W‖ in √L."""
+
+    @abc.abstractmethod
+    def bind(self, a: Tensor, norm: float) -> AbstractBoundSimilarity: ...
+
+    def observe(self, a: Tensor, features: Callable[[], Tensor]) -> None:  # noqa: B027
+        """Look at v = Wz of an equilibrium found in training; for kernels that adapt to it."""
+
+
+class AbstractKernel(abc.ABC):
+    """A choice of similarity: a value, safe to share between cells; each cell makes its own trainable part."""
+
+    @abc.abstractmethod
+    def similarity(self, features: int, conv: bool) -> AbstractSimilarity: ...
+
+
+def dot(p: Tensor, q: Tensor) -> Tensor:
+    """⟨p, q⟩ of each sample, in float32 at least."""
+    return (p * q).flatten(1).sum(1, dtype=torch.promote_types(p.dtype, torch.float32))

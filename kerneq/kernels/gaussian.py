@@ -1,0 +1,117 @@
+"""The Gaussian kernel of KerDEQ and GEQ, on patches or on whole vectors."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Self, final
+
+import torch
+from torch import Tensor, nn
+
+from ..operators import Dense
+from .base import AbstractBoundSimilarity, AbstractKernel, AbstractSimilarity, Slope
+from .fused import patch_step
+from .width import AbstractWidth, Adaptive, Fixed, Width
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Gaussian(AbstractKernel):
+    """S = (1/2γ) Σᵢ exp(−γ‖rᵢW_h‖²), r = a − v cut into patches rᵢ; ∂S/∂v is mᵢ = exp(−sᵢ) rᵢQ, sᵢ = γ rᵢQrᵢᵀ.
+
+    In a convolutional cell a patch is `split` channels × `patch` × `patch` pixels (8 channels where not said); in a
+    dense one it is `split` entries, or the whole vector. W_h (n × hidden) enters only through Q = W_hW_hᵀ (n × n).
+    L = ‖W‖²‖W_h‖² whatever γ and the input, and E is strongly convex with μ = 1 − 2e^{−3/2}L.
+    """
+
+    gamma: float | Adaptive | Fixed = 0.5  # γ: a number, or how it follows the data
+    patch: int = 2  # p
+    split: int | None = None  # c_s
+    hidden: int = 64  # columns of W_h
+
+    def __post_init__(self) -> None:
+        for name, value in (("patch", self.patch), ("split", self.split), ("hidden", self.hidden)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"`{name}` must be a whole number, at least 1, got {value!r}.")
+        if not isinstance(self.gamma, AbstractWidth):
+            Fixed(self.gamma)  # checks it
+
+    def similarity(self, features: int, conv: bool) -> "GaussianSimilarity":
+        split = self.split or (8 if conv else features)
+        if features % split:
+            raise ValueError(f"`split` must divide the number of features: {features} is not a multiple of {split}.")
+        width = self.gamma if isinstance(self.gamma, AbstractWidth) else Fixed(self.gamma)
+        return GaussianSimilarity(split, self.patch if conv else 1, self.hidden, width)
+
+
+@final
+class GaussianSimilarity(AbstractSimilarity):
+    in_state = False
+
+    def __init__(self, split: int, patch: int, hidden: int, width: AbstractWidth):
+        super().__init__()
+        self.split, self.patch = split, patch
+        size = split * patch * patch
+        self.project = Dense(size, hidden)  # r ↦ W_hᵀr
+        nn.init.orthogonal_(self.project.weight)
+        self.width: Width = width.module(size)
+
+    def allowance(self, norm: float) -> float:
+        return norm
+
+    def gain(self) -> Tensor:
+        return self.project.norm(self.project.weight)
+
+    def bind(self, a: Tensor, norm: float) -> "BoundGaussian":
+        if a.dim() == 4 and (a.shape[2] % self.patch or a.shape[3] % self.patch):
+            raise ValueError(
+                f"`patch` must divide the picture: {a.shape[2]}×{a.shape[3]} is not a multiple of {self.patch}."
+            )
+        with torch.autocast(a.device.type, enabled=False):
+            weight = self.project.weight
+            Q = weight.mT @ weight
+        return BoundGaussian(a, Q, self.width(), self.split, self.patch)
+
+    @torch.no_grad()
+    def observe(self, a: Tensor, features: Callable[[], Tensor]) -> None:
+        if self.width.wants():
+            self.width.observe(_distances(a - features(), self.project.weight, self.split, self.patch))
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class BoundGaussian(AbstractBoundSimilarity):
+    a: Tensor
+    Q: Tensor
+    gamma: Tensor
+    split: int
+    patch: int
+
+    def slope(self, z: Tensor, v: Tensor, value: bool) -> Slope:
+        m, similarity = patch_step(
+            _picture(self.a), _picture(v), self.Q, self.gamma, split=self.split, patch=self.patch, similarity=True
+        )
+        return Slope(None, m.view_as(v) if v.dim() == 2 else m, similarity if value else None)
+
+    def lipschitz(self, operator_norm: Tensor) -> Tensor:
+        return operator_norm**2
+
+    def convexity(self, lipschitz: Tensor) -> Tensor:
+        return 1 - 2 * math.exp(-1.5) * lipschitz
+
+    def rows(self, index: Tensor) -> Self:
+        return dataclasses.replace(self, a=self.a.index_select(0, index))
+
+
+def _picture(features: Tensor) -> Tensor:
+    """Vectors as pictures of one pixel, so that dense and convolutional cells share one formula."""
+    return features[:, :, None, None] if features.dim() == 2 else features
+
+
+def _distances(r: Tensor, weight: Tensor, split: int, patch: int) -> Tensor:
+    """‖rᵢW_h‖² of every patch."""
+    r = _picture(r).to(weight.dtype)
+    batch, channels, height, width = r.shape
+    blocks = r.reshape(batch, channels // split, split, height // patch, patch, width // patch, patch)
+    rows = blocks.permute(0, 1, 3, 5, 2, 4, 6).reshape(-1, weight.shape[1])
+    return (rows @ weight.mT).square().sum(1)

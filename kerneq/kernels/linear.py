@@ -1,0 +1,52 @@
+"""The linear kernel of OptEq and MOptEq."""
+
+import dataclasses
+from typing import Self, final
+
+from torch import Tensor
+
+from .base import AbstractBoundSimilarity, AbstractKernel, AbstractSimilarity, Slope, dot
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Linear(AbstractKernel):
+    """S = ⟨a, z⟩ + ½‖v‖², so d(z) = a + WᵀWz.
+
+    L = ‖W‖² and E is strongly convex with μ = 1 − L; from L = 1 on it need not have a minimum.
+    """
+
+    def similarity(self, features: int, conv: bool) -> "LinearSimilarity":
+        return LinearSimilarity()
+
+
+@final
+class LinearSimilarity(AbstractSimilarity):
+    in_state = True
+
+    def allowance(self, norm: float) -> float:
+        return norm
+
+    def gain(self) -> float:
+        return 1.0
+
+    def bind(self, a: Tensor, norm: float) -> "BoundLinear":
+        return BoundLinear(a)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class BoundLinear(AbstractBoundSimilarity):
+    a: Tensor
+
+    def slope(self, z: Tensor, v: Tensor, value: bool) -> Slope:
+        return Slope(self.a, v, dot(self.a, z) + 0.5 * dot(v, v) if value else None)
+
+    def lipschitz(self, operator_norm: Tensor) -> Tensor:
+        return operator_norm**2
+
+    def convexity(self, lipschitz: Tensor) -> Tensor:
+        return 1 - lipschitz
+
+    def rows(self, index: Tensor) -> Self:
+        return dataclasses.replace(self, a=self.a.index_select(0, index))

@@ -1,0 +1,114 @@
+"""γ, the inverse width of the Gaussian kernel: fixed (KerDEQ) or following the data (GEQ)."""
+
+import abc
+import dataclasses
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+
+class AbstractWidth(abc.ABC):
+    """A rule for γ: a value; each cell makes its own state for it."""
+
+    @abc.abstractmethod
+    def module(self, size: int) -> "Width": ...
+
+
+class Width(nn.Module, abc.ABC):
+    @abc.abstractmethod
+    def forward(self) -> Tensor:
+        """γ, as it is used during one solve."""
+
+    @abc.abstractmethod
+    def wants(self) -> bool:
+        """Whether this solve's equilibrium should be shown to `observe`."""
+
+    @abc.abstractmethod
+    def observe(self, distances: Tensor) -> None:
+        """Take note of ‖rᵢW_h‖² of every patch at an equilibrium."""
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Fixed(AbstractWidth):
+    """γ as given (KerDEQ: 0.5)."""
+
+    gamma: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not self.gamma > 0:
+            raise ValueError(f"`gamma` must be positive, got {self.gamma}.")
+
+    def module(self, size: int) -> "FixedWidth":
+        return FixedWidth(self.gamma)
+
+
+@final
+class FixedWidth(Width):
+    def __init__(self, gamma: float):
+        super().__init__()
+        self.register_buffer("gamma", torch.tensor(float(gamma)), persistent=False)
+
+    def forward(self) -> Tensor:
+        return self.get_buffer("gamma")
+
+    def wants(self) -> bool:
+        return False
+
+    def observe(self, distances: Tensor) -> None:
+        return None
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Adaptive(AbstractWidth):
+    """γ = share / M, M the smallest ‖rᵢW_h‖² among the patches (GEQ: 0.2 / M).
+
+    The paper gives no rule for M. Ours: a running mean of the batch minimum at the equilibria found in training,
+    looked at every few solves, never below a floor, frozen in evaluation and saved with the model.
+    """
+
+    share: float = 0.2
+    momentum: float = 0.1
+    floor: float = 1e-3
+    every: int = 10
+
+    def __post_init__(self) -> None:
+        if not self.share > 0:
+            raise ValueError(f"`share` must be positive, got {self.share}.")
+        if not 0 < self.momentum <= 1:
+            raise ValueError(f"`momentum` must lie in (0, 1], got {self.momentum}.")
+        if not self.floor > 0:
+            raise ValueError(f"`floor` must be positive, got {self.floor}.")
+        if self.every < 1:
+            raise ValueError(f"`every` must be at least 1, got {self.every}.")
+
+    def module(self, size: int) -> "AdaptiveWidth":
+        return AdaptiveWidth(self, size)
+
+
+@final
+class AdaptiveWidth(Width):
+    smallest: Tensor
+    looks: Tensor
+
+    def __init__(self, rule: Adaptive, size: int):
+        super().__init__()
+        self.rule = rule
+        self.register_buffer("smallest", torch.tensor(float(size)))  # M; `size` is E‖rᵢ‖² for unit entries
+        self.register_buffer("looks", torch.tensor(0.0))  # how often M was looked at
+        self.solves = 0
+
+    def forward(self) -> Tensor:
+        return self.rule.share / self.smallest.clone()
+
+    def wants(self) -> bool:
+        self.solves += 1
+        return self.solves % self.rule.every == 1 or self.rule.every == 1
+
+    def observe(self, distances: Tensor) -> None:
+        found = distances.min().clamp_min(self.rule.floor).to(self.smallest)
+        weight = torch.where(self.looks == 0, 1.0, self.rule.momentum).to(self.smallest)
+        self.smallest.lerp_(found, weight)
+        self.looks += 1

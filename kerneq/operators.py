@@ -1,0 +1,120 @@
+"""The linear operator W from state to features, dense or convolutional: apply, adjoint, operator norm."""
+
+import abc
+import dataclasses
+from typing import Any, Self, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .spectrum import top_singular_vector
+
+SETTLE_STEPS = 40  # Lanczos steps for a weight not seen before
+TRACK_STEPS = 1  # power iterations a training step, from the vector of the step before
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundOperator:
+    """W with its weight fixed for one solve; `size` is the size of a convolution's kernel, 0 for a dense matrix."""
+
+    weight: Tensor
+    size: int
+
+    def __call__(self, z: Tensor) -> Tensor:
+        if self.size == 0:
+            return F.linear(z, self.weight)
+        return F.conv2d(z, self.weight, padding=self.size // 2)
+
+    def adjoint(self, v: Tensor) -> Tensor:
+        if self.size == 0:
+            return F.linear(v, self.weight.mT)
+        return F.conv_transpose2d(v, self.weight, padding=self.size // 2)
+
+
+class AbstractOperator(nn.Module, abc.ABC):
+    """A weight W and an estimate of its operator norm, followed from step to step.
+
+    The estimate is ‖W u‖ at a unit vector u of the state, kept in the state dict. In training each `norm` call makes
+    one power iteration from the last u; in evaluation, u is settled by Lanczos once after the weight has changed and
+    then stays. ‖W u‖ is differentiated with respect to W, which gives the gradient of the norm.
+    """
+
+    size: int
+    weight: nn.Parameter
+    vector: Tensor
+
+    def __init__(self, weight: Tensor, size: int):
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+        self.size = size
+        self.register_buffer("vector", torch.zeros(0))
+        self._seen = -1  # version of the weight that `vector` belongs to
+
+    @abc.abstractmethod
+    def state_shape(self, example: Tensor) -> tuple[int, ...]:
+        """The shape of one state, given one value of a = Ux + b."""
+
+    def bind(self, scale: Tensor | float = 1.0) -> BoundOperator:
+        """W times a scale, as it is used during one solve."""
+        return BoundOperator(self.weight * scale, self.size)
+
+    def norm(self, example: Tensor) -> Tensor:
+        """‖W‖ on states of the size that goes with `example`, as a differentiable number."""
+        self._follow(self.state_shape(example))
+        u = self.vector.clone()  # a later step may move the buffer while this one waits for its backward pass
+        with torch.autocast(u.device.type, enabled=False):
+            image = BoundOperator(self.weight, self.size)(u.unsqueeze(0))
+            return torch.linalg.vector_norm(image) / torch.linalg.vector_norm(u)
+
+    @torch.no_grad()
+    def _follow(self, shape: tuple[int, ...]) -> None:
+        """Move `vector` towards the top singular vector of the weight as it is now."""
+        w = BoundOperator(self.weight.detach(), self.size)
+        fresh = tuple(self.vector.shape) != shape
+        if fresh:
+            # A fixed generator: neither the global seed nor the device changes where the search starts.
+            start = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+            self.vector = start.to(self.weight)
+        if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+            return
+        version = self.weight._version
+        track = self.training and not fresh
+        if track or fresh or version != self._seen:
+            steps = TRACK_STEPS if track else SETTLE_STEPS
+            with torch.autocast(self.weight.device.type, enabled=False):
+                self.vector.copy_(top_singular_vector(w, w.adjoint, self.vector, steps, lanczos=not track))
+            self._seen = version
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        saved = state_dict.get(prefix + "vector")
+        if saved is not None:  # its shape depends on the pictures the saved model has seen
+            self.vector = torch.zeros_like(saved, device=self.vector.device)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+@final
+class Dense(AbstractOperator):
+    """v = W z, W a matrix (features × state)."""
+
+    def __init__(self, state: int, features: int):
+        super().__init__(torch.randn(features, state) / state**0.5, size=0)
+
+    def state_shape(self, example: Tensor) -> tuple[int, ...]:
+        return (self.weight.shape[1],)
+
+
+@final
+class Conv(AbstractOperator):
+    """v = W ∗ z, a zero-padded convolution (features, state, size, size) that keeps the size of the picture."""
+
+    def __init__(self, state: int, features: int, size: int):
+        super().__init__(torch.randn(features, state, size, size) / (size * state**0.5), size=size)
+
+    def state_shape(self, example: Tensor) -> tuple[int, ...]:
+        return (self.weight.shape[1], *example.shape[-2:])
+
+
+def limited(norm: Tensor, limit: float) -> Tensor:
+    """The factor min(1, limit / norm) that holds an operator under its limit."""
+    return (limit / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0)

@@ -1,0 +1,81 @@
+"""The regulariser φ of the hidden problem and its proximal map σ = prox_φ, which is the layer's nonlinearity.
+
+To add one: subclass `AbstractProx`, say what prox_{αφ}, φ and the slope of prox_φ are.
+"""
+
+import abc
+import dataclasses
+from typing import final
+
+import torch
+from torch import Tensor
+
+Scale = float | Tensor
+
+
+class AbstractProx(abc.ABC):
+    """prox_{αφ}(d) = argmin_z ½‖z − d‖² + α·φ(z), elementwise; α = 0 projects onto the domain of φ."""
+
+    @abc.abstractmethod
+    def __call__(self, d: Tensor, scale: Scale = 1.0) -> Tensor: ...
+
+    @abc.abstractmethod
+    def penalty(self, z: Tensor) -> Tensor:
+        """1ᵀφ(z) of each sample (infinite outside the domain)."""
+
+    @abc.abstractmethod
+    def slope(self, d: Tensor) -> Tensor:
+        """The derivative of prox_φ at d, elementwise, as a mask: True where it is 1, False where it is 0."""
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class ReLU(AbstractProx):
+    """φ is the indicator of z ≥ 0, and prox_{αφ}(d) = max(d, 0) for every α."""
+
+    def __call__(self, d: Tensor, scale: Scale = 1.0) -> Tensor:
+        return torch.relu(d)
+
+    def penalty(self, z: Tensor) -> Tensor:
+        inside = z.flatten(1).amin(1) >= 0
+        return torch.where(inside, 0.0, torch.inf).to(torch.promote_types(z.dtype, torch.float32))
+
+    def slope(self, d: Tensor) -> Tensor:
+        return d > 0
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class SoftThreshold(AbstractProx):
+    """φ(z) = λ|z|, and prox_{αφ}(d) = sign(d)·max(|d| − αλ, 0)."""
+
+    threshold: float = 0.1  # λ
+
+    def __post_init__(self) -> None:
+        if not self.threshold >= 0:
+            raise ValueError(f"`threshold` must not be negative, got {self.threshold}.")
+
+    def __call__(self, d: Tensor, scale: Scale = 1.0) -> Tensor:
+        limit = scale * self.threshold
+        return d - d.clamp(-limit, limit)
+
+    def penalty(self, z: Tensor) -> Tensor:
+        return self.threshold * z.flatten(1).abs().sum(1, dtype=torch.promote_types(z.dtype, torch.float32))
+
+    def slope(self, d: Tensor) -> Tensor:
+        return d.abs() > self.threshold
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Identity(AbstractProx):
+    """φ = 0: no nonlinearity, the hidden problem is smooth."""
+
+    def __call__(self, d: Tensor, scale: Scale = 1.0) -> Tensor:
+        return d
+
+    def penalty(self, z: Tensor) -> Tensor:
+        return z.new_zeros(len(z), dtype=torch.promote_types(z.dtype, torch.float32))
+
+    def slope(self, d: Tensor) -> Tensor:
+        return torch.ones_like(d, dtype=torch.bool)

@@ -1,0 +1,8 @@
+"""How to reach z = f(z)."""
+
+from .anderson import Anderson as Anderson
+from .base import AbstractSolver as AbstractSolver
+from .broyden import Broyden as Broyden
+from .loop import solve as solve
+from .picard import Picard as Picard
+from .proximal import Proximal as Proximal

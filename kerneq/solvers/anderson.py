@@ -1,0 +1,49 @@
+"""Anderson acceleration."""
+
+import dataclasses
+from typing import final
+
+import torch
+from torch import Tensor
+
+from ..equation import Evaluation
+from .base import AbstractSolver, Map
+from .history import History
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Anderson(AbstractSolver[History]):
+    """z ← Σ αⱼ ((1 − β) zⱼ + β f(zⱼ)), with α minimising ‖Σ αⱼ (f(zⱼ) − zⱼ)‖ and Σ αⱼ = 1 (Walker & Ni, 2011).
+
+    Fast where f is smooth near its fixed point, contraction or not; no guarantee where it is not a contraction:
+    `Proximal` is the safe form. Memory: 2m states a sample.
+    """
+
+    memory: int = 5  # m
+    ridge: float = 1e-10  # relative to the Gram matrix of unit gaps; never below its rounding error
+    relaxation: float = 1.0  # β
+
+    def __post_init__(self) -> None:
+        if self.memory < 1:
+            raise ValueError(f"`memory` must be at least 1, got {self.memory}.")
+        if not self.ridge >= 0:
+            raise ValueError(f"`ridge` must not be negative, got {self.ridge}.")
+        if not 0 < self.relaxation <= 1:
+            raise ValueError(f"`relaxation` must lie in (0, 1], got {self.relaxation}.")
+
+    @property
+    def steady(self) -> bool:
+        return False
+
+    @property
+    def needs_energy(self) -> bool:
+        return False
+
+    def init(self, f: Map, z0: Tensor) -> History:
+        return History.empty(z0, self.memory)
+
+    def step(self, at: Evaluation, memory: History) -> tuple[Tensor, History]:
+        image = at.image if self.relaxation == 1 else torch.lerp(at.z, at.image, self.relaxation)
+        memory = memory.push(image, at.gap)
+        return memory.mix(memory.weights(self.ridge), like=at.z), memory

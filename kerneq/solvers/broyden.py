@@ -1,0 +1,81 @@
+"""Limited-memory Broyden."""
+
+import dataclasses
+from typing import final
+
+import torch
+from torch import Tensor
+
+from ..equation import Evaluation
+from .base import AbstractSolver, Map
+from .history import flat, inner, unflat
+
+
+@dataclasses.dataclass(frozen=True)
+class Secants:
+    """H = I + Σ uᵢvᵢᵀ, an approximation of (I − J)⁻¹; the buffers are written in place."""
+
+    u: Tensor  # (batch, m, numbers)
+    v: Tensor  # (batch, m, numbers)
+    z: Tensor  # the previous iterate, flat
+    gap: Tensor  # and its f(z) − z
+    started: bool = False
+    used: int = 0
+
+    def apply(self, left: Tensor, right: Tensor, x: Tensor) -> Tensor:
+        """x + Σ leftᵢ⟨rightᵢ, x⟩: H x, or Hᵀx with the factors exchanged."""
+        if self.used == 0:
+            return x
+        weights = inner(right[:, : self.used], x).to(x.dtype)
+        return x + torch.bmm(weights.unsqueeze(1), left[:, : self.used]).squeeze(1)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Broyden(AbstractSolver[Secants]):
+    """z ← z + H(f(z) − z), H the "good" Broyden approximation of (I − ∂f/∂z)⁻¹ from the last steps (Broyden, 1965).
+
+    Superlinear near a fixed point, contraction or not; no guarantee far from one. After `memory` pairs it starts
+    afresh from H = I. Memory: 2m states a sample.
+    """
+
+    memory: int = 10  # m
+
+    def __post_init__(self) -> None:
+        if self.memory < 1:
+            raise ValueError(f"`memory` must be at least 1, got {self.memory}.")
+
+    @property
+    def steady(self) -> bool:
+        return False
+
+    @property
+    def needs_energy(self) -> bool:
+        return False
+
+    def init(self, f: Map, z0: Tensor) -> Secants:
+        numbers = z0[0].numel()
+        empty = z0.new_zeros(len(z0), numbers)
+        pairs = z0.new_zeros(2, len(z0), self.memory, numbers)
+        return Secants(pairs[0], pairs[1], empty, empty)
+
+    def step(self, at: Evaluation, memory: Secants) -> tuple[Tensor, Secants]:
+        z, gap = flat(at.z), flat(at.gap)
+        if memory.started and memory.used == self.memory:
+            memory = dataclasses.replace(memory, used=0)
+        elif memory.started:
+            memory = self._update(z - memory.z, memory.gap - gap, memory)
+        memory = dataclasses.replace(memory, z=z, gap=gap, started=True)
+        return unflat(z + memory.apply(memory.u, memory.v, gap), like=at.z), memory
+
+    def _update(self, dz: Tensor, y: Tensor, memory: Secants) -> Secants:
+        """The rank-one change that makes H y = Δz; left out where it would divide by (nearly) nothing."""
+        v = memory.apply(memory.v, memory.u, dz)
+        miss = dz - memory.apply(memory.u, memory.v, y)
+        curvature = inner(v.unsqueeze(1), y)
+        scale = torch.linalg.vector_norm(v, dim=1, keepdim=True) * torch.linalg.vector_norm(y, dim=1, keepdim=True)
+        safe = curvature.abs() > 1e-6 * scale
+        u = torch.where(safe, miss / torch.where(safe, curvature, 1.0), 0.0)
+        memory.u[:, memory.used] = u
+        memory.v[:, memory.used] = v
+        return dataclasses.replace(memory, used=memory.used + 1)

@@ -1,0 +1,129 @@
+"""`solve`: the one loop that runs every solver."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..equation import AbstractEquation, AbstractMap, Evaluation
+from ..solution import OnFailure, Solution, check_limits, check_on_failure, per_sample, per_sample_norm, settle
+from .base import AbstractSolver, Map, check_image, check_start, evaluate, restrict
+from .ledger import Ledger
+
+SHRINK = 0.25  # finished samples leave the computation once they are this share of it
+CUDA_STRIDE = 4  # steps between two looks at the residual on a GPU: each look waits for the device
+
+
+def relative_residual(at: Evaluation) -> tuple[Tensor, Tensor]:
+    """‖f(z) − z‖ / ‖f(z)‖ and ‖f(z) − z‖ of each sample: the one definition of how far z is from an equilibrium."""
+    gap, size = per_sample_norm(at.gap), per_sample_norm(at.image)
+    return gap / size.clamp_min(torch.finfo(size.dtype).tiny), gap
+
+
+def solve(
+    f: Map,
+    z0: Tensor,
+    solver: AbstractSolver[Any],
+    *,
+    tol: float = 1e-3,
+    max_steps: int = 50,
+    check_every: int | None = None,
+    on_failure: OnFailure = "return",
+) -> Solution:
+    """Look for z = f(z), each sample on its own, from z0, with at most `max_steps` evaluations of f.
+
+    A sample stops at the first look at which its residual is at most `tol`; its value is the very point whose
+    residual is reported. One that runs out of steps returns its best point, moved one step on where the solver is
+    `steady`. The residual is looked at every `check_every` steps: by default each step on a CPU and every fourth on
+    a GPU, where a look waits for the device. With `check_every >= max_steps` nothing waits: a fixed number of
+    steps, fit for `torch.export` and CUDA graphs.
+    """
+    check_limits(tol, max_steps)
+    check_on_failure(on_failure)
+    check_start(z0)
+    if check_every is None:
+        check_every = CUDA_STRIDE if z0.is_cuda else 1
+    if check_every < 1:
+        raise ValueError(f"`check_every` must be at least 1, got {check_every}.")
+    if torch.compiler.is_exporting():
+        check_every = max_steps
+    with torch.no_grad():
+        value, ledger = _iterate(f, z0, solver, tol, max_steps, check_every)
+    gap, residual, steps, codes = (
+        t.to(z0.device) for t in (ledger.gap, ledger.residual, ledger.steps, ledger.codes)
+    )
+    return settle(Solution(value, residual, steps, codes, tol, _error_bound(f, gap)), on_failure)
+
+
+def _iterate(
+    f: Map, z0: Tensor, solver: AbstractSolver[Any], tol: float, max_steps: int, check_every: int
+) -> tuple[Tensor, Ledger]:
+    """Step until every sample has finished. Where looks are allowed the ledger is on the host, so reading it is free."""
+    blind = check_every >= max_steps
+    at = _first(f, z0, solver)
+    memory = solver.init(f, at.z)
+    ledger = Ledger(len(z0), tol, at.image.dtype, z0.device if blind else torch.device("cpu"))
+    best = value = at.z
+    for step in range(1, max_steps + 1):
+        if step > 1:
+            at = evaluate(f, z, solver.needs_energy)
+        better = None
+        if step == max_steps or (not blind and step % check_every == 0):
+            better = _look(ledger, step, at)
+            if not blind and bool(ledger.finished.all()):
+                best = _pick(better, at.z, best, blind)
+                break
+        answer = at.z
+        if step < max_steps or solver.steady or step == 1:
+            z, memory = solver.step(at, memory)
+            answer = z if solver.steady or step == 1 else at.z
+        if better is None:
+            continue
+        finished = ledger.finished[ledger.rows]
+        best = _pick(better, _pick(finished, at.z, answer, blind), best, blind)
+        if not blind and isinstance(f, AbstractMap) and SHRINK * len(finished) <= int(finished.sum()):
+            value = _store(value, best, ledger, len(z0))
+            keep = (~finished).nonzero().flatten()
+            index = keep.to(z.device)
+            f, memory = f.rows(index), restrict(memory, index)
+            z, best, ledger.rows = z.index_select(0, index), best.index_select(0, index), ledger.rows[keep]
+    return _store(value, best, ledger, len(z0)), ledger
+
+
+def _first(f: Map, z0: Tensor, solver: AbstractSolver[Any]) -> Evaluation:
+    """The evaluation at z0, which settles the dtype of the iterates: that of f, which autocast may choose."""
+    at = evaluate(f, z0, solver.needs_energy)
+    check_image(z0, at.image)
+    return dataclasses.replace(at, z=z0.to(at.image.dtype))
+
+
+def _look(ledger: Ledger, step: int, at: Evaluation) -> Tensor:
+    residual, gap = relative_residual(at)
+    if at.energy is None or at.rounding is None:
+        return ledger.observe(step, residual, gap, residual, torch.zeros_like(residual))
+    return ledger.observe(step, residual, gap, at.energy, at.rounding)
+
+
+def _pick(mask: Tensor, new: Tensor, old: Tensor, blind: bool) -> Tensor:
+    """Rows of `new` where the mask holds, else of `old`; without touching the data where all rows agree."""
+    if not blind:
+        if bool(mask.all()):
+            return new
+        if not bool(mask.any()):
+            return old
+    return torch.where(per_sample(mask.to(new.device), new), new, old)
+
+
+def _store(value: Tensor, best: Tensor, ledger: Ledger, batch: int) -> Tensor:
+    """Put the best rows found so far in their places in the whole batch."""
+    if len(best) == batch:
+        return best
+    return value.index_copy(0, ledger.rows.to(value.device), best)
+
+
+def _error_bound(f: Map, gap: Tensor) -> Tensor | None:
+    """‖value − z*‖ ≤ (1 + L/μ)‖f(z) − z‖ where E is μ-strongly convex (design fact 4), else infinite."""
+    if not isinstance(f, AbstractEquation):
+        return None
+    return torch.where(f.convexity > 0, (1 + f.bound / f.convexity) * gap, torch.inf)

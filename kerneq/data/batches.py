@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .area import boxes, zoom
 from .augment import Augment
 from .folder import Folder
 from .images import Images
@@ -88,8 +89,9 @@ class Batches:
     def _pictures(self, places: list[Place], indices: list[np.ndarray]) -> Iterator[Tensor]:
         """The chosen pictures, unsigned bytes on the device."""
         if self._pixels is not None:
-            for index in indices:
-                yield self._pixels[to_device(index, self.device)]
+            for place, index in zip(places, indices, strict=True):
+                pixels = self._pixels[to_device(index, self.device)]
+                yield pixels if self.augment.area == 1 else zoom(pixels, boxes(place, self.augment.area))
         elif isinstance(self.images, Folder):
             for pixels in open_stream(self.images, indices, places, self.augment.area, self.workers):
                 yield pixels.to(self.device, non_blocking=True)
@@ -119,6 +121,9 @@ class Batches:
         edge = min(self.images.shape[1:])
         if self.augment.crop >= edge:
             raise ValueError(f"`crop` must be below the pictures' side {edge}, got {self.augment.crop}.")
+        if (self.augment.randaugment or self.augment.trivial) and self.images.shape[0] not in (1, 3):
+            got = self.images.shape[0]
+            raise ValueError(f"`randaugment` and `trivial` need 1 or 3 channels, these pictures have {got}.")
         if self.augment.mixes and not (self.drop_last and self.shuffle):
             raise ValueError(
                 "mixup and cutmix pair neighbours of a shuffled batch: set `shuffle` and `drop_last`."

@@ -6,17 +6,22 @@ from torch import Tensor
 
 from .augment import Augment
 from .geometry import crop_and_flip
+from .policy import rand_augment, trivial_augment
 from .randomness import Place, Purpose
 from .transfer import to_device
 
 
 def augment(pixels: Tensor, settings: Augment, place: Place) -> Tensor:
-    """Crop and flip the pixels of the batch at `place`."""
+    """Crop, flip and change the pixels of the batch at `place`, with a policy if there is one."""
     if settings.crop or settings.flip:
         down, right, side = place.uniform(Purpose.CROP, 3)
         down, right = (np.floor(u * (2 * settings.crop + 1)) - settings.crop for u in (down, right))
         flip = (side < 0.5) & settings.flip
         pixels = crop_and_flip(pixels, down, right, flip, reflect=settings.padding == "reflect")
+    if settings.randaugment:
+        pixels = rand_augment(pixels, settings.randaugment, settings.magnitude, settings.share, place)
+    if settings.trivial:
+        pixels = trivial_augment(pixels, settings.share, place)
     return pixels
 
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from .area import boxes
 from .decode import Box, decode
 from .errors import DataError
 from .folder import Folder
-from .randomness import Place, Purpose
+from .randomness import Place
 
 _Request = list[tuple[int, Box | None]]  # a batch: which picture, which part of it
 
@@ -45,7 +46,7 @@ def open_stream(
         _Decoder(folder.paths, folder.size),
         batch_size=None,
         sampler=[
-            list(zip(index.tolist(), boxes(place, area), strict=True))
+            list(zip(index.tolist(), _parts(place, area), strict=True))
             for index, place in zip(indices, places, strict=True)
         ],
         num_workers=default_workers() if workers is None else workers,
@@ -58,16 +59,10 @@ def open_stream(
         yield batch
 
 
-def boxes(place: Place, area: float) -> list[Box] | list[None]:
-    """For each picture a box of `area` … 1 of its surface, up to 4:3 out of its own proportions."""
+def _parts(place: Place, area: float) -> list[Box] | list[None]:
     if area == 1:
         return [None] * (place.last - place.first)
-    surface, ratio, y, x = place.uniform(Purpose.AREA, 4)
-    side = np.sqrt(area + (1 - area) * surface)
-    stretch = np.exp((ratio - 0.5) * np.log(4 / 3))
-    width, height = np.minimum(side * stretch, 1), np.minimum(side / stretch, 1)
-    left, top = x * (1 - width), y * (1 - height)
-    return list(zip(*(v.tolist() for v in (left, top, left + width, top + height)), strict=True))
+    return [(left, top, right, bottom) for left, top, right, bottom in boxes(place, area).tolist()]
 
 
 def default_workers() -> int:

@@ -1,4 +1,4 @@
-"""A checkpoint: one safetensors file whose header carries the rest as JSON and a SHA-256 of the tensors.
+"""A checkpoint: one safetensors file whose header carries the rest as JSON and a SHA-256 of both.
 
 One file and one rename, so tensors and facts cannot come from two different moments; no pickles.
 """
@@ -27,7 +27,8 @@ def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) ->
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
     }
-    header = {"format": FORMAT, "facts": json.dumps(dict(facts)), "sha256": digest(copies)}
+    text = json.dumps(dict(facts))
+    header = {"format": FORMAT, "facts": text, "sha256": digest(copies, text)}
     write_atomically(path, serialise(copies, metadata=header))
 
 
@@ -39,7 +40,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
         if header.get("format") != FORMAT:
             raise CheckpointError(f"{path} is a safetensors file, but not a checkpoint that kerneq wrote.")
-        if digest(tensors) != header["sha256"]:
+        if digest(tensors, header["facts"]) != header["sha256"]:
             raise CheckpointError(f"{path} is damaged: its contents do not match its own SHA-256.")
         facts = json.loads(header["facts"])
     except FileNotFoundError:
@@ -49,9 +50,9 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, facts
 
 
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, shapes, types and bytes, in the order of the names."""
-    hasher = hashlib.sha256()
+def digest(tensors: Mapping[str, Tensor], facts: str) -> str:
+    """SHA-256 over the facts and every tensor's name, shape, type and bytes, in the order of the names."""
+    hasher = hashlib.sha256(facts.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         hasher.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())

@@ -32,7 +32,7 @@ def finish_epoch(state: State, folder: Folder, held_out: Batches | None) -> dict
     row = {
         "epoch": state.epoch + 1,
         "step": state.step,
-        "rate": state.optimizer.param_groups[0]["lr"],
+        "rate": state.rate,
         "seconds": round(state.seconds, 3),
         "train": dataclasses.asdict(scores),
         "validation": dataclasses.asdict(validation) if validation is not None else None,

@@ -34,7 +34,7 @@ class Glance:
             epochs=state.config.training.epochs,
             step=state.step,
             steps=self.steps,
-            rate=state.optimizer.param_groups[0]["lr"],
+            rate=state.rate,
             images_per_second=taken * state.config.training.batch_size / (now - self.time),
             scores=scores,
         )

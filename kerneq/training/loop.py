@@ -87,6 +87,7 @@ def _train(
 def take_step(state: State, network: nn.Module, x: Tensor, target: Tensor, rate: float) -> None:
     """One step of SGD on one batch; nothing here waits for the device."""
     settings = state.config.training
+    state.rate = rate
     set_rate(state.optimizer, rate)
     network.train()
     with torch.autocast(x.device.type, torch.bfloat16, enabled=settings.amp):
@@ -108,5 +109,8 @@ def choose_algorithms(deterministic: bool) -> None:
     """Fastest algorithms, or those that give the same bits every time."""
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(deterministic)
+    if (
+        torch.are_deterministic_algorithms_enabled() != deterministic
+    ):  # the call itself imports the compiler: seconds
+        torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.benchmark = not deterministic

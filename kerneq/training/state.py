@@ -31,6 +31,7 @@ class State:
         self.epoch = 0  # epochs completed
         self.batch = 0  # batches of the present epoch completed
         self.step = 0  # steps of the run completed
+        self.rate = 0.0  # learning rate of the last step
         self.best: float | None = None  # validation accuracy of best.safetensors
         self.seconds = 0.0  # spent on the present epoch
 
@@ -47,7 +48,7 @@ class State:
         return found
 
     def facts(self) -> dict[str, Any]:
-        names = ("epoch", "batch", "step", "best", "seconds")
+        names = ("epoch", "batch", "step", "rate", "best", "seconds")
         return {name: getattr(self, name) for name in names} | {"config": write(self.config)}
 
     def _random_states(self) -> dict[str, Tensor]:
@@ -81,7 +82,7 @@ class State:
             )
             self._restore_random(tensors)
             self.epoch, self.batch, self.step = (int(facts[name]) for name in ("epoch", "batch", "step"))
-            self.best, self.seconds = facts["best"], float(facts["seconds"])
+            self.rate, self.best, self.seconds = float(facts["rate"]), facts["best"], float(facts["seconds"])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             if isinstance(error, CheckpointError):
                 raise CheckpointError(f"{path} belongs to another run: {error}") from None

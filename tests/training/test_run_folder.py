@@ -1,0 +1,148 @@
+import errno
+import json
+import os
+
+import pytest
+from toys import Toy
+
+from kerneq.training import CheckpointError, Folder, TrainingError, checkpoint, data
+
+
+def test_a_run_folder_tells_where_its_numbers_come_from(tmp_path, run):
+    run("seed=3", "training.epochs=1")
+    facts = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert facts["seed"] == 3
+    assert {"kerneq", "torch", "python", "revision", "device", "processes", "command"} <= facts.keys()
+    assert "seed = 3" in (tmp_path / "run" / "config.toml").read_text()
+    [row] = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert row["train"]["images"] == 1280 and row["validation"]["images"] == 144
+
+
+def test_a_folder_with_a_run_in_it_is_not_overwritten(run):
+    run("training.epochs=1")
+    with pytest.raises(TrainingError, match="already holds a run; add --resume"):
+        run("training.epochs=1")
+
+
+def test_a_run_cannot_be_resumed_with_other_settings(run):
+    run("training.epochs=1")
+    with pytest.raises(TrainingError, match="another value of `optimizer.lr`, `model.settings.width`"):
+        run("training.epochs=1", "optimizer.lr=0.3", "model.settings.width=3", resume=True)
+
+
+def test_a_folder_in_use_is_refused_and_names_the_process(tmp_path, run):
+    with Folder(tmp_path / "run").locked():
+        with pytest.raises(TrainingError, match=f"in use by process {os.getpid()}"):
+            run(resume=True)
+    run("training.epochs=1")
+
+
+def test_a_path_that_is_a_file_is_refused(tmp_path, run):
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(TrainingError, match="cannot be used"):
+        run()
+
+
+def test_a_damaged_checkpoint_is_reported_with_the_way_out_and_the_way_out_works(tmp_path, run):
+    whole = run(folder="whole")
+    run()
+    last = tmp_path / "run" / "checkpoints" / "last.safetensors"
+    content = last.read_bytes()
+    last.write_bytes(content[:-100])
+    with pytest.raises(
+        CheckpointError, match=r"last.safetensors is damaged .* Remove it to continue from .*previous"
+    ):
+        run(resume=True)
+    assert last.read_bytes() == content[:-100], "nothing may be changed by a refusal"
+    last.unlink()
+    rows = run(resume=True)
+    assert [row["train"] for row in rows] == [row["train"] for row in whole]
+
+
+def test_the_checkpoint_of_another_model_is_refused(tmp_path, run):
+    run("training.epochs=1")
+    with pytest.raises(CheckpointError, match="belongs to another run.*stem.weight.*shape"):
+        run("training.epochs=1", resume=True, build=lambda config, images: Toy(1, 10, width=9))
+
+
+def test_a_full_disk_ends_the_run_in_a_sentence_and_the_run_goes_on_when_there_is_room(
+    tmp_path, run, monkeypatch
+):
+    run(folder="whole")
+    save, calls = checkpoint.write_atomically, []
+
+    def full(path, data):
+        calls.append(path)
+        if len(calls) > 3:  # the best and last of the first epoch fit, and the best of the second
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(no_space()))
+                save(path, data)
+        else:
+            save(path, data)
+
+    monkeypatch.setattr(checkpoint, "write_atomically", full)
+    with pytest.raises(TrainingError, match="No space left on device.*--resume"):
+        run()
+    monkeypatch.setattr(checkpoint, "write_atomically", save)
+    assert Folder(tmp_path / "run").newest() is not None
+    rows = run(resume=True)
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    first, second = (checkpoint.load(Folder(tmp_path / n).checkpoint("last"))[0] for n in ("whole", "run"))
+    assert all((first[name] == second[name]).all() for name in first)
+
+
+def no_space() -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_line_of_metrics_cut_short_by_a_kill_is_written_again(tmp_path, run):
+    run("training.epochs=1")
+    path = tmp_path / "run" / "metrics.jsonl"
+    with open(path, "a") as file:
+        file.write('{"epoch": 2, "tra')
+    assert len(run("training.epochs=1", resume=True)) == 1
+    assert path.read_text().endswith("}\n")
+
+
+class Poisoned(Toy):
+    """Gives NaN from its 16th training step on."""
+
+    def forward(self, x, solutions=False):
+        if self.norm.num_batches_tracked >= 15 and self.training:
+            x = x * float("nan")
+        return super().forward(x, solutions)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_spares_the_last_good_checkpoint(tmp_path, run):
+    with pytest.raises(TrainingError, match="loss became nan by step 20 .*last good checkpoint is intact"):
+        run(build=lambda config, images: Poisoned(1, 10))
+    tensors, facts = checkpoint.load(Folder(tmp_path / "run").checkpoint("last"))
+    assert facts["step"] == 10
+    assert all(tensor.isfinite().all() for tensor in tensors.values())
+
+
+def test_weights_that_are_no_numbers_are_not_saved(tmp_path, run):
+    with pytest.raises(TrainingError, match="weight became infinite or NaN by step 16 .*intact"):
+        run("training.checkpoint_steps=1", build=lambda config, images: Poisoned(1, 10))
+    assert checkpoint.load(Folder(tmp_path / "run").checkpoint("last"))[1]["step"] == 15
+
+
+def test_a_batch_larger_than_the_data_is_refused(run):
+    with pytest.raises(TrainingError, match="cannot be put into batches.*only 1298 pictures"):
+        run("training.batch_size=5000")
+
+
+def test_an_unknown_device_is_refused(run):
+    for device in ("gpu", "cuda:x", "meta"):
+        with pytest.raises(TrainingError, match="`device` must be auto, cpu, cuda or cuda:N"):
+            run(f"device={device}")
+
+
+def test_training_never_reads_the_test_split(run, monkeypatch):
+    asked = []
+    load = data.load
+    monkeypatch.setattr(
+        data, "load", lambda name, split, **rest: asked.append(split) or load(name, split, **rest)
+    )
+    run("training.epochs=1")
+    assert asked == ["train"]

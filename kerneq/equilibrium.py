@@ -39,7 +39,7 @@ class Equilibrium(nn.Module):
         self.tol, self.max_steps = tol, max_steps
         self.check_every, self.on_failure = check_every, on_failure
 
-    @torch.compiler.disable  # the loop looks at the residual; what is worth compiling is the map inside it
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # the loop looks at the residual; what is worth compiling is the map inside it
     def forward(self, x: Tensor) -> Solution:
         f = self.cell.bind(x)
         solution = solve(

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
@@ -62,6 +62,10 @@ class AbstractOperator(nn.Module, abc.ABC):
     def norm(self, example: Tensor) -> Tensor:
         """‖W‖ on states of the size that goes with `example`, as a differentiable number."""
         self._follow(self.state_shape(example))
+        return self.last_norm()
+
+    def last_norm(self) -> Tensor:
+        """‖W u‖ at the vector followed so far."""
         u = self.vector.clone()  # a later step may move the buffer while this one waits for its backward pass
         with torch.autocast(u.device.type, enabled=False):
             image = BoundOperator(self.weight, self.size)(u.unsqueeze(0))

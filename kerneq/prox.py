@@ -56,8 +56,7 @@ class SoftThreshold(AbstractProx):
             raise ValueError(f"`threshold` must not be negative, got {self.threshold}.")
 
     def __call__(self, d: Tensor, scale: Scale = 1.0) -> Tensor:
-        limit = scale * self.threshold
-        return d - d.clamp(-limit, limit)
+        return torch.sign(d) * torch.relu(d.abs() - scale * self.threshold)
 
     def penalty(self, z: Tensor) -> Tensor:
         return self.threshold * z.flatten(1).abs().sum(1, dtype=torch.promote_types(z.dtype, torch.float32))

@@ -2,7 +2,8 @@
 
 import abc
 import dataclasses
-from typing import Self, final
+import functools
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -24,21 +25,33 @@ class Equation(AbstractEquation):
     prox: AbstractProx
     bound: Tensor  # L
     convexity: Tensor  # μ
+    compiled: bool = False
 
     def evaluate(self, z: Tensor, energy: bool = True) -> Evaluation:
+        if self.compiled and not torch.is_grad_enabled():
+            return Evaluation(z, *_compiled()(self, z, energy))
+        return Evaluation(z, *self.products(z, energy))
+
+    def products(self, z: Tensor, energy: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """f(z), d(z) and, where it is wanted, E(z) with its rounding error."""
         slope = self.similarity.slope(z, self.operator(z), value=energy)
         drive = self.operator.adjoint(slope.dv)
         if slope.dz is not None:
             drive = drive + slope.dz
         image = self.prox(drive)
         if slope.value is None:
-            return Evaluation(z, image, drive)
+            return image, drive, None, None
         half = 0.5 * per_sample_norm(z).square()
         rounding = 16 * torch.finfo(image.dtype).eps * (half + slope.value.abs())
-        return Evaluation(z, image, drive, half + self.prox.penalty(z) - slope.value, rounding)
+        return image, drive, half + self.prox.penalty(z) - slope.value, rounding
 
     def rows(self, index: Tensor) -> Self:
         return dataclasses.replace(self, similarity=self.similarity.rows(index))
+
+
+@functools.cache
+def _compiled() -> Any:
+    return torch.compile(Equation.products, dynamic=False)
 
 
 class AbstractCell(nn.Module, abc.ABC):
@@ -55,6 +68,14 @@ class AbstractCell(nn.Module, abc.ABC):
     def observe(self, f: AbstractMap, z: Tensor) -> None:  # noqa: B027
         """Look at an equilibrium found in training; for cells that adapt to it."""
 
+    @abc.abstractmethod
+    def compile_map(self) -> None:
+        """Use torch.compile for the map inside a solve."""
+
+    @abc.abstractmethod
+    def diagnostics(self) -> dict[str, float]:
+        """Numbers worth following over a training run."""
+
 
 class AbstractKernelCell(AbstractCell):
     """Kernel + operator + prox. a = Ux + b is made by `inject`; norm bounds ‖W‖‖W_h‖, so that L ≤ norm²."""
@@ -63,7 +84,12 @@ class AbstractKernelCell(AbstractCell):
     shape: tuple[int | None, ...]  # of the input; None where any number will do
 
     def __init__(
-        self, kernel: AbstractKernel, operator: AbstractOperator, features: int, norm: float, prox: AbstractProx
+        self,
+        kernel: AbstractKernel,
+        operator: AbstractOperator,
+        features: int,
+        norm: float,
+        prox: AbstractProx,
     ):
         super().__init__()
         if not norm > 0:
@@ -71,6 +97,7 @@ class AbstractKernelCell(AbstractCell):
         self.operator = operator
         self.similarity = kernel.similarity(features, conv=operator.size > 0)
         self.norm, self.prox = float(norm), prox
+        self.compiled = False
 
     def bind(self, x: Tensor) -> Equation:
         self.check(x)
@@ -80,7 +107,26 @@ class AbstractKernelCell(AbstractCell):
         scale = limited(raw * gain, self.similarity.allowance(self.norm))
         similarity = self.similarity.bind(a, self.norm)
         bound = similarity.lipschitz((raw * scale * gain).detach())
-        return Equation(self.operator.bind(scale), similarity, self.prox, bound, similarity.convexity(bound))
+        return Equation(
+            self.operator.bind(scale),
+            similarity,
+            self.prox,
+            bound,
+            similarity.convexity(bound),
+            self.compiled,
+        )
+
+    def compile_map(self) -> None:
+        self.compiled = True
+
+    @torch.no_grad()
+    def diagnostics(self) -> dict[str, float]:
+        """‖W‖‖W_h‖ before and under its bound, as last seen, and what the kernel has to tell."""
+        if self.operator.vector.numel() == 0:
+            return self.similarity.diagnostics()
+        raw = float(self.operator.last_norm() * self.similarity.gain())
+        held = min(raw, self.similarity.allowance(self.norm))
+        return {"norm_raw": raw, "norm": held} | self.similarity.diagnostics()
 
     def initial(self, f: AbstractMap) -> Tensor:
         """z = 0, stored as a is: channels-last or not."""
@@ -101,7 +147,9 @@ class AbstractKernelCell(AbstractCell):
         if not isinstance(x, Tensor) or not x.is_floating_point():
             got = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"The input must be a floating-point tensor, got {got}.")
-        if x.dim() != len(self.shape) or any(w not in (g, None) for w, g in zip(self.shape[1:], x.shape[1:])):
+        if x.dim() != len(self.shape) or any(
+            w not in (g, None) for w, g in zip(self.shape[1:], x.shape[1:], strict=True)
+        ):
             want = ", ".join(str(n or "any") for n in self.shape)
             raise ValueError(f"The input must have shape ({want}), got {tuple(x.shape)}.")
         dtype = self.operator.weight.dtype

@@ -31,5 +31,5 @@ class ConvCell(AbstractKernelCell):
             raise ValueError(f"`size` must be odd, so that the convolution keeps the picture's size, got {size}.")
         super().__init__(kernel, Conv(state, features, size), features, norm, prox)
         self.shape = (None, inputs, None, None)
-        channels = state if self.similarity.in_state else features
+        channels = state if kernel.in_state else features
         self.inject = inject or nn.Conv2d(inputs, channels, size, padding=size // 2)

@@ -28,4 +28,4 @@ class DenseCell(AbstractKernelCell):
         check_sizes(inputs=inputs, state=state, features=features)
         super().__init__(kernel, Dense(state, features), features, norm, prox)
         self.shape = (None, inputs)
-        self.inject = inject or nn.Linear(inputs, state if self.similarity.in_state else features)
+        self.inject = inject or nn.Linear(inputs, state if kernel.in_state else features)

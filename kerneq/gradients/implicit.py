@@ -51,7 +51,9 @@ class Implicit(AbstractGradient):
         """u, or Du, which is the same to everything behind σ."""
         symmetric = system.active is not None
         if isinstance(self.solver, ConjugateGradient) and not symmetric:
-            raise TypeError("Conjugate gradient needs the equation of a cell; give `Implicit` another solver for a function.")
+            raise TypeError(
+                "Conjugate gradient needs the equation of a cell; give `Implicit` another solver for a function."
+            )
         if symmetric and (self.solver is None or isinstance(self.solver, ConjugateGradient)):
             solution = system.symmetric_solve(g, self.tol, self.max_steps)
         else:

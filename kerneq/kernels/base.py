@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -45,8 +45,6 @@ class AbstractSimilarity(nn.Module, abc.ABC):
     `norm` bounds the whole equation, L ≤ norm²: `allowance` is what of it is left for ‖W‖·`gain`.
     """
 
-    in_state: bool  # a lives in the space of z, not of v
-
     @abc.abstractmethod
     def allowance(self, norm: float) -> float: ...
 
@@ -57,12 +55,18 @@ class AbstractSimilarity(nn.Module, abc.ABC):
     @abc.abstractmethod
     def bind(self, a: Tensor, norm: float) -> AbstractBoundSimilarity: ...
 
+    def diagnostics(self) -> dict[str, float]:
+        """Numbers worth following over a training run."""
+        return {}
+
     def observe(self, a: Tensor, features: Callable[[], Tensor]) -> None:  # noqa: B027
         """Look at v = Wz of an equilibrium found in training; for kernels that adapt to it."""
 
 
 class AbstractKernel(abc.ABC):
     """A choice of similarity: a value, safe to share between cells; each cell makes its own trainable part."""
+
+    in_state: ClassVar[bool]  # whether a lives in the space of z, not of v
 
     @abc.abstractmethod
     def similarity(self, features: int, conv: bool) -> AbstractSimilarity: ...

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Self, final
+from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ class Gaussian(AbstractKernel):
     dense one it is `split` entries, or the whole vector. W_h (n × hidden) enters only through Q = W_hW_hᵀ (n × n).
     L = ‖W‖²‖W_h‖² whatever γ and the input, and E is strongly convex with μ = 1 − 2e^{−3/2}L.
     """
+
+    in_state: ClassVar[bool] = False
 
     gamma: float | Adaptive | Fixed = 0.5  # γ: a number, or how it follows the data
     patch: int = 2  # p
@@ -46,7 +48,7 @@ class Gaussian(AbstractKernel):
 
 @final
 class GaussianSimilarity(AbstractSimilarity):
-    in_state = False
+    """W_h and γ."""
 
     def __init__(self, split: int, patch: int, hidden: int, width: AbstractWidth):
         super().__init__()
@@ -72,6 +74,9 @@ class GaussianSimilarity(AbstractSimilarity):
             Q = weight.mT @ weight
         return BoundGaussian(a, Q, self.width(), self.split, self.patch)
 
+    def diagnostics(self) -> dict[str, float]:
+        return {"gamma": float(self.width())}
+
     @torch.no_grad()
     def observe(self, a: Tensor, features: Callable[[], Tensor]) -> None:
         if self.width.wants():
@@ -89,7 +94,13 @@ class BoundGaussian(AbstractBoundSimilarity):
 
     def slope(self, z: Tensor, v: Tensor, value: bool) -> Slope:
         m, similarity = patch_step(
-            _picture(self.a), _picture(v), self.Q, self.gamma, split=self.split, patch=self.patch, similarity=True
+            _picture(self.a),
+            _picture(v),
+            self.Q,
+            self.gamma,
+            split=self.split,
+            patch=self.patch,
+            similarity=True,
         )
         return Slope(None, m.view_as(v) if v.dim() == 2 else m, similarity if value else None)
 

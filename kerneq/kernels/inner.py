@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Self, final
+from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ class AbstractInnerKernel(AbstractKernel):
     On feature maps t sums thousands of terms, so a is shortened, per sample, to ‖a‖ ≤ `reach`: half of norm² is left
     to it and half to W, and with norm ≤ 1 the equilibrium exists and is unique (design fact 8).
     """
+
+    in_state: ClassVar[bool] = True
 
     @abc.abstractmethod
     def value(self, t: Tensor) -> Tensor:
@@ -41,7 +43,7 @@ class AbstractInnerKernel(AbstractKernel):
 
 @final
 class InnerSimilarity(AbstractSimilarity):
-    in_state = True
+    """No parameters of its own; shortens a."""
 
     def __init__(self, kernel: AbstractInnerKernel):
         super().__init__()

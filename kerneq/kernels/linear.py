@@ -1,7 +1,7 @@
 """The linear kernel of OptEq and MOptEq."""
 
 import dataclasses
-from typing import Self, final
+from typing import ClassVar, Self, final
 
 from torch import Tensor
 
@@ -16,13 +16,15 @@ class Linear(AbstractKernel):
     L = ‖W‖² and E is strongly convex with μ = 1 − L; from L = 1 on it need not have a minimum.
     """
 
+    in_state: ClassVar[bool] = True
+
     def similarity(self, features: int, conv: bool) -> "LinearSimilarity":
         return LinearSimilarity()
 
 
 @final
 class LinearSimilarity(AbstractSimilarity):
-    in_state = True
+    """No parameters of its own."""
 
     def allowance(self, norm: float) -> float:
         return norm

@@ -46,7 +46,11 @@ class Ledger:
         self.fell[rows] = last
         self.steps[rows] = torch.where(waiting, step, self.steps[rows])
         codes = self.codes[rows]
-        for mask, status in ((converged, Status.CONVERGED), (stalled, Status.PRECISION), (broken, Status.NONFINITE)):
+        for mask, status in (
+            (converged, Status.CONVERGED),
+            (stalled, Status.PRECISION),
+            (broken, Status.NONFINITE),
+        ):
             codes = torch.where(mask, status.code, codes)
         self.codes[rows] = codes
         self.finished[rows] |= converged | stalled | broken

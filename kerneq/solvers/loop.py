@@ -7,7 +7,15 @@ import torch
 from torch import Tensor
 
 from ..equation import AbstractEquation, AbstractMap, Evaluation
-from ..solution import OnFailure, Solution, check_limits, check_on_failure, per_sample, per_sample_norm, settle
+from ..solution import (
+    OnFailure,
+    Solution,
+    check_limits,
+    check_on_failure,
+    per_sample,
+    per_sample_norm,
+    settle,
+)
 from .base import AbstractSolver, Map, check_image, check_start, evaluate, restrict
 from .ledger import Ledger
 
@@ -50,9 +58,7 @@ def solve(
         check_every = max_steps
     with torch.no_grad():
         value, ledger = _iterate(f, z0, solver, tol, max_steps, check_every)
-    gap, residual, steps, codes = (
-        t.to(z0.device) for t in (ledger.gap, ledger.residual, ledger.steps, ledger.codes)
-    )
+    gap, residual, steps, codes = (t.to(z0.device) for t in (ledger.gap, ledger.residual, ledger.steps, ledger.codes))
     return settle(Solution(value, residual, steps, codes, tol, _error_bound(f, gap)), on_failure)
 
 
@@ -64,7 +70,7 @@ def _iterate(
     at = _first(f, z0, solver)
     memory = solver.init(f, at.z)
     ledger = Ledger(len(z0), tol, at.image.dtype, z0.device if blind else torch.device("cpu"))
-    best = value = at.z
+    z = best = value = at.z
     for step in range(1, max_steps + 1):
         if step > 1:
             at = evaluate(f, z, solver.needs_energy)

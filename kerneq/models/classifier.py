@@ -1,0 +1,69 @@
+"""stem → branches of equilibrium layers at several scales → fusion → head: GEQ, KerDEQ, OptEq and MOptEq."""
+
+from typing import Literal, final, overload
+
+import torch
+from torch import Tensor, nn
+
+from ..solution import Solution
+from .config import ClassifierConfig
+from .parts import Branch, bring_to_scale, make_stem
+
+
+@final
+class Classifier(nn.Module):
+    """`model(x)` gives logits; `model(x, solutions=True)` also the `Solution` of every equilibrium layer, by name."""
+
+    def __init__(self, config: ClassifierConfig, classes: int, channels: int = 3):
+        super().__init__()
+        self.config = config
+        self.stem = make_stem(config.stem, channels, config.width)
+        self.branches = nn.ModuleList(
+            Branch(config, scale, features) for scale, features in zip(config.scales, config.features, strict=True)
+        )
+        self.norm = nn.BatchNorm2d(config.width)
+        self.head = nn.Linear(config.width, classes)
+
+    @overload
+    def forward(self, x: Tensor, solutions: Literal[False] = False) -> Tensor: ...
+    @overload
+    def forward(self, x: Tensor, solutions: Literal[True]) -> tuple[Tensor, dict[str, Solution]]: ...
+    def forward(self, x: Tensor, solutions: bool = False) -> Tensor | tuple[Tensor, dict[str, Solution]]:
+        self._check(x)
+        x = self.stem(x)
+        total: Tensor | None = None
+        found: dict[str, Solution] = {}
+        for index, branch in enumerate(self.branches):
+            z, found[f"branch{index}"] = branch(x)
+            z = bring_to_scale(z, self.config.scales[index], self.config.fusion)
+            total = z if total is None else total + z
+        assert total is not None
+        fused = torch.relu(self.norm(total / len(self.branches)))
+        logits: Tensor = self.head(fused.mean((2, 3)))
+        return (logits, found) if solutions else logits
+
+    def diagnostics(self) -> dict[str, float]:
+        """The bound on ‖W‖‖W_h‖ that each branch is held under, its raw weight's norm, and γ, as they are now."""
+        numbers: dict[str, float] = {}
+        for index, branch in enumerate(self._branches()):
+            found = branch.equilibrium.cell.diagnostics()
+            numbers |= {f"branch{index}/{name}": value for name, value in found.items()}
+        return numbers
+
+    def compile_map(self) -> None:
+        """torch.compile the map of every branch, which is where a solve spends its time."""
+        for branch in self._branches():
+            branch.equilibrium.cell.compile_map()
+
+    def _branches(self) -> list[Branch]:
+        return [branch for branch in self.branches if isinstance(branch, Branch)]
+
+    def _check(self, x: Tensor) -> None:
+        stride = 4 if self.config.stem == "imagenet" else 1
+        patch = self.config.patch if self.config.kernel == "gaussian" else 1
+        need = stride * max(max(self.config.scales) * patch, self.config.fusion)
+        if x.dim() != 4 or x.shape[2] % need or x.shape[3] % need:
+            raise ValueError(
+                f"The input must be pictures (batch, channels, height, width) whose sides are multiples of {need}, "
+                f"got {tuple(x.shape)}."
+            )

@@ -1,0 +1,96 @@
+"""The settings of a multi-branch equilibrium classifier: one frozen dataclass, plain values only, so that TOML can say them."""
+
+import dataclasses
+from typing import Any
+
+from ..gradients import AbstractGradient, Implicit, Phantom, Unrolled
+from ..kernels import AbstractKernel, Adaptive, Fixed, Gaussian, Linear, Polynomial, Sigmoid
+from ..solvers import AbstractSolver, Anderson, Broyden, Picard, Proximal
+
+
+@dataclasses.dataclass(frozen=True)
+class SolveConfig:
+    """How every equilibrium layer of a model is solved and differentiated."""
+
+    solver: str = "proximal"  # proximal, picard, anderson, broyden
+    memory: int = 5  # of proximal, anderson, broyden; proximal with 0 is the bare step
+    relaxation: float = 1.0  # of picard and anderson
+    tol: float = 1e-3
+    max_steps: int = 30
+    check_every: int = 0  # steps between two looks at the residual; 0 leaves it to `kerneq.solve`
+    gradient: str = "implicit"  # implicit, phantom, unrolled
+    gradient_steps: int = 20  # of the backward solve, the phantom steps, or the unrolled ones
+    gradient_tol: float = 1e-3  # of the backward solve
+    gradient_relaxation: float = 0.8  # of the phantom steps
+
+    def make_solver(self) -> AbstractSolver[Any]:
+        match self.solver:
+            case "proximal":
+                return Proximal(memory=self.memory)
+            case "picard":
+                return Picard(self.relaxation)
+            case "anderson":
+                return Anderson(memory=self.memory, relaxation=self.relaxation)
+            case "broyden":
+                return Broyden(memory=self.memory)
+        raise ValueError(f"`solver` must be proximal, picard, anderson or broyden, got {self.solver!r}.")
+
+    def make_gradient(self) -> AbstractGradient:
+        match self.gradient:
+            case "implicit":
+                # While training, a backward solve that stops at its step limit is a choice, not an accident.
+                return Implicit(None, self.gradient_tol, self.gradient_steps, on_failure="return")
+            case "phantom":
+                return Phantom(self.gradient_steps, self.gradient_relaxation)
+            case "unrolled":
+                return Unrolled(self.gradient_steps)
+        raise ValueError(f"`gradient` must be implicit, phantom or unrolled, got {self.gradient!r}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassifierConfig(SolveConfig):
+    """stem → equilibrium branches at several scales → fusion → head."""
+
+    kernel: str = "gaussian"  # gaussian, linear, polynomial, sigmoid
+    width: int = 256  # channels of the stem and of every state z
+    features: tuple[int, ...] = (64, 128, 128, 128, 256, 256)  # channels of v = Wz, a branch each
+    scales: tuple[int, ...] = (1, 2, 4, 4, 8, 8)  # how often smaller than the stem's output each branch is
+    fusion: int = 4  # the scale at which the branches are averaged
+    stem: str = "cifar"  # cifar: three 3×3 convolutions; imagenet: two, each with stride 2; plain: one
+    norm: float = 1.0  # bound on ‖W‖‖W_h‖
+    gamma: float = 0.2  # γ, or with `adaptive` the share in γ = share / M
+    adaptive: bool = True
+    patch: int = 2
+    split: int = 8
+    hidden: int = 64
+    activity: float = 0.5  # sᵢ = γ‖rᵢW_h‖² at initialisation, where γ is fixed
+    degree: int = 2  # of the polynomial kernel
+    offset: float = 1.0
+
+    def __post_init__(self) -> None:
+        if len(self.features) != len(self.scales) or not self.features:
+            raise ValueError(
+                f"`features` and `scales` need one entry a branch, got {len(self.features)} and {len(self.scales)}."
+            )
+        if not self.activity > 0:
+            raise ValueError(f"`activity` must be positive, got {self.activity}.")
+
+    def make_kernel(self) -> AbstractKernel:
+        match self.kernel:
+            case "gaussian":
+                gamma = Adaptive(self.gamma) if self.adaptive else Fixed(self.gamma)
+                return Gaussian(gamma, patch=self.patch, split=self.split, hidden=self.hidden)
+            case "linear":
+                return Linear()
+            case "polynomial":
+                return Polynomial(self.degree, self.offset)
+            case "sigmoid":
+                return Sigmoid()
+        raise ValueError(f"`kernel` must be gaussian, linear, polynomial or sigmoid, got {self.kernel!r}.")
+
+    @property
+    def input_scale(self) -> float:
+        """The standard deviation of a at initialisation: with W_h an isometry, E sᵢ = γ·n·scale² = `activity`."""
+        if self.kernel != "gaussian" or self.adaptive:
+            return 1.0
+        return (self.activity / (self.gamma * self.split * self.patch**2)) ** 0.5

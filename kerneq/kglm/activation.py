@@ -1,4 +1,4 @@
-"""The leaky ReLU as a family: convex but not a log-partition, so every fact of convex analysis holds and no density."""
+"""The leaky ReLU as a family: A is convex but no log-partition."""
 
 import dataclasses
 import math
@@ -41,6 +41,9 @@ class LeakyReLU(AbstractFamily):
 
     def curvature(self, below: float = math.inf) -> float:
         return 1.0
+
+    def floor(self) -> float:
+        return self.slope
 
     def statistic(self, y: Tensor) -> Tensor:
         return y

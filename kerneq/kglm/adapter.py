@@ -33,7 +33,7 @@ class Function(AbstractKernel):
 @final
 @dataclasses.dataclass(frozen=True)
 class Scikit(AbstractKernel):
-    """A `sklearn.gaussian_process.kernels.Kernel`; equal coordinates are passed as one argument, so white noise counts."""
+    """A scikit-learn kernel; equal coordinates are passed as one argument, so that its white noise counts."""
 
     kernel: Callable[..., Any]
 
@@ -47,9 +47,7 @@ def as_kernel(kernel: Any) -> AbstractKernel:
     """`kernel` itself if it is ours, else the adapter that fits it."""
     if isinstance(kernel, AbstractKernel):
         return kernel
-    scikit = sys.modules.get(
-        "sklearn.gaussian_process.kernels"
-    )  # not imported: then `kernel` is not one of them
+    scikit = sys.modules.get("sklearn.gaussian_process.kernels")  # not imported: then `kernel` is not one of them
     if scikit is not None and isinstance(kernel, scikit.Kernel):
         return Scikit(kernel)
     if callable(kernel):

@@ -37,6 +37,9 @@ class Gaussian(AbstractFamily):
     def curvature(self, below: float = math.inf) -> float:
         return 1 / self.noise
 
+    def floor(self) -> float:
+        return 1 / self.noise
+
     def statistic(self, y: Tensor) -> Tensor:
         return y / self.noise
 
@@ -67,6 +70,9 @@ class Binomial(AbstractFamily):
     def curvature(self, below: float = math.inf) -> float:
         return self.trials / 4
 
+    def floor(self) -> float:
+        return 0.0
+
     def statistic(self, y: Tensor) -> Tensor:
         inside = (y >= 0) & (y <= self.trials) & (y == y.round())
         return within_support(y, inside, type(self).__name__, f"whole numbers from 0 to {self.trials}")
@@ -80,7 +86,7 @@ def Bernoulli() -> Binomial:
 @final
 @dataclasses.dataclass(frozen=True)
 class Poisson(AbstractFamily):
-    """Counts: A = σ = A″ = e^η. A″ has no bound, so a contraction can only be certified on a part of the line."""
+    """Counts: A = σ = A″ = e^η. A″ is unbounded, so a contraction needs a bound on η."""
 
     def log_partition(self, eta: Tensor) -> Tensor:
         return eta.exp()
@@ -96,6 +102,9 @@ class Poisson(AbstractFamily):
 
     def curvature(self, below: float = math.inf) -> float:
         return math.exp(below) if below < 700 else math.inf
+
+    def floor(self) -> float:
+        return 0.0
 
     def statistic(self, y: Tensor) -> Tensor:
         return within_support(y, (y >= 0) & (y == y.round()), "Poisson", "whole numbers from 0")
@@ -128,6 +137,9 @@ class Ising(AbstractFamily):
     def curvature(self, below: float = math.inf) -> float:
         return 1 / self.temperature**2
 
+    def floor(self) -> float:
+        return 0.0
+
     def statistic(self, y: Tensor) -> Tensor:
         return within_support(y, y.abs() == 1, "Ising", "−1 or 1") / self.temperature
 
@@ -135,11 +147,11 @@ class Ising(AbstractFamily):
 @final
 @dataclasses.dataclass(frozen=True)
 class Rectified(AbstractFamily):
-    """A leaky ReLU that an exponential family has: slope a far to the left, 1 far to the right, smooth between.
+    """A leaky ReLU that a density has: slope a far to the left, 1 far to the right, smooth between.
 
     y = √a·N + √(1−a)·|N| tilted, a Gaussian plus a half-Gaussian, gives A = aη²/2 + A₊(√(1−a) η) with
     A₊(u) = u²/2 + log Φ(u); so σ(η) = aη + √(1−a) m(√(1−a) η), m(u) = u + φ(u)/Φ(u), and 0 < A″ < 1.
-    (Softplus itself is not admissible: exp(−Li₂(−x)) has a negative coefficient at x⁴, so no base measure exists.)
+    (Softplus itself is not admissible: exp(−Li₂(−x)) has a negative coefficient at x⁴, so no base measure.)
     """
 
     slope: float = 0.1  # a
@@ -168,6 +180,9 @@ class Rectified(AbstractFamily):
 
     def curvature(self, below: float = math.inf) -> float:
         return 1.0
+
+    def floor(self) -> float:
+        return self.slope
 
     def statistic(self, y: Tensor) -> Tensor:
         inside = (y >= 0) if self.slope == 0 else y.isfinite()

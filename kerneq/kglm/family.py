@@ -1,4 +1,4 @@
-"""What an exponential family must say: p(y | η) = h(y) exp(η T(y) − A(η)), for targets y and canonical parameter η."""
+"""What an exponential family must say: p(y | η) = h(y) exp(η T(y) − A(η)), y a target, η canonical."""
 
 import abc
 import dataclasses
@@ -13,7 +13,7 @@ from torch import Tensor
 class AbstractFamily(abc.ABC):
     """A log-partition A with its derivatives, and the sufficient statistic T.
 
-    Everything the papers prove needs only A convex and differentiable, so a family may also be a pure activation
+    The equivalence needs only A convex and differentiable, so a family may also be a pure activation
     (`LeakyReLU`) that no probability density has; `admissible` says which of the two it is.
     """
 
@@ -35,13 +35,16 @@ class AbstractFamily(abc.ABC):
     def curvature(self, below: float = math.inf) -> float: ...  # sup of A″ on (−∞, below]
 
     @abc.abstractmethod
+    def floor(self) -> float: ...  # inf of A″
+
+    @abc.abstractmethod
     def statistic(self, y: Tensor) -> Tensor: ...  # T; a ValueError where y is outside the support
 
 
 def invert(
     mean: Callable[[Tensor], Tensor], variance: Callable[[Tensor], Tensor], z: Tensor, steps: int = 200
 ) -> Tensor:
-    """The η with mean(η) = z, by Newton's method kept inside a bracket; for families without a closed-form link."""
+    """The η with mean(η) = z, by Newton's method inside a bracket; for families without a closed link."""
     low, high = torch.full_like(z, -1.0), torch.full_like(z, 1.0)
     for _ in range(60):  # 2⁶⁰: beyond it a mean that has not crossed z never will
         low = torch.where(mean(low) > z, 2 * low, low)
@@ -87,6 +90,9 @@ class Custom(AbstractFamily):
 
     def curvature(self, below: float = math.inf) -> float:
         return self.bound
+
+    def floor(self) -> float:
+        return 0.0
 
     def statistic(self, y: Tensor) -> Tensor:
         return y

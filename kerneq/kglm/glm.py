@@ -1,4 +1,4 @@
-"""The kernel GLM: an exponential family whose canonical parameter is a function in a reproducing kernel space."""
+"""The kernel GLM: an exponential family whose canonical parameter is a function in a kernel's space."""
 
 import math
 from collections.abc import Callable
@@ -7,22 +7,25 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
+from kerneq.kglm import closed_form
 from kerneq.kglm import posterior as laplace
 from kerneq.kglm.adapter import as_kernel
+from kerneq.kglm.convolution import Truncated
 from kerneq.kglm.family import AbstractFamily
 from kerneq.kglm.kernels import coordinates
+from kerneq.kglm.layer import KernelEquilibrium
 from kerneq.kglm.newton import Fit, newton
 from kerneq.kglm.posterior import Posterior
-from kerneq.kglm.prior import AbstractPrior, Flat
+from kerneq.kglm.prior import FLAT, AbstractPrior
 from kerneq.kglm.problem import Problem
-from kerneq.kglm.system import AbstractSystem, Cholesky
+from kerneq.kglm.system import CHOLESKY, AbstractSystem
 
 Mean = Callable[[Tensor], Tensor]
 
 
 @final
 class KernelGLM:
-    """p(y | x) from `family` with η = f(x) + offset(x), f the maximum a posteriori under q(f) exp(−λ‖f‖²_k/2).
+    """p(y | x) from `family` with η = f(x) + offset(x), f the most probable under q(f) exp(−λ‖f‖²_k/2).
 
     >>> glm = KernelGLM(SquaredExponential(0.5), Bernoulli(), lam=0.1).fit(X, Y)
     >>> glm.predict(X2)                       # the mean response A′(f(X2))
@@ -37,7 +40,7 @@ class KernelGLM:
         family: AbstractFamily,
         *,
         lam: float,
-        prior: AbstractPrior = Flat(),
+        prior: AbstractPrior = FLAT,
         offset: Mean | None = None,
     ) -> None:
         if not 0 < lam < math.inf:
@@ -52,17 +55,15 @@ class KernelGLM:
         X: Tensor,
         Y: Tensor,
         *,
-        system: AbstractSystem = Cholesky(),
+        system: AbstractSystem = CHOLESKY,
         tol: float = 1e-12,
         max_steps: int = 50,
     ) -> Self:
-        """Newton's method from f = 0; raises only if the data are outside the family's support or the kernel indefinite."""
+        """Newton's method from f = 0; refuses targets outside the family's support and indefinite kernels."""
         X = coordinates(X)
-        single, Y = Y.ndim == 1, torch.atleast_2d(Y).to(X.dtype)
+        single, Y = Y.ndim == 1, (Y[None] if Y.ndim == 1 else Y).to(X.dtype)
         if Y.ndim != 2 or Y.shape[1] != X.shape[0]:
-            raise ValueError(
-                f"Targets must be (n,) or (batch, n) with n = {X.shape[0]}, got {tuple(Y.shape)}."
-            )
+            raise ValueError(f"Targets must be (n,) or (batch, n) with n = {X.shape[0]}, got {tuple(Y.shape)}.")
         K = self.kernel(X, X)
         m = None if self.offset is None else self.offset(X).reshape(-1)
         problem = Problem(K, self.family.statistic(Y), self.family, self.lam, self.prior, m)
@@ -108,9 +109,26 @@ class KernelGLM:
 
     @torch.no_grad()
     def log_evidence(self) -> Tensor:
-        """Laplace's approximation of log p(Y) less Σ log h(y): larger is better, for choosing kernel and λ."""
+        """Laplace's approximation of log p(Y) less Σ log h(y), to choose kernel and λ by."""
         evidence = laplace.log_evidence(self.problem, self.result)
         return evidence[0] if self._fitted[3] else evidence
+
+    @torch.no_grad()
+    def as_equilibrium(self, X2: Tensor | None = None, *, convolutional: bool = False) -> KernelEquilibrium:
+        """The equilibrium model Y ↦ f*(X2; X, Y) with the closed-form weights; `.guarantee` says what holds.
+
+        X2 defaults to the fitted coordinates. `convolutional` needs a `Truncated` kernel on all pixels of
+        an image.
+        """
+        X, problem, _, _ = self._fitted
+        if convolutional:
+            if not isinstance(self.kernel, Truncated) or X2 is not None:
+                raise ValueError("The convolutional form needs a `Truncated` kernel and predicts at its own pixels.")
+            size = closed_form.grid_size(X, len(self.kernel.squared_lengthscales))
+            return closed_form.convolutional(problem, self.kernel, size)
+        X2 = X if X2 is None else coordinates(X2).to(X.dtype)
+        offset = X2.new_zeros(len(X2)) if self.offset is None else self.offset(X2).reshape(-1)
+        return closed_form.dense(problem, self.kernel(X2, X), offset)
 
     @property
     def _fitted(self) -> tuple[Tensor, Problem, Fit, bool]:

@@ -62,7 +62,7 @@ class Constant(AbstractKernel):
 @final
 @dataclasses.dataclass(frozen=True)
 class White(AbstractKernel):
-    """k = v where the two coordinates are equal and 0 elsewhere: strictly definite on distinct coordinates."""
+    """k = v where the two coordinates are equal and 0 elsewhere: definite on distinct coordinates."""
 
     variance: float = 1e-8
 
@@ -97,7 +97,7 @@ class SquaredExponential(AbstractKernel):
 @final
 @dataclasses.dataclass(frozen=True)
 class Periodic(AbstractKernel):
-    """k = exp(−2 sin²(π‖x − x2‖/p) / ℓ²); definite on the line. The paper's exp(−sin²‖x − x2‖) has p = π, ℓ = √2."""
+    """k = exp(−2 sin²(π‖x − x2‖/p) / ℓ²); the paper's exp(−sin²‖x − x2‖) has p = π, ℓ = √2."""
 
     period: float = math.pi  # p
     lengthscale: float = math.sqrt(2)  # ℓ
@@ -114,7 +114,7 @@ class Periodic(AbstractKernel):
 @final
 @dataclasses.dataclass(frozen=True)
 class Matern(AbstractKernel):
-    """k of smoothness ν = 1/2, 3/2 or 5/2: with r = √(2ν)‖x − x2‖/ℓ, e^{−r} times 1, 1 + r or 1 + r + r²/3."""
+    """Smoothness ν = ½, 3/2 or 5/2: with r = √(2ν)‖x − x2‖/ℓ, e^{−r} times 1, 1 + r or 1 + r + r²/3."""
 
     lengthscale: float = 1.0  # ℓ
     smoothness: float = 1.5  # ν

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kerneq.kglm.problem import Problem
-from kerneq.kglm.system import AbstractSystem, Cholesky
+from kerneq.kglm.system import CHOLESKY, AbstractSystem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,15 +24,15 @@ class Fit:
 def newton(
     problem: Problem,
     *,
-    system: AbstractSystem = Cholesky(),
+    system: AbstractSystem = CHOLESKY,
     start: Tensor | None = None,
     tol: float = 1e-12,
     max_steps: int = 50,
 ) -> Fit:
     """Minimise J from `start` (default α = 0) until ‖r‖ ≤ tol·max(‖T‖, 1) or rounding stops the descent.
 
-    The step is p = (λI + DK)⁻¹ r = (r − S(λI + SKS)⁻¹S K r)/λ. It is halved, per sample, until J falls by a quarter
-    of what its slope promises: J is convex, so Newton's method then converges from anywhere.
+    The step is p = (λI + DK)⁻¹ r = (r − S(λI + SKS)⁻¹S K r)/λ. It is halved, per sample, until J falls by a
+    quarter of what its slope promises: J is convex, so Newton's method then converges from anywhere.
     """
     alpha = torch.zeros_like(problem.t) if start is None else start.clone()
     eta = problem.canonical(alpha)
@@ -59,9 +59,7 @@ def newton(
     return Fit(alpha, eta, relative, relative <= max(tol, floor), len(history) - 1, torch.stack(history))
 
 
-def _direction(
-    problem: Problem, eta: Tensor, r: Tensor, system: AbstractSystem
-) -> tuple[Tensor, Tensor, Tensor]:
+def _direction(problem: Problem, eta: Tensor, r: Tensor, system: AbstractSystem) -> tuple[Tensor, Tensor, Tensor]:
     """p, Kp and the slope of J along p (−rᵀKp, never positive)."""
     s, Kr = problem.weights(eta).sqrt(), r @ problem.K
     x = system.solve(problem.K, s, problem.lam, s * Kr)

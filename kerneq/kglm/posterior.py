@@ -35,9 +35,7 @@ class Posterior:
         """The central interval of the mean response: A′ is monotone, so it carries quantiles over exactly."""
         if not 0 < level < 1:
             raise ValueError(f"`level` must lie between 0 and 1, got {level}.")
-        width = (
-            math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=self.mode.dtype)).item() * self.deviation
-        )
+        width = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=self.mode.dtype)).item() * self.deviation
         return self.family.mean(self.mode - width), self.family.mean(self.mode + width)
 
 

@@ -44,6 +44,9 @@ class Flat(AbstractPrior):
         return 0.0
 
 
+FLAT = Flat()
+
+
 @final
 @dataclasses.dataclass(frozen=True)
 class Normal(AbstractPrior):
@@ -71,7 +74,7 @@ class Normal(AbstractPrior):
 @final
 @dataclasses.dataclass(frozen=True)
 class Logistic(AbstractPrior):
-    """q a logistic density of the given scale s: Q = 2 log 2cosh(η/2s), tails of a Laplace prior without its kink."""
+    """q a logistic density of scale s: Q = 2 log 2cosh(η/2s), a Laplace prior without its kink."""
 
     scale: float = 1.0  # s
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kerneq.kglm.family import AbstractFamily
-from kerneq.kglm.prior import AbstractPrior, Flat
+from kerneq.kglm.prior import FLAT, AbstractPrior
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Problem:
     t: Tensor  # (batch, n), the sufficient statistics T(Y)
     family: AbstractFamily
     lam: float
-    prior: AbstractPrior = Flat()
+    prior: AbstractPrior = FLAT
     offset: Tensor | None = None  # m at the coordinates, (n,)
 
     def canonical(self, alpha: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class Problem:
 
 
 def error_bound(norm: float | Tensor, lam: float, residual: Tensor) -> Tensor:
-    """How far η = Kα + m can be from the solution: ‖η − η*‖ ≤ (‖K‖/λ)‖r‖, whatever the kernel, the family and λ.
+    """How far η = Kα + m can be from the solution: ‖η − η*‖ ≤ (‖K‖/λ)‖r‖, for every kernel, family and λ.
 
     Subtract the two optimality conditions and multiply by η − η*: A′ + Q′ is monotone and K semi-definite, so
     λ‖α − α*‖²_K ≤ ‖r‖‖η − η*‖, while ‖η − η*‖² ≤ ‖K‖‖α − α*‖²_K.

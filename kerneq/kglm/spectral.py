@@ -7,7 +7,7 @@ from torch import Tensor
 def symbol(weight: Tensor, size: tuple[int, int]) -> Tensor:
     """The convolution's action per frequency: (…, out, in, kh, kw) → (…, h, w, out, in), complex.
 
-    The singular values of these small matrices, all frequencies together, are those of the circular convolution.
+    Their singular values, all frequencies together, are those of the circular convolution.
     """
     if weight.shape[-2] > size[0] or weight.shape[-1] > size[1]:
         raise ValueError(f"A filter {tuple(weight.shape[-2:])} does not fit an image {size}.")
@@ -23,7 +23,7 @@ def convolution_norm(weight: Tensor, size: tuple[int, int]) -> Tensor:
 def padded_norm_bound(weight: Tensor, size: tuple[int, int]) -> Tensor:
     """An upper bound of ‖W‖ for the zero-padded convolution on images of `size`.
 
-    That convolution is a corner of the circular one on images larger by the filter's reach, so its norm is no larger.
+    It is a corner of the circular one on images larger by the filter's reach, so its norm is no larger.
     """
     height, width = size[0] + weight.shape[-2] - 1, size[1] + weight.shape[-1] - 1
     return convolution_norm(weight, (height, width))

@@ -30,6 +30,9 @@ class Cholesky(AbstractSystem):
         return torch.cholesky_solve(b[..., None], factor)[..., 0]
 
 
+CHOLESKY = Cholesky()
+
+
 @final
 @dataclasses.dataclass(frozen=True)
 class ConjugateGradient(AbstractSystem):

@@ -51,9 +51,7 @@ def test_the_gaussian_kernel_glm_is_scikit_learns_kernel_ridge(lam):
     X, y = line()
     X2 = torch.linspace(-1, 7, 25, dtype=torch.float64)[:, None]
     ours = kglm.KernelGLM(kernels.SquaredExponential(0.8), kglm.Gaussian(), lam=lam).fit(X, y).predict(X2)
-    theirs = (
-        KernelRidge(alpha=lam, kernel="rbf", gamma=0.5 / 0.8**2).fit(X.numpy(), y.numpy()).predict(X2.numpy())
-    )
+    theirs = KernelRidge(alpha=lam, kernel="rbf", gamma=0.5 / 0.8**2).fit(X.numpy(), y.numpy()).predict(X2.numpy())
     np.testing.assert_allclose(ours.numpy(), theirs, rtol=0, atol=1e-8)
 
 
@@ -69,27 +67,19 @@ def test_the_gaussian_posterior_is_the_gaussian_process_posterior():
     np.testing.assert_allclose(posterior.mode.numpy(), mean, rtol=0, atol=1e-8)
     np.testing.assert_allclose(posterior.covariance.numpy(), cov, rtol=0, atol=1e-8)
     base = -0.5 * (y.square().sum() + len(y) * np.log(2 * np.pi))
-    np.testing.assert_allclose(
-        (glm.log_evidence() + base).item(), gp.log_marginal_likelihood_value_, rtol=1e-9
-    )
+    np.testing.assert_allclose((glm.log_evidence() + base).item(), gp.log_marginal_likelihood_value_, rtol=1e-9)
 
 
 def test_logistic_regression_with_a_linear_kernel_is_scikit_learns():
     g = torch.Generator().manual_seed(1)
     X = torch.randn(80, 4, generator=g, dtype=torch.float64)
-    y = (
-        X @ torch.tensor([1.0, -2.0, 0.5, 0.0], dtype=torch.float64) + torch.randn(80, generator=g) > 0
-    ).double()
+    y = (X @ torch.tensor([1.0, -2.0, 0.5, 0.0], dtype=torch.float64) + torch.randn(80, generator=g) > 0).double()
     glm = kglm.KernelGLM(kernels.Linear(), kglm.Bernoulli(), lam=0.5).fit(X, y)
-    theirs = LogisticRegression(
-        C=2.0, fit_intercept=False, solver="newton-cholesky", tol=1e-14, max_iter=1000
-    )
+    theirs = LogisticRegression(C=2.0, fit_intercept=False, solver="newton-cholesky", tol=1e-14, max_iter=1000)
     theirs.fit(X.numpy(), y.numpy())
     beta = X.mT @ glm.result.alpha[0]
     np.testing.assert_allclose(beta.numpy(), theirs.coef_[0], rtol=0, atol=1e-8)
-    np.testing.assert_allclose(
-        glm.predict(X).numpy(), theirs.predict_proba(X.numpy())[:, 1], rtol=0, atol=1e-8
-    )
+    np.testing.assert_allclose(glm.predict(X).numpy(), theirs.predict_proba(X.numpy())[:, 1], rtol=0, atol=1e-8)
 
 
 def test_logistic_regression_with_a_linear_kernel_is_statsmodels():
@@ -115,9 +105,7 @@ def test_poisson_regression_with_a_linear_kernel_is_scikit_learns():
     X = 0.5 * torch.randn(70, 3, generator=g, dtype=torch.float64)
     y = torch.poisson((X[:, 0] + 1).exp(), generator=g)
     glm = kglm.KernelGLM(kernels.Linear(), kglm.Poisson(), lam=0.7).fit(X, y)
-    theirs = PoissonRegressor(
-        alpha=0.7 / 70, fit_intercept=False, solver="newton-cholesky", tol=1e-12, max_iter=500
-    )
+    theirs = PoissonRegressor(alpha=0.7 / 70, fit_intercept=False, solver="newton-cholesky", tol=1e-12, max_iter=500)
     np.testing.assert_allclose(
         (X.mT @ glm.result.alpha[0]).numpy(), theirs.fit(X.numpy(), y.numpy()).coef_, rtol=0, atol=1e-8
     )
@@ -128,9 +116,7 @@ def test_poisson_regression_with_a_linear_kernel_is_scikit_learns():
 @pytest.mark.parametrize("lam", [1e-4, 1.0])
 def test_newton_converges_from_zero_and_its_objective_never_rises(family, factor, lam):
     X, _ = line(25)
-    glm = kglm.KernelGLM(kernels.SquaredExponential(0.5), family, lam=lam, prior=factor).fit(
-        X, targets(family, X)
-    )
+    glm = kglm.KernelGLM(kernels.SquaredExponential(0.5), family, lam=lam, prior=factor).fit(X, targets(family, X))
     fit = glm.result
     assert fit.converged.all(), fit.residual
     rounding = 1e-12 * fit.objective.abs().max()
@@ -161,9 +147,7 @@ def test_conjugate_gradient_and_cholesky_newton_agree(family):
 @pytest.mark.parametrize("family", FAMILIES, ids=repr)
 def test_the_error_bound_holds_for_any_alpha_whatever_the_kernel(family, factor):
     X, _ = line(25)
-    glm = kglm.KernelGLM(kernels.SquaredExponential(2.0), family, lam=0.05, prior=factor).fit(
-        X, targets(family, X)
-    )
+    glm = kglm.KernelGLM(kernels.SquaredExponential(2.0), family, lam=0.05, prior=factor).fit(X, targets(family, X))
     problem = glm.problem  # singular to rounding, ‖K/λ‖ ≈ 300: neither assumption of the paper holds
     norm = torch.linalg.matrix_norm(problem.K, 2)
     g = torch.Generator().manual_seed(0)
@@ -219,6 +203,4 @@ def test_misuse_is_answered_in_words():
     with pytest.raises(ValueError, match="not positive semi-definite"):
         kglm.KernelGLM(indefinite, kglm.Gaussian(), lam=0.1).fit(X, y)
     with pytest.raises(ValueError, match="flat factor"):
-        kglm.KernelGLM(kernels.Linear(), kglm.Gaussian(), lam=1.0, prior=prior.Normal(1.0)).fit(
-            X, y
-        ).log_evidence()
+        kglm.KernelGLM(kernels.Linear(), kglm.Gaussian(), lam=1.0, prior=prior.Normal(1.0)).fit(X, y).log_evidence()

@@ -1,0 +1,93 @@
+"""Propositions 2, 4, 12, 13 and 14 of the paper, as functions."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import final
+
+import torch
+from torch import Tensor
+
+from kerneq.kglm.family import AbstractFamily
+from kerneq.kglm.guarantee import certify
+from kerneq.kglm.prior import FLAT, AbstractPrior
+
+
+def jacobian_norm(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+    """‖DH‖ at each row of z (batch, n), for the map f of one state (n,)."""
+    jacobian = torch.func.vmap(torch.func.jacrev(f))(z)
+    return torch.linalg.matrix_norm(jacobian, ord=2)
+
+
+def proposition2(f: Callable[[Tensor], Tensor], z1: Tensor, z2: Tensor, points: int = 64) -> tuple[float, float]:
+    """‖H(z1) − H(z2)‖ / ‖z1 − z2‖ and the largest ‖DH‖ met on the segment between: the first is no larger.
+
+    So ‖DH‖ ≤ q < 1 on an open convex set makes H a contraction on its closure, although ‖DH‖ may reach 1 on
+    the boundary (tanh at 0).
+    """
+    ratio = (f(z1) - f(z2)).norm() / (z1 - z2).norm()
+    t = torch.linspace(0, 1, points, dtype=z1.dtype)[:, None]
+    return ratio.item(), jacobian_norm(f, z1 + t * (z2 - z1)).max().item()
+
+
+def proposition4(K: Tensor, lam: float, family: AbstractFamily, prior: AbstractPrior = FLAT) -> float:
+    """Assumption 2's number, ‖K/λ‖ sup A″ sup(1 + ρ′): below 1 the equilibrium map contracts by it."""
+    return certify(K, lam, family, prior).contraction
+
+
+def proposition12(A: Tensor, B: Tensor, y: Tensor, sigma: Callable[[Tensor], Tensor], lipschitz: float = 1.0) -> Tensor:
+    """A bound on ‖z₁ − z₂‖ for z₁ = σ(A(y − z₁)), z₂ = σ(B(y − z₂)), per row of y.
+
+    L_σ‖y − σ(0)‖ ‖A − B‖ / ((1 − L_σ‖A‖)(1 − L_σ‖B‖)). The published ‖A‖, ‖B‖ < 1 is not needed: L_σ‖A‖ < 1
+    is.
+    """
+    first, second = lipschitz * _norm(A), lipschitz * _norm(B)
+    if not (first < 1 and second < 1):
+        raise ValueError(f"Both maps must contract; their constants are {first:.3g} and {second:.3g}.")
+    return lipschitz * _spread(y, sigma) * _norm(A - B) / ((1 - first) * (1 - second))
+
+
+def proposition13(
+    A: Tensor, y: Tensor, sigma: Callable[[Tensor], Tensor], lipschitz: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """A positive semi-definite B near A, and a bound on ‖z₁ − z₂‖ per row of y.
+
+    B is the positive part of (A + Aᵀ)/2. The bound is L_σ‖y − σ(0)‖ (ν + ‖(A − Aᵀ)/2‖) / (1 − L_σ‖A‖)², ν the
+    size of the most negative eigenvalue of (A + Aᵀ)/2: not positive, and not symmetric, each cost their part.
+    """
+    symmetric, skew = (A + A.mT) / 2, (A - A.mT) / 2
+    constant = lipschitz * _norm(A)
+    if not constant < 1:
+        raise ValueError(f"The map must contract; its constant is {constant:.3g}.")
+    values, vectors = torch.linalg.eigh(symmetric)
+    B = (vectors * values.clamp(min=0)) @ vectors.mT
+    negative = (-values.min()).clamp(min=0).item()
+    return B, lipschitz * _spread(y, sigma) * (negative + _norm(skew)) / (1 - constant) ** 2
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class RandomStart:
+    """Proposition 14: how near a random Gaussian start is to some kernel GLM."""
+
+    deviation: float  # ν, of the entries of A
+    probability: float  # at least this
+    mean_squared: float  # bound on min over B of ‖z₁ − z₂‖²/n
+
+
+def proposition14(n: int, C: float, t: float, spread: float, lipschitz: float = 1.0) -> RandomStart:
+    """For A (n × n) of independent N(0, ν²), ν = C / (L_σ(2√n + t)): with probability 1 − 2e^{−t²/2} a
+    semi-definite B has ‖z₁ − z₂‖²/n ≤ 4 D C² / (1 − C)⁴, where D = `spread` bounds ‖y − σ(0)‖²/n.
+    """
+    if not 0 < C < 1:
+        raise ValueError(f"`C` must lie between 0 and 1, got {C}.")
+    deviation = C / (lipschitz * (2 * math.sqrt(n) + t))
+    return RandomStart(deviation, max(0.0, 1 - 2 * math.exp(-(t**2) / 2)), 4 * spread * C**2 / (1 - C) ** 4)
+
+
+def _spread(y: Tensor, sigma: Callable[[Tensor], Tensor]) -> Tensor:
+    return (y - sigma(torch.zeros_like(y))).norm(dim=-1)
+
+
+def _norm(A: Tensor) -> float:
+    return torch.linalg.matrix_norm(A, ord=2).item()

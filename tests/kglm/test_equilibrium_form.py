@@ -1,0 +1,205 @@
+"""The equilibrium model with the closed-form weights is the kernel GLM (Theorem 3, Corollaries 5, 6, 11)."""
+
+import math
+
+import pytest
+import torch
+
+from kerneq import kglm
+from kerneq.gradients import Unrolled
+from kerneq.kglm import prior
+from kerneq.kglm.convolution import pixels, random_lengthscales
+from kerneq.kglm.guarantee import certify
+from kerneq.solvers import Anderson
+
+FAMILIES = [
+    kglm.Gaussian(0.5),
+    kglm.Bernoulli(),
+    kglm.Binomial(5),
+    kglm.Ising(),
+    kglm.Ising(2.0),
+    kglm.Rectified(),
+    kglm.LeakyReLU(0.1),
+    kglm.LeakyReLU(0.0),
+]
+PRIORS = [prior.Flat(), prior.Normal(0.5), prior.Logistic()]
+
+
+def draw(family, n=25, batch=3, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    X = torch.rand(n, 1, generator=g, dtype=torch.float64) * 6
+    u = torch.rand(batch, n, generator=g, dtype=torch.float64)
+    if isinstance(family, kglm.Binomial):
+        return X, (u * (family.trials + 1)).floor()
+    if isinstance(family, kglm.Poisson):
+        return X, (3 * u).floor()
+    if isinstance(family, kglm.Ising):
+        return X, torch.where(u < 0.4, -1.0, 1.0).double()
+    return X, 3 * u
+
+
+@pytest.mark.parametrize("factor", PRIORS, ids=repr)
+@pytest.mark.parametrize("family", FAMILIES, ids=repr)
+def test_the_equilibrium_is_newtons_solution_where_both_assumptions_hold(family, factor):
+    X, Y = draw(family)
+    kernel = kglm.SquaredExponential(0.3) + kglm.White(1e-3)
+    lam = 2 * family.curvature() * torch.linalg.matrix_norm(kernel(X, X), 2).item()
+    glm = kglm.KernelGLM(kernel, family, lam=lam, prior=factor).fit(X, Y)
+    layer = glm.as_equilibrium()
+    assert layer.guarantee.assumption1
+    if isinstance(factor, prior.Flat):
+        assert layer.guarantee.assumption2
+    torch.testing.assert_close(layer(Y).detach(), glm.canonical(), rtol=0, atol=1e-8)
+    torch.testing.assert_close(layer.embed(Y).detach(), glm.predict(), rtol=0, atol=1e-8)
+    X2 = torch.linspace(-1, 7, 11, dtype=torch.float64)
+    torch.testing.assert_close(glm.as_equilibrium(X2).mean(Y).detach(), glm.predict(X2), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("factor", PRIORS, ids=repr)
+@pytest.mark.parametrize("family", FAMILIES, ids=repr)
+def test_neither_assumption_is_needed_for_the_equivalence(family, factor):
+    X, Y = draw(family)
+    kernel = kglm.SquaredExponential(2.0)  # singular to rounding
+    lam = family.curvature() * torch.linalg.matrix_norm(kernel(X, X), 2).item() / 20
+    glm = kglm.KernelGLM(kernel, family, lam=lam, prior=factor).fit(X, Y)
+    layer = glm.as_equilibrium(torch.linspace(0, 6, 7, dtype=torch.float64))
+    assert not layer.guarantee.assumption1 and not layer.guarantee.assumption2
+    assert "unique all the same" in str(layer.guarantee)
+    expected = glm.canonical(torch.linspace(0, 6, 7, dtype=torch.float64))
+    torch.testing.assert_close(layer(Y).detach(), expected, rtol=0, atol=1e-8)
+
+
+def test_plain_iteration_fails_where_the_guarantee_says_it_may():
+    X, Y = draw(kglm.Ising())
+    kernel = kglm.SquaredExponential(2.0)
+    glm = kglm.KernelGLM(kernel, kglm.Ising(), lam=0.1).fit(X, Y)
+    layer = glm.as_equilibrium()
+    f = layer.cell.bind(Y)
+    eta = torch.zeros_like(Y)
+    for _ in range(500):
+        eta = f(eta)
+    assert (eta - glm.canonical()).abs().max() > 1
+    torch.testing.assert_close(layer(Y).detach(), glm.canonical(), rtol=0, atol=1e-8)
+
+
+def test_relaxed_iteration_contracts_at_the_stated_rate_in_the_kernels_norm():
+    X, Y = draw(kglm.Bernoulli())
+    kernel = kglm.SquaredExponential(0.5) + kglm.White(1e-2)
+    glm = kglm.KernelGLM(kernel, kglm.Bernoulli(), lam=0.05).fit(X, Y)
+    layer, K = glm.as_equilibrium(), glm.problem.K
+    g = layer.guarantee
+    assert g.canonical > 5
+    rate, f = g.canonical / (2 + g.canonical), layer.cell.bind(Y)
+    inverse = torch.linalg.inv(K)
+
+    def distance(eta):
+        gap = eta - glm.canonical()
+        return ((gap @ inverse) * gap).sum(-1).sqrt()
+
+    eta = torch.zeros_like(Y)
+    for _ in range(20):
+        before, eta = distance(eta), torch.lerp(eta, f(eta).detach(), g.relaxation)
+        assert (distance(eta) <= rate * before * (1 + 1e-9)).all()
+
+
+def test_a_poisson_layer_is_certified_by_its_data():
+    X, Y = draw(kglm.Poisson())
+    kernel = kglm.SquaredExponential(0.3) + kglm.White(1e-3)
+    lam = 20 * torch.linalg.matrix_norm(kernel(X, X), 2).item()
+    glm = kglm.KernelGLM(kernel, kglm.Poisson(), lam=lam).fit(X, Y)
+    assert math.isinf(certify(glm.problem.K, lam, kglm.Poisson()).contraction)
+    layer = glm.as_equilibrium()
+    assert layer.guarantee.assumption2
+    torch.testing.assert_close(layer(Y).detach(), glm.canonical(), rtol=0, atol=1e-8)
+
+
+def test_an_offset_enters_the_layer_as_a_bias():
+    X, Y = draw(kglm.Bernoulli())
+    offset = lambda x: 1 - 0.5 * x[:, 0]  # noqa: E731
+    glm = kglm.KernelGLM(kglm.Matern(0.5), kglm.Bernoulli(), lam=8.0, offset=offset).fit(X, Y)
+    X2 = torch.linspace(0, 6, 7, dtype=torch.float64)
+    torch.testing.assert_close(glm.as_equilibrium(X2)(Y).detach(), glm.canonical(X2), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("family", [kglm.Bernoulli(), kglm.Gaussian(), kglm.Ising()], ids=repr)
+@pytest.mark.parametrize("definite", [True, False])
+def test_the_convolutional_form_is_the_dense_one(family, definite):
+    channels, height, width = 2, 6, 5
+    lengths = random_lengthscales(channels, torch.Generator().manual_seed(3)).double()
+    window, pairs = ("triangle", "definite") if definite else ("box", "published")
+    kernel = kglm.Truncated(lengths, 2, window, pairs)
+    X = pixels(height, width, channels)
+    K = kernel(X, X)
+    lam = 1.5 * family.curvature() * torch.linalg.matrix_norm(K, 2).item()
+    _, Y = draw(family, n=channels * height * width)
+    glm = kglm.KernelGLM(kernel, family, lam=lam).fit(X, Y)
+    conv, dense = glm.as_equilibrium(convolutional=True), glm.as_equilibrium()
+    got = conv(Y.view(-1, channels, height, width)).detach().flatten(1)
+    torch.testing.assert_close(got, dense(Y).detach(), rtol=0, atol=1e-8)
+    if definite:
+        torch.testing.assert_close(got, glm.canonical(), rtol=0, atol=1e-8)
+        assert dense.guarantee.semidefinite and conv.guarantee.semidefinite
+    # bounds from the symbol hold for the zero-padded convolution
+    assert conv.guarantee.smallest <= dense.guarantee.smallest + 1e-12
+    assert conv.guarantee.norm >= dense.guarantee.norm - 1e-12
+
+
+def test_the_published_truncated_kernel_is_not_positive_semi_definite_and_the_guarantee_says_so():
+    kernel = kglm.Truncated(torch.full((1, 1), 4.0, dtype=torch.float64), radius=3)
+    X = pixels(12, 12, 1)
+    K = kernel(X, X)
+    assert torch.linalg.eigvalsh(K).min() < -0.5
+    guarantee = certify(K, 100.0, kglm.Gaussian())
+    assert "not positive semi-definite" in str(guarantee) and guarantee.assumption2
+    repaired = kglm.Truncated(torch.full((1, 1), 4.0, dtype=torch.float64), 3, "triangle", "definite")
+    assert torch.linalg.eigvalsh(repaired(X, X)).min() > 0
+
+
+def test_channel_pairs_of_different_lengths_are_not_a_kernel_either():
+    lengths = torch.tensor([[0.1, 4.0], [4.0, 0.1]], dtype=torch.float64)
+    X = pixels(6, 6, 2)
+    assert torch.linalg.eigvalsh(kglm.Truncated(lengths, 8)(X, X)).min() < -0.1
+    assert torch.linalg.eigvalsh(kglm.Truncated(lengths, 8, "triangle", "definite")(X, X)).min() > -1e-12
+
+
+def test_gradients_reach_every_weight_and_are_the_unrolled_ones():
+    X, Y = draw(kglm.Bernoulli(), n=8)
+    glm = kglm.KernelGLM(kglm.Matern(0.5), kglm.Bernoulli(), lam=4.0, prior=prior.Logistic()).fit(X, Y)
+    layer = glm.as_equilibrium()
+    (layer(Y).square().sum()).backward()
+    got = {name: p.grad.clone() for name, p in layer.named_parameters()}
+    layer.zero_grad()
+    layer.layer.gradient = Unrolled(steps=120)
+    (layer(Y).square().sum()).backward()
+    assert set(got) == {
+        "layer.cell.W1",
+        "layer.cell.W2",
+        "layer.cell.W3",
+        "layer.cell.bias",
+        "V1",
+        "V2",
+        "bias",
+    }
+    for name, parameter in layer.named_parameters():
+        torch.testing.assert_close(got[name], parameter.grad, rtol=1e-7, atol=1e-8)
+
+
+def test_other_solvers_of_kerneq_serve_too():
+    X, Y = draw(kglm.Ising())
+    glm = kglm.KernelGLM(kglm.SquaredExponential(1.0), kglm.Ising(), lam=1.0).fit(X, Y)
+    layer = glm.as_equilibrium()
+    layer.layer.solver = Anderson()
+    torch.testing.assert_close(layer(Y).detach(), glm.canonical(), rtol=0, atol=1e-8)
+
+
+def test_misuse_of_the_convolutional_form_is_answered_in_words():
+    X, Y = draw(kglm.Gaussian())
+    with pytest.raises(ValueError, match="`Truncated` kernel"):
+        kglm.KernelGLM(kglm.Matern(), kglm.Gaussian(), lam=1.0).fit(X, Y).as_equilibrium(convolutional=True)
+    kernel = kglm.Truncated(torch.ones(1, 1, dtype=torch.float64), 1, "triangle", "definite")
+    X = pixels(3, 3, 1).flip(0)
+    glm = kglm.KernelGLM(kernel, kglm.Gaussian(), lam=9.0).fit(X, torch.ones(9, dtype=torch.float64))
+    with pytest.raises(ValueError, match="every pixel"):
+        glm.as_equilibrium(convolutional=True)
+    with pytest.raises(ValueError, match="symmetric matrix"):
+        kglm.Truncated(torch.tensor([[1.0, 2.0], [3.0, 1.0]]))

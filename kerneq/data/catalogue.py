@@ -1,36 +1,22 @@
 """The data sets kerneq knows: where their files lie, what they hold, how to get them."""
 
-import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
-from typing import final
 
 from . import names
 from .cifar import Cifar, Pickled, Records
+from .dataset import AbstractDataSet
 from .digits import Digits
 from .files import File
 from .idx import Idx
-from .layout import AbstractLayout
-
-_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class DataSet:
-    """A published data set; `mean` and `std` are those of its training split."""
-
-    layouts: tuple[AbstractLayout, ...]
-    classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    get: str  # how to get it
-    licence: str  # and whom to cite
-
+from .packed import Packed
+from .pictures import Pictures
 
 _CIFAR_LICENCE = (
     "no licence stated; cite Krizhevsky, Learning multiple layers of features from tiny images, 2009"
 )
+_IMAGENET_LICENCE = "non-commercial research only; cite Russakovsky et al., ImageNet challenge, 2015"
 _CIFAR100_GET = (
     "download cifar-100-python.tar.gz or cifar-100-binary.tar.gz from "
     "https://www.cs.toronto.edu/~kriz/cifar.html and unpack it"
@@ -58,7 +44,7 @@ _CIFAR10_BINARY = Cifar(
 )
 
 
-def _cifar100(key: bytes, mark: int, classes: tuple[str, ...]) -> DataSet:
+def _cifar100(key: bytes, mark: int, classes: tuple[str, ...]) -> Packed:
     python = Cifar(
         folders=("cifar-100-python",),
         train=(File("train", 155249918, "16019d7e3df5f24257cddd939b257f8d"),),
@@ -74,7 +60,7 @@ def _cifar100(key: bytes, mark: int, classes: tuple[str, ...]) -> DataSet:
         classes=len(classes),
     )
     mean, std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-    return DataSet((python, binary), classes, mean, std, _CIFAR100_GET, _CIFAR_LICENCE)
+    return Packed((python, binary), classes, mean, std, _CIFAR100_GET, _CIFAR_LICENCE)
 
 
 _MNIST = Idx(
@@ -104,9 +90,9 @@ _FASHION = Idx(
     ),
 )
 
-DATA_SETS: Mapping[str, DataSet] = MappingProxyType(
+DATA_SETS: Mapping[str, AbstractDataSet] = MappingProxyType(
     {
-        "digits": DataSet(
+        "digits": Packed(
             layouts=(Digits(),),
             classes=names.DIGITS,
             mean=(0.3052,),
@@ -114,15 +100,15 @@ DATA_SETS: Mapping[str, DataSet] = MappingProxyType(
             get="nothing to do: it comes with scikit-learn",
             licence="CC BY 4.0; cite Alpaydin and Kaynak, Optical recognition of handwritten digits, 1998",
         ),
-        "mnist": DataSet(
+        "mnist": Packed(
             layouts=(_MNIST,),
             classes=names.DIGITS,
             mean=(0.1307,),
             std=(0.3081,),
             get="put the four idx files, plain or .gz, from http://yann.lecun.com/exdb/mnist into mnist/",
-            licence="CC BY-SA 3.0; cite LeCun, Bottou, Bengio and Haffner, Gradient-based learning, 1998",
+            licence="CC BY-SA 3.0 (LeCun and Cortes); cite LeCun et al., Gradient-based learning, 1998",
         ),
-        "fashion-mnist": DataSet(
+        "fashion-mnist": Packed(
             layouts=(_FASHION,),
             classes=names.FASHION,
             mean=(0.2860,),
@@ -130,7 +116,7 @@ DATA_SETS: Mapping[str, DataSet] = MappingProxyType(
             get="put the four .gz files of github.com/zalandoresearch/fashion-mnist into fashion-mnist/",
             licence="MIT; cite Xiao, Rasul and Vollgraf, Fashion-MNIST, 2017",
         ),
-        "cifar10": DataSet(
+        "cifar10": Packed(
             layouts=(_CIFAR10_PYTHON, _CIFAR10_BINARY),
             classes=names.CIFAR10,
             mean=(0.4914, 0.4822, 0.4465),
@@ -140,5 +126,40 @@ DATA_SETS: Mapping[str, DataSet] = MappingProxyType(
         ),
         "cifar100": _cifar100(b"fine_labels", 1, names.CIFAR100),
         "cifar100-coarse": _cifar100(b"coarse_labels", 0, names.CIFAR100_COARSE),
+        "imagenette": Pictures(
+            folders=("imagenette", "imagenette2", "imagenette2-320", "imagenette2-160"),
+            classes=MappingProxyType(names.IMAGENETTE),
+            count=None,
+            lists=(),
+            size=256,
+            get="download imagenette2.tgz (or a smaller one) of github.com/fastai/imagenette and unpack it",
+            licence=f"Apache 2.0 for the selection; pictures: {_IMAGENET_LICENCE}",
+        ),
+        "imagenet100": Pictures(
+            folders=("imagenet100", "imagenet"),
+            classes=None,
+            count=100,
+            lists=("imagenet100.txt",),
+            size=256,
+            get=(
+                "unpack ImageNet (ILSVRC 2012, from https://image-net.org after signing up) as "
+                "imagenet/train/CLASS and imagenet/val/CLASS, and write the 100 classes into "
+                "imagenet100.txt, one on each line"
+            ),
+            licence=_IMAGENET_LICENCE,
+        ),
     }
 )
+
+
+def user_folder(path: Path) -> Pictures:
+    """A user's own pictures."""
+    return Pictures(
+        folders=(str(path),),
+        classes=None,
+        count=None,
+        lists=(),
+        size=224,
+        get=f"put pictures into {path}/train/CLASS and {path}/test/CLASS",
+        licence="your own",
+    )

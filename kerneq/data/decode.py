@@ -18,7 +18,8 @@ def decode(path: Path, size: int, box: Box | None = None) -> Tensor | str:
     a worker process wrapped in that process's traceback."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # Pillow only warns of a picture made to fill the memory
+            warnings.simplefilter("ignore")  # odd metadata, say, which do not matter here
+            warnings.simplefilter("error", Image.DecompressionBombWarning)  # made to fill the memory
             with Image.open(path) as picture:
                 if box is None:  # a JPEG decodes straight to the smallest sufficient size
                     picture.draft("RGB", (size, size))

@@ -1,55 +1,70 @@
-"""A data set by its name."""
+"""A data set by its name, and what there is of all of them."""
 
+import dataclasses
 import difflib
-import os
 from pathlib import Path
+from typing import final
 
-import torch
-
-from .catalogue import DATA_SETS, DataSet
+from .catalogue import DATA_SETS, user_folder
+from .dataset import AbstractDataSet, data_root
 from .errors import DataError
 from .folder import Folder
 from .images import Images
-from .layout import AbstractLayout, Split
+from .layout import Split
 
-VARIABLE = "KERNEQ_DATA"
-
-
-def data_root(root: str | Path | None = None) -> Path:
-    """Where data sets lie: `root`, else $KERNEQ_DATA, else ~/.cache/kerneq."""
-    return Path(root or os.environ.get(VARIABLE) or Path("~/.cache/kerneq")).expanduser()
+_FOLDER = "folder:"
 
 
 def load(name: str, split: Split, root: str | Path | None = None, size: int | None = None) -> Images | Folder:
-    """One split of a data set; the other split's files are never opened."""
+    """One split, "train" or "test", of a data set of DATA_SETS or of your own pictures, "folder:PATH".
+
+    `root` is where data sets lie (by default $KERNEQ_DATA, else ~/.cache/kerneq); `size` is the side to
+    which pictures of a folder are resized. The other split's files are never opened."""
     if split not in ("train", "test"):
         raise DataError(f"There is no split {split!r}: ask for 'train' or 'test'.")
-    if name not in DATA_SETS:
-        close = difflib.get_close_matches(name, DATA_SETS, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise DataError(f"There is no data set {name!r}.{hint} There are: {', '.join(DATA_SETS)}.")
-    found = DATA_SETS[name]
-    layout, folder = locate(name, found, data_root(root))
-    arrays = layout.read(folder, split)
-    pixels, labels = torch.from_numpy(arrays.pixels.copy()), torch.from_numpy(arrays.labels)
-    if size is not None and (size, size) != pixels.shape[2:]:
-        own = f"{pixels.shape[2]}×{pixels.shape[3]}"
-        raise DataError(
-            f"The pictures of {name} are {own} and `size` {size} would change them: leave it out."
-        )
-    return Images(pixels, labels, found.classes, found.mean, found.std)
+    if size is not None and size < 1:
+        raise DataError(f"`size` must be at least 1, got {size}.")
+    return find(name).load(name, split, data_root(root), size)
 
 
-def locate(name: str, data_set: DataSet, root: Path) -> tuple[AbstractLayout, Path]:
-    """The first layout of the data set whose folder is there, and that folder."""
-    for layout in data_set.layouts:
-        if not layout.folders:
-            return layout, root
-        for folder in layout.folders:
-            if (root / folder).is_dir():
-                return layout, root / folder
-    wanted = " or ".join(folder for layout in data_set.layouts for folder in layout.folders)
-    raise DataError(
-        f"The data set {name} is not in {root}, which has no folder {wanted}: {data_set.get}; "
-        f"or set {VARIABLE} to the folder that holds it."
-    )
+def find(name: str) -> AbstractDataSet:
+    """The data set of that name."""
+    if name.startswith(_FOLDER):
+        path = Path(name.removeprefix(_FOLDER)).expanduser().absolute()
+        if not path.is_dir():
+            raise DataError(f"There is no folder {path}: put pictures into its train/CLASS and test/CLASS.")
+        return user_folder(path)
+    if name in DATA_SETS:
+        return DATA_SETS[name]
+    close = difflib.get_close_matches(name, DATA_SETS, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise DataError(f"There is no data set {name!r}.{hint} There are: {', '.join(DATA_SETS)}, {_FOLDER}PATH.")
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What was found of a data set."""
+
+    name: str
+    found: bool  # whole, as far as names and sizes of files tell
+    path: Path | None  # its folder, if there is one
+    problem: str | None  # what is wrong with it, a sentence
+    get: str  # how to get it
+    licence: str  # and whom to cite
+
+
+def describe(root: str | Path | None = None) -> list[Description]:
+    """A row for every data set of DATA_SETS; looks at names and sizes of files only, so it is quick."""
+    return [_describe(name, data_set, data_root(root)) for name, data_set in DATA_SETS.items()]
+
+
+def _describe(name: str, data_set: AbstractDataSet, root: Path) -> Description:
+    path: Path | None = None
+    problem: str | None = None
+    try:
+        path = data_set.locate(name, root)
+        data_set.check(name, root)
+    except DataError as error:
+        problem = str(error)
+    return Description(name, problem is None, path, problem, data_set.get, data_set.licence)

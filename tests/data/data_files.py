@@ -1,0 +1,51 @@
+"""Writing data files as their publishers did, small or whole."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def idx(array: np.ndarray) -> bytes:
+    return (
+        struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape)
+        + array.astype(np.uint8).tobytes()
+    )
+
+
+def python2_pickle(pixels: np.ndarray, labels: list[int], key: bytes = b"labels") -> bytes:
+    """The dictionary of a CIFAR file as Python 2 pickled it, opcode by opcode (pickle protocol 2)."""
+
+    def text(value: bytes) -> bytes:
+        return b"U" + bytes([len(value)]) + value
+
+    def whole(value: int) -> bytes:
+        return b"K" + bytes([value]) if 0 <= value < 256 else b"J" + struct.pack("<i", value)
+
+    rows, columns = pixels.shape
+    array = (
+        *(
+            b"cnumpy.core.multiarray\n_reconstruct\n",
+            b"cnumpy\nndarray\n",
+            whole(0),
+            b"\x85",
+            text(b"b"),
+            b"\x87R",
+        ),
+        *(b"(", whole(1), whole(rows), whole(columns), b"\x86"),
+        *(b"cnumpy\ndtype\n", text(b"u1"), whole(0), whole(1), b"\x87R"),
+        *(b"(", whole(3), text(b"|"), b"NNN", whole(-1), whole(-1), whole(0), b"tb"),
+        *(b"\x89T", struct.pack("<i", pixels.size), pixels.astype(np.uint8).tobytes(), b"tb"),
+    )
+    return b"".join(
+        (
+            *(b"\x80\x02}q\x00(", text(key), b"](", *(whole(label) for label in labels), b"e"),
+            *(text(b"data"), *array, b"u."),
+        )
+    )
+
+
+def picture(path: Path, colour: tuple[int, int, int], size: tuple[int, int] = (20, 12)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)

@@ -1,0 +1,115 @@
+"""Design fact 3: proximal descent lowers E at every step, for any weights; plain iteration does not even converge."""
+
+import math
+
+import pytest
+import torch
+from helpers import CELLS, KERNELS, Reference, cell_of, examples, input_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kerneq
+from kerneq.kernels import Gaussian
+from kerneq.solvers import Picard, Proximal
+from kerneq.solvers.proximal import descend, safe_step
+
+pytestmark = pytest.mark.usefixtures("float64")
+WIDE = {name: kernel for name, kernel in KERNELS.items() if name != "cubic"}  # degree 3 refuses norm ≥ √2
+
+
+def falls(energies: torch.Tensor) -> None:
+    rise = energies.diff(dim=0)
+    assert (rise <= 1e-12 * (1 + energies[:-1].abs())).all(), rise.max()
+
+
+@pytest.mark.parametrize("memory", [0, 5])
+@pytest.mark.parametrize("L", [0.8, 5.0, 20.0])
+@pytest.mark.parametrize("form", CELLS)
+@pytest.mark.parametrize("kernel", WIDE)
+def test_energy_never_rises_with_the_number_of_steps(kernel, form, L, memory):
+    cell, x = cell_of(form, KERNELS[kernel], norm=math.sqrt(L), stretch=10.0), input_of(form)
+    with torch.no_grad():
+        f, problem = cell.bind(x), Reference(cell, x)
+        z0 = cell.initial(f)
+        values = [kerneq.solve(f, z0, Proximal(memory=memory), tol=1e-14, max_steps=n).value for n in range(1, 16)]
+    energies = torch.stack([problem.energy(z) for z in [z0, *values]])
+    assert all((z >= 0).all() for z in values)
+    assert (energies[-1] < energies[0]).all() or kernel == "quadratic-published"  # there, z = 0 stays an equilibrium
+    falls(energies)
+
+
+@examples
+@given(
+    seed=st.integers(0, 10**6),
+    L=st.floats(0.1, 20.0),
+    gamma=st.floats(0.01, 2.0),
+    kernel=st.sampled_from([*WIDE, "gaussian-gamma"]),
+)
+def test_a_bare_step_lowers_energy_by_half_its_squared_length_from_any_point(seed, L, gamma, kernel):
+    chosen = Gaussian(gamma=gamma, split=3) if kernel == "gaussian-gamma" else KERNELS[kernel]
+    cell, x = cell_of("dense", chosen, norm=math.sqrt(L), stretch=10.0, seed=seed), input_of("dense", seed=seed)
+    with torch.no_grad():
+        f = cell.bind(x)
+        z = torch.relu(torch.randn(4, 5)) * 3
+        at = f.evaluate(z)
+        step = descend(at, f.prox, safe_step(f.bound))
+        drop = at.energy - f.energy(step)
+        promised = 0.5 * (step - z).square().sum(1)
+    assert (drop >= promised - 1e-9 * (1 + at.energy.abs())).all()
+
+
+@examples
+@given(seed=st.integers(0, 10**6), L=st.floats(0.1, 20.0), gamma=st.floats(0.01, 2.0))
+def test_each_accepted_point_of_the_accelerated_descent_lies_lower_than_the_one_before(seed, L, gamma):
+    """Driven by hand: an iterate that misses its target is followed by the plain step from the last accepted one."""
+    cell, x = cell_of("dense", Gaussian(gamma=gamma), norm=math.sqrt(L), stretch=10.0, seed=seed), input_of("dense")
+    solver = Proximal()
+    with torch.no_grad():
+        f = cell.bind(x)
+        z = cell.initial(f)
+        memory, lowest = solver.init(f, z), torch.full((4,), torch.inf)
+        refused = torch.zeros(4, dtype=torch.bool)
+        for _ in range(30):
+            at = f.evaluate(z)
+            accepted = at.energy <= memory.target + at.rounding
+            assert not (refused & ~accepted).any()  # the plain step is never refused
+            assert (at.energy[accepted] <= lowest[accepted] + at.rounding[accepted]).all()
+            lowest, refused = torch.where(accepted, at.energy, lowest), ~accepted
+            z, memory = solver.step(at, memory)
+
+
+def test_past_contraction_picard_fails_where_proximal_does_not():
+    """60 random problems at L = 20 with γ = 0.02, as on the design page (there: 42 failures against 0)."""
+    failed = {"picard": 0, "proximal": 0, "bare": 0}
+    solvers = {"picard": Picard(), "proximal": Proximal(), "bare": Proximal(memory=0)}
+    for seed in range(6):
+        cell = cell_of("dense", Gaussian(gamma=0.02), norm=math.sqrt(20), stretch=10.0, seed=seed)
+        x = 3 * input_of("dense", batch=10, seed=seed)
+        with torch.no_grad():
+            f = cell.bind(x)
+            torch.testing.assert_close(f.bound, torch.tensor(20.0))
+            for name, solver in solvers.items():
+                s = kerneq.solve(f, cell.initial(f), solver, tol=1e-6, max_steps=600)
+                failed[name] += int((~s.converged).sum())
+    assert failed["proximal"] == 0 and failed["bare"] == 0
+    assert failed["picard"] >= 10
+
+
+def test_proximal_and_picard_have_the_same_fixed_points():
+    cell, x = cell_of("conv", KERNELS["gaussian"]), input_of("conv")
+    f = cell.bind(x)
+    z = kerneq.solve(f, cell.initial(f), Proximal(), tol=1e-13, max_steps=200).value
+    for alpha in (0.1, 0.5, 1.0, 1.7):
+        torch.testing.assert_close(descend(f.evaluate(z), f.prox, torch.tensor(alpha)), z, rtol=1e-10, atol=1e-10)
+
+
+def test_acceleration_saves_evaluations_where_the_bare_step_is_short():
+    cell = cell_of("dense", Gaussian(gamma=0.02), norm=math.sqrt(20), stretch=10.0)
+    f = cell.bind(input_of("dense", batch=8))
+    steps = {m: kerneq.solve(f, cell.initial(f), Proximal(memory=m), tol=1e-8, max_steps=3000).steps for m in (0, 5)}
+    assert steps[5].float().mean() < 0.5 * steps[0].float().mean()
+
+
+def test_proximal_asks_for_an_equation():
+    with pytest.raises(TypeError, match="Proximal.*cell.bind.*Anderson"):
+        kerneq.solve(torch.cos, torch.zeros(1, 2), Proximal())

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from ..solution import Solution, Status, per_sample
 
-CUDA_STRIDE = 4  # steps between two looks at the residual on a GPU
 
-
-def conjugate_gradient(matvec: Callable[[Tensor], Tensor], b: Tensor, tol: float, max_steps: int) -> Solution:
+def conjugate_gradient(
+    matvec: Callable[[Tensor], Tensor], b: Tensor, tol: float, max_steps: int, check_every: int
+) -> Solution:
     """Solve A x = b, A symmetric positive definite per sample, to ‖b − Ax‖ ≤ tol·‖b‖.
 
     A sample that has converged, or that meets a direction of negative curvature, keeps its x from then on.
@@ -22,7 +22,7 @@ def conjugate_gradient(matvec: Callable[[Tensor], Tensor], b: Tensor, tol: float
     broken = torch.zeros_like(active)
     steps = torch.zeros(len(b), dtype=torch.long, device=b.device)
     for step in range(1, max_steps + 1):
-        if (not b.is_cuda or step % CUDA_STRIDE == 1) and not bool(active.any()):
+        if check_every < max_steps and step % check_every == 0 and not bool(active.any()):
             break
         Ap = matvec(p)
         curvature = _dot(p, Ap)

@@ -11,7 +11,7 @@ from ..equation import AbstractEquation
 from ..solution import OnFailure, Solution, check_limits, check_on_failure, settle
 from ..solvers.anderson import Anderson
 from ..solvers.base import AbstractSolver, Map, working_dtype
-from ..solvers.loop import solve
+from ..solvers.loop import looks, solve
 from .base import AbstractGradient
 from .conjugate import conjugate_gradient
 
@@ -36,6 +36,7 @@ class Implicit(AbstractGradient):
     solver: AbstractSolver[Any] | ConjugateGradient | None = None  # None: conjugate gradient if it applies, or Anderson
     tol: float = 1e-6
     max_steps: int = 100
+    check_every: int | None = None  # as for `kerneq.solve`
     on_failure: OnFailure = "warn"
 
     def __post_init__(self) -> None:
@@ -55,10 +56,18 @@ class Implicit(AbstractGradient):
                 "Conjugate gradient needs the equation of a cell; give `Implicit` another solver for a function."
             )
         if symmetric and (self.solver is None or isinstance(self.solver, ConjugateGradient)):
-            solution = system.symmetric_solve(g, self.tol, self.max_steps)
+            stride = looks(self.check_every, g)
+            solution = system.symmetric_solve(g, self.tol, self.max_steps, stride)
         else:
             solver = self.solver if isinstance(self.solver, AbstractSolver) else Anderson()
-            solution = solve(lambda u: system.pull(u) + g, g, solver, tol=self.tol, max_steps=self.max_steps)
+            solution = solve(
+                lambda u: system.pull(u) + g,
+                g,
+                solver,
+                tol=self.tol,
+                max_steps=self.max_steps,
+                check_every=self.check_every,
+            )
         return settle(solution, self.on_failure, where="The backward solve").value
 
 
@@ -85,13 +94,13 @@ class _System:
         """Jᵀu."""
         return _vjp(self.image, self.z, u)
 
-    def symmetric_solve(self, g: Tensor, tol: float, max_steps: int) -> Solution:
+    def symmetric_solve(self, g: Tensor, tol: float, max_steps: int, check_every: int) -> Solution:
         assert self.drive is not None and self.active is not None
         drive, active = self.drive, self.active
         dtype = working_dtype(g.dtype)
         matvec: Callable[[Tensor], Tensor] = lambda w: w - active * _vjp(drive, self.z, w)  # noqa: E731
         with torch.no_grad():
-            return conjugate_gradient(matvec, active * g.to(dtype), tol, max_steps)
+            return conjugate_gradient(matvec, active * g.to(dtype), tol, max_steps, check_every)
 
 
 def _vjp(output: Tensor, z: Tensor, u: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class GaussianSimilarity(AbstractSimilarity):
 
     @torch.no_grad()
     def observe(self, a: Tensor, features: Callable[[], Tensor]) -> None:
-        if self.width.wants():
+        if self.width.adapts:
             self.width.observe(_distances(a - features(), self.project.weight, self.split, self.patch))
 
 
@@ -93,16 +93,12 @@ class BoundGaussian(AbstractBoundSimilarity):
     patch: int
 
     def slope(self, z: Tensor, v: Tensor, value: bool) -> Slope:
-        m, similarity = patch_step(
-            _picture(self.a),
-            _picture(v),
-            self.Q,
-            self.gamma,
-            split=self.split,
-            patch=self.patch,
-            similarity=True,
-        )
-        return Slope(None, m.view_as(v) if v.dim() == 2 else m, similarity if value else None)
+        a, features, split, patch = _picture(self.a), _picture(v), self.split, self.patch
+        if not value:
+            m = patch_step(a, features, self.Q, self.gamma, split=split, patch=patch)
+            return Slope(None, m.view_as(v))
+        m, total = patch_step(a, features, self.Q, self.gamma, split=split, patch=patch, similarity=True)
+        return Slope(None, m.view_as(v), total)
 
     def lipschitz(self, operator_norm: Tensor) -> Tensor:
         return operator_norm**2

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,7 @@ class Width(nn.Module, abc.ABC):
     def forward(self) -> Tensor:
         """γ, as it is used during one solve."""
 
-    @abc.abstractmethod
-    def wants(self) -> bool:
-        """Whether this solve's equilibrium should be shown to `observe`."""
+    adapts: ClassVar[bool]  # whether `observe` has an effect
 
     @abc.abstractmethod
     def observe(self, distances: Tensor) -> None:
@@ -46,15 +44,14 @@ class Fixed(AbstractWidth):
 
 @final
 class FixedWidth(Width):
+    adapts: ClassVar[bool] = False
+
     def __init__(self, gamma: float):
         super().__init__()
         self.register_buffer("gamma", torch.tensor(float(gamma)), persistent=False)
 
     def forward(self) -> Tensor:
         return self.get_buffer("gamma")
-
-    def wants(self) -> bool:
-        return False
 
     def observe(self, distances: Tensor) -> None:
         return None
@@ -65,14 +62,13 @@ class FixedWidth(Width):
 class Adaptive(AbstractWidth):
     """γ = share / M, M the smallest ‖rᵢW_h‖² among the patches (GEQ: 0.2 / M).
 
-    The paper gives no rule for M. Ours: a running mean of the batch minimum at the equilibria found in training,
-    looked at every few solves, never below a floor, frozen in evaluation and saved with the model.
+    The paper gives no rule for M. Ours: a running mean of the minimum over (the first samples of) a batch at the
+    equilibria found in training, never below a floor, frozen in evaluation and saved with the model.
     """
 
     share: float = 0.2
     momentum: float = 0.1
     floor: float = 1e-3
-    every: int = 10
 
     def __post_init__(self) -> None:
         if not self.share > 0:
@@ -81,8 +77,6 @@ class Adaptive(AbstractWidth):
             raise ValueError(f"`momentum` must lie in (0, 1], got {self.momentum}.")
         if not self.floor > 0:
             raise ValueError(f"`floor` must be positive, got {self.floor}.")
-        if self.every < 1:
-            raise ValueError(f"`every` must be at least 1, got {self.every}.")
 
     def module(self, size: int) -> "AdaptiveWidth":
         return AdaptiveWidth(self, size)
@@ -90,6 +84,8 @@ class Adaptive(AbstractWidth):
 
 @final
 class AdaptiveWidth(Width):
+    adapts: ClassVar[bool] = True
+
     smallest: Tensor
     looks: Tensor
 
@@ -98,14 +94,9 @@ class AdaptiveWidth(Width):
         self.rule = rule
         self.register_buffer("smallest", torch.tensor(float(size)))  # M; `size` is E‖rᵢ‖² for unit entries
         self.register_buffer("looks", torch.tensor(0.0))  # how often M was looked at
-        self.solves = 0
 
     def forward(self) -> Tensor:
         return self.rule.share / self.smallest.clone()
-
-    def wants(self) -> bool:
-        self.solves += 1
-        return self.solves % self.rule.every == 1 or self.rule.every == 1
 
     def observe(self, distances: Tensor) -> None:
         found = distances.min().clamp_min(self.rule.floor).to(self.smallest)

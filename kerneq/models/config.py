@@ -1,4 +1,4 @@
-"""The settings of a multi-branch equilibrium classifier: one frozen dataclass, plain values only, so that TOML can say them."""
+"""The settings of a multi-branch equilibrium classifier: plain values only, so that TOML can say them."""
 
 import dataclasses
 from typing import Any
@@ -39,7 +39,8 @@ class SolveConfig:
         match self.gradient:
             case "implicit":
                 # While training, a backward solve that stops at its step limit is a choice, not an accident.
-                return Implicit(None, self.gradient_tol, self.gradient_steps, on_failure="return")
+                look = self.check_every or None
+                return Implicit(None, self.gradient_tol, self.gradient_steps, look, on_failure="return")
             case "phantom":
                 return Phantom(self.gradient_steps, self.gradient_relaxation)
             case "unrolled":

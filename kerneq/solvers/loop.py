@@ -50,22 +50,26 @@ def solve(
     check_limits(tol, max_steps)
     check_on_failure(on_failure)
     check_start(z0)
-    if check_every is None:
-        check_every = CUDA_STRIDE if z0.is_cuda else 1
-    if check_every < 1:
-        raise ValueError(f"`check_every` must be at least 1, got {check_every}.")
-    if torch.compiler.is_exporting():
-        check_every = max_steps
+    stride = max_steps if torch.compiler.is_exporting() else looks(check_every, z0)
     with torch.no_grad():
-        value, ledger = _iterate(f, z0, solver, tol, max_steps, check_every)
+        value, ledger = _iterate(f, z0, solver, tol, max_steps, stride)
     gap, residual, steps, codes = (t.to(z0.device) for t in (ledger.gap, ledger.residual, ledger.steps, ledger.codes))
     return settle(Solution(value, residual, steps, codes, tol, _error_bound(f, gap)), on_failure)
+
+
+def looks(check_every: int | None, z: Tensor) -> int:
+    """Steps between two looks at the residual; unless said, each step, or every fourth where a look waits."""
+    if check_every is None:
+        return CUDA_STRIDE if z.is_cuda else 1
+    if check_every < 1:
+        raise ValueError(f"`check_every` must be at least 1, got {check_every}.")
+    return check_every
 
 
 def _iterate(
     f: Map, z0: Tensor, solver: AbstractSolver[Any], tol: float, max_steps: int, check_every: int
 ) -> tuple[Tensor, Ledger]:
-    """Step until every sample has finished. Where looks are allowed the ledger is on the host, so reading it is free."""
+    """Step until every sample has finished. With looks allowed the ledger is on the host, where reading it is free."""
     blind = check_every >= max_steps
     at = _first(f, z0, solver)
     memory = solver.init(f, at.z)

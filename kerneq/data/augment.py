@@ -17,9 +17,7 @@ class Augment:
     magnitude: float = 9.0  # of RandAugment, 0 … 30
     trivial: bool = False  # one TrivialAugmentWide operation (Müller and Hutter, 2021)
     share: float = 1.0  # share of the pictures that get `randaugment` or `trivial`
-    cutout: int = (
-        0  # side of a square set to the mean, its centre anywhere (DeVries and Taylor, 2017); 0: off
-    )
+    cutout: int = 0  # side of a square set to the mean, its centre anywhere (DeVries and Taylor, 2017); 0: off
     mixup: float = 0.0  # α of mixup's Beta(α, α) (Zhang et al., 2018); 0: off
     cutmix: float = 0.0  # α of CutMix's (Yun et al., 2019); with mixup, each for every second picture; 0: off
 

@@ -125,9 +125,7 @@ class Batches:
             got = self.images.shape[0]
             raise ValueError(f"`randaugment` and `trivial` need 1 or 3 channels, these pictures have {got}.")
         if self.augment.mixes and not (self.drop_last and self.shuffle):
-            raise ValueError(
-                "mixup and cutmix pair neighbours of a shuffled batch: set `shuffle` and `drop_last`."
-            )
+            raise ValueError("mixup and cutmix pair neighbours of a shuffled batch: set `shuffle` and `drop_last`.")
         if self.augment.mixes and self.batch_size // self.world % 2:
             share = self.batch_size // self.world
             raise ValueError(f"mixup and cutmix need an even batch on every rank, got {share}.")

@@ -13,9 +13,7 @@ from .idx import Idx
 from .packed import Packed
 from .pictures import Pictures
 
-_CIFAR_LICENCE = (
-    "no licence stated; cite Krizhevsky, Learning multiple layers of features from tiny images, 2009"
-)
+_CIFAR_LICENCE = "no licence stated; cite Krizhevsky, Learning multiple layers of features from tiny images, 2009"
 _IMAGENET_LICENCE = "non-commercial research only; cite Russakovsky et al., ImageNet challenge, 2015"
 _CIFAR100_GET = (
     "download cifar-100-python.tar.gz or cifar-100-binary.tar.gz from "

@@ -65,9 +65,7 @@ def sharpness(pixels: Tensor, amount: Tensor) -> Tensor:
     rows = wide[:, :, :-2] + wide[:, :, 1:-1] + wide[:, :, 2:]
     box = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
     smooth = wide.clone()
-    smooth[:, :, 1:-1, 1:-1] = (
-        2 * box + 8 * wide[:, :, 1:-1, 1:-1] + 13
-    ) // 26  # weights 1, centre 5, over 13
+    smooth[:, :, 1:-1, 1:-1] = (2 * box + 8 * wide[:, :, 1:-1, 1:-1] + 13) // 26  # weights 1, centre 5, over 13
     return _blend(smooth, pixels, amount)
 
 

@@ -19,16 +19,12 @@ def fetch(pixels: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return found * inside.unsqueeze(1)
 
 
-def crop_and_flip(
-    pixels: Tensor, down: np.ndarray, right: np.ndarray, flip: np.ndarray, reflect: bool
-) -> Tensor:
+def crop_and_flip(pixels: Tensor, down: np.ndarray, right: np.ndarray, flip: np.ndarray, reflect: bool) -> Tensor:
     """Shift each picture by (down, right) whole pixels, as pad-and-crop does, then mirror it where `flip`.
 
     What comes in from outside is the picture's reflection or black."""
     height, width = pixels.shape[2:]
-    moves = to_device(np.stack([down, right, flip]).astype(np.int64), pixels.device)[
-        :, :, None
-    ]  # (3, batch, 1)
+    moves = to_device(np.stack([down, right, flip]).astype(np.int64), pixels.device)[:, :, None]  # (3, batch, 1)
     rows = torch.arange(height, device=pixels.device) + moves[0]
     columns = torch.arange(width, device=pixels.device)
     columns = torch.where(moves[2] > 0, width - 1 - columns, columns) + moves[1]

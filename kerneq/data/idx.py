@@ -60,9 +60,7 @@ class Idx(AbstractLayout):
         verify(path, content, _size(shape), self.md5.get(name))
         header = struct.unpack(f">{1 + len(shape)}I", content[: 4 + 4 * len(shape)])
         if header != (0x0800 + len(shape), *shape):  # 0x08: unsigned bytes
-            raise DataError(
-                f"{path} is not the idx file of {' × '.join(map(str, shape))} bytes: download it again."
-            )
+            raise DataError(f"{path} is not the idx file of {' × '.join(map(str, shape))} bytes: download it again.")
         return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
 
 

@@ -32,9 +32,9 @@ def mix(x: Tensor, labels: Tensor, classes: int, settings: Augment, place: Place
     keep_, own_ = to_device(np.stack([keep, own]).astype(np.float32), x.device)
     rows = torch.arange(height, device=x.device)
     columns = torch.arange(width, device=x.device)
-    box = ((rows >= edges[0]) & (rows < edges[1]))[:, :, None] & (
-        (columns >= edges[2]) & (columns < edges[3])
-    )[:, None, :]
+    box = ((rows >= edges[0]) & (rows < edges[1]))[:, :, None] & ((columns >= edges[2]) & (columns < edges[3]))[
+        :, None, :
+    ]
     weight = torch.where(box, 0.0, keep_[:, None, None])[:, None]  # of the picture itself, pixel by pixel
     target = functional.one_hot(labels, classes).to(torch.float32)
     return x * weight + _neighbour(x) * (1 - weight), _blend(target, own_)

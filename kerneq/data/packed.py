@@ -37,9 +37,7 @@ class Packed(AbstractDataSet):
         arrays = layout.read(folder or root, split)
         height, width = arrays.pixels.shape[2:]
         if size is not None and (size, size) != (height, width):
-            raise DataError(
-                f"The pictures of {name} are {height}×{width}, not {size}×{size}: leave `size` out."
-            )
+            raise DataError(f"The pictures of {name} are {height}×{width}, not {size}×{size}: leave `size` out.")
         pixels = torch.from_numpy(arrays.pixels.copy())
         return Images(pixels, torch.from_numpy(arrays.labels), self.classes, self.mean, self.std)
 

@@ -74,14 +74,10 @@ class Pictures(AbstractDataSet):
         there = {path.name for path in listing(place) if path.is_dir()}
         absent = sorted(classes.keys() - there)
         if absent:
-            raise DataError(
-                f"{place} has no folder {absent[0]} for that class: add it, or correct the classes."
-            )
+            raise DataError(f"{place} has no folder {absent[0]} for that class: add it, or correct the classes.")
         strange = sorted(there - classes.keys())
         if strange and self.classes is None and not (folder / LIST).exists() and self.count is None:
-            raise DataError(
-                f"{place} has a folder {strange[0]} that train/ has not: remove it, or add the class."
-            )
+            raise DataError(f"{place} has a folder {strange[0]} that train/ has not: remove it, or add the class.")
         return place
 
     def _classes(self, folder: Path, root: Path) -> Mapping[str, str]:
@@ -108,9 +104,7 @@ def _split_folder(folder: Path, split: str) -> Path:
         if name in places:
             return places[name]
     wanted = "train/" if split == "train" else "test/ nor val/"
-    raise DataError(
-        f"{folder} has no {wanted} beside {'/, '.join(places)}/: put that split's pictures there."
-    )
+    raise DataError(f"{folder} has no {wanted} beside {'/, '.join(places)}/: put that split's pictures there.")
 
 
 def _part(files: list[Path], split: Split) -> list[Path]:
@@ -119,9 +113,7 @@ def _part(files: list[Path], split: Split) -> list[Path]:
         raise DataError(
             f"Each class needs two pictures to split, got {len(files)}: add some, or make train/ and test/."
         )
-    ranked = sorted(
-        files, key=lambda path: hashlib.sha256(path.name.encode(errors="surrogateescape")).digest()
-    )
+    ranked = sorted(files, key=lambda path: hashlib.sha256(path.name.encode(errors="surrogateescape")).digest())
     held = max(1, len(files) // 5)
     return sorted(ranked[:held] if split == "test" else ranked[held:])
 
@@ -139,9 +131,7 @@ def _class_list(path: Path, count: int | None) -> dict[str, str]:
         raise DataError(f"{path} names a class twice: write each folder name once.")
     if len(classes) < 2 or (count is not None and len(classes) != count):
         wanted = "at least two" if count is None else str(count)
-        raise DataError(
-            f"{path} names {len(classes)} classes, not {wanted}: write one folder name on each line."
-        )
+        raise DataError(f"{path} names {len(classes)} classes, not {wanted}: write one folder name on each line.")
     return classes
 
 
@@ -150,6 +140,4 @@ def listing(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
-        raise DataError(
-            f"{folder} could not be listed ({error.strerror}): check it and its permissions."
-        ) from None
+        raise DataError(f"{folder} could not be listed ({error.strerror}): check it and its permissions.") from None

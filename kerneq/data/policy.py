@@ -65,9 +65,7 @@ class Ranges:
     factor: float  # of brightness, colour, contrast, sharpness: 1 ± factor
     bits: int  # taken away by posterize
 
-    def amounts(
-        self, operation: np.ndarray, level: np.ndarray, sign: np.ndarray, sides: tuple[int, int]
-    ) -> np.ndarray:
+    def amounts(self, operation: np.ndarray, level: np.ndarray, sign: np.ndarray, sides: tuple[int, int]) -> np.ndarray:
         """The number that each operation takes, for levels in [0, 1], signs ±1 and (height, width)."""
         table = np.zeros((len(Operation), len(level)))
         table[[Operation.SHEAR_X, Operation.SHEAR_Y]] = sign * level * self.shear
@@ -103,9 +101,7 @@ def _round(
     pixels: Tensor, ranges: Ranges, chosen: np.ndarray, which: np.ndarray, level: np.ndarray, sign: np.ndarray
 ) -> Tensor:
     operation = np.where(chosen, np.floor(which * len(Operation)).astype(np.int64), Operation.IDENTITY)
-    amount = ranges.amounts(
-        operation, level, np.where(sign < 0.5, -1.0, 1.0), (pixels.shape[2], pixels.shape[3])
-    )
+    amount = ranges.amounts(operation, level, np.where(sign < 0.5, -1.0, 1.0), (pixels.shape[2], pixels.shape[3]))
     return operate(pixels, operation, amount)
 
 

@@ -8,10 +8,7 @@ from PIL import Image
 
 
 def idx(array: np.ndarray) -> bytes:
-    return (
-        struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape)
-        + array.astype(np.uint8).tobytes()
-    )
+    return struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
 
 
 def python2_pickle(pixels: np.ndarray, labels: list[int], key: bytes = b"labels") -> bytes:

@@ -65,9 +65,7 @@ def test_ranks_together_see_what_one_process_sees(world):
 
 def test_ranks_share_an_incomplete_last_batch():
     whole = list(Batches(pictures(), 8, shuffle=False, drop_last=False).epoch(0))
-    ranks = [
-        Batches(pictures(), 8, shuffle=False, drop_last=False, rank=r, world=2).epoch(0) for r in range(2)
-    ]
+    ranks = [Batches(pictures(), 8, shuffle=False, drop_last=False, rank=r, world=2).epoch(0) for r in range(2)]
     joined = [tuple(torch.cat(part) for part in zip(*step, strict=True)) for step in zip(*ranks, strict=True)]
     assert same(whole, joined)
 

@@ -72,9 +72,7 @@ quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthC
 
 @quick
 @given(
-    content=st.one_of(
-        damaged(PICKLE), st.binary(max_size=400), st.binary(max_size=60).map(lambda b: b"\x80\x02" + b)
-    )
+    content=st.one_of(damaged(PICKLE), st.binary(max_size=400), st.binary(max_size=60).map(lambda b: b"\x80\x02" + b))
 )
 def test_a_damaged_cifar_pickle(tmp_path, content):
     (tmp_path / "f").write_bytes(content)
@@ -200,8 +198,6 @@ def test_a_damaged_picture_decodes_or_says_what_is_wrong(encoded, data):
     broken.write_bytes(data.draw(damaged(content)))
     found = decode(broken, 8)
     if isinstance(found, str):
-        assert found.startswith(f"{broken} is not a readable picture (") and found.endswith(
-            "replace or remove it."
-        )
+        assert found.startswith(f"{broken} is not a readable picture (") and found.endswith("replace or remove it.")
     else:
         assert found.shape == (3, 8, 8)

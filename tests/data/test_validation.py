@@ -1,0 +1,59 @@
+"""The validation split."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kerneq.data import Images, split_validation
+
+
+def numbered(labels: list[int]) -> Images:
+    """Pictures of one pixel, each its own number."""
+    pixels = torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1)
+    return Images(pixels, torch.tensor(labels), tuple("abcd"), (0.5,), (0.5,))
+
+
+def numbers(images: Images) -> list[int]:
+    return images.pixels.flatten().tolist()
+
+
+@settings(max_examples=100, deadline=None)
+@given(labels=st.lists(st.integers(0, 3), min_size=2, max_size=120), data=st.data())
+def test_the_parts_are_disjoint_whole_in_order_and_in_proportion(labels, data):
+    count = data.draw(st.integers(1, len(labels) - 1))
+    images = numbered(labels)
+    train, validation = split_validation(images, count, data.draw(st.integers(0, 2**40)))
+    assert len(validation) == count
+    assert sorted(numbers(train) + numbers(validation)) == list(range(len(labels)))
+    assert numbers(train) == sorted(numbers(train)) and numbers(validation) == sorted(numbers(validation))
+    exact = images.labels.bincount(minlength=4) * (count / len(labels))
+    assert (validation.labels.bincount(minlength=4) - exact).abs().max() < 1
+    assert all(labels[i] == label for i, label in zip(numbers(train), train.labels.tolist(), strict=True))
+
+
+def test_the_split_depends_on_the_seed_alone():
+    images = numbered([0, 1, 2, 3] * 25)
+    torch.manual_seed(0)
+    first = numbers(split_validation(images, 20, 7)[1])
+    before = torch.get_rng_state()
+    assert numbers(split_validation(images, 20, 7)[1]) == first
+    assert torch.equal(torch.get_rng_state(), before)
+    assert numbers(split_validation(images, 20, 8)[1]) != first
+
+
+@pytest.mark.parametrize("count", [0, 8, -1])
+def test_a_count_that_leaves_nothing_is_refused(count):
+    with pytest.raises(ValueError, match=f"`count` must lie between 1 and 7 for this data set, got {count}"):
+        split_validation(numbered([0, 1] * 4), count, 0)
+
+
+def test_images_of_the_wrong_form_are_refused():
+    good = numbered([0, 1])
+    for pixels, labels, mean, message in (
+        (good.pixels.float(), good.labels, (0.5,), "`pixels` must be uint8"),
+        (good.pixels, good.labels[:1], (0.5,), "`labels` must be int64"),
+        (good.pixels, good.labels, (0.5, 0.5), "`mean` and `std` must have 1 entries"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Images(pixels, labels, good.classes, mean, (0.5,))

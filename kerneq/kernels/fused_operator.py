@@ -52,7 +52,7 @@ def _(
     return torch.empty_like(a), a.new_empty(a.shape[0] if similarity else 0, dtype=reference.accumulator(a))
 
 
-@torch.library.custom_op("kerneq::patchstep_backward", mutates_args=())
+@torch.library.custom_op("kerneq::patch_step_backward", mutates_args=())
 def step_backward(
     u: Tensor,
     t: Tensor | None,

@@ -179,8 +179,7 @@ def main() -> int:
     parser.add_argument("--sweep", action="store_true", help="also time other tilings of the kernels")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("This benchmark needs a CUDA card, and torch sees none here.", file=sys.stderr)
-        return 2
+        sys.exit("This benchmark needs a CUDA card, and torch sees none here.")
     right = check()
     if options.check_only or not right:
         return 0 if right else 1

@@ -102,6 +102,4 @@ def _check(a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor | float, split:
     if Q.shape != (n, n):
         raise ValueError(f"`Q` must be {n} × {n} (split · patch²) here, got {tuple(Q.shape)}.")
     if isinstance(gamma, Tensor) and gamma.dim() != 0:
-        raise ValueError(
-            f"`gamma` must be a number or a tensor of no dimensions, got shape {tuple(gamma.shape)}."
-        )
+        raise ValueError(f"`gamma` must be a number or a tensor of no dimensions, got shape {tuple(gamma.shape)}.")

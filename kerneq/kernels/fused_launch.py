@@ -32,9 +32,7 @@ class Tiling:
 def forward_tiling(a: Tensor, n: int) -> Tiling:
     """As many patches as registers hold without spilling (read off the compiled code for sm_90)."""
     half = a.dtype != torch.float32
-    return Tiling(
-        64 if half or n <= 32 else 32, warps=4 if n <= 64 else 8, programs=8 if half and n <= 32 else 4
-    )
+    return Tiling(64 if half or n <= 32 else 16, warps=4 if n <= 64 else 8, programs=8 if half and n <= 32 else 4)
 
 
 def backward_tiling(a: Tensor, n: int, want_Q: bool) -> Tiling:

@@ -76,9 +76,7 @@ def step_backward(
         grad_Q,
         grad_gamma,
     )
-    grad_a, grad_v, grad_Q, grad_gamma = (
-        x if want else x.new_empty(0) for x, want in zip(grads, wanted, strict=True)
-    )
+    grad_a, grad_v, grad_Q, grad_gamma = (x if want else x.new_empty(0) for x, want in zip(grads, wanted, strict=True))
     return grad_a, grad_v, grad_Q, grad_gamma
 
 

@@ -26,9 +26,7 @@ def _columns(
 
 
 @triton.jit
-def _rows(
-    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, R: tl.constexpr, LAST: tl.constexpr
-):
+def _rows(C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, R: tl.constexpr, LAST: tl.constexpr):
     """How far the rows of a patch lie from its first."""
     row = tl.arange(0, R)
     if LAST:

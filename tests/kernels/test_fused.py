@@ -117,18 +117,14 @@ def test_the_operators_keep_what_they_declare_to_torch(negated, similarity):
     torch.library.opcheck(step, (a, None, Q, gamma, 4, 2, negated, similarity))
     a, v, Q, gamma = (x.detach() for x in (a, v, Q, gamma))
     t = torch.randn(2, dtype=torch.float64) if similarity else None
-    torch.library.opcheck(
-        step_backward, (a, t, a, v, Q, gamma, 4, 2, negated, [True, not negated, True, True])
-    )
+    torch.library.opcheck(step_backward, (a, t, a, v, Q, gamma, 4, 2, negated, [True, not negated, True, True]))
 
 
 @pytest.mark.parametrize("last", CHANNELS_LAST)
 def test_bfloat16_stays_near_float64_and_keeps_dtype_and_layout(last):
     a, v, Q, gamma = problem((2, 16, 8, 8), 32, last, torch.bfloat16)
     m, S = patch_step(a, v, Q, gamma, split=8, patch=2, similarity=True)
-    exact_m, exact_S = patch_step(
-        a.double(), v.double(), Q.double(), gamma.double(), split=8, patch=2, similarity=True
-    )
+    exact_m, exact_S = patch_step(a.double(), v.double(), Q.double(), gamma.double(), split=8, patch=2, similarity=True)
     assert (m.dtype, S.dtype, m.stride()) == (torch.bfloat16, torch.float32, a.stride())
     assert torch.linalg.norm(m.double() - exact_m) < 1e-2 * torch.linalg.norm(exact_m)
     assert torch.linalg.norm(S.double() - exact_S) < 1e-2 * torch.linalg.norm(exact_S)

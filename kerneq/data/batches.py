@@ -42,12 +42,12 @@ class Batches:
         drop_last: bool = True,
         workers: int | None = None,
     ) -> None:
-        self.images = images
         self.batch_size = batch_size
         self.augment = augment if augment is not None else Augment()
         self.shuffle = shuffle
         self.seed = seed
         self.device = torch.device(device)
+        self.images = images.to(self.device)
         self.dtype = dtype
         self.channels_last = channels_last
         self.rank = rank
@@ -55,8 +55,6 @@ class Batches:
         self.drop_last = drop_last
         self.workers = workers
         self._check()
-        self._pixels = images.pixels.to(self.device) if isinstance(images, Images) else None
-        self._labels = images.labels.to(self.device)
         self._mean, self._std = (
             torch.tensor(values, device=self.device)[:, None, None] for values in (images.mean, images.std)
         )
@@ -77,24 +75,28 @@ class Batches:
         if self.shuffle:
             order = stream(Purpose.ORDER, self.seed, n).permutation(order)
         places = [self._place(n, batch) for batch in range(start, len(self))]
-        indices = [order[p.batch * self.batch_size :][p.first : p.last] for p in places]
-        for place, index, pixels in zip(places, indices, self._pictures(places, indices), strict=True):
-            yield self._finish(pixels, self._labels[to_device(index, self.device)], place)
+        rows = [slice(p.batch * self.batch_size + p.first, p.batch * self.batch_size + p.last) for p in places]
+        indices = to_device(order, self.device)
+        if isinstance(self.images, Images):
+            pictures = self._resident(self.images.pixels, [indices[row] for row in rows], places)
+        else:
+            pictures = self._streamed(self.images, [order[row] for row in rows], places)
+        for place, row, pixels in zip(places, rows, pictures, strict=True):
+            yield self._finish(pixels, self.images.labels[indices[row]], place)
 
     def _place(self, epoch: int, batch: int) -> Place:
         count = min(self.batch_size, len(self.images) - batch * self.batch_size)
         first, last = (rank * count // self.world for rank in (self.rank, self.rank + 1))
         return Place(self.seed, epoch, batch, count, first, last)
 
-    def _pictures(self, places: list[Place], indices: list[np.ndarray]) -> Iterator[Tensor]:
-        """The chosen pictures, unsigned bytes on the device."""
-        if self._pixels is not None:
-            for place, index in zip(places, indices, strict=True):
-                pixels = self._pixels[to_device(index, self.device)]
-                yield pixels if self.augment.area == 1 else zoom(pixels, boxes(place, self.augment.area))
-        elif isinstance(self.images, Folder):
-            for pixels in open_stream(self.images, indices, places, self.augment.area, self.workers):
-                yield pixels.to(self.device, non_blocking=True)
+    def _resident(self, pixels: Tensor, indices: list[Tensor], places: list[Place]) -> Iterator[Tensor]:
+        for index, place in zip(indices, places, strict=True):
+            chosen = pixels[index]
+            yield chosen if self.augment.area == 1 else zoom(chosen, boxes(place, self.augment.area))
+
+    def _streamed(self, folder: Folder, indices: list[np.ndarray], places: list[Place]) -> Iterator[Tensor]:
+        for pixels in open_stream(folder, indices, places, self.augment.area, self.workers):
+            yield pixels.to(self.device, non_blocking=True)
 
     def _finish(self, pixels: Tensor, labels: Tensor, place: Place) -> tuple[Tensor, Tensor]:
         x = normalise(augment_pixels(pixels, self.augment, place), self._mean, self._std)

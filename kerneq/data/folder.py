@@ -39,6 +39,10 @@ class Folder:
         """Channels, height and width of every decoded picture."""
         return 3, self.size, self.size
 
+    def to(self, device: torch.device) -> "Folder":
+        """The same with the labels on `device`; pictures get there when they are decoded."""
+        return dataclasses.replace(self, labels=self.labels.to(device))
+
     def select(self, index: Tensor) -> "Folder":
         """The pictures at `index`, in that order."""
         paths = tuple(self.paths[i] for i in index.tolist())

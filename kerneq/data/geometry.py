@@ -10,11 +10,11 @@ from .transfer import to_device
 def fetch(pixels: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """pixels[b, :, rows[b, i, j], columns[b, i, j]], black where that lies outside the picture.
 
-    `rows` and `columns` are integers that broadcast to (batch, height, width)."""
+    `rows` and `columns` are int64 and broadcast to (batch, height, width)."""
     batch, channels, height, width = pixels.shape
-    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-    source = rows.clamp(0, height - 1) * width + columns.clamp(0, width - 1)
-    source = source.expand(batch, height, width).reshape(batch, 1, height * width).long()
+    y, x = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
+    inside = (y == rows) & (x == columns)
+    source = (y * width + x).view(batch, 1, height * width)
     found = pixels.flatten(2).gather(2, source.expand(-1, channels, -1)).view_as(pixels)
     return found * inside.unsqueeze(1)
 

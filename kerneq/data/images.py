@@ -38,6 +38,10 @@ class Images:
         _, channels, height, width = self.pixels.shape
         return channels, height, width
 
+    def to(self, device: torch.device) -> "Images":
+        """The same with pixels and labels on `device`."""
+        return dataclasses.replace(self, pixels=self.pixels.to(device), labels=self.labels.to(device))
+
     def select(self, index: Tensor) -> "Images":
         """The pictures at `index`, in that order."""
         return dataclasses.replace(self, pixels=self.pixels[index], labels=self.labels[index])

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from kerneq.data import Augment, Batches, Images
 
-EVERYTHING = Augment(crop=2, flip=True, cutout=3, mixup=0.4, cutmix=1.0)
+EVERYTHING = Augment(area=0.5, crop=2, flip=True, randaugment=2, cutout=3, mixup=0.4, cutmix=1.0)
 
 
 def pictures(count: int = 53, channels: int = 3, side: int = 8) -> Images:

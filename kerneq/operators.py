@@ -49,7 +49,7 @@ class AbstractOperator(nn.Module, abc.ABC):
         self.weight = nn.Parameter(weight)
         self.size = size
         self.register_buffer("vector", torch.zeros(0))
-        self._seen = -1  # version of the weight that `vector` belongs to
+        self._settled: tuple[int, int] | None = None  # address and version of the weight `vector` was settled for
 
     @abc.abstractmethod
     def state_shape(self, example: Tensor) -> tuple[int, ...]:
@@ -71,29 +71,39 @@ class AbstractOperator(nn.Module, abc.ABC):
             image = BoundOperator(self.weight, self.size)(u.unsqueeze(0))
             return torch.linalg.vector_norm(image) / torch.linalg.vector_norm(u)
 
+    @torch.inference_mode(False)  # `vector` outlives the call: made in inference mode, it could not be followed later
     @torch.no_grad()
     def _follow(self, shape: tuple[int, ...]) -> None:
         """Move `vector` towards the top singular vector of the weight as it is now."""
         w = BoundOperator(self.weight.detach(), self.size)
         fresh = tuple(self.vector.shape) != shape
+        traced = torch.compiler.is_compiling() or torch.compiler.is_exporting()
+        if fresh and traced:  # no numbers to settle on: the program would hold a wrong norm for ever
+            raise RuntimeError(
+                f"The norm of W on states of shape {shape} is not known yet: call the model once, in `eval()` and on an "
+                "input of this size, before it is exported."
+            )
         if fresh:
             # A fixed generator: neither the global seed nor the device changes where the search starts.
             start = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
             self.vector = start.to(self.weight)
         if torch.compiler.is_compiling() or torch.compiler.is_exporting():
             return
-        version = self.weight._version
+        now = (self.weight.data_ptr(), 0 if self.weight.is_inference() else self.weight._version)
         track = self.training and not fresh
-        if track or fresh or version != self._seen:
+        if track or fresh or now != self._settled:
+            if self.vector.is_inference():
+                self.vector = self.vector.clone()
             steps = TRACK_STEPS if track else SETTLE_STEPS
             with torch.autocast(self.weight.device.type, enabled=False):
                 self.vector.copy_(top_singular_vector(w, w.adjoint, self.vector, steps, lanczos=not track))
-            self._seen = version
+            self._settled = None if track else now
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         saved = state_dict.get(prefix + "vector")
         if saved is not None:  # its shape depends on the pictures the saved model has seen
-            self.vector = torch.zeros_like(saved, device=self.vector.device)
+            self.vector = torch.zeros_like(saved, dtype=self.weight.dtype, device=self.vector.device)
+            self._settled = None
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

@@ -21,7 +21,8 @@ def top_singular_vector(apply: Linear, adjoint: Linear, start: Tensor, steps: in
     u = _unit(start)
     if not lanczos:
         for _ in range(steps):
-            u = _unit(gram(u))
+            new = gram(u)
+            u = torch.where(new.any(), _unit(new), u)  # a zero operator has no direction to offer
         return u
     basis = [u.flatten()]
     images: list[Tensor] = []

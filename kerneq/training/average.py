@@ -25,7 +25,9 @@ class Average:
         weight = 1 - min(self.decay, (1 + step) / (10 + step))
         averages, currents = [], []
         for name, value in model.state_dict().items():
-            if value.is_floating_point():
+            if value.shape != self.values[name].shape:  # a buffer that takes its shape from the first pictures
+                self.values[name] = value.clone()
+            elif value.is_floating_point():
                 averages.append(self.values[name])
                 currents.append(value)
             else:
@@ -36,14 +38,16 @@ class Average:
     def applied(self, model: nn.Module) -> Iterator[None]:
         """Put the average into the model for a while; the model's own weights come back bit for bit."""
         own = {name: value.clone() for name, value in model.state_dict().items()}
-        copy_into(model, self.values)
+        model.load_state_dict(self.values)
         try:
             yield
         finally:
-            copy_into(model, own)
+            model.load_state_dict(own)
 
-
-@torch.no_grad()
-def copy_into(model: nn.Module, values: dict[str, Tensor]) -> None:
-    for name, tensor in model.state_dict().items():
-        tensor.copy_(values[name])
+    def restore(self, values: dict[str, Tensor]) -> None:
+        """Continue from saved values, each in the memory layout of the present ones."""
+        for name, own in self.values.items():
+            if own.shape == values[name].shape:
+                own.copy_(values[name])
+            else:
+                self.values[name] = values[name].to(own)

@@ -24,8 +24,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) ->
     """Write tensors and JSON-able facts to `path`, atomically."""
     # Clones, since safetensors refuses tied weights that share memory.
     copies = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
     text = json.dumps(dict(facts))
     header = {"format": FORMAT, "facts": text, "sha256": digest(copies, text)}

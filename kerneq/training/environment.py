@@ -49,16 +49,12 @@ def revision() -> str | None:
     head = _git(source, "rev-parse", "HEAD")
     if head is None or not (source / "pyproject.toml").exists():
         return None
-    return head + (
-        "+changes" if _git(source, "status", "--porcelain", "--untracked-files=no", "kerneq") else ""
-    )
+    return head + ("+changes" if _git(source, "status", "--porcelain", "--untracked-files=no", "kerneq") else "")
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        result = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10
-        )
+        result = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout.strip() if result.returncode == 0 else None

@@ -70,9 +70,7 @@ class Folder:
 
     def newest(self) -> Path | None:
         """The checkpoint to continue from: the last, or the previous if a kill fell between two renames."""
-        return next(
-            (p for p in (self.checkpoint(w) for w in ("last", "fresh", "previous")) if p.exists()), None
-        )
+        return next((p for p in (self.checkpoint(w) for w in ("last", "fresh", "previous")) if p.exists()), None)
 
     def advice(self, damaged: Path) -> str:
         """What to do about a checkpoint that does not load."""

@@ -44,6 +44,4 @@ class Glance:
 
 def check_loss(scores: Scores, state: State) -> None:
     if not math.isfinite(scores.loss):
-        raise TrainingError(
-            f"The loss became {scores.loss} by step {state.step} (epoch {state.epoch + 1}). {REMEDY}"
-        )
+        raise TrainingError(f"The loss became {scores.loss} by step {state.step} (epoch {state.epoch + 1}). {REMEDY}")

@@ -109,8 +109,6 @@ def choose_algorithms(deterministic: bool) -> None:
     """Fastest algorithms, or those that give the same bits every time."""
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if (
-        torch.are_deterministic_algorithms_enabled() != deterministic
-    ):  # the call itself imports the compiler: seconds
+    if torch.are_deterministic_algorithms_enabled() != deterministic:  # the call itself imports the compiler: seconds
         torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.benchmark = not deterministic

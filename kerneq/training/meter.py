@@ -50,9 +50,7 @@ class Meter:
 
     def read(self, sums: Tensor | None = None) -> Scores:
         """The means so far (or of `sums`, added up over processes); waits for the device."""
-        images, loss, correct, solves, steps, residual, missed = (
-            self.sums if sums is None else sums
-        ).tolist()
+        images, loss, correct, solves, steps, residual, missed = (self.sums if sums is None else sums).tolist()
         counted = max(images, 1)
         return Scores(
             images=int(images),

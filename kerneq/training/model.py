@@ -6,7 +6,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from kerneq.config import Config
+from kerneq import models
+from kerneq.config import Config, ConfigError
 from kerneq.training.data import Pictures
 from kerneq.training.process import Process
 
@@ -25,9 +26,11 @@ class Trainable(Protocol):
 
 def build_model(config: Config, images: Pictures) -> nn.Module:
     """The configured model of the zoo, for pictures and classes like these."""
-    from kerneq import models
-
-    return models.build(config.model.name, classes=len(images.classes), settings=dict(config.model.settings))
+    name, settings = config.model.name, dict(config.model.settings)
+    try:
+        return models.build(name, classes=len(images.classes), channels=images.shape[0], settings=settings)
+    except ValueError as error:
+        raise ConfigError(f"[model] {error}") from None
 
 
 def place(model: nn.Module, config: Config, process: Process) -> nn.Module:

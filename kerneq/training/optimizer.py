@@ -35,9 +35,7 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The momentum buffers by parameter name; absent before the first step."""
     buffers = {
-        name: optimizer.state[p].get("momentum_buffer")
-        for name, p in model.named_parameters()
-        if p in optimizer.state
+        name: optimizer.state[p].get("momentum_buffer") for name, p in model.named_parameters() if p in optimizer.state
     }
     return {name: buffer for name, buffer in buffers.items() if buffer is not None}
 

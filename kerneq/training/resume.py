@@ -14,9 +14,7 @@ def open_run(folder: Folder, state: State, resume: bool) -> None:
     """Bring `state` to where the run in `folder` stands, and write down this start of it."""
     newest = folder.newest()
     if newest is not None and not resume:
-        raise TrainingError(
-            f"{folder.path} already holds a run; add --resume to continue it, or --name for another."
-        )
+        raise TrainingError(f"{folder.path} already holds a run; add --resume to continue it, or --name for another.")
     if newest is not None:
         _check_same(folder, state)
         try:

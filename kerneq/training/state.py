@@ -10,7 +10,7 @@ from torch.nn.utils import get_total_norm
 
 from kerneq.config import Config, write
 from kerneq.training import checkpoint
-from kerneq.training.average import Average, copy_into
+from kerneq.training.average import Average
 from kerneq.training.errors import CheckpointError, TrainingError
 from kerneq.training.meter import Meter
 from kerneq.training.optimizer import momentum, restore_momentum, sgd
@@ -69,17 +69,12 @@ class State:
         """Continue from the checkpoint at `path`: afterwards everything is bit for bit as it was saved."""
         tensors, facts = checkpoint.load(path)
         try:
-            copy_into(self.model, _part(tensors, "model.", self.model.state_dict()))
+            load_weights(self.model, part(tensors, "model."))
             if self.average is not None:
-                values = _part(tensors, "average.", self.average.values)
-                self.average.values = {
-                    name: own.copy_(values[name]) for name, own in self.average.values.items()
-                }
-            restore_momentum(self.model, self.optimizer, _part(tensors, "momentum."))
+                self.average.restore(part(tensors, "average."))
+            restore_momentum(self.model, self.optimizer, part(tensors, "momentum."))
             # The sums are those of all processes together: the first one carries them on.
-            self.meter.sums.copy_(
-                tensors["meter"] if self.process.leads else torch.zeros_like(tensors["meter"])
-            )
+            self.meter.sums.copy_(tensors["meter"] if self.process.leads else torch.zeros_like(tensors["meter"]))
             self._restore_random(tensors)
             self.epoch, self.batch, self.step = (int(facts[name]) for name in ("epoch", "batch", "step"))
             self.rate, self.best, self.seconds = float(facts["rate"]), facts["best"], float(facts["seconds"])
@@ -104,17 +99,17 @@ REMEDY = (
 )
 
 
-def _part(
-    tensors: dict[str, Tensor], prefix: str, expected: dict[str, Tensor] | None = None
-) -> dict[str, Tensor]:
-    """The tensors under a prefix; where `expected` is given, exactly its names and shapes."""
-    part = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    if expected is not None:
-        missing = sorted(set(expected) - set(part)) or sorted(set(part) - set(expected))
-        if missing:
-            raise CheckpointError(f"only one of the two has `{prefix}{missing[0]}`.")
-        for name, value in expected.items():
-            if part[name].shape != value.shape:
-                got, want = tuple(part[name].shape), tuple(value.shape)
-                raise CheckpointError(f"`{prefix}{name}` has shape {got} there and {want} here.")
-    return part
+def part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors under a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def load_weights(model: nn.Module, values: dict[str, Tensor]) -> None:
+    """Put saved weights into a model; other names or shapes than the model's are a `CheckpointError`."""
+    strange = sorted(set(model.state_dict()) ^ set(values))
+    if strange:
+        raise CheckpointError(f"only one of the two has `{strange[0]}`.")
+    try:
+        model.load_state_dict(values)
+    except RuntimeError as error:  # PyTorch lists every mismatch on a line of its own
+        raise CheckpointError(str(error).splitlines()[-1].strip()) from None

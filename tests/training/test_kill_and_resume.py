@@ -16,11 +16,9 @@ HERE = Path(__file__).parent
 
 
 def same_state(first: Path, second: Path) -> bool:
-    """Whether two run folders hold the same tensors (weights, average, momentum, random state), bit for bit."""
+    """Whether two run folders hold the same tensors (weights, average, momentum, ...), bit for bit."""
     for which in ("last", "best"):
-        a, b = (
-            checkpoint.load(folder / "checkpoints" / f"{which}.safetensors")[0] for folder in (first, second)
-        )
+        a, b = (checkpoint.load(folder / "checkpoints" / f"{which}.safetensors")[0] for folder in (first, second))
         if a.keys() != b.keys() or not all(torch.equal(a[name], b[name]) for name in a):
             return False
     return True
@@ -33,9 +31,7 @@ def metrics(folder: Path) -> list[dict]:
 
 
 def test_ten_kills_at_random_moments_leave_no_trace_in_weights_or_metrics(tmp_path):
-    subprocess.run(
-        [sys.executable, str(HERE / "killer.py"), str(tmp_path), "10", "5"], check=True, timeout=200
-    )
+    subprocess.run([sys.executable, str(HERE / "killer.py"), str(tmp_path), "10", "5"], check=True, timeout=200)
     assert same_state(tmp_path / "whole", tmp_path / "killed")
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "killed")
     resumed = json.loads((tmp_path / "killed" / "environment.json").read_text())["resumed"]

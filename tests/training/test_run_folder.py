@@ -49,9 +49,7 @@ def test_a_damaged_checkpoint_is_reported_with_the_way_out_and_the_way_out_works
     last = tmp_path / "run" / "checkpoints" / "last.safetensors"
     content = last.read_bytes()
     last.write_bytes(content[:-100])
-    with pytest.raises(
-        CheckpointError, match=r"last.safetensors is damaged .* Remove it to continue from .*previous"
-    ):
+    with pytest.raises(CheckpointError, match=r"last.safetensors is damaged .* Remove it to continue from .*previous"):
         run(resume=True)
     assert last.read_bytes() == content[:-100], "nothing may be changed by a refusal"
     last.unlink()
@@ -61,13 +59,11 @@ def test_a_damaged_checkpoint_is_reported_with_the_way_out_and_the_way_out_works
 
 def test_the_checkpoint_of_another_model_is_refused(tmp_path, run):
     run("training.epochs=1")
-    with pytest.raises(CheckpointError, match="belongs to another run.*stem.weight.*shape"):
+    with pytest.raises(CheckpointError, match="belongs to another run: size mismatch for head.weight"):
         run("training.epochs=1", resume=True, build=lambda config, images: Toy(1, 10, width=9))
 
 
-def test_a_full_disk_ends_the_run_in_a_sentence_and_the_run_goes_on_when_there_is_room(
-    tmp_path, run, monkeypatch
-):
+def test_a_full_disk_ends_the_run_in_a_sentence_and_the_run_goes_on_when_there_is_room(tmp_path, run, monkeypatch):
     run(folder="whole")
     save, calls = checkpoint.write_atomically, []
 
@@ -141,8 +137,6 @@ def test_an_unknown_device_is_refused(run):
 def test_training_never_reads_the_test_split(run, monkeypatch):
     asked = []
     load = data.load
-    monkeypatch.setattr(
-        data, "load", lambda name, split, **rest: asked.append(split) or load(name, split, **rest)
-    )
+    monkeypatch.setattr(data, "load", lambda name, split, **rest: asked.append(split) or load(name, split, **rest))
     run("training.epochs=1")
     assert asked == ["train"]

@@ -1,5 +1,7 @@
 """Policies, cutout, zoom and mixing as Batches apply them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -26,8 +28,6 @@ def changed(images: Images, augment: Augment) -> torch.Tensor:
 
 @pytest.mark.parametrize("augment", [Augment(trivial=True), Augment(randaugment=1)], ids=["trivial", "rand"])
 def test_share_is_the_share_of_pictures_that_change(augment):
-    import dataclasses
-
     images = pictures(1400)
     # the identity is one operation of fourteen, and autocontrast leaves full-range pictures as they are
     assert 0.75 < changed(images, augment).double().mean() < 13 / 14 + 0.03

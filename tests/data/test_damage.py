@@ -1,6 +1,7 @@
 """Damaged, foreign and hostile files: a DataError or the right data, and never anything else."""
 
 import gzip
+import hashlib
 import os
 import pickle
 from pathlib import Path
@@ -112,8 +113,6 @@ def test_a_damaged_gz_file_gives_the_right_pictures_or_an_error(tmp_path, images
 @quick
 @given(content=st.one_of(damaged(PICKLE), st.binary(max_size=200)))
 def test_with_a_published_size_and_md5_damage_never_passes(tmp_path, content):
-    import hashlib
-
     (tmp_path / "f").write_bytes(content)
     file = File("f", len(PICKLE), hashlib.md5(PICKLE).hexdigest())
     arrays = outcome(Cifar(("x",), (file,), (), Pickled(b"labels"), 10), tmp_path)

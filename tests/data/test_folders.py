@@ -9,6 +9,8 @@ from PIL import Image
 from kerneq.data import Augment, Batches, DataError, Folder, describe, load, split_validation
 from kerneq.data.decode import decode
 
+# From Python 3.12 on, forking a worker beside torch's threads warns.
+FORKS = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 COLOURS = {"ant": (250, 10, 10), "bee": (10, 250, 10), "cat": (10, 10, 250)}
 
 
@@ -122,6 +124,7 @@ def test_a_picture_made_to_fill_the_memory_is_refused(tmp_path, monkeypatch):
     assert "not a readable picture (Image size" in str(decode(tmp_path / "p.png", 4))
 
 
+@FORKS
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_streamed_folder_gives_the_batches_of_its_decoded_images(animals, workers):
     folder = load(f"folder:{animals}", "train", size=8)
@@ -145,6 +148,7 @@ def test_a_stream_resumes_and_splits_over_ranks_with_random_parts_of_pictures(an
     assert not torch.equal(whole[0], plain)
 
 
+@FORKS
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_damaged_picture_in_a_stream_is_named(animals, workers):
     broken = animals / "train" / "bee" / "3.png"

@@ -42,6 +42,7 @@ def test_known_first_labels_of_cifar():
     assert found("cifar10", "test").labels[:5].tolist() == [3, 8, 8, 0, 6]
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_imagenette_streams_with_augmentation():
     train = found("imagenette", "train")
     assert len(train) == 9469 and train.classes[0] == "tench" and train.shape == (3, 256, 256)

@@ -3,11 +3,14 @@
 import abc
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Self
 
 from torch import Tensor
 
 from .prox import AbstractProx
+
+Linear = Callable[[Tensor], Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +22,7 @@ class Evaluation:
     drive: Tensor | None = None  # d(z)
     energy: Tensor | None = None  # E(z)
     rounding: Tensor | None = None  # how far E(z) may be off by rounding alone
+    features: Tensor | None = None  # v = Wz
 
     @functools.cached_property
     def gap(self) -> Tensor:
@@ -37,6 +41,28 @@ class AbstractMap(abc.ABC):
         """The same map for the samples in `index` only."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Reduced:
+    """w = D(g + WᵀNy), y = Ww: the backward system w = D(g + Hw), H = WᵀNW, in the (smaller) space of y.
+
+    So y = WDg + WDWᵀNy, and w follows from y.
+    """
+
+    apply: Linear  # W
+    adjoint: Linear  # Wᵀ
+    bend: Linear  # N = ∂²S/∂v²
+    pull: Linear  # D
+
+    def source(self, g: Tensor) -> Tensor:
+        return self.apply(self.pull(g))
+
+    def step(self, y: Tensor) -> Tensor:
+        return self.apply(self.pull(self.adjoint(self.bend(y))))
+
+    def recover(self, g: Tensor, y: Tensor) -> Tensor:
+        return self.pull(g + self.adjoint(self.bend(y)))
+
+
 class AbstractEquation(AbstractMap):
     """f(z) = σ(d(z)), the optimality condition of min E(z) = ½‖z‖² + 1ᵀφ(z) − S(z), with d = ∇S.
 
@@ -50,6 +76,14 @@ class AbstractEquation(AbstractMap):
     @abc.abstractmethod
     def evaluate(self, z: Tensor, energy: bool = True) -> Evaluation:
         """One evaluation; with `energy`, E(z) comes out of the same products."""
+
+    @abc.abstractmethod
+    def evaluate_zero(self, energy: bool = True) -> Evaluation:
+        """The evaluation at z = 0, where there is no Wz to compute."""
+
+    @abc.abstractmethod
+    def reduce(self, at: Evaluation) -> "Reduced | None":
+        """The backward system in the space of the features, where the kernel allows it."""
 
     def __call__(self, z: Tensor) -> Tensor:
         return self.evaluate(z, energy=False).image

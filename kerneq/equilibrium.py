@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .cells.base import AbstractCell
+from .equation import AbstractEquation
 from .gradients import AbstractGradient, Implicit
 from .solution import OnFailure, Solution, check_limits, check_on_failure
 from .solvers import AbstractSolver, Proximal
@@ -42,9 +43,11 @@ class Equilibrium(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # the loop looks at the residual; what is worth compiling is the map inside it
     def forward(self, x: Tensor) -> Solution:
         f = self.cell.bind(x)
+        # An equation starts at z = 0, which `solve` knows how to make cheap.
+        z0 = None if isinstance(f, AbstractEquation) else self.cell.initial(f)
         solution = solve(
             f,
-            self.cell.initial(f),
+            z0,
             self.solver,
             tol=self.tol,
             max_steps=self.max_steps,

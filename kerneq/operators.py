@@ -56,8 +56,11 @@ class AbstractOperator(nn.Module, abc.ABC):
         """The shape of one state, given one value of a = Ux + b."""
 
     def bind(self, scale: Tensor | float = 1.0) -> BoundOperator:
-        """W times a scale, as it is used during one solve."""
-        return BoundOperator(self.weight * scale, self.size)
+        """W times a scale, as it is used during one solve: under autocast, converted once and not at every step."""
+        weight, kind = self.weight * scale, self.weight.device.type
+        if torch.is_autocast_enabled(kind):
+            weight = weight.to(torch.get_autocast_dtype(kind))
+        return BoundOperator(weight, self.size)
 
     def norm(self, example: Tensor) -> Tensor:
         """‖W‖ on states of the size that goes with `example`, as a differentiable number."""
@@ -66,22 +69,22 @@ class AbstractOperator(nn.Module, abc.ABC):
 
     def last_norm(self) -> Tensor:
         """‖W u‖ at the vector followed so far."""
-        u = self.vector.clone()  # a later step may move the buffer while this one waits for its backward pass
+        u = _wide(self.vector).clone()  # a later step may move the buffer while this one waits for its backward pass
         with torch.autocast(u.device.type, enabled=False):
-            image = BoundOperator(self.weight, self.size)(u.unsqueeze(0))
+            image = BoundOperator(_wide(self.weight), self.size)(u.unsqueeze(0))
             return torch.linalg.vector_norm(image) / torch.linalg.vector_norm(u)
 
     @torch.inference_mode(False)  # `vector` outlives the call: made in inference mode, it could not be followed later
     @torch.no_grad()
     def _follow(self, shape: tuple[int, ...]) -> None:
         """Move `vector` towards the top singular vector of the weight as it is now."""
-        w = BoundOperator(self.weight.detach(), self.size)
+        w = BoundOperator(_wide(self.weight.detach()), self.size)
         fresh = tuple(self.vector.shape) != shape
         traced = torch.compiler.is_compiling() or torch.compiler.is_exporting()
         if fresh and traced:  # no numbers to settle on: the program would hold a wrong norm for ever
             raise RuntimeError(
-                f"The norm of W on states of shape {shape} is not known yet: call the model once, in `eval()` and on an "
-                "input of this size, before it is exported."
+                f"The norm of W on states of shape {shape} is not known yet: call the model once, in `eval()` and on "
+                "an input of this size, before it is exported."
             )
         if fresh:
             # A fixed generator: neither the global seed nor the device changes where the search starts.
@@ -96,7 +99,7 @@ class AbstractOperator(nn.Module, abc.ABC):
                 self.vector = self.vector.clone()
             steps = TRACK_STEPS if track else SETTLE_STEPS
             with torch.autocast(self.weight.device.type, enabled=False):
-                self.vector.copy_(top_singular_vector(w, w.adjoint, self.vector, steps, lanczos=not track))
+                self.vector.copy_(top_singular_vector(w, w.adjoint, _wide(self.vector), steps, lanczos=not track))
             self._settled = None if track else now
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -127,6 +130,11 @@ class Conv(AbstractOperator):
 
     def state_shape(self, example: Tensor) -> tuple[int, ...]:
         return (self.weight.shape[1], *example.shape[-2:])
+
+
+def _wide(t: Tensor) -> Tensor:
+    """In float32 at least: a norm is no place for half precision."""
+    return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
 def limited(norm: Tensor, limit: float) -> Tensor:

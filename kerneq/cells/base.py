@@ -8,8 +8,8 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
-from ..equation import AbstractEquation, AbstractMap, Evaluation
-from ..kernels.base import AbstractBoundSimilarity, AbstractKernel
+from ..equation import AbstractEquation, AbstractMap, Evaluation, Reduced
+from ..kernels.base import AbstractBoundSimilarity, AbstractKernel, Slope
 from ..operators import AbstractOperator, BoundOperator, limited
 from ..prox import AbstractProx
 from ..solution import per_sample_norm
@@ -34,18 +34,42 @@ class Equation(AbstractEquation):
             return Evaluation(z, *_compiled()(self, z, energy))
         return Evaluation(z, *self.products(z, energy))
 
-    def products(self, z: Tensor, energy: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """f(z), d(z) and, where it is wanted, E(z) with its rounding error."""
-        slope = self.similarity.slope(z, self.operator(z), value=energy)
+    def evaluate_zero(self, energy: bool = True) -> Evaluation:
+        slope = self.similarity.slope_at_zero(energy)
+        drive = self._drive(slope)
+        zero = torch.zeros_like(drive)
+        if slope.value is None:
+            return Evaluation(zero, self.prox(drive), drive)
+        rounding = 16 * torch.finfo(drive.dtype).eps * slope.value.abs()
+        return Evaluation(zero, self.prox(drive), drive, self.prox.penalty(zero) - slope.value, rounding)
+
+    def reduce(self, at: Evaluation) -> Reduced | None:
+        assert at.features is not None and at.drive is not None
+        bend = self.similarity.bend(at.features.detach())
+        if bend is None:
+            return None
+        operator = BoundOperator(self.operator.weight.detach(), self.operator.size)
+        return Reduced(operator, operator.adjoint, bend, functools.partial(self.prox.pull, at.drive.detach()))
+
+    def _drive(self, slope: Slope) -> Tensor:
+        """∂S/∂z + Wᵀ ∂S/∂v."""
+        if slope.dv is None:
+            assert slope.dz is not None
+            return slope.dz
         drive = self.operator.adjoint(slope.dv)
-        if slope.dz is not None:
-            drive = drive + slope.dz
+        return drive if slope.dz is None else drive + slope.dz
+
+    def products(self, z: Tensor, energy: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
+        """f(z), d(z), where it is wanted E(z) with its rounding error, and v."""
+        v = self.operator(z)
+        slope = self.similarity.slope(z, v, value=energy)
+        drive = self._drive(slope)
         image = self.prox(drive)
         if slope.value is None:
-            return image, drive, None, None
+            return image, drive, None, None, v
         half = 0.5 * per_sample_norm(z).square()
         rounding = 16 * torch.finfo(image.dtype).eps * (half + slope.value.abs())
-        return image, drive, half + self.prox.penalty(z) - slope.value, rounding
+        return image, drive, half + self.prox.penalty(z) - slope.value, rounding, v
 
     def rows(self, index: Tensor) -> Self:
         return dataclasses.replace(self, similarity=self.similarity.rows(index))

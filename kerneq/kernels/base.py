@@ -14,7 +14,7 @@ class Slope:
     """S and its two partial derivatives at one point; d(z) = ∂S/∂z + Wᵀ ∂S/∂v."""
 
     dz: Tensor | None  # ∂S/∂z; None where S depends on z only through v
-    dv: Tensor  # ∂S/∂v
+    dv: Tensor | None  # ∂S/∂v; None where it is zero
     value: Tensor | None = None  # S of each sample, where it was asked for
 
 
@@ -26,6 +26,14 @@ class AbstractBoundSimilarity(abc.ABC):
     @abc.abstractmethod
     def slope(self, z: Tensor, v: Tensor, value: bool) -> Slope:
         """The derivatives at (z, v), and S itself with `value`."""
+
+    @abc.abstractmethod
+    def slope_at_zero(self, value: bool) -> Slope:
+        """The same at z = 0 and v = 0."""
+
+    @abc.abstractmethod
+    def bend(self, v: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """y ↦ (∂²S/∂v²) y at v, if that is all the curvature S has; None where ∂S/∂z bends too."""
 
     @abc.abstractmethod
     def lipschitz(self, operator_norm: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import fused_reference as reference
-from .fused_operator import step
+from .fused_operator import step, step_backward
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 # n: from the least a matrix unit takes to the most that fits in registers
@@ -78,6 +78,17 @@ def patch_step(
     v = None if v is None else v.contiguous(memory_format=form)
     m, S = step(a.contiguous(memory_format=form), v, Q, gamma, split, patch, negated, similarity)
     return (m, S) if similarity else m
+
+
+def patch_pullback(u: Tensor, a: Tensor, v: Tensor, Q: Tensor, gamma: Tensor, *, split: int, patch: int) -> Tensor:
+    """(∂m/∂r)ᵀu = exp(−sᵢ)(Q − 2γ qᵢᵀqᵢ)uᵢ at r = a − v, which is symmetric; no gradients flow through it."""
+    gamma = gamma.to(reference.accumulator(a))
+    if not _fusable(a, split, patch):
+        return reference.pull_r(u, a, v, Q, gamma, split, patch)
+    form = torch.channels_last if reference.is_channels_last(a) else torch.contiguous_format
+    a, v, u = (t.contiguous(memory_format=form) for t in (a, v, u))
+    wanted = [True, False, False, False]
+    return step_backward(u.to(a.dtype), None, a, v, Q, gamma, split, patch, False, wanted)[0]
 
 
 def _fusable(a: Tensor, split: int, patch: int) -> bool:

@@ -77,6 +77,17 @@ def forward(
     return join(m, a, split, patch, last), w.sum(1) / (2 * gamma)
 
 
+def pull_r(u: Tensor, a: Tensor, v: Tensor, Q: Tensor, gamma: Tensor, split: int, patch: int) -> Tensor:
+    """The gradient of ⟨u, m⟩ with respect to r alone."""
+    last = is_channels_last(a)
+    r, u = cut(difference(a, v, False), split, patch, last), cut(u, split, patch, last)
+    Q = reorder(Q, split, patch, last).to(r.dtype)
+    q, uQ = r @ Q, u.to(r.dtype) @ Q
+    w = torch.exp(-gamma * (q * r).sum(-1, dtype=accumulator(a)))
+    c = 2 * gamma * w * (uQ * r).sum(-1, dtype=accumulator(a))
+    return join(w.unsqueeze(-1).to(r.dtype) * uQ - c.unsqueeze(-1).to(r.dtype) * q, a, split, patch, last)
+
+
 def pullback(
     u: Tensor,
     t: Tensor | None,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..operators import Dense
 from .base import AbstractBoundSimilarity, AbstractKernel, AbstractSimilarity, Slope
-from .fused import patch_step
+from .fused import patch_pullback, patch_step
 from .width import AbstractWidth, Adaptive, Fixed, Width
 
 
@@ -99,6 +99,23 @@ class BoundGaussian(AbstractBoundSimilarity):
             return Slope(None, m.view_as(v))
         m, total = patch_step(a, features, self.Q, self.gamma, split=split, patch=patch, similarity=True)
         return Slope(None, m.view_as(v), total)
+
+    def slope_at_zero(self, value: bool) -> Slope:
+        a, split, patch = _picture(self.a), self.split, self.patch
+        if not value:
+            return Slope(None, patch_step(a, None, self.Q, self.gamma, split=split, patch=patch).view_as(self.a))
+        m, total = patch_step(a, None, self.Q, self.gamma, split=split, patch=patch, similarity=True)
+        return Slope(None, m.view_as(self.a), total)
+
+    def bend(self, v: Tensor) -> Callable[[Tensor], Tensor]:
+        """y ↦ −exp(−sᵢ)(Q − 2γ qᵢᵀqᵢ)y: the pullback of the patch step, which is symmetric."""
+        a, features, split, patch = _picture(self.a), _picture(v), self.split, self.patch
+
+        def product(y: Tensor) -> Tensor:
+            pulled = patch_pullback(_picture(y), a, features, self.Q, self.gamma, split=split, patch=patch)
+            return -pulled.view_as(y)
+
+        return product
 
     def lipschitz(self, operator_norm: Tensor) -> Tensor:
         return operator_norm**2

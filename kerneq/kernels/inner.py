@@ -70,15 +70,23 @@ class BoundInner(AbstractBoundSimilarity):
     a: Tensor
     kappa: Callable[[Tensor], Tensor]
     derivative: Callable[[Tensor], Tensor]
-    bend: float  # max κ″·‖a‖²
+    stiffness: float  # max κ″·‖a‖²
 
     def slope(self, z: Tensor, v: Tensor, value: bool) -> Slope:
         t = dot(self.a, z)
         pull = self.derivative(t).to(z.dtype).view(-1, *[1] * (z.dim() - 1))
         return Slope(pull * self.a, v, self.kappa(t) + 0.5 * dot(v, v) if value else None)
 
+    def slope_at_zero(self, value: bool) -> Slope:
+        t = self.a.new_zeros(len(self.a), dtype=torch.promote_types(self.a.dtype, torch.float32))
+        pull = self.derivative(t).to(self.a.dtype).view(-1, *[1] * (self.a.dim() - 1))
+        return Slope(pull * self.a, None, self.kappa(t) if value else None)
+
+    def bend(self, v: Tensor) -> None:
+        return None
+
     def lipschitz(self, operator_norm: Tensor) -> Tensor:
-        return operator_norm**2 + self.bend
+        return operator_norm**2 + self.stiffness
 
     def convexity(self, lipschitz: Tensor) -> Tensor:
         return 1 - lipschitz

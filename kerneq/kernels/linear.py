@@ -1,8 +1,10 @@
 """The linear kernel of OptEq and MOptEq."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar, Self, final
 
+import torch
 from torch import Tensor
 
 from .base import AbstractBoundSimilarity, AbstractKernel, AbstractSimilarity, Slope, dot
@@ -43,6 +45,12 @@ class BoundLinear(AbstractBoundSimilarity):
 
     def slope(self, z: Tensor, v: Tensor, value: bool) -> Slope:
         return Slope(self.a, v, dot(self.a, z) + 0.5 * dot(v, v) if value else None)
+
+    def slope_at_zero(self, value: bool) -> Slope:
+        return Slope(self.a, None, torch.zeros(len(self.a), device=self.a.device) if value else None)
+
+    def bend(self, v: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda y: y
 
     def lipschitz(self, operator_norm: Tensor) -> Tensor:
         return operator_norm**2

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..solution import Solution
 from .config import ClassifierConfig
-from .parts import Branch, bring_to_scale, make_stem
+from .parts import Branch, make_stem, pyramid
 
 
 @final
@@ -30,15 +30,13 @@ class Classifier(nn.Module):
     def forward(self, x: Tensor, solutions: Literal[True]) -> tuple[Tensor, dict[str, Solution]]: ...
     def forward(self, x: Tensor, solutions: bool = False) -> Tensor | tuple[Tensor, dict[str, Solution]]:
         self._check(x)
-        x = self.stem(x)
-        total: Tensor | None = None
+        levels = pyramid(self.stem(x), self.config.scales)
+        outputs: list[Tensor] = []
         found: dict[str, Solution] = {}
         for index, branch in enumerate(self.branches):
-            z, found[f"branch{index}"] = branch(x)
-            z = bring_to_scale(z, self.config.scales[index], self.config.fusion)
-            total = z if total is None else total + z
-        assert total is not None
-        fused = torch.relu(self.norm(total / len(self.branches)))
+            z, found[f"branch{index}"] = branch(levels[self.config.scales[index]])
+            outputs.append(z)
+        fused = torch.relu(self.norm(torch.stack(outputs).mean(0)))
         logits: Tensor = self.head(fused.mean((2, 3)))
         return (logits, found) if solutions else logits
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from ..gradients import AbstractGradient, Implicit, Phantom, Unrolled
+from ..gradients import AbstractGradient, ConjugateGradient, Implicit, InFeatures, Phantom, Unrolled
 from ..kernels import AbstractKernel, Adaptive, Fixed, Gaussian, Linear, Polynomial, Sigmoid
 from ..solvers import AbstractSolver, Anderson, Broyden, Picard, Proximal
 
@@ -19,6 +19,7 @@ class SolveConfig:
     max_steps: int = 30
     check_every: int = 0  # steps between two looks at the residual; 0 leaves it to `kerneq.solve`
     gradient: str = "implicit"  # implicit, phantom, unrolled
+    backward: str = "features"  # of the implicit gradient: features (the cheapest), state (conjugate gradient)
     gradient_steps: int = 20  # of the backward solve, the phantom steps, or the unrolled ones
     gradient_tol: float = 1e-3  # of the backward solve
     gradient_relaxation: float = 0.8  # of the phantom steps
@@ -39,8 +40,11 @@ class SolveConfig:
         match self.gradient:
             case "implicit":
                 # While training, a backward solve that stops at its step limit is a choice, not an accident.
+                if self.backward not in ("features", "state"):
+                    raise ValueError(f"`backward` must be features or state, got {self.backward!r}.")
+                solver = InFeatures() if self.backward == "features" else ConjugateGradient()
                 look = self.check_every or None
-                return Implicit(None, self.gradient_tol, self.gradient_steps, look, on_failure="return")
+                return Implicit(solver, self.gradient_tol, self.gradient_steps, look, on_failure="return")
             case "phantom":
                 return Phantom(self.gradient_steps, self.gradient_relaxation)
             case "unrolled":

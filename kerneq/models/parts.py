@@ -42,11 +42,14 @@ def make_stem(kind: str, channels: int, width: int) -> nn.Sequential:
 
 @final
 class Branch(nn.Module):
-    """The stem's output at one scale → its equilibrium → batch norm; nothing is normalised inside the equation."""
+    """The stem's output at one scale → its equilibrium → the scale of the fusion → batch norm.
+
+    Nothing is normalised inside the equation.
+    """
 
     def __init__(self, config: ClassifierConfig, scale: int, features: int):
         super().__init__()
-        self.scale = scale
+        self.scale, self.fusion = scale, config.fusion
         kernel = config.make_kernel()
         channels = config.width if kernel.in_state else features
         norm = nn.BatchNorm2d(channels)
@@ -70,12 +73,28 @@ class Branch(nn.Module):
         self.norm = nn.BatchNorm2d(config.width)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Solution]:
-        solution: Solution = self.equilibrium(F.avg_pool2d(x, self.scale) if self.scale > 1 else x)
-        return self.norm(solution.value), solution
+        solution: Solution = self.equilibrium(x)
+        return self.norm(bring_to_scale(solution.value, self.scale, self.fusion)), solution
 
 
 def bring_to_scale(z: Tensor, scale: int, target: int) -> Tensor:
     """Average pooling down to, or nearest up-sampling up to, the target scale."""
     if scale < target:
-        return F.avg_pool2d(z, target // scale)
+        return pool(z, target // scale)
     return F.interpolate(z, scale_factor=scale // target) if scale > target else z
+
+
+def pool(x: Tensor, factor: int) -> Tensor:
+    """Average pooling as a mean over a view: on channels-last maps far cheaper to differentiate than avg_pool2d."""
+    batch, channels, height, width = x.shape
+    tiles = x.permute(0, 2, 3, 1).reshape(batch, height // factor, factor, width // factor, factor, channels)
+    return tiles.mean((2, 4)).permute(0, 3, 1, 2)
+
+
+def pyramid(x: Tensor, scales: tuple[int, ...]) -> dict[int, Tensor]:
+    """x at every scale, each pooled from the one before."""
+    levels = {1: x}
+    for scale in sorted(set(scales) - {1}):
+        finer = max(level for level in levels if scale % level == 0)
+        levels[scale] = pool(levels[finer], scale // finer)
+    return levels

@@ -1,5 +1,8 @@
 """Per-sample bookkeeping of a solve: who has finished, how, and after how many steps."""
 
+import dataclasses
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -8,50 +11,68 @@ from ..solution import Status
 PATIENCE = 5  # steps without a lower residual before a sample near its dtype's rounding error is given up
 
 
+@dataclasses.dataclass
 class Ledger:
-    """One row per sample of the batch; `rows` are those still in the computation.
+    """One entry per sample still in the computation.
 
     A tolerance the dtype cannot reach shows as a residual that has stopped falling within ε^¾ (ε: the dtype's
     rounding unit); bfloat16 stalls near 0.5 ε, float32 and float64 at 10 to 1000 ε, depending on the width.
     """
 
-    def __init__(self, batch: int, tol: float, dtype: torch.dtype, device: torch.device):
-        self.tol, self.reach = tol, torch.finfo(dtype).eps ** 0.75
-        self.rows = torch.arange(batch, device=device)
-        self.residual = torch.full((batch,), torch.inf, device=device, dtype=torch.promote_types(dtype, torch.float32))
-        self.gap = self.residual.clone()  # ‖f(z) − z‖ that goes with the residual
-        self.merit = self.residual.clone()  # lowest energy, or lowest residual
-        self.lowest = self.residual.clone()
-        self.fell = torch.zeros_like(self.rows)  # the step at which `lowest` last fell
-        self.steps = torch.zeros_like(self.rows)
-        self.codes = torch.full_like(self.rows, Status.MAX_STEPS.code)
-        self.finished = torch.zeros_like(self.rows, dtype=torch.bool)
+    tol: float
+    reach: float  # ε^¾
+    rows: Tensor  # where in the batch each sample stands
+    residual: Tensor  # of the best point
+    gap: Tensor  # ‖f(z) − z‖ there
+    merit: Tensor  # the lowest energy, or the lowest residual: what "best" means
+    lowest: Tensor  # residual so far
+    fell: Tensor  # the step at which `lowest` last fell
+    steps: Tensor
+    codes: Tensor
+    finished: Tensor
+
+    @classmethod
+    def open(cls, batch: int, tol: float, dtype: torch.dtype, device: torch.device) -> "Ledger":
+        rows = torch.arange(batch, device=device)
+        numbers = torch.full((batch,), torch.inf, device=device, dtype=torch.promote_types(dtype, torch.float32))
+        zeros = torch.zeros_like(rows)
+        codes = torch.full_like(rows, Status.MAX_STEPS.code)
+        reach = torch.finfo(dtype).eps ** 0.75
+        return cls(tol, reach, rows, numbers, numbers, numbers, numbers, zeros, zeros, codes, zeros.bool())
 
     def observe(self, step: int, residual: Tensor, gap: Tensor, merit: Tensor, slack: Tensor) -> Tensor:
-        """Enter one measurement of the samples in `rows`; True where it is the best so far."""
-        rows, waiting = self.rows, ~self.finished[self.rows]
+        """Enter one measurement; True where it is the best so far."""
         residual, gap, merit, slack = (t.to(self.residual) for t in (residual, gap, merit, slack))
-        finite = residual.isfinite()
-        better = waiting & finite & (merit <= self.merit[rows] + slack)
+        waiting, finite = ~self.finished, residual.isfinite()
+        better = waiting & finite & (merit <= self.merit + slack)
         converged = better & (residual <= self.tol)
-        fell = residual < 0.99 * self.lowest[rows]
-        last = torch.where(fell, step, self.fell[rows])
-        stalled = waiting & finite & ~converged & (residual <= self.reach) & (step - last >= PATIENCE)
+        fell = residual < 0.99 * self.lowest
+        self.fell = torch.where(fell, step, self.fell)
+        self.lowest = torch.where(fell, residual, self.lowest)
+        stuck = (residual <= self.reach) & (step - self.fell >= PATIENCE)
+        stalled = waiting & finite & stuck & ~converged
         broken = waiting & ~finite
-
-        self.residual[rows] = torch.where(better, residual, self.residual[rows])
-        self.gap[rows] = torch.where(better, gap, self.gap[rows])
-        self.merit[rows] = torch.where(better, merit, self.merit[rows])
-        self.lowest[rows] = torch.where(fell, residual, self.lowest[rows])
-        self.fell[rows] = last
-        self.steps[rows] = torch.where(waiting, step, self.steps[rows])
-        codes = self.codes[rows]
-        for mask, status in (
-            (converged, Status.CONVERGED),
-            (stalled, Status.PRECISION),
-            (broken, Status.NONFINITE),
-        ):
-            codes = torch.where(mask, status.code, codes)
-        self.codes[rows] = codes
-        self.finished[rows] |= converged | stalled | broken
+        self.residual = torch.where(better, residual, self.residual)
+        self.gap = torch.where(better, gap, self.gap)
+        self.merit = torch.where(better, merit, self.merit)
+        self.steps = torch.where(waiting, step, self.steps)
+        for mask, status in ((converged, Status.CONVERGED), (stalled, Status.PRECISION), (broken, Status.NONFINITE)):
+            self.codes = torch.where(mask, status.code, self.codes)
+        self.finished = self.finished | converged | stalled | broken
         return better
+
+    def select(self, index: Tensor) -> "Ledger":
+        """The page of some of the samples."""
+        fields = [field.name for field in dataclasses.fields(self) if isinstance(getattr(self, field.name), Tensor)]
+        return dataclasses.replace(self, **{name: getattr(self, name)[index] for name in fields})
+
+
+def gather(pages: list[Ledger], values: list[Tensor]) -> tuple[Ledger, Tensor]:
+    """Pages and values of all samples, in the order of the batch."""
+    if len(pages) == 1:
+        return pages[0], values[0]
+    names = [field.name for field in dataclasses.fields(Ledger) if isinstance(getattr(pages[0], field.name), Tensor)]
+    whole: dict[str, Any] = {name: torch.cat([getattr(page, name) for page in pages]) for name in names}
+    joined = dataclasses.replace(pages[0], **whole)
+    order = joined.rows.argsort()
+    return joined.select(order), torch.cat(values).index_select(0, order.to(values[0].device))

@@ -17,7 +17,7 @@ from ..solution import (
     settle,
 )
 from .base import AbstractSolver, Map, check_image, check_start, evaluate, restrict
-from .ledger import Ledger
+from .ledger import Ledger, gather
 
 SHRINK = 0.25  # finished samples leave the computation once they are this share of it
 CUDA_STRIDE = 4  # steps between two looks at the residual on a GPU: each look waits for the device
@@ -26,12 +26,14 @@ CUDA_STRIDE = 4  # steps between two looks at the residual on a GPU: each look w
 def relative_residual(at: Evaluation) -> tuple[Tensor, Tensor]:
     """‖f(z) − z‖ / ‖f(z)‖ and ‖f(z) − z‖ of each sample: the one definition of how far z is from an equilibrium."""
     gap, size = per_sample_norm(at.gap), per_sample_norm(at.image)
-    return gap / size.clamp_min(torch.finfo(size.dtype).tiny), gap
+    limits = torch.finfo(size.dtype)
+    size = torch.maximum(size, limits.eps * gap)  # f(z) = 0 at z ≠ 0 is far away, but nothing infinite
+    return gap / size.clamp_min(limits.tiny), gap
 
 
 def solve(
     f: Map,
-    z0: Tensor,
+    z0: Tensor | None,
     solver: AbstractSolver[Any],
     *,
     tol: float = 1e-3,
@@ -45,15 +47,18 @@ def solve(
     residual is reported. One that runs out of steps returns its best point, moved one step on where the solver is
     `steady`. The residual is looked at every `check_every` steps: by default each step on a CPU and every fourth on
     a GPU, where a look waits for the device. With `check_every >= max_steps` nothing waits: a fixed number of
-    steps, fit for `torch.export` and CUDA graphs.
+    steps, fit for `torch.export` and CUDA graphs. For the equation of a cell z0 may be None: z = 0, whose evaluation
+    needs no Wz.
     """
     check_limits(tol, max_steps)
     check_on_failure(on_failure)
-    check_start(z0)
-    stride = max_steps if torch.compiler.is_exporting() else looks(check_every, z0)
     with torch.no_grad():
-        value, ledger = _iterate(f, z0, solver, tol, max_steps, stride)
-    gap, residual, steps, codes = (t.to(z0.device) for t in (ledger.gap, ledger.residual, ledger.steps, ledger.codes))
+        at = _first(f, z0, solver)
+        stride = max_steps if torch.compiler.is_exporting() else looks(check_every, at.z)
+        ledger, value = _iterate(f, at, solver, tol, max_steps, stride)
+    gap, residual, steps, codes = (
+        t.to(value.device) for t in (ledger.gap, ledger.residual, ledger.steps, ledger.codes)
+    )
     return settle(Solution(value, residual, steps, codes, tol, _error_bound(f, gap)), on_failure)
 
 
@@ -67,14 +72,15 @@ def looks(check_every: int | None, z: Tensor) -> int:
 
 
 def _iterate(
-    f: Map, z0: Tensor, solver: AbstractSolver[Any], tol: float, max_steps: int, check_every: int
-) -> tuple[Tensor, Ledger]:
+    f: Map, at: Evaluation, solver: AbstractSolver[Any], tol: float, max_steps: int, check_every: int
+) -> tuple[Ledger, Tensor]:
     """Step until every sample has finished. With looks allowed the ledger is on the host, where reading it is free."""
     blind = check_every >= max_steps
-    at = _first(f, z0, solver)
     memory = solver.init(f, at.z)
-    ledger = Ledger(len(z0), tol, at.image.dtype, z0.device if blind else torch.device("cpu"))
-    z = best = value = at.z
+    ledger = Ledger.open(len(at.z), tol, at.image.dtype, at.z.device if blind else torch.device("cpu"))
+    pages: list[Ledger] = []  # of samples that have left the computation
+    values: list[Tensor] = []
+    z = best = at.z
     for step in range(1, max_steps + 1):
         if step > 1:
             at = evaluate(f, z, solver.needs_energy)
@@ -86,23 +92,29 @@ def _iterate(
                 break
         answer = at.z
         if step < max_steps or solver.steady or step == 1:
-            z, memory = solver.step(at, memory)
+            with torch.autocast(z.device.type, enabled=False):  # for f only, not for the solver's small systems
+                z, memory = solver.step(at, memory)
             answer = z if solver.steady or step == 1 else at.z
         if better is None:
             continue
-        finished = ledger.finished[ledger.rows]
-        best = _pick(better, _pick(finished, at.z, answer, blind), best, blind)
-        if not blind and isinstance(f, AbstractMap) and SHRINK * len(finished) <= int(finished.sum()):
-            value = _store(value, best, ledger, len(z0))
-            keep = (~finished).nonzero().flatten()
-            index = keep.to(z.device)
-            f, memory = f.rows(index), restrict(memory, index)
-            z, best, ledger.rows = z.index_select(0, index), best.index_select(0, index), ledger.rows[keep]
-    return _store(value, best, ledger, len(z0)), ledger
+        best = _pick(better, _pick(ledger.finished, at.z, answer, blind), best, blind)
+        if not blind and isinstance(f, AbstractMap) and SHRINK * len(best) <= int(ledger.finished.sum()):
+            done, keep = ledger.finished.nonzero().flatten(), (~ledger.finished).nonzero().flatten()
+            pages.append(ledger.select(done))
+            values.append(best.index_select(0, done.to(best.device)))
+            index = keep.to(best.device)
+            f, memory, ledger = f.rows(index), restrict(memory, index), ledger.select(keep)
+            z, best = z.index_select(0, index), best.index_select(0, index)
+    return gather([*pages, ledger], [*values, best])
 
 
-def _first(f: Map, z0: Tensor, solver: AbstractSolver[Any]) -> Evaluation:
+def _first(f: Map, z0: Tensor | None, solver: AbstractSolver[Any]) -> Evaluation:
     """The evaluation at z0, which settles the dtype of the iterates: that of f, which autocast may choose."""
+    if z0 is None:
+        if not isinstance(f, AbstractEquation):
+            raise TypeError(f"`z0` may be None only for the equation of a cell, got {type(f).__name__}.")
+        return f.evaluate_zero(solver.needs_energy)
+    check_start(z0)
     at = evaluate(f, z0, solver.needs_energy)
     check_image(z0, at.image)
     return dataclasses.replace(at, z=z0.to(at.image.dtype))
@@ -123,13 +135,6 @@ def _pick(mask: Tensor, new: Tensor, old: Tensor, blind: bool) -> Tensor:
         if not bool(mask.any()):
             return old
     return torch.where(per_sample(mask.to(new.device), new), new, old)
-
-
-def _store(value: Tensor, best: Tensor, ledger: Ledger, batch: int) -> Tensor:
-    """Put the best rows found so far in their places in the whole batch."""
-    if len(best) == batch:
-        return best
-    return value.index_copy(0, ledger.rows.to(value.device), best)
 
 
 def _error_bound(f: Map, gap: Tensor) -> Tensor | None:

@@ -93,7 +93,7 @@ class Proximal(AbstractSolver[Descent]):
         proposal = memory.prox(history.mix(history.weights(self.ridge), like=at.z), 0.0)
         target = at.energy - self.fraction * 0.5 * per_sample_norm(gap).square()
         here = per_sample(accepted, at.z)
-        if not accepted.is_cuda and bool(accepted.all()):
+        if not (accepted.is_cuda or torch.compiler.is_exporting()) and bool(accepted.all()):
             safe, z = plain, proposal
         else:
             safe, z = torch.where(here, plain, memory.safe), torch.where(here, proposal, memory.safe)

@@ -79,10 +79,10 @@ def test_each_accepted_point_of_the_accelerated_descent_lies_lower_than_the_one_
 
 
 def test_past_contraction_picard_fails_where_proximal_does_not():
-    """60 random problems at L = 20 with γ = 0.02, as on the design page (there: 42 failures against 0)."""
+    """40 random problems at L = 20 with γ = 0.02, as on the design page (there: 42 of 60 fail against 0)."""
     failed = {"picard": 0, "proximal": 0, "bare": 0}
     solvers = {"picard": Picard(), "proximal": Proximal(), "bare": Proximal(memory=0)}
-    for seed in range(6):
+    for seed in range(4):
         cell = cell_of("dense", Gaussian(gamma=0.02), norm=math.sqrt(20), stretch=10.0, seed=seed)
         x = 3 * input_of("dense", batch=10, seed=seed)
         with torch.no_grad():

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ..solution import Solution
 from .config import ClassifierConfig
 from .parts import Branch, make_stem, pyramid
+from .pictures import check_pictures
 
 
 @final
@@ -16,7 +17,7 @@ class Classifier(nn.Module):
 
     def __init__(self, config: ClassifierConfig, classes: int, channels: int = 3):
         super().__init__()
-        self.config = config
+        self.config, self.channels = config, channels
         self.stem = make_stem(config.stem, channels, config.width)
         self.branches = nn.ModuleList(
             Branch(config, scale, features) for scale, features in zip(config.scales, config.features, strict=True)
@@ -29,7 +30,7 @@ class Classifier(nn.Module):
     @overload
     def forward(self, x: Tensor, solutions: Literal[True]) -> tuple[Tensor, dict[str, Solution]]: ...
     def forward(self, x: Tensor, solutions: bool = False) -> Tensor | tuple[Tensor, dict[str, Solution]]:
-        self._check(x)
+        check_pictures(x, self.channels, multiple=self._multiple())
         levels = pyramid(self.stem(x), self.config.scales)
         outputs: list[Tensor] = []
         found: dict[str, Solution] = {}
@@ -56,12 +57,8 @@ class Classifier(nn.Module):
     def _branches(self) -> list[Branch]:
         return [branch for branch in self.branches if isinstance(branch, Branch)]
 
-    def _check(self, x: Tensor) -> None:
+    def _multiple(self) -> int:
+        """What the sides of a picture must be multiples of: every branch has to end in whole patches."""
         stride = 4 if self.config.stem == "imagenet" else 1
         patch = self.config.patch if self.config.kernel == "gaussian" else 1
-        need = stride * max(max(self.config.scales) * patch, self.config.fusion)
-        if x.dim() != 4 or x.shape[2] % need or x.shape[3] % need:
-            raise ValueError(
-                f"The input must be pictures (batch, channels, height, width) whose sides are multiples of {need}, "
-                f"got {tuple(x.shape)}."
-            )
+        return stride * max(max(self.config.scales) * patch, self.config.fusion)

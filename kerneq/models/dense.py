@@ -10,6 +10,7 @@ from ..equilibrium import Equilibrium
 from ..kernels import Gaussian
 from ..solution import Solution
 from .config import SolveConfig
+from .pictures import check_pictures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class DenseConfig(SolveConfig):
 class DenseClassifier(nn.Module):
     def __init__(self, config: DenseConfig, classes: int, channels: int = 3):
         super().__init__()
-        self.config = config
+        self.config, self.channels = config, channels
         inputs = channels * config.size**2
         norm = nn.BatchNorm1d(config.features)
         nn.init.constant_(norm.weight, (0.5 / (config.gamma * config.split)) ** 0.5)  # sᵢ starts near ½
@@ -57,6 +58,7 @@ class DenseClassifier(nn.Module):
     @overload
     def forward(self, x: Tensor, solutions: Literal[True]) -> tuple[Tensor, dict[str, Solution]]: ...
     def forward(self, x: Tensor, solutions: bool = False) -> Tensor | tuple[Tensor, dict[str, Solution]]:
+        check_pictures(x, self.channels, side=self.config.size)
         solution: Solution = self.equilibrium(x.flatten(1))
         logits: Tensor = self.head(self.norm(solution.value))
         return (logits, {"dense": solution}) if solutions else logits

@@ -8,6 +8,7 @@ from ..equilibrium import Equilibrium
 from ..solution import Solution
 from .mdeq import MDEQConfig, MultiscaleCell
 from .parts import conv_norm_relu
+from .pictures import check_pictures
 from .resnet import Block
 
 
@@ -15,7 +16,7 @@ from .resnet import Block
 class MDEQ(nn.Module):
     def __init__(self, config: MDEQConfig, classes: int, channels: int = 3):
         super().__init__()
-        self.config = config
+        self.config, self.channels = config, channels
         self.stem = nn.Sequential(
             conv_norm_relu(channels, config.widths[0]),
             nn.Conv2d(config.widths[0], config.widths[0], 3, padding=1, bias=False),
@@ -49,9 +50,7 @@ class MDEQ(nn.Module):
     @overload
     def forward(self, x: Tensor, solutions: Literal[True]) -> tuple[Tensor, dict[str, Solution]]: ...
     def forward(self, x: Tensor, solutions: bool = False) -> Tensor | tuple[Tensor, dict[str, Solution]]:
-        need = 2 ** (len(self.config.widths) - 1)
-        if x.dim() != 4 or x.shape[2] % need or x.shape[3] % need:
-            raise ValueError(f"The input must be pictures whose sides are multiples of {need}, got {tuple(x.shape)}.")
+        check_pictures(x, self.channels, multiple=2 ** (len(self.config.widths) - 1))
         x = self.stem(x)
         solution: Solution = self.equilibrium(x)
         cell = self.equilibrium.cell

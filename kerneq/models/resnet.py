@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..solution import Solution
+from .pictures import check_pictures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Block(nn.Module):
 class ResNet(nn.Module):
     def __init__(self, config: ResNetConfig, classes: int, channels: int = 3):
         super().__init__()
-        width = config.width
+        self.channels, width = channels, config.width
         match config.stem:
             case "cifar":
                 stem = [conv_norm(channels, width, 3), nn.ReLU(inplace=True)]
@@ -73,6 +74,7 @@ class ResNet(nn.Module):
     @overload
     def forward(self, x: Tensor, solutions: Literal[True]) -> tuple[Tensor, dict[str, Solution]]: ...
     def forward(self, x: Tensor, solutions: bool = False) -> Tensor | tuple[Tensor, dict[str, Solution]]:
+        check_pictures(x, self.channels)
         logits: Tensor = self.head(self.blocks(self.stem(x)).mean((2, 3)))
         return (logits, {}) if solutions else logits
 

@@ -90,6 +90,8 @@ MODELS: dict[str, Entry] = {
     "resnet-tiny": Entry(ResNetConfig(blocks=(1, 1), width=16), "none: explicit", "for tests and the demo"),
 }
 
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
 
 def build(
     name: str, *, classes: int = 10, channels: int = 3, settings: Mapping[str, Any] | None = None
@@ -128,10 +130,12 @@ def _convert(key: str, value: Any, default: Any) -> Any:
     """The value in the type of the default: whole numbers pass for decimals, lists for tuples."""
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if isinstance(default, tuple) and isinstance(value, list | tuple):
-        return tuple(value)
+    if isinstance(default, tuple):  # all of them count something
+        if isinstance(value, list | tuple) and all(type(entry) is int and entry > 0 for entry in value):
+            return tuple(value)
+        raise ValueError(f"`{key}` must be a list of whole numbers, each at least 1, got {value!r}.")
     if type(value) is not type(default):
-        raise ValueError(f"`{key}` must be a {type(default).__name__}, got {value!r}.")
+        raise ValueError(f"`{key}` must be {_WORDS[type(default)]}, got {value!r}.")
     return value
 
 

@@ -1,0 +1,143 @@
+"""Every name: how large it is, that it runs both ways, and that it refuses what it cannot do in one sentence."""
+
+import pytest
+import torch
+from zoo_helpers import TINY, pictures
+
+import kerneq
+from kerneq.models import MODELS, build, parameters
+
+MILLIONS = {
+    "geq-5m": 4.8,
+    "kerdeq-5m": 4.8,
+    "geq-8m": 7.5,
+    "kerdeq-8m": 7.5,
+    "mopteq-8m": 8.0,
+    "mopteq-polynomial-8m": 8.0,
+    "mopteq-sigmoid-8m": 8.0,
+    "mdeq-10m": 10.0,
+    "resnet18": 11.2,
+    "resnet50": 23.5,
+}
+
+
+@pytest.mark.parametrize("name", MILLIONS)
+def test_the_parameter_count_is_the_published_one_within_five_percent(name):
+    assert parameters(build(name)) == pytest.approx(MILLIONS[name] * 1e6, rel=0.05)
+
+
+def test_the_two_models_of_kerdeqs_table_3_have_the_same_size():
+    assert parameters(build("kerdeq-single")) == pytest.approx(parameters(build("opteq")), rel=0.01)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_parameter_gets_a_finite_gradient_that_is_not_zero(name):
+    model = build(name, classes=7)
+    logits = model(pictures(name))
+    assert logits.shape == (2, 7) and bool(logits.isfinite().all())
+    logits.square().sum().backward()
+    for which, parameter in model.named_parameters():
+        assert parameter.grad is not None and bool(parameter.grad.isfinite().all()), which
+        assert bool(parameter.grad.any()), which
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_solutions_come_by_name_one_for_each_equilibrium_layer(name):
+    model = build(name)
+    layers = [module for module in model.modules() if isinstance(module, kerneq.Equilibrium)]
+    logits, solutions = model(pictures(name, batch=3), solutions=True)
+    assert logits.shape == (3, 10)
+    assert len(solutions) == len(layers)
+    for solution in solutions.values():
+        assert isinstance(solution, kerneq.Solution)
+        assert len(solution.value) == len(solution.steps) == len(solution.residual) == 3
+
+
+def test_branches_are_named_in_order():
+    assert list(build("geq-tiny")(pictures("geq-tiny"), solutions=True)[1]) == ["branch0", "branch1"]
+    assert build("resnet-tiny")(pictures("resnet-tiny"), solutions=True)[1] == {}
+
+
+def test_pictures_of_one_channel_and_any_number_of_classes_are_a_matter_of_two_arguments():
+    for name in TINY:
+        assert build(name, classes=3, channels=1)(pictures(name, channels=1)).shape == (2, 3)
+
+
+def test_settings_change_the_model_that_is_built():
+    model = build("geq-tiny", settings={"norm": 2, "features": [16, 32], "solver": "picard", "tol": 1e-2})
+    layers = [branch.equilibrium for branch in model.branches]
+    assert [layer.cell.norm for layer in layers] == [2.0, 2.0]  # a whole number passes for a decimal one
+    assert [layer.cell.operator.weight.shape[0] for layer in layers] == [16, 32]
+    assert isinstance(layers[0].solver, kerneq.solvers.Picard) and layers[0].tol == 1e-2
+    assert model.config.norm == 2.0 and MODELS["geq-tiny"].config.norm == 1.0
+
+
+@pytest.mark.parametrize("gradient", ["implicit", "phantom", "unrolled"])
+@pytest.mark.parametrize("solver", ["proximal", "picard", "anderson", "broyden"])
+def test_every_solver_and_gradient_can_be_asked_for_by_name(solver, gradient):
+    model = build("geq-tiny", settings={"solver": solver, "gradient": gradient, "gradient_steps": 5})
+    logits, solutions = model(pictures("geq-tiny"), solutions=True)
+    logits.square().sum().backward()
+    assert all(bool(solution.converged.all()) for solution in solutions.values())
+    assert all(bool(p.grad.isfinite().all()) for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"name": "geq-5n"}, r"no model 'geq-5n'\. Did you mean 'geq-5m'\? There are: geq-5m, "),
+        ({"settings": {"norms": 1.0}}, r"geq-tiny has no setting `norms`\. Did you mean 'norm'\? It has: solver, "),
+        ({"settings": {"norm": "big"}}, r"`norm` must be a number, got 'big'"),
+        ({"settings": {"norm": True}}, r"`norm` must be a number, got True"),
+        ({"settings": {"hidden": 1.5}}, r"`hidden` must be a whole number, got 1\.5"),
+        ({"settings": {"adaptive": 1}}, r"`adaptive` must be true or false, got 1"),
+        ({"settings": {"features": 16}}, r"`features` must be a list of whole numbers, each at least 1, got 16"),
+        ({"settings": {"features": [16]}}, r"`features` and `scales` need one entry a branch, got 1 and 2"),
+        ({"settings": {"features": [16.5, 16]}}, r"`features` must be a list of whole numbers, .*, got \[16\.5, 16\]"),
+        ({"settings": {"features": [12, 16]}}, r"`split` must divide the number of features: 12 .* multiple of 8"),
+        ({"settings": {"norm": -1.0}}, r"`norm` must be positive, got -1\.0"),
+        ({"settings": {"tol": 0.0}}, r"`tol` must be positive, got 0\.0"),
+        ({"settings": {"max_steps": 0}}, r"`max_steps` must be a whole number, at least 1, got 0"),
+        ({"settings": {"solver": "newton"}}, r"`solver` must be proximal, picard, anderson or broyden, got 'newton'"),
+        ({"settings": {"gradient": "exact"}}, r"`gradient` must be implicit, phantom or unrolled, got 'exact'"),
+        ({"settings": {"kernel": "cosine"}}, r"`kernel` must be gaussian, .*, got 'cosine'"),
+        ({"settings": {"stem": "big"}}, r"`stem` must be cifar, imagenet or plain, got 'big'"),
+        ({"classes": 0}, r"`classes` must be a whole number, at least 1, got 0"),
+        ({"classes": 2.0}, r"`classes` must be a whole number, at least 1, got 2\.0"),
+        ({"channels": -1}, r"`channels` must be a whole number, at least 1, got -1"),
+    ],
+    ids=str,
+)
+def test_a_model_that_cannot_be_built_is_refused_in_one_sentence(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        build(**({"name": "geq-tiny"} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "words"),
+    [
+        ("geq-5m", (2, 3, 24, 24), r"sides that are multiples of 16, got \(2, 3, 24, 24\)"),
+        ("geq-tiny", (3, 8, 8), r"pictures \(batch, channels, height, width\) .*, got \(3, 8, 8\)"),
+        ("geq-tiny", (2, 3, 0, 0), r"got \(2, 3, 0, 0\)"),
+        ("geq-tiny", (2, 1, 8, 8), r"3 channels.*, got \(2, 1, 8, 8\)"),
+        ("opteq-tiny", (2, 3, 7, 8), r"sides that are multiples of 2, got \(2, 3, 7, 8\)"),
+        ("mdeq-tiny", (2, 3, 7, 8), r"sides that are multiples of 2, got \(2, 3, 7, 8\)"),
+        ("mdeq-tiny", (2, 1, 8, 8), r"3 channels.*, got \(2, 1, 8, 8\)"),
+        ("geq-dense-tiny", (2, 3, 9, 9), r"3 channels and sides of 8, got \(2, 3, 9, 9\)"),
+        (
+            "resnet-tiny",
+            (2, 8, 8),
+            r"must be pictures \(batch, channels, height, width\) with 3 channels, got \(2, 8, 8\)",
+        ),
+        ("resnet-tiny", (2, 1, 8, 8), r"3 channels.*, got \(2, 1, 8, 8\)"),
+    ],
+)
+def test_pictures_that_do_not_fit_are_refused_in_one_sentence(name, shape, words):
+    with pytest.raises(ValueError, match=words):
+        build(name)(torch.randn(shape))
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_pixels_that_are_not_floating_point_are_refused_in_one_sentence(name):
+    with pytest.raises(TypeError, match="floating-point.*uint8"):
+        build(name)(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))

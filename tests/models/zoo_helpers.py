@@ -1,0 +1,58 @@
+"""What the tests of the zoo share: its names by family, a picture each accepts, a short training."""
+
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from kerneq.models import MODELS, build
+
+TINY = [name for name in MODELS if name.endswith("-tiny")]
+KERNEL_TINY = [name for name in TINY if not name.startswith(("mdeq", "resnet"))]
+# Strides of the stem, pooling to the smallest branch, and patches all have to divide the picture.
+SIDES = {
+    "geq-5m": 16,
+    "geq-8m": 16,
+    "kerdeq-5m": 16,
+    "kerdeq-8m": 16,
+    "geq-6m-imagenet": 64,
+    "geq-13m-imagenet": 64,
+    "kerdeq-6m-imagenet": 128,
+    "kerdeq-13m-imagenet": 128,
+}
+
+
+def pictures(name: str, batch: int = 2, seed: int = 1, channels: int = 3) -> Tensor:
+    side = SIDES.get(name, 8)
+    return torch.randn(batch, channels, side, side, generator=torch.Generator().manual_seed(seed))
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    found = load_digits()
+    pixels = torch.tensor(found.images, dtype=torch.float32).unsqueeze(1)
+    return (pixels - pixels.mean()) / pixels.std(), torch.tensor(found.target)
+
+
+def train(model: nn.Module, steps: int, batch: int = 64) -> list[float]:
+    """A plain loop on the digits; the loss of every step."""
+    x, y = digits()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    losses = []
+    model.train()
+    for step in range(steps):
+        rows = order[torch.arange(step * batch, (step + 1) * batch) % len(x)]
+        loss = F.cross_entropy(model(x[rows]), y[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def trained(name: str, steps: int = 5) -> nn.Module:
+    """A model of one-channel digits whose batch norms and norm estimates have left their initial values."""
+    torch.manual_seed(0)
+    model = build(name, channels=1)
+    train(model, steps)
+    return model.eval()

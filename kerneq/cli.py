@@ -1,5 +1,6 @@
 """The command line: what can be asked for. The work is in `kerneq.commands`, imported when needed."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -23,24 +24,16 @@ Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds the ru
 def train(
     file: Annotated[
         str,
-        typer.Argument(
-            help="An experiment (experiments/*.toml), or a run folder to --resume.", metavar="[FILE]"
-        ),
+        typer.Argument(help="An experiment (experiments/*.toml), or a run folder to --resume.", metavar="[FILE]"),
     ] = "",
     changes: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Settings to change, for example optimizer.lr=0.2 seed=1.", metavar="[KEY=VALUE]..."
-        ),
+        typer.Argument(help="Settings to change, for example optimizer.lr=0.2 seed=1.", metavar="[KEY=VALUE]..."),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run from its last checkpoint.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run from its last checkpoint.")] = False,
     name: Annotated[str, typer.Option(help="Name of the run folder; by default that of FILE.")] = "",
     runs: Runs = Path("runs"),
-    show_config: Annotated[
-        bool, typer.Option("--show-config", help="Print every setting as TOML and stop.")
-    ] = False,
+    show_config: Annotated[bool, typer.Option("--show-config", help="Print every setting as TOML and stop.")] = False,
 ) -> None:
     """Train a model; everything about the run goes into runs/NAME."""
     from kerneq.commands import train as command
@@ -90,7 +83,7 @@ def models() -> None:
 @app.command()
 def demo(
     output: Annotated[Path, typer.Option(help="Where the runs and the report go.")] = Path("runs/demo"),
-    epochs: Annotated[int, typer.Option(help="Epochs for each model.", min=1)] = 8,
+    epochs: Annotated[int, typer.Option(help="Epochs for each model.", min=1)] = 6,
 ) -> None:
     """Train small models on the embedded digits and compare them: a few minutes on a CPU, no downloads."""
     from kerneq.commands import demo as command
@@ -98,14 +91,10 @@ def demo(
     command.run(output, epochs)
 
 
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False
-)
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
 def bench(context: typer.Context) -> None:
     """Benchmarks of solvers, gradients and training speed."""
-    from kerneq.bench.cli import app as bench_app
-
-    bench_app(context.args, prog_name="kerneq bench")
+    import_module("kerneq.bench.cli").app(context.args, prog_name="kerneq bench")
 
 
 def main() -> None:

@@ -37,9 +37,7 @@ def resolve(file: str, changes: Sequence[str], resume: bool, name: str, runs: Pa
     path = Path(file)
     if file and path.is_dir():
         if not resume:
-            raise ConfigError(
-                f"{path} is a folder: add --resume to continue the run in it, or name a TOML file."
-            )
+            raise ConfigError(f"{path} is a folder: add --resume to continue the run in it, or name a TOML file.")
         if name:
             raise ConfigError("--name and a run folder exclude each other: the folder has a name.")
         return load(path / "config.toml", changes), path

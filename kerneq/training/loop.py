@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from kerneq.config import Config
 from kerneq.training.data import prepare
 from kerneq.training.epoch import due, finish_epoch, save
-from kerneq.training.errors import Stopped
+from kerneq.training.errors import Stopped, TrainingError
 from kerneq.training.folder import Folder
 from kerneq.training.glance import Glance
 from kerneq.training.model import Builder, Trainable, build_model, place
@@ -44,6 +44,10 @@ def train(
         held = folder.locked(patience=30.0 if process.restarts else 0.0) if process.leads else nullcontext()
         with held:
             return _train(config, folder, process, resume or process.restarts > 0, build, watcher)
+    except RuntimeError as error:
+        if "closed by peer" not in str(error):
+            raise
+        raise TrainingError("Another process of this run has died; see its own message.") from None
     finally:
         watcher.close()
         finish()

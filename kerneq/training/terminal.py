@@ -48,14 +48,24 @@ class Terminal(AbstractWatcher):
 
 
 def epoch_line(row: Mapping[str, Any], title: str = "") -> str:
-    """A finished epoch as one line."""
-    parts = [f"{title} epoch {row['epoch']:>3}".strip(), "train " + " · ".join(score_words(row["train"])[:2])]
-    if row["validation"] is not None:
-        parts.append("validation " + " · ".join(score_words(row["validation"])))
-    else:
-        parts[-1] = "train " + " · ".join(score_words(row["train"]))
-    parts += [f"{name} {value:.3g}" for name, value in row["diagnostics"].items()]
-    return "  ".join([*parts, f"{row['seconds']:.1f} s"])
+    """A finished epoch as one line; solver numbers are those on held-out images, where there are any."""
+    parts = [f"{title} epoch {row['epoch']:>3}".strip()]
+    for group in ("train", "validation"):
+        if row[group] is not None:
+            parts.append(f"{group} loss {row[group]['loss']:.4f} accuracy {row[group]['accuracy']:.2%}")
+    solver = score_words(row["validation"] or row["train"])[2:]
+    parts += [", ".join(solver)] if solver else []
+    parts += [" ".join(f"{name} {value:.3g}" for name, value in largest(row["diagnostics"]).items())]
+    return " | ".join(part for part in [*parts, f"{row['seconds']:.1f} s"] if part)
+
+
+def largest(diagnostics: Mapping[str, float]) -> dict[str, float]:
+    """The largest value of each kind of number over the branches: branch0/norm, branch1/norm → norm."""
+    found: dict[str, float] = {}
+    for name, value in diagnostics.items():
+        kind = name.rpartition("/")[2]
+        found[kind] = max(value, found.get(kind, value))
+    return found
 
 
 def score_words(scores: Mapping[str, Any]) -> list[str]:
@@ -63,5 +73,5 @@ def score_words(scores: Mapping[str, Any]) -> list[str]:
     words = [f"loss {scores['loss']:.4f}", f"accuracy {scores['accuracy']:.2%}"]
     if scores["steps"] is not None:
         words += [f"{scores['steps']:.1f} steps", f"residual {scores['residual']:.1e}"]
-        words += [f"{scores['unconverged']:.1%} not converged"]
+        words += [f"{scores['unconverged']:.1%} unconverged"]
     return words

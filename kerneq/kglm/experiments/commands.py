@@ -28,8 +28,9 @@ def mnist(file: str, changes: Sequence[str], output: Path, threads: int) -> None
     )
     if settings.single:
         console.print(
-            f"In float32 the equilibrium differs from Newton in float64 on {result['float32_pixels']} pixels of "
-            f"{result['float32_images']} images (the paper: 11 pixels of 11 images)."
+            f"In float32 the sign of f differs from Newton's in float64 on {result['float32_pixels']} pixels; σ(f) "
+            f"is ½ to the last bit on {result['float32_halves']} pixels of {result['float32_images']} images (the "
+            "paper's disagreements are such pixels, on 11 images)."
         )
 
 

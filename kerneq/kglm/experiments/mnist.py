@@ -23,6 +23,8 @@ from kerneq.kglm.problem import Problem, error_bound
 from kerneq.kglm.system import AbstractSystem, Cholesky, ConjugateGradient
 from kerneq.solvers import Picard
 
+COUNTS = ("disagreements", "ties", "beyond_bound", "float32_pixels", "float32_halves", "float32_images")
+
 
 @dataclasses.dataclass(frozen=True)
 class Mnist:
@@ -110,7 +112,9 @@ def compare(settings: Mnist, device: torch.device, report: Callable[[int], None]
     K, family = kernel_matrix(settings).to(device), Bernoulli()
     norm = torch.linalg.matrix_norm(K, 2).item()
     lam = settings.ratio * norm
-    totals = dict.fromkeys(("disagreements", "ties", "beyond_bound", "float32_pixels", "float32_images"), 0)
+    totals = dict.fromkeys(
+        ("disagreements", "ties", "beyond_bound", "float32_pixels", "float32_halves", "float32_images"), 0
+    )
     seconds, steps, worst = {"equilibrium": 0.0, "newton": 0.0}, [0, 0], 0.0
     closest: list[tuple[float, int, int, float, float]] = []
     exact_gap = None
@@ -134,9 +138,11 @@ def compare(settings: Mnist, device: torch.device, report: Callable[[int], None]
         totals["beyond_bound"] += int((gap > bound_).sum())
         if settings.single:
             low = dataclasses.replace(problem, K=K.float(), t=t.float())
-            other = (equilibrium(low, norm).eta > 0) != (klr.eta > 0)
-            totals["float32_pixels"] += int(other.sum())
-            totals["float32_images"] += int(other.any(-1).sum())
+            single = equilibrium(low, norm).eta
+            totals["float32_pixels"] += int(((single > 0) != (klr.eta > 0)).sum())
+            half = single.sigmoid() == 0.5  # what the paper's eleven disagreements are
+            totals["float32_halves"] += int(half.sum())
+            totals["float32_images"] += int(half.any(-1).sum())
         if number == 0 and settings.exact:
             few = dataclasses.replace(problem, t=t[: settings.exact])
             exact = kernel_logistic_regression(few, norm, Cholesky())

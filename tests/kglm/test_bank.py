@@ -1,0 +1,120 @@
+"""Banks of models: the same as one model at a time."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from kerneq import kglm
+from kerneq.gradients import Implicit
+from kerneq.kglm.bank import ConvBank, DenseBank, banded, uniform
+from kerneq.kglm.experiments.training import squared_error, train
+from kerneq.solvers import Picard
+
+RULE = Implicit(Picard(), tol=1e-12, max_steps=200, on_failure="return")
+
+
+def gaussian(*shape, seed=0, scale=1.0):
+    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def dense(models, n=5, m=4):
+    W = gaussian(models, n, n, seed=1, scale=0.2), gaussian(models, n, n, seed=2, scale=0.3)
+    V = gaussian(models, m, n, seed=3), gaussian(models, m, n, seed=4)
+    return DenseBank(W, V, "tanh", Picard(), RULE, 1e-13, 300)
+
+
+def conv(models, c=2, k=3, activation="tanh"):
+    W, V = [
+        (gaussian(models, c, c, k, k, seed=s, scale=0.1), gaussian(models, c, c, k, k, seed=s + 1, scale=0.2))
+        for s in (1, 3)
+    ]
+    return ConvBank(W, V, activation, Picard(), RULE, 1e-13, 300)
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_the_banded_matrix_is_the_convolution(k):
+    filters, images = gaussian(1, 3, 2, k, k), gaussian(4, 2, 6, 7, seed=1)
+    rows = F.pad(images.transpose(1, 2).flatten(2), (0, 0, k // 2, k // 2))
+    windows = torch.cat([rows[:, d : d + 6] for d in range(k)], -1)
+    got = (windows @ banded(filters, 7)[0]).view(4, 6, 3, 7).transpose(1, 2)
+    torch.testing.assert_close(got, F.conv2d(images, filters[0], padding=k // 2))
+
+
+def test_every_model_of_a_dense_bank_is_at_its_own_equilibrium():
+    bank, y = dense(3), gaussian(3, 6, 5, seed=9)
+    f, solution = bank(y)
+    z = solution.value.view(3, 6, 5)
+    for model in range(3):
+        drive = z[model] @ bank.W1[model].mT + y[model] @ bank.W2[model].mT
+        torch.testing.assert_close(z[model], torch.tanh(drive).detach(), rtol=0, atol=1e-11)
+        readout = z[model] @ bank.V1[model].mT + y[model] @ bank.V2[model].mT
+        torch.testing.assert_close(f[model], readout, rtol=0, atol=1e-11)
+
+
+def test_every_model_of_a_convolutional_bank_is_at_its_own_equilibrium():
+    bank, y = conv(3), gaussian(4, 2, 6, 5, seed=9)
+    f, solution = bank(y)
+    z = solution.value.view(3, 4, 6, 2, 5).transpose(2, 3)
+    for model in range(3):
+        drive = F.conv2d(z[model], bank.W1[model], padding=1) + F.conv2d(y, bank.W2[model], padding=1)
+        torch.testing.assert_close(z[model], torch.tanh(drive).detach(), rtol=0, atol=1e-11)
+        readout = F.conv2d(z[model], bank.V1[model], padding=1) + F.conv2d(y, bank.V2[model], padding=1)
+        torch.testing.assert_close(f[model], readout, rtol=0, atol=1e-11)
+
+
+def test_a_bank_with_kernel_weights_is_the_kernel_glm():
+    X = torch.linspace(0, 4, 12, dtype=torch.float64)
+    Y = torch.where(gaussian(5, 12) > 0, 1.0, -1.0).double()
+    glm = kglm.KernelGLM(kglm.Matern(), kglm.Ising(), lam=20.0).fit(X, Y)
+    W = glm.problem.K[None] / 20.0
+    bank = DenseBank((-W, W), (-W, W), "tanh", Picard(), RULE, 1e-13, 300)
+    torch.testing.assert_close(bank(Y[None])[0][0].detach(), glm.canonical(), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("make", [dense, conv])
+def test_training_together_is_training_one_by_one(make):
+    shared = make is conv
+    y = gaussian(4, 2, 6, 5, seed=5) if shared else gaussian(3, 6, 5, seed=5)
+    target = gaussian(4, 2, 6, 5, seed=6).expand(3, 4, 2, 6, 5) if shared else gaussian(3, 6, 4, seed=6)
+    together = make(3)
+    errors = train(together, lambda e: [(y, target)], lambda: [(y, target)], epochs=4, lr=0.01)
+    for model in range(3):
+        alone = make(3)
+        for name, parameter in list(alone.named_parameters()):
+            setattr(alone, name, torch.nn.Parameter(parameter.detach()[model : model + 1].clone()))
+        own = (y if shared else y[model : model + 1], target[model : model + 1])
+        history = train(alone, lambda e, own=own: [own], lambda own=own: [own], epochs=4, lr=0.01)
+        torch.testing.assert_close(history[:, 0], errors[:, model], rtol=1e-8, atol=1e-10)
+
+
+def test_a_model_that_fails_leaves_the_others_alone():
+    y, target = gaussian(2, 6, 5, seed=5), gaussian(2, 6, 4, seed=6)
+
+    def errors(bad):
+        bank = dense(2)
+        bank.sigma = torch.relu
+        with torch.no_grad():
+            bank.V2[1] = bad
+        return train(bank, lambda e: [(y, target)], lambda: [(y, target)], epochs=3, lr=0.01)
+
+    failing, tame = errors(torch.nan), errors(0.0)
+    torch.testing.assert_close(failing[:, 0], tame[:, 0], rtol=1e-8, atol=0)
+    assert not failing[-1, 1].isfinite() and tame.isfinite().all()
+
+
+def test_frozen_models_keep_their_hidden_weights_and_train_their_readout():
+    bank, y, target = dense(2), gaussian(2, 6, 5, seed=5), gaussian(2, 6, 4, seed=6)
+    before = {name: p.detach().clone() for name, p in bank.named_parameters()}
+    frozen = torch.tensor([True, False])
+    train(bank, lambda e: [(y, target)], lambda: [(y, target)], epochs=2, lr=0.01, frozen=frozen, freeze=2)
+    for name in ("W1", "W2", "b"):
+        assert torch.equal(getattr(bank, name)[0], before[name][0])
+        assert not torch.equal(getattr(bank, name)[1], before[name][1])
+    assert not torch.equal(bank.V1[0], before["V1"][0])
+
+
+def test_the_random_start_is_pytorchs_default_range():
+    draw = uniform((200, 30, 30), 30, torch.Generator().manual_seed(0))
+    assert draw.abs().max() <= 30**-0.5
+    assert draw.std().item() == pytest.approx((30 * 3) ** -0.5, rel=0.02)
+    assert squared_error(draw, draw).abs().max() == 0

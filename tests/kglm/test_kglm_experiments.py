@@ -1,0 +1,225 @@
+"""The experiments at toy size: what the paper claims, their readers, tables, figures and commands."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from kerneq import data
+from kerneq.config import ConfigError
+from kerneq.kglm.cli import app
+from kerneq.kglm.experiments import denoise, hyperspectral, mnist, mnist_train, pictures, settings, smooth
+from kerneq.kglm.experiments.denoise_table import table
+from kerneq.kglm.families import Bernoulli
+from kerneq.kglm.problem import Problem
+from kerneq.kglm.system import Cholesky, ConjugateGradient
+
+CPU = torch.device("cpu")
+SMALL = denoise.Denoise(
+    source="synthetic", channels=3, size=12, train=60, test=30, norms=3, seeds=3, smallest=0.1, largest=1.0,
+    epochs=2, max_steps=20,
+)  # fmt: skip
+
+
+def has(name):
+    return any(row.name == name and row.found for row in data.describe())
+
+
+needs_mnist = pytest.mark.skipif(not has("mnist"), reason="MNIST is not under KERNEQ_DATA")
+
+
+def test_equilibrium_and_newton_agree_within_their_stated_errors_and_a_tie_is_seen_as_one():
+    options = mnist.Mnist()
+    K = mnist.kernel_matrix(options)
+    norm = torch.linalg.matrix_norm(K, 2).item()
+    images = (torch.rand(6, 784, generator=torch.Generator().manual_seed(0)) < 0.3).double()
+    problem = Problem(K, images, Bernoulli(), 2 * norm)
+    deq = mnist.equilibrium(problem, norm)
+    klr = mnist.kernel_logistic_regression(problem, norm, ConjugateGradient(tol=1e-7))
+    exact = mnist.kernel_logistic_regression(problem, norm, Cholesky())
+    for first, second in ((deq, klr), (deq, exact)):
+        gap = (first.eta - second.eta).abs().amax(-1)
+        assert (gap <= first.error + second.error).all() and gap.max() < 1e-12
+    # targets of exactly ½ have f = 0: a tie, and the error bound is not smaller than what was computed there
+    tie = mnist.equilibrium(dataclasses.replace(problem, t=torch.full((1, 784), 0.5).double()), norm)
+    assert tie.eta.abs().max() <= tie.error
+
+
+@needs_mnist
+def test_on_mnist_no_pixel_disagrees():
+    result = mnist.compare(mnist.Mnist(images=60, exact=4, chunk=40), CPU)
+    assert result["pixels"] == 60 * 784
+    assert result["disagreements"] == result["beyond_bound"] == 0
+    assert result["cholesky_gap"] < 1e-12 and len(result["closest"]) == 11
+
+
+def test_corruption_flips_the_share_it_is_told_to():
+    flipped = mnist.corrupt(torch.zeros(200, 784), 0.3, seed=0)
+    assert flipped.mean().item() == pytest.approx(0.3, abs=0.005)
+
+
+@needs_mnist
+def test_the_kernel_start_beats_the_random_one_on_mnist_before_training_and_after():
+    options = mnist_train.MnistTrain(images=300, test=50, steps=3, batch=20)
+    result = mnist_train.run(options, CPU)
+    for kernel, random in result["test"]:
+        assert kernel < random
+
+
+def test_the_informed_start_beats_the_random_one_on_the_smooth_task():
+    options = smooth.Smooth(seeds=3, train=120, test=60, points=40, epochs=15)
+    errors = torch.tensor(smooth.run(options, CPU)["errors"])
+    informed, naive, random = errors.mean(1).unbind(-1)
+    assert (informed < random).all() and (informed < naive).all()
+    assert informed[-1] < informed[0] and random[-1] < random[0]
+
+
+def test_models_trained_in_parts_are_the_same_models():
+    options = smooth.Smooth(seeds=2, train=40, test=20, points=20, epochs=2)
+    whole = torch.tensor(smooth.run(options, CPU)["errors"])
+    parts = torch.tensor(smooth.run(dataclasses.replace(options, models_together=3), CPU)["errors"])
+    torch.testing.assert_close(whole, parts, rtol=1e-5, atol=1e-6)
+
+
+def test_the_process_has_the_papers_mean_and_covariance():
+    at = smooth.Coordinates.of(10)
+    first, second = smooth.sample(40000, at, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(first.mean(0).double(), smooth.mean(at.X[:, 0]), rtol=0, atol=0.01)
+    cross = (first - first.mean(0)).mT @ (second - second.mean(0)) / len(first)
+    torch.testing.assert_close(cross.double(), smooth.TRUE(at.X, at.X2), rtol=0, atol=0.005)
+
+
+@pytest.mark.parametrize("kernel", ["paper", "scripts", "definite"])
+def test_the_kernel_start_beats_the_random_one_on_denoising(kernel):
+    result = denoise.run(dataclasses.replace(SMALL, kernel=kernel), CPU)
+    errors = torch.tensor(result["errors"])
+    best = errors.mean(-1).amin(-1)  # (epoch, scheme)
+    assert (best[:, 0] < best[:, 1]).all()
+    norms = torch.tensor(result["norms"])
+    torch.testing.assert_close(norms[0], SMALL.grid()[:, None].expand(3, 3), rtol=1e-4, atol=0)
+    assert norms[1].mean(-1) == pytest.approx(SMALL.grid().tolist(), rel=0.15)
+    assert "stand-in" in result["source"]
+
+
+def test_the_table_counts_failures_and_reads_the_best_norm():
+    result = {
+        "schemes": ["kernel", "random"],
+        "norms": [[[0.1, 0.1], [1.0, 1.0]]] * 2,
+        "errors": [[[[0.5, 0.5], [0.1, 0.1]], [[0.5, 0.6], [None, 0.4]]]],
+    }
+    kernel, random = table(result, [0])
+    assert kernel.mean == pytest.approx(np.log(0.1)) and kernel.norm == 1.0 and kernel.failed == 0
+    assert random.failed == 1 and random.norm == pytest.approx(1.0)
+    assert random.mean == pytest.approx(np.log([0.6, 0.4]).mean())
+
+
+def test_hyperspectral_scenes_are_read_from_their_pages(tmp_path):
+    scenes = torch.randint(0, 256, (3, 5, 6, 8), dtype=torch.uint8).numpy()
+    folder = tmp_path / "hsi_road" / "images"
+    folder.mkdir(parents=True)
+    for number, scene in enumerate(scenes):
+        pages = [Image.fromarray(page) for page in scene]
+        pages[0].save(folder / f"{number}_nir.tif", save_all=True, append_images=pages[1:])
+    paths = hyperspectral.find(tmp_path)
+    np.testing.assert_array_equal(hyperspectral.read(paths, 4).numpy(), scenes[:, :4])
+    with pytest.raises(data.DataError, match="9 or more channels"):
+        hyperspectral.read(paths, 9)
+    (folder / "9_nir.tif").write_bytes(b"no picture")
+    with pytest.raises(data.DataError, match="cannot be read as a hyperspectral scene"):
+        hyperspectral.read(hyperspectral.find(tmp_path), 4)
+
+
+def test_hyperspectral_arrays_are_read_and_absence_falls_back_to_a_labelled_stand_in(tmp_path, monkeypatch):
+    folder = tmp_path / "hsi_road"
+    folder.mkdir()
+    np.save(folder / "a.npy", np.full((25, 8, 8), 7, np.uint8))
+    np.save(folder / "b.npy", np.full((25, 8, 8), 9, np.uint8))
+    monkeypatch.setenv("KERNEQ_DATA", str(tmp_path))
+    found = pictures.pictures("hsi", 1, 1, 4, 0, 0.2, CPU)
+    assert found.source == "HSI Road, first 4 channels" and found.train.shape == (1, 4, 8, 8)
+    monkeypatch.setenv("KERNEQ_DATA", str(tmp_path / "elsewhere"))
+    absent = pictures.pictures("hsi", 2, 1, 4, 16, 0.2, CPU)
+    assert "synthetic stand-in" in absent.source and absent.train.shape == (2, 4, 16, 16)
+
+
+def test_noise_is_clipped_fresh_in_training_and_fixed_in_testing():
+    data_set = pictures.pictures("synthetic", 6, 4, 3, 12, 0.2, CPU)
+    (noisy, clean), *_ = data_set.training(0, batch=6)
+    (other, _), *_ = data_set.training(1, batch=6)
+    assert 0 <= noisy.min() and noisy.max() <= 1 and not torch.equal(noisy.sum(), other.sum())
+    assert (noisy - clean).std().item() == pytest.approx(0.2, abs=0.05)
+    assert torch.equal(next(data_set.testing(4))[0], next(data_set.testing(4))[0])
+
+
+def test_settings_come_from_a_file_and_changes_and_mistakes_are_answered_in_words(tmp_path):
+    file = tmp_path / "a.toml"
+    file.write_text("seeds = 3\nlr = 0.5\n")
+    options = settings.read(smooth.Smooth, str(file), ["epochs=7", "device=cpu"])
+    assert (options.seeds, options.lr, options.epochs, options.device) == (3, 0.5, 7, "cpu")
+    with pytest.raises(ConfigError, match="Did you mean `seeds`"):
+        settings.read(smooth.Smooth, "", ["seed=3"])
+    with pytest.raises(ConfigError, match="must be at least 1"):
+        settings.read(smooth.Smooth, "", ["seeds=0"])
+    with pytest.raises(ConfigError, match="There is no file"):
+        settings.read(smooth.Smooth, str(tmp_path / "none.toml"))
+    with pytest.raises(ConfigError, match="key=value"):
+        settings.read(smooth.Smooth, "", ["seeds"])
+
+
+def test_every_experiment_file_is_read(request):
+    kinds = {
+        "mnist-train": mnist_train.MnistTrain, "mnist": mnist.Mnist, "smooth": smooth.Smooth, "cost": None,
+        "cifar10": denoise.Denoise, "hsi": denoise.Denoise,
+    }  # fmt: skip
+    from kerneq.kglm.experiments.cost import Cost
+
+    kinds["cost"] = Cost
+    files = sorted((request.config.rootpath / "experiments" / "kglm").glob("*.toml"))
+    assert len(files) >= 10
+    for file in files:
+        kind = next(value for key, value in kinds.items() if file.stem.startswith(key))
+        settings.read(kind, str(file))
+
+
+@pytest.mark.parametrize(
+    ("command", "changes", "figures"),
+    [
+        ("smooth", ["seeds=2", "train=30", "test=20", "points=20", "epochs=1"], ["errors.png", "samples.png"]),
+        (
+            "denoise",
+            ["source=synthetic", "size=8", "train=20", "test=10", "norms=2", "seeds=2", "epochs=1", "max_steps=5"],
+            ["norms.png", "pictures.png"],
+        ),
+        ("cost", ["widths=[10, 20]", "channels=[1, 2]", "runs=2", "size=8"], ["cost.png"]),
+    ],
+)
+def test_a_command_writes_its_numbers_its_settings_and_its_figures(command, changes, figures, tmp_path):
+    result = CliRunner().invoke(app, [command, *changes, "--output", str(tmp_path), "--threads", "1"])
+    assert result.exit_code == 0, result.output
+    content = json.loads((tmp_path / "result.json").read_text())
+    assert content["machine"]["torch"] == torch.__version__
+    for name in ["settings.toml", *figures]:
+        assert (tmp_path / name).stat().st_size > 0
+
+
+@needs_mnist
+def test_the_mnist_commands_write_their_numbers_and_figures(tmp_path):
+    run = CliRunner().invoke(app, ["mnist", "images=12", "exact=2", "--output", str(tmp_path / "a")])
+    assert run.exit_code == 0 and "disagree on 0 pixels" in run.output.replace("\n", " ")
+    assert (tmp_path / "a" / "closest.png").exists()
+    run = CliRunner().invoke(
+        app, ["mnist-train", "images=30", "test=10", "steps=1", "batch=5", "--output", str(tmp_path / "b")]
+    )
+    assert run.exit_code == 0, run.output
+    assert (tmp_path / "b" / "training.png").exists()
+
+
+def test_the_command_line_does_not_wait_for_torch():
+    code = "import sys, kerneq.kglm.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from .prox import AbstractProx
@@ -43,24 +44,25 @@ class AbstractMap(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Reduced:
-    """w = D(g + WᵀNy), y = Ww: the backward system w = D(g + Hw), H = WᵀNW, in the (smaller) space of y.
+    """w = D(g ± WᵀNy), y = Ww: the backward system w = D(g + Hw), H = ±WᵀNW, in the (smaller) space of y.
 
-    So y = WDg + WDWᵀNy, and w follows from y.
+    So y = WDg ± WDWᵀNy, and w follows from y. The sign is apart from N, which saves a pass.
     """
 
     apply: Linear  # W
     adjoint: Linear  # Wᵀ
-    bend: Linear  # N = ∂²S/∂v²
+    bend: Linear  # N = ±∂²S/∂v²
+    sign: int
     pull: Linear  # D
 
     def source(self, g: Tensor) -> Tensor:
         return self.apply(self.pull(g))
 
-    def step(self, y: Tensor) -> Tensor:
-        return self.apply(self.pull(self.adjoint(self.bend(y))))
+    def step(self, source: Tensor, y: Tensor) -> Tensor:
+        return torch.add(source, self.apply(self.pull(self.adjoint(self.bend(y)))), alpha=self.sign)
 
     def recover(self, g: Tensor, y: Tensor) -> Tensor:
-        return self.pull(g + self.adjoint(self.bend(y)))
+        return self.pull(torch.add(g, self.adjoint(self.bend(y)), alpha=self.sign))
 
 
 class AbstractEquation(AbstractMap):

@@ -49,7 +49,8 @@ class Equation(AbstractEquation):
         if bend is None:
             return None
         operator = BoundOperator(self.operator.weight.detach(), self.operator.size)
-        return Reduced(operator, operator.adjoint, bend, functools.partial(self.prox.pull, at.drive.detach()))
+        pull = functools.partial(self.prox.pull, at.drive.detach())
+        return Reduced(operator, operator.adjoint, bend, self.similarity.bend_sign, pull)
 
     def _drive(self, slope: Slope) -> Tensor:
         """∂S/∂z + Wᵀ ∂S/∂v."""

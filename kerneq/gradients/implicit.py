@@ -33,7 +33,7 @@ class InFeatures:
     conjugate gradient.
     """
 
-    solver: AbstractSolver[Any] = Anderson(memory=3)
+    solver: AbstractSolver[Any] = Anderson(memory=3)  # `Picard()` is cheaper and enough where the equation contracts
 
 
 @final
@@ -71,26 +71,17 @@ class Implicit(AbstractGradient):
             raise TypeError(f"{type(solver).__name__} needs the equation of a cell; give `Implicit` another solver.")
         if isinstance(solver, InFeatures) and system.reduced is not None:
             reduced, g = system.reduced, g.to(system.image.dtype)
-            solution = self._solve(reduced.step, reduced.source(g), solver.solver)
-            settle(solution, self.on_failure, where="The backward solve")
-            return reduced.recover(g, solution.value)
+            source = reduced.source(g)
+            return reduced.recover(g, self._solve(functools.partial(reduced.step, source), source, solver.solver))
         if system.drive is not None and not isinstance(solver, AbstractSolver):
             solution = system.symmetric_solve(g, self.tol, self.max_steps, looks(self.check_every, g))
-        else:
-            fixed_point = solver if isinstance(solver, AbstractSolver) else Anderson()
-            solution = self._solve(system.pull, g, fixed_point)
-        return settle(solution, self.on_failure, where="The backward solve").value
+            return settle(solution, self.on_failure, where="The backward solve").value
+        fixed_point = solver if isinstance(solver, AbstractSolver) else Anderson()
+        return self._solve(lambda u: system.pull(u) + g, g, fixed_point)
 
-    def _solve(self, linear: Map, source: Tensor, solver: AbstractSolver[Any]) -> Solution:
-        """u = linear(u) + source."""
-        return solve(
-            lambda u: linear(u) + source,
-            source,
-            solver,
-            tol=self.tol,
-            max_steps=self.max_steps,
-            check_every=self.check_every,
-        )
+    def _solve(self, f: Map, start: Tensor, solver: AbstractSolver[Any]) -> Tensor:
+        solution = solve(f, start, solver, tol=self.tol, max_steps=self.max_steps, check_every=self.check_every)
+        return settle(solution, self.on_failure, where="The backward solve").value
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,9 +31,11 @@ class AbstractBoundSimilarity(abc.ABC):
     def slope_at_zero(self, value: bool) -> Slope:
         """The same at z = 0 and v = 0."""
 
+    bend_sign: ClassVar[int]
+
     @abc.abstractmethod
     def bend(self, v: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """y ↦ (∂²S/∂v²) y at v, if that is all the curvature S has; None where ∂S/∂z bends too."""
+        """y ↦ ±(∂²S/∂v²) y at v, with the sign `bend_sign`; None where that is not all the curvature S has."""
 
     @abc.abstractmethod
     def lipschitz(self, operator_norm: Tensor) -> Tensor:

@@ -92,6 +92,8 @@ class BoundGaussian(AbstractBoundSimilarity):
     split: int
     patch: int
 
+    bend_sign: ClassVar[int] = -1
+
     def slope(self, z: Tensor, v: Tensor, value: bool) -> Slope:
         a, features, split, patch = _picture(self.a), _picture(v), self.split, self.patch
         if not value:
@@ -108,12 +110,12 @@ class BoundGaussian(AbstractBoundSimilarity):
         return Slope(None, m.view_as(self.a), total)
 
     def bend(self, v: Tensor) -> Callable[[Tensor], Tensor]:
-        """y ↦ −exp(−sᵢ)(Q − 2γ qᵢᵀqᵢ)y: the pullback of the patch step, which is symmetric."""
+        """y ↦ exp(−sᵢ)(Q − 2γ qᵢᵀqᵢ)y: the pullback of the patch step, which is symmetric; ∂²S/∂v² is minus this."""
         a, features, split, patch = _picture(self.a), _picture(v), self.split, self.patch
 
         def product(y: Tensor) -> Tensor:
             pulled = patch_pullback(_picture(y), a, features, self.Q, self.gamma, split=split, patch=patch)
-            return -pulled.view_as(y)
+            return pulled.view_as(y)
 
         return product
 

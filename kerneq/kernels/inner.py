@@ -72,6 +72,8 @@ class BoundInner(AbstractBoundSimilarity):
     derivative: Callable[[Tensor], Tensor]
     stiffness: float  # max κ″·‖a‖²
 
+    bend_sign: ClassVar[int] = 1
+
     def slope(self, z: Tensor, v: Tensor, value: bool) -> Slope:
         t = dot(self.a, z)
         pull = self.derivative(t).to(z.dtype).view(-1, *[1] * (z.dim() - 1))

@@ -43,6 +43,8 @@ class LinearSimilarity(AbstractSimilarity):
 class BoundLinear(AbstractBoundSimilarity):
     a: Tensor
 
+    bend_sign: ClassVar[int] = 1
+
     def slope(self, z: Tensor, v: Tensor, value: bool) -> Slope:
         return Slope(self.a, v, dot(self.a, z) + 0.5 * dot(v, v) if value else None)
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ..solution import Solution
 from .config import ClassifierConfig
+from .overlap import run_branches
 from .parts import Branch, make_stem, pyramid
 from .pictures import check_pictures
 
@@ -32,14 +33,13 @@ class Classifier(nn.Module):
     def forward(self, x: Tensor, solutions: bool = False) -> Tensor | tuple[Tensor, dict[str, Solution]]:
         check_pictures(x, self.channels, multiple=self._multiple())
         levels = pyramid(self.stem(x), self.config.scales)
-        outputs: list[Tensor] = []
-        found: dict[str, Solution] = {}
-        for index, branch in enumerate(self.branches):
-            z, found[f"branch{index}"] = branch(levels[self.config.scales[index]])
-            outputs.append(z)
-        fused = torch.relu(self.norm(torch.stack(outputs).mean(0)))
+        inputs = [levels[scale] for scale in self.config.scales]
+        results = run_branches(self._branches(), inputs, self.config.overlap)
+        fused = torch.relu(self.norm(torch.stack([z for z, _ in results]).mean(0)))
         logits: Tensor = self.head(fused.mean((2, 3)))
-        return (logits, found) if solutions else logits
+        if not solutions:
+            return logits
+        return logits, {f"branch{index}": solution for index, (_, solution) in enumerate(results)}
 
     def diagnostics(self) -> dict[str, float]:
         """The bound on ‖W‖‖W_h‖ that each branch is held under, its raw weight's norm, and γ, as they are now."""

@@ -21,6 +21,7 @@ class SolveConfig:
     gradient: str = "implicit"  # implicit, phantom, unrolled
     backward: str = "features"  # of the implicit gradient: features (the cheapest), state (conjugate gradient)
     gradient_steps: int = 20  # of the backward solve, the phantom steps, or the unrolled ones
+    gradient_solver: str = "anderson"  # in the features: anderson, or picard, which is cheaper where f contracts
     gradient_tol: float = 1e-3  # of the backward solve
     gradient_relaxation: float = 0.8  # of the phantom steps
 
@@ -36,13 +37,21 @@ class SolveConfig:
                 return Broyden(memory=self.memory)
         raise ValueError(f"`solver` must be proximal, picard, anderson or broyden, got {self.solver!r}.")
 
+    def make_backward_solver(self) -> AbstractSolver[Any]:
+        match self.gradient_solver:
+            case "anderson":
+                return Anderson(memory=3)
+            case "picard":
+                return Picard()
+        raise ValueError(f"`gradient_solver` must be anderson or picard, got {self.gradient_solver!r}.")
+
     def make_gradient(self) -> AbstractGradient:
         match self.gradient:
             case "implicit":
                 # While training, a backward solve that stops at its step limit is a choice, not an accident.
                 if self.backward not in ("features", "state"):
                     raise ValueError(f"`backward` must be features or state, got {self.backward!r}.")
-                solver = InFeatures() if self.backward == "features" else ConjugateGradient()
+                solver = InFeatures(self.make_backward_solver()) if self.backward == "features" else ConjugateGradient()
                 look = self.check_every or None
                 return Implicit(solver, self.gradient_tol, self.gradient_steps, look, on_failure="return")
             case "phantom":
@@ -69,6 +78,7 @@ class ClassifierConfig(SolveConfig):
     split: int = 8
     hidden: int = 64
     activity: float = 0.5  # sᵢ = γ‖rᵢW_h‖² at initialisation, where γ is fixed
+    overlap: bool = True  # on a GPU, solve the branches side by side
     degree: int = 2  # of the polynomial kernel
     offset: float = 1.0
 

@@ -31,6 +31,21 @@ def inner(many: Tensor, one: Tensor) -> Tensor:
     return (many * one.unsqueeze(1)).sum(2, dtype=torch.float32)
 
 
+def solve_positive(A: Tensor, b: Tensor) -> Tensor:
+    """A⁻¹b for small positive definite A (batch, m, m), by elimination without pivoting.
+
+    Plain operations, where the libraries' batched solvers wait for the device or cannot be in a CUDA graph.
+    """
+    A, x, size = A.clone(), b.clone(), A.shape[1]
+    for k in range(size - 1):
+        factor = A[:, k + 1 :, k] / A[:, k, k, None]
+        A[:, k + 1 :, k + 1 :] -= factor.unsqueeze(2) * A[:, k, None, k + 1 :]
+        x[:, k + 1 :] -= factor * x[:, k, None]
+    for k in reversed(range(size)):
+        x[:, k] = (x[:, k] - (A[:, k, k + 1 :] * x[:, k + 1 :]).sum(1)) / A[:, k, k]
+    return x
+
+
 @dataclasses.dataclass(frozen=True)
 class History:
     """Ring buffers of m entries a sample. A new entry costs one row of the Gram matrix, not the whole of it.
@@ -85,8 +100,7 @@ class History:
         eye = torch.eye(count, dtype=unit.dtype, device=unit.device)
         both = self.valid.unsqueeze(1) & self.valid.unsqueeze(2)
         unit = torch.where(both & unit.isfinite(), unit, 0.0) * (1 - eye) + eye * (1 + max(ridge, 8 * count * eps))
-        factor, _ = torch.linalg.cholesky_ex(unit)  # no check, so no wait for the device
-        y = torch.cholesky_solve(inverse.unsqueeze(2), factor).squeeze(2) * inverse
+        y = solve_positive(unit, inverse) * inverse
         alpha = y / y.sum(1, keepdim=True)
         newest = torch.zeros_like(alpha)
         newest[:, (self.pushed - 1) % count] = 1

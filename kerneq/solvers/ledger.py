@@ -32,9 +32,19 @@ class Ledger:
     finished: Tensor
 
     @classmethod
-    def open(cls, batch: int, tol: float, dtype: torch.dtype, device: torch.device) -> "Ledger":
-        rows = torch.arange(batch, device=device)
-        numbers = torch.full((batch,), torch.inf, device=device, dtype=torch.promote_types(dtype, torch.float32))
+    def single(cls, step: int, residual: Tensor, gap: Tensor, tol: float) -> "Ledger":
+        """The page of a solve that was looked at only once, at its end."""
+        rows = torch.arange(len(residual), device=residual.device)
+        missed = torch.where(residual.isfinite(), Status.MAX_STEPS.code, Status.NONFINITE.code)
+        codes = torch.where(residual <= tol, Status.CONVERGED.code, missed)
+        steps = torch.full_like(rows, step)
+        return cls(tol, 0.0, rows, residual, gap, residual, residual, steps, steps, codes, codes >= 0)
+
+    @classmethod
+    def open(cls, batch: int, tol: float, dtype: torch.dtype) -> "Ledger":
+        """An empty page, on the host."""
+        rows = torch.arange(batch)
+        numbers = torch.full((batch,), torch.inf, dtype=torch.promote_types(dtype, torch.float32))
         zeros = torch.zeros_like(rows)
         codes = torch.full_like(rows, Status.MAX_STEPS.code)
         reach = torch.finfo(dtype).eps ** 0.75

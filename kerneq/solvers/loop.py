@@ -47,8 +47,8 @@ def solve(
     residual is reported. One that runs out of steps returns its best point, moved one step on where the solver is
     `steady`. The residual is looked at every `check_every` steps: by default each step on a CPU and every fourth on
     a GPU, where a look waits for the device. With `check_every >= max_steps` nothing waits: a fixed number of
-    steps, fit for `torch.export` and CUDA graphs. For the equation of a cell z0 may be None: z = 0, whose evaluation
-    needs no Wz.
+    steps, fit for `torch.export` and CUDA graphs, whose last iterate is the value. For the equation of a cell z0 may be
+    None: z = 0, whose evaluation needs no Wz.
     """
     check_limits(tol, max_steps)
     check_on_failure(on_failure)
@@ -77,7 +77,7 @@ def _iterate(
     """Step until every sample has finished. With looks allowed the ledger is on the host, where reading it is free."""
     blind = check_every >= max_steps
     memory = solver.init(f, at.z)
-    ledger = Ledger.open(len(at.z), tol, at.image.dtype, at.z.device if blind else torch.device("cpu"))
+    ledger = Ledger.open(0 if blind else len(at.z), tol, at.image.dtype)
     pages: list[Ledger] = []  # of samples that have left the computation
     values: list[Tensor] = []
     z = best = at.z
@@ -85,20 +85,21 @@ def _iterate(
         if step > 1:
             at = evaluate(f, z, solver.needs_energy)
         better = None
-        if step == max_steps or (not blind and step % check_every == 0):
+        if not blind and (step % check_every == 0 or step == max_steps):
             better = _look(ledger, step, at)
-            if not blind and bool(ledger.finished.all()):
-                best = _pick(better, at.z, best, blind)
+            if bool(ledger.finished.all()):
+                best = _pick(better, at.z, best)
                 break
         answer = at.z
         if step < max_steps or solver.steady or step == 1:
-            with torch.autocast(z.device.type, enabled=False):  # for f only, not for the solver's small systems
-                z, memory = solver.step(at, memory)
+            z, memory = solver.step(at, memory)
             answer = z if solver.steady or step == 1 else at.z
+        if blind and step == max_steps:
+            return Ledger.single(step, *relative_residual(at), tol), answer
         if better is None:
             continue
-        best = _pick(better, _pick(ledger.finished, at.z, answer, blind), best, blind)
-        if not blind and isinstance(f, AbstractMap) and SHRINK * len(best) <= int(ledger.finished.sum()):
+        best = _pick(better, _pick(ledger.finished, at.z, answer), best)
+        if isinstance(f, AbstractMap) and SHRINK * len(best) <= int(ledger.finished.sum()):
             done, keep = ledger.finished.nonzero().flatten(), (~ledger.finished).nonzero().flatten()
             pages.append(ledger.select(done))
             values.append(best.index_select(0, done.to(best.device)))
@@ -127,13 +128,12 @@ def _look(ledger: Ledger, step: int, at: Evaluation) -> Tensor:
     return ledger.observe(step, residual, gap, at.energy, at.rounding)
 
 
-def _pick(mask: Tensor, new: Tensor, old: Tensor, blind: bool) -> Tensor:
+def _pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """Rows of `new` where the mask holds, else of `old`; without touching the data where all rows agree."""
-    if not blind:
-        if bool(mask.all()):
-            return new
-        if not bool(mask.any()):
-            return old
+    if bool(mask.all()):
+        return new
+    if not bool(mask.any()):
+        return old
     return torch.where(per_sample(mask.to(new.device), new), new, old)
 
 

@@ -20,7 +20,8 @@ from kerneq.config import (
     parse,
     write,
 )
-from kerneq.data import Augment
+from kerneq.data import DATA_SETS, Augment
+from kerneq.models.zoo import configure
 
 EXPERIMENTS = sorted((Path(__file__).parents[1] / "experiments").glob("*.toml"))
 
@@ -33,9 +34,7 @@ plain = st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False
 free = st.dictionaries(
     st.text(max_size=8), st.recursive(plain, lambda s: st.lists(s, max_size=3), max_leaves=4), max_size=4
 )
-milestones = st.lists(st.floats(0.01, 0.99), unique=True, max_size=4).map(
-    lambda values: tuple(sorted(values))
-)
+milestones = st.lists(st.floats(0.01, 0.99), unique=True, max_size=4).map(lambda values: tuple(sorted(values)))
 configs = st.builds(
     Config,
     seed=st.integers(0, 2**31 - 1),
@@ -50,12 +49,8 @@ configs = st.builds(
         share=numbers(0, 1),
     ),
     model=st.builds(Model, name=st.text(), settings=free),
-    optimizer=st.builds(
-        Optimizer, lr=numbers(1e-300, 1e300), momentum=numbers(0.1, 0.99), weight_decay=numbers(0, 1)
-    ),
-    schedule=st.builds(
-        Schedule, kind=st.sampled_from(["step", "cosine", "one-cycle"]), milestones=milestones
-    ),
+    optimizer=st.builds(Optimizer, lr=numbers(1e-300, 1e300), momentum=numbers(0.1, 0.99), weight_decay=numbers(0, 1)),
+    schedule=st.builds(Schedule, kind=st.sampled_from(["step", "cosine", "one-cycle"]), milestones=milestones),
     training=st.builds(Training, epochs=st.integers(1, 10**9), amp=st.booleans(), ema=numbers(0, 0.99)),
 )
 
@@ -157,9 +152,7 @@ def test_a_misspelt_key_in_a_file_names_the_file(tmp_path):
         load(tmp_path / "a.toml")
 
 
-@pytest.mark.parametrize(
-    ("content", "message"), [(b"\xff\xfe", "cannot be read"), (b"a = = 1", "not valid TOML")]
-)
+@pytest.mark.parametrize(("content", "message"), [(b"\xff\xfe", "cannot be read"), (b"a = = 1", "not valid TOML")])
 def test_a_file_that_is_no_configuration_is_refused(tmp_path, content, message):
     (tmp_path / "a.toml").write_bytes(content)
     with pytest.raises(ConfigError, match=message):
@@ -187,8 +180,17 @@ def test_every_default_is_shown():
             assert f"\n{field.name} = " in "\n" + shown or f".{field.name}]" in shown
 
 
+def test_there_is_a_file_for_every_table_of_the_papers():
+    heads = "".join(path.read_text().splitlines()[0] for path in EXPERIMENTS)
+    for place in ("Table 1(a)", "Table 1(b)", "Table 2(a)", "Table 2(b)", "Table 3"):
+        assert f"GEQ, {place}" in heads and f"KerDEQ, {place}" in heads
+    for place in ("GEQ, Table 5", "GEQ, Figure 4(a)", "KerDEQ, Figure 4(b)", "KerDEQ, Figure 3"):
+        assert place in heads
+
+
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_an_experiment_file_is_a_valid_configuration(path):
     config = load(path)
-    assert config.training.epochs >= 1
+    assert config.data.name in DATA_SETS
+    assert configure(config.model.name, dict(config.model.settings)) is not None  # refuses what it does not know
     assert path.read_text().startswith("# "), "its first line says what it reproduces"

@@ -80,9 +80,7 @@ def _convert_union(key: str, value: Any, members: tuple[Any, ...]) -> Any:
             return convert(key, value, member)
         except ConfigError:
             continue
-    raise ConfigError(
-        f"`{key}` must be {' or '.join(describe(member) for member in members)}, got {value!r}."
-    )
+    raise ConfigError(f"`{key}` must be {' or '.join(describe(member) for member in members)}, got {value!r}.")
 
 
 def _plain(key: str, value: Any) -> Any:

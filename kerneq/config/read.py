@@ -62,9 +62,7 @@ def _apply(table: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     key = key.strip()
     if not equals or not key:
-        raise ConfigError(
-            f"A change of setting is written key=value (for example optimizer.lr=0.2), got `{override}`."
-        )
+        raise ConfigError(f"A change of setting is written key=value (for example optimizer.lr=0.2), got `{override}`.")
     kind = _kind(key)
     *sections, name = key.split(".")
     for section in sections:

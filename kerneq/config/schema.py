@@ -39,9 +39,7 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         if self.nesterov and self.momentum == 0:
-            raise ConfigError(
-                "`optimizer.nesterov` needs `optimizer.momentum` above 0; set nesterov = false."
-            )
+            raise ConfigError("`optimizer.nesterov` needs `optimizer.momentum` above 0; set nesterov = false.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +51,7 @@ class Schedule:
     milestones: tuple[float, ...] = setting((0.5, 0.75), "step: shares of the run after which the rate drops")
     factor: float = setting(0.1, "step: what the rate is multiplied by at a milestone", above=0, high=1)
     rise: float = setting(0.3, "one-cycle: share of the run in which the rate rises", above=0, high=0.99)
-    final: float = setting(
-        0.0, "cosine and one-cycle: the last rate, as a share of the highest", low=0, high=1
-    )
+    final: float = setting(0.0, "cosine and one-cycle: the last rate, as a share of the highest", low=0, high=1)
 
     def __post_init__(self) -> None:
         shares = self.milestones
@@ -71,9 +67,7 @@ class Training:
     epochs: int = setting(20, "", low=1)
     batch_size: int = setting(128, "images per step, over all processes", low=1)
     label_smoothing: float = setting(0.0, "", low=0, high=0.99)
-    ema: float = setting(
-        0.0, "decay of the running average of the weights per step, 0: none", low=0, high=0.999999
-    )
+    ema: float = setting(0.0, "decay of the running average of the weights per step, 0: none", low=0, high=0.999999)
     amp: bool = setting(False, "bfloat16 autocast")
     clip: float = setting(0.0, "largest norm of the gradient, 0: unlimited", low=0)
     channels_last: bool = setting(False, "store images as NHWC")

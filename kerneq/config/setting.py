@@ -17,9 +17,7 @@ def setting(
     above: float | None = None,
 ) -> Any:
     """A dataclass field that carries its meaning and its range: low ≤ value ≤ high, value > above."""
-    return dataclasses.field(
-        default=default, metadata={"meaning": meaning, "low": low, "high": high, "above": above}
-    )
+    return dataclasses.field(default=default, metadata={"meaning": meaning, "low": low, "high": high, "above": above})
 
 
 def meaning(field: dataclasses.Field) -> str:

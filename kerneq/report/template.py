@@ -8,7 +8,8 @@ PAGE = """\
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>kerneq report</title>
 <style>
-  body { font: 16px/1.5 system-ui, sans-serif; color: #1b1b1b; background: #fff; max-width: 1120px; margin: 2rem auto; padding: 0 1rem; }
+  body { font: 16px/1.5 system-ui, sans-serif; color: #1b1b1b; background: #fff; }
+  body { max-width: 1120px; margin: 2rem auto; padding: 0 1rem; }
   h1 { font-size: 1.6rem; margin-bottom: 0.2rem; }
   h2 { font-size: 1.15rem; margin: 2rem 0 0.5rem; }
   p { color: #555; margin-top: 0; max-width: 46rem; }
@@ -27,14 +28,14 @@ PAGE = """\
 </head>
 <body>
 <h1>kerneq report</h1>
-<p>{{ runs | length }} run{{ "s" if runs | length != 1 }}. Accuracy and loss are those on the test images, of the weights that were
-best on the held-out images; solver numbers are means over test samples and branches.</p>
+<p>{{ runs | length }} run{{ "s" if runs | length != 1 }}. Accuracy and loss are those on the test images,
+of the weights that were best on the held-out images; solver numbers are means over test samples and branches.</p>
 
 <h2>Results</h2>
 <div class="wide">
 <table>
-<tr><th>run</th><th class="left">model</th><th class="left">data</th><th>test accuracy</th><th>test loss</th><th>validation</th>
-<th>parameters</th><th>solver steps</th><th>residual</th><th>not converged</th><th>seconds</th></tr>
+<tr><th>run</th><th class="left">model</th><th class="left">data</th><th>test accuracy</th><th>test loss</th>
+<th>validation</th><th>parameters</th><th>solver steps</th><th>residual</th><th>not converged</th><th>seconds</th></tr>
 {% for run in runs %}
 <tr{% if loop.first and run.accuracy is not none %} class="best"{% endif %}>
 <td>{{ run.name }}</td><td class="left">{{ run.model }}</td><td class="left">{{ run.data }}</td>

@@ -14,7 +14,8 @@ class TensorBoard(AbstractWatcher):
     """Scalars `train/…`, `validation/…` and `diagnostics/…` per epoch, `now/…` in between; x is the step."""
 
     def __init__(self, folder: Path):
-        self.writer = SummaryWriter(str(folder))
+        self.folder = folder
+        self.writer: SummaryWriter | None = None  # opened by the first number, so that a refused run leaves no file
 
     def tick(self, moment: Moment) -> None:
         numbers = {"loss": moment.scores.loss, "accuracy": moment.scores.accuracy, "rate": moment.rate}
@@ -25,9 +26,12 @@ class TensorBoard(AbstractWatcher):
             self._write(group, row[group] or {}, row["step"])
 
     def close(self) -> None:
-        self.writer.close()
+        if self.writer is not None:
+            self.writer.close()
 
     def _write(self, group: str, numbers: Mapping[str, Any], step: int) -> None:
+        if self.writer is None:
+            self.writer = SummaryWriter(str(self.folder))
         for name, value in numbers.items():
             if value is not None:
                 self.writer.add_scalar(f"{group}/{name}", value, step)

@@ -1,0 +1,192 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kerneq.cli import main
+from kerneq.training import Folder
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+QUICK = ["model.name=resnet-tiny", "training.epochs=1", "training.batch_size=256"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Run in an empty folder, without the data of this machine, on one thread."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KERNEQ_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("COLUMNS", "200")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def kerneq(monkeypatch, capsys):
+    """Call the program; returns (exit code, what it said)."""
+
+    def call(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["kerneq", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+            raise SystemExit(0)
+        captured = capsys.readouterr()
+        code = ended.value.code
+        return (code if isinstance(code, int) else int(code is not None)), captured.out + captured.err
+
+    return call
+
+
+def test_a_run_is_trained_evaluated_and_reported_on(kerneq):
+    code, said = kerneq("train", str(EXPERIMENTS / "resnet-tiny-digits.toml"), "training.epochs=2", "seed=1")
+    assert code == 0 and "best validation accuracy" in said and "kerneq evaluate runs/resnet-tiny-digits" in said
+    folder = Path("runs/resnet-tiny-digits")
+    assert list((folder / "tensorboard").iterdir())
+    code, said = kerneq("evaluate", str(folder))
+    assert code == 0 and "accuracy" in said
+    result = json.loads((folder / "evaluation.json").read_text())
+    assert result["scores"]["test"]["images"] == 355
+    assert 0.2 < result["scores"]["test"]["accuracy"] <= 1
+    code, said = kerneq("report", str(folder), "--output", "page.html")
+    assert code == 0 and "resnet-tiny" in Path("page.html").read_text()
+    code, _ = kerneq("train", str(folder), "--resume")
+    assert code == 0
+
+
+def test_an_equilibrium_model_goes_the_same_way(kerneq):
+    code, said = kerneq(
+        "train", "model.name=geq-dense-tiny", "training.epochs=1", "training.ema=0.9", "--name", "dense"
+    )
+    assert code == 0 and "steps" in said and "residual" in said
+    [row] = Folder(Path("runs/dense")).rows()
+    assert row["validation"]["steps"] > 1 and row["validation"]["unconverged"] == 0
+    assert "norm" in row["diagnostics"]
+    code, said = kerneq("evaluate", "runs/dense", "--checkpoint", "last")
+    assert code == 0 and "solver steps" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["trian"], 2, "No such command"),
+        (["train", "--lr", "3"], 2, "No such option"),
+        (["train", "nowhere.toml"], 2, "There is no file nowhere.toml"),
+        (["train", "optimizer.lrr=1"], 2, "Did you mean `optimizer.lr`?"),
+        (["train", "training.epochs=-1"], 2, "`training.epochs` must be at least 1, got -1."),
+        (["train", "model.name=geq-tyni"], 2, "There is no model 'geq-tyni'. Did you mean 'geq-tiny'?"),
+        (["train", "model.settings.nrom=2.0"], 2, "has no setting `nrom`. Did you mean 'norm'?"),
+        (["train", "data.name=cifar10"], 1, "The data set cifar10 is not in"),
+        (["train", "data.name=digit"], 1, "Did you mean 'digits'?"),
+        (["train", "device=tpu"], 1, "`device` must be auto, cpu, cuda or cuda:N, got `tpu`."),
+        (["train", "training.batch_size=9999"], 1, "only 1298 pictures"),
+        (["train", "model.name=resnet-tiny", "--name", "a/b"], 2, "without slashes"),
+        (["train", "--runs", "/proc/nowhere"], 1, "cannot be used"),
+        (["train", "."], 2, "add --resume"),
+        (["train", ".", "--resume"], 2, "There is no file config.toml"),
+        (["evaluate"], 2, "Missing argument"),
+        (["evaluate", "nowhere"], 1, "nowhere is not a run folder: it has no config.toml."),
+        (["evaluate", ".", "--checkpoint", "first"], 2, "--checkpoint must be best or last"),
+        (["report", "nowhere"], 1, "nowhere is not a run folder"),
+        (["demo", "--epochs", "0"], 2, "Invalid value"),
+    ],
+)
+def test_a_wrong_request_ends_in_a_sentence_and_a_code(kerneq, arguments, code, words):
+    got, said = kerneq(*arguments)
+    assert got == code, said
+    assert words in " ".join(said.split())
+    assert "Traceback" not in said
+
+
+def test_a_run_that_exists_or_is_damaged_is_refused(kerneq):
+    assert kerneq("train", *QUICK, "--name", "a")[0] == 0
+    code, said = kerneq("train", *QUICK, "--name", "a")
+    assert code == 1 and "already holds a run; add --resume" in said
+    code, said = kerneq("train", *QUICK, "optimizer.lr=0.7", "--name", "a", "--resume")
+    assert code == 1 and "another value of `optimizer.lr`" in said
+    best = Path("runs/a/checkpoints/best.safetensors")
+    best.write_bytes(best.read_bytes()[:-7])
+    code, said = kerneq("evaluate", "runs/a")
+    assert code == 1 and "best.safetensors is damaged" in said
+    Path("runs/a/config.toml").write_text("[data")
+    code, said = kerneq("evaluate", "runs/a")
+    assert code == 2 and "not valid TOML" in said
+
+
+def test_a_bug_is_not_hidden_behind_a_sentence(monkeypatch):
+    from kerneq.commands.failures import guarded
+
+    def broken():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        guarded(broken)
+
+
+def test_show_config_prints_what_a_run_would_use_and_does_nothing(kerneq):
+    code, said = kerneq("train", str(EXPERIMENTS / "geq-5m-cifar10.toml"), "optimizer.lr=0.2", "--show-config")
+    assert code == 0 and "lr = 0.2  # the highest learning rate" in said and "milestones = [0.5, 0.75]" in said
+    assert not Path("runs").exists()
+
+
+def test_data_and_models_are_listed(kerneq):
+    code, said = kerneq("data")
+    assert code == 0 and "digits" in said and "cifar10" in said and "licence" in said
+    code, said = kerneq("models")
+    assert code == 0 and "geq-5m" in said and "4.8" in said and "94.8 %" in said
+
+
+def test_the_demo_ends_in_a_table_and_a_page(kerneq, monkeypatch):
+    from kerneq.commands import demo
+
+    monkeypatch.setattr(demo, "MODELS", ("geq-dense-tiny", "resnet-tiny"))
+    for _ in range(2):  # the second replaces the first
+        code, said = kerneq("demo", "--epochs", "1", "--output", "out")
+        assert code == 0 and "test accuracy" in said and "out/report.html" in said
+    Path("out/resnet-tiny/config.toml").unlink()
+    code, said = kerneq("demo", "--epochs", "1", "--output", "out")
+    assert code == 2 and "not a run of the demo" in said and Path("out/resnet-tiny").exists()
+
+
+def test_help_comes_without_importing_torch():
+    code = "import sys; sys.argv = ['kerneq', '--help']\nfrom kerneq.cli import main\n"
+    code += (
+        "try: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_the_module_runs_as_a_program_and_a_full_disk_gives_no_traceback(tmp_path):
+    # The real limit on a file's size: every write beyond it fails as on a full disk.
+    limit = "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (60000, 60000)); "
+    limit += "runpy.run_module('kerneq', run_name='__main__', alter_sys=True)"
+    command = [sys.executable, "-c", limit, "train", *QUICK, "--name", "full"]
+    result = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    said = " ".join((result.stdout + result.stderr).split())
+    assert result.returncode == 1
+    assert "could not be written: File too large" in said and "Traceback" not in said
+
+
+words = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=10)
+arguments = st.lists(
+    words | st.sampled_from(["--resume", "--name", "--runs", "--show-config", "seed=1", "a.toml", "=", "model="]),
+    max_size=4,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(command=st.sampled_from(["train", "evaluate", "report"]) | words, rest=arguments)
+def test_no_arguments_whatever_give_a_traceback(monkeypatch, capsys, command, rest):
+    if command == "train":
+        rest = [*rest, "training.epochs=0"]  # never a run, whatever the others say
+    monkeypatch.setattr(sys, "argv", ["kerneq", command, *rest])
+    with pytest.raises(SystemExit):
+        main()
+        raise SystemExit(0)
+    capsys.readouterr()

@@ -1,0 +1,54 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kerneq.training import Folder, checkpoint
+
+WORKER = str(Path(__file__).parent / "worker.py")
+
+
+def torchrun(processes: int, folder: Path, kill_at: int = 0, restarts: int = 0) -> Folder:
+    """Train the toy in `processes` processes; returns its folder."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    launch += [f"--max-restarts={restarts}", "--monitor-interval=0.1", WORKER, str(folder), str(kill_at)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    result = subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr
+    return Folder(folder)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory) -> Folder:
+    return torchrun(2, tmp_path_factory.mktemp("processes") / "two")
+
+
+def close(first: Folder, second: Folder) -> None:
+    """The same images, metrics and weights, up to the order in which sums are rounded."""
+    for a, b in zip(first.rows(), second.rows(), strict=True):
+        assert a["step"] == b["step"] and a["train"]["images"] == b["train"]["images"]
+        assert a["validation"]["images"] == b["validation"]["images"] == 144
+        for group in ("train", "validation"):
+            assert a[group]["loss"] == pytest.approx(b[group]["loss"], rel=1e-4)
+            assert a[group]["accuracy"] == pytest.approx(b[group]["accuracy"], abs=1.5 / 144)
+    tensors, others = (checkpoint.load(folder.checkpoint("last"))[0] for folder in (first, second))
+    for name in (name for name in tensors if name.startswith(("model.", "average.", "momentum."))):
+        torch.testing.assert_close(tensors[name], others[name], rtol=1e-3, atol=1e-4)
+
+
+def test_two_processes_train_as_one_does_with_the_same_global_batch(two, tmp_path):
+    one = tmp_path / "one"
+    subprocess.run([sys.executable, WORKER, str(one), "0"], check=True, timeout=100)
+    close(Folder(one), two)
+    assert json.loads(two.environment.read_text())["processes"] == 2
+
+
+def test_torchrun_restarts_a_killed_process_and_the_run_goes_on_from_its_last_checkpoint(two, tmp_path):
+    killed = torchrun(2, tmp_path / "killed", kill_at=15, restarts=1)
+    [resumed] = json.loads(killed.environment.read_text())["resumed"]
+    assert resumed["step"] == 12
+    close(killed, two)

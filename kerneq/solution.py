@@ -108,3 +108,10 @@ def per_sample_norm(t: Tensor) -> Tensor:
 def per_sample(t: Tensor, like: Tensor) -> Tensor:
     """View a tensor of one number per sample so that it broadcasts against `like`."""
     return t.view(-1, *[1] * (like.dim() - 1))
+
+
+def take_samples(t: Tensor, index: Tensor) -> Tensor:
+    """The samples in `index`, stored as t is; `index_select` alone would forget channels-last."""
+    if t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last):
+        return t.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
+    return t.index_select(0, index)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..operators import Dense
+from ..solution import take_samples
 from .base import AbstractBoundSimilarity, AbstractKernel, AbstractSimilarity, Slope
 from .fused import patch_pullback, patch_step
 from .width import AbstractWidth, Adaptive, Fixed, Width
@@ -126,7 +127,7 @@ class BoundGaussian(AbstractBoundSimilarity):
         return 1 - 2 * math.exp(-1.5) * lipschitz
 
     def rows(self, index: Tensor) -> Self:
-        return dataclasses.replace(self, a=self.a.index_select(0, index))
+        return dataclasses.replace(self, a=take_samples(self.a, index))
 
 
 def _picture(features: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import ClassVar, Self, final
 import torch
 from torch import Tensor
 
+from ..solution import take_samples
 from .base import AbstractBoundSimilarity, AbstractKernel, AbstractSimilarity, Slope, dot
 
 
@@ -94,4 +95,4 @@ class BoundInner(AbstractBoundSimilarity):
         return 1 - lipschitz
 
     def rows(self, index: Tensor) -> Self:
-        return dataclasses.replace(self, a=self.a.index_select(0, index))
+        return dataclasses.replace(self, a=take_samples(self.a, index))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..cells import AbstractCell
 from ..equation import AbstractMap
+from ..solution import take_samples
 from .config import SolveConfig
 
 
@@ -148,4 +149,4 @@ class MultiscaleMap(AbstractMap):
         return out
 
     def rows(self, index: Tensor) -> Self:
-        return dataclasses.replace(self, x=self.x.index_select(0, index))
+        return dataclasses.replace(self, x=take_samples(self.x, index))

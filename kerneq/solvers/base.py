@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..equation import AbstractEquation, Evaluation
+from ..solution import take_samples
 
 Memory = TypeVar("Memory")
 Map = Callable[[Tensor], Tensor]  # any function of a batch of states; an `AbstractMap` can do more
@@ -48,7 +49,7 @@ def evaluate(f: Map, z: Tensor, energy: bool) -> Evaluation:
 def restrict(part: Any, index: Tensor) -> Any:
     """A solver's memory for the samples in `index` only: the rows of every per-sample tensor in it."""
     if isinstance(part, Tensor):
-        return part.index_select(0, index) if part.dim() > 0 else part
+        return take_samples(part, index) if part.dim() > 0 else part
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
         fields = {field.name: restrict(getattr(part, field.name), index) for field in dataclasses.fields(part)}
         return dataclasses.replace(part, **fields)

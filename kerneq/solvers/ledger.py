@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..solution import Status
+from ..solution import Status, take_samples
 
 PATIENCE = 5  # steps without a lower residual before a sample near its dtype's rounding error is given up
 
@@ -85,4 +85,4 @@ def gather(pages: list[Ledger], values: list[Tensor]) -> tuple[Ledger, Tensor]:
     whole: dict[str, Any] = {name: torch.cat([getattr(page, name) for page in pages]) for name in names}
     joined = dataclasses.replace(pages[0], **whole)
     order = joined.rows.argsort()
-    return joined.select(order), torch.cat(values).index_select(0, order.to(values[0].device))
+    return joined.select(order), take_samples(torch.cat(values), order.to(values[0].device))

@@ -15,6 +15,7 @@ from ..solution import (
     per_sample,
     per_sample_norm,
     settle,
+    take_samples,
 )
 from .base import AbstractSolver, Map, check_image, check_start, evaluate, restrict
 from .ledger import Ledger, gather
@@ -102,10 +103,10 @@ def _iterate(
         if isinstance(f, AbstractMap) and SHRINK * len(best) <= int(ledger.finished.sum()):
             done, keep = ledger.finished.nonzero().flatten(), (~ledger.finished).nonzero().flatten()
             pages.append(ledger.select(done))
-            values.append(best.index_select(0, done.to(best.device)))
+            values.append(take_samples(best, done.to(best.device)))
             index = keep.to(best.device)
             f, memory, ledger = f.rows(index), restrict(memory, index), ledger.select(keep)
-            z, best = z.index_select(0, index), best.index_select(0, index)
+            z, best = take_samples(z, index), take_samples(best, index)
     return gather([*pages, ledger], [*values, best])
 
 

@@ -1,33 +1,16 @@
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from stops import StopAt, metrics, same_state
 from toys import build_toy
 
 from kerneq.training import Stopped, checkpoint, train
-from kerneq.training.watch import AbstractWatcher
 
 HERE = Path(__file__).parent
-
-
-def same_state(first: Path, second: Path) -> bool:
-    """Whether two run folders hold the same tensors (weights, average, momentum, ...), bit for bit."""
-    for which in ("last", "best"):
-        a, b = (checkpoint.load(folder / "checkpoints" / f"{which}.safetensors")[0] for folder in (first, second))
-        if a.keys() != b.keys() or not all(torch.equal(a[name], b[name]) for name in a):
-            return False
-    return True
-
-
-def metrics(folder: Path) -> list[dict]:
-    """The rows of metrics.jsonl without wall-clock times."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
 
 def test_ten_kills_at_random_moments_leave_no_trace_in_weights_or_metrics(tmp_path):
@@ -38,27 +21,10 @@ def test_ten_kills_at_random_moments_leave_no_trace_in_weights_or_metrics(tmp_pa
     assert any(start["step"] % 20 for start in resumed), "no kill fell into the middle of an epoch"
 
 
-class InterruptAt(AbstractWatcher):
-    """Presses Ctrl-C when an epoch ends."""
-
-    def __init__(self, epoch: int):
-        self.at = epoch
-
-    def tick(self, moment):
-        pass
-
-    def epoch(self, row):
-        if row["epoch"] == self.at:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def close(self):
-        pass
-
-
 def test_control_c_saves_the_step_in_hand_and_the_run_goes_on_from_it(tmp_path, small, run):
     run("training.ema=0.9", folder="whole")
     with pytest.raises(Stopped, match="Stopped after step 11; .*--resume"):
-        run("training.ema=0.9", folder="stopped", watcher=InterruptAt(1))
+        run("training.ema=0.9", folder="stopped", watcher=StopAt(1))
     rows = run("training.ema=0.9", folder="stopped", resume=True)
     assert [row["epoch"] for row in rows] == [1, 2, 3]
     assert same_state(tmp_path / "whole", tmp_path / "stopped")
@@ -70,7 +36,7 @@ def test_a_run_stopped_in_an_epoch_is_the_same_run_under_every_schedule(tmp_path
     settings = (f"schedule.kind={kind}", "training.epochs=2", "training.clip=1.0", mix)
     run(*settings, folder="whole")
     with pytest.raises(Stopped):
-        run(*settings, folder="stopped", watcher=InterruptAt(1))
+        run(*settings, folder="stopped", watcher=StopAt(1))
     run(*settings, folder="stopped", resume=True)
     assert same_state(tmp_path / "whole", tmp_path / "stopped")
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "stopped")

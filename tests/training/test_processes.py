@@ -12,19 +12,23 @@ from kerneq.training import Folder, checkpoint
 WORKER = str(Path(__file__).parent / "worker.py")
 
 
-def torchrun(processes: int, folder: Path, kill_at: int = 0, restarts: int = 0) -> Folder:
-    """Train the toy in `processes` processes; returns its folder."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    launch += [f"--max-restarts={restarts}", "--monitor-interval=0.1", WORKER, str(folder), str(kill_at)]
+def launch(*arguments: str, restarts: int = 0) -> subprocess.CompletedProcess[str]:
+    """Start two processes through torchrun."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [f"--max-restarts={restarts}", "--monitor-interval=0.1", *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    result = subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=200)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+
+
+def train_toy(folder: Path, kill_at: int = 0, restarts: int = 0) -> Folder:
+    result = launch(WORKER, str(folder), str(kill_at), restarts=restarts)
     assert result.returncode == 0, result.stderr
     return Folder(folder)
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory) -> Folder:
-    return torchrun(2, tmp_path_factory.mktemp("processes") / "two")
+    return train_toy(tmp_path_factory.mktemp("processes") / "two")
 
 
 def close(first: Folder, second: Folder) -> None:
@@ -48,7 +52,16 @@ def test_two_processes_train_as_one_does_with_the_same_global_batch(two, tmp_pat
 
 
 def test_torchrun_restarts_a_killed_process_and_the_run_goes_on_from_its_last_checkpoint(two, tmp_path):
-    killed = torchrun(2, tmp_path / "killed", kill_at=15, restarts=1)
+    killed = train_toy(tmp_path / "killed", kill_at=15, restarts=1)
     [resumed] = json.loads(killed.environment.read_text())["resumed"]
     assert resumed["step"] == 12
     close(killed, two)
+
+
+def test_the_command_line_trains_under_torchrun_and_one_process_does_the_talking(tmp_path):
+    arguments = ["-m", "kerneq", "train", "model.name=geq-dense-tiny", "training.epochs=1", "--runs", str(tmp_path)]
+    result = launch(*arguments, "training.batch_size=256", "--name", "run")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("best validation accuracy") == 1
+    [row] = Folder(tmp_path / "run").rows()
+    assert row["train"]["images"] == 1280 and row["validation"]["images"] == 144

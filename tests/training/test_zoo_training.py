@@ -1,0 +1,40 @@
+"""The models of the zoo through the loop: what they keep besides parameters must survive a stop, too."""
+
+import pytest
+import torch
+from stops import StopAt, metrics, same_state
+
+from kerneq.training import Stopped
+from kerneq.training.model import build_model
+
+GEQ = ("model.name=geq-tiny", "model.settings.width=16", "model.settings.features=[8, 8]", "model.settings.hidden=8")
+DENSE = ("model.name=geq-dense-tiny", "model.settings.width=32", "model.settings.features=16")
+SHORT = ("training.epochs=2", "training.batch_size=256")
+
+
+@pytest.mark.parametrize("average", ["training.ema=0.9", "training.ema=0"])
+@pytest.mark.parametrize("model", [GEQ, DENSE], ids=["geq-tiny", "geq-dense-tiny"])
+def test_a_stopped_equilibrium_model_goes_on_bit_for_bit(tmp_path, run, model, average):
+    settings = (*model, *SHORT, average)
+    run(*settings, folder="whole", build=build_model)
+    with pytest.raises(Stopped):
+        run(*settings, folder="stopped", build=build_model, watcher=StopAt(1))
+    run(*settings, folder="stopped", build=build_model, resume=True)
+    assert same_state(tmp_path / "whole", tmp_path / "stopped")
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "stopped")
+
+
+def test_an_equilibrium_model_learns_the_digits_and_converges(run):
+    rows = run(*DENSE, "training.epochs=6", "training.batch_size=64", build=build_model)
+    assert rows[-1]["validation"]["accuracy"] > 0.7
+    assert rows[-1]["validation"]["unconverged"] == 0
+    assert rows[-1]["validation"]["residual"] < 1e-3
+    assert rows[-1]["diagnostics"]["norm"] <= 1 + 1e-3
+
+
+def test_the_map_is_compiled_when_asked_and_gives_the_same_run(run, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function=None, **settings: function)  # the compiler takes a minute
+    settings = (*DENSE, "training.epochs=1", "training.batch_size=256")
+    plain = run(*settings, folder="plain", build=build_model)
+    compiled = run(*settings, "training.compile=true", folder="compiled", build=build_model)
+    assert compiled[0]["train"] == plain[0]["train"]

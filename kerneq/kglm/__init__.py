@@ -7,6 +7,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kerneq.kglm import bank as bank
+    from kerneq.kglm import convolution as convolution
+    from kerneq.kglm import prior as prior
+    from kerneq.kglm import propositions as propositions
+    from kerneq.kglm import system as system
     from kerneq.kglm.activation import LeakyReLU as LeakyReLU
     from kerneq.kglm.adapter import as_kernel as as_kernel
     from kerneq.kglm.convolution import Truncated as Truncated
@@ -44,11 +49,14 @@ _HOME = {
     "layer": ("KernelEquilibrium",),
     "spectral": ("spectral_norm",),
 }
+_MODULES = ("bank", "convolution", "prior", "propositions", "system")
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"kerneq.kglm.{name}")
     if name in _MODULE_OF:
         return getattr(importlib.import_module(f"kerneq.kglm.{_MODULE_OF[name]}"), name)
     raise AttributeError(f"module 'kerneq.kglm' has no attribute {name!r}")

@@ -192,6 +192,16 @@ def test_other_solvers_of_kerneq_serve_too():
     torch.testing.assert_close(layer(Y).detach(), glm.canonical(), rtol=0, atol=1e-8)
 
 
+def test_a_users_family_of_one_line_is_fitted_and_becomes_a_layer():
+    # three outcomes −1, 0, 1 with equal base masses: A = log(1 + 2cosh η), A″ ≤ ⅔
+    family = kglm.Custom(lambda eta: torch.log(1 + 2 * torch.cosh(eta)), bound=2 / 3)
+    X, u = draw(kglm.Gaussian())
+    Y = u.floor() - 1
+    glm = kglm.KernelGLM(kglm.Matern(0.5), family, lam=6.0, prior=prior.Logistic()).fit(X, Y)
+    assert glm.result.converged.all()
+    torch.testing.assert_close(glm.as_equilibrium()(Y).detach(), glm.canonical(), rtol=0, atol=1e-8)
+
+
 def test_misuse_of_the_convolutional_form_is_answered_in_words():
     X, Y = draw(kglm.Gaussian())
     with pytest.raises(ValueError, match="`Truncated` kernel"):

@@ -223,3 +223,13 @@ def test_the_mnist_commands_write_their_numbers_and_figures(tmp_path):
 def test_the_command_line_does_not_wait_for_torch():
     code = "import sys, kerneq.kglm.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_public_name_is_there_and_an_unknown_one_is_not():
+    code = (
+        "import kerneq as kq\n"
+        "assert all(getattr(kq.kglm, name) is not None for name in kq.kglm.__all__)\n"
+        "kq.kglm.prior.Normal(1.0), kq.kglm.propositions.proposition12, kq.kglm.bank.DenseBank\n"
+        "try:\n    kq.kglm.nothing\nexcept AttributeError:\n    pass\nelse:\n    raise SystemExit(1)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -42,10 +42,10 @@ def _grid(result: dict[str, Any], path: Path) -> None:
 
 @torch.no_grad()
 def _pictures(settings: Denoise, path: Path, count: int = 4) -> None:
-    """Figure 3: clean, noisy, random start, kernel start, at the grid's norm nearest to ½."""
+    """Figure 3: clean, noisy, random start, kernel start, at the grid's norm nearest to 0.9."""
     data = pictures(settings.source, 1, count, settings.channels, settings.size, settings.noise, torch.device("cpu"))
     size = (data.test.shape[-2], data.test.shape[-1])
-    near = int((settings.grid().log() - np.log(0.5)).abs().argmin()) * settings.seeds
+    near = int((settings.grid().log() - np.log(0.9)).abs().argmin()) * settings.seeds
     half = settings.norms * settings.seeds
     models = bank(settings, [weight[[half + near, near]] for weight in starts(settings, size)])
     noisy, clean = next(data.testing(count))

@@ -29,7 +29,7 @@ def draw(settings: Mnist, result: dict[str, Any], device: torch.device, path: Pa
     kernel = equilibrium(problem, norm).eta > 0
     pictures = [noisy > 0.5, newton, kernel, _random(noisy)]
     names = ["input", "Newton", "equilibrium", "random weights"]
-    figure, axes = subplots(4, len(rows), width=len(rows) * 0.8, height=3.6)
+    figure, axes = subplots(4, len(rows), width=len(rows) * 0.8 + 0.4, height=3.6)
     for row, (name, images) in enumerate(zip(names, pictures, strict=True)):
         for column, image in enumerate(images.cpu()):
             colours = image.view(28, 28, 1).double().repeat(1, 1, 3)

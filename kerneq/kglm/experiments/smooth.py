@@ -134,7 +134,16 @@ def outputs(settings: Smooth, epochs: int, count: int = 6) -> Iterator[tuple[str
     y, target = testing[0]
     with torch.no_grad():
         informed = bank(y)[0][0]
-    train(bank, lambda epoch: iter(training), lambda: iter(testing), epochs=epochs, lr=one.lr)
+    naive = torch.tensor([False, True, False])
+    train(
+        bank,
+        lambda epoch: iter(training),
+        lambda: iter(testing),
+        epochs=epochs,
+        lr=one.lr,
+        frozen=naive,
+        freeze=one.freeze,
+    )
     with torch.no_grad():
         trained = bank(y)[0]
     yield "target", target[0]

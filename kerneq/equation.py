@@ -23,7 +23,6 @@ class Evaluation:
     drive: Tensor | None = None  # d(z)
     energy: Tensor | None = None  # E(z)
     rounding: Tensor | None = None  # how far E(z) may be off by rounding alone
-    features: Tensor | None = None  # v = Wz
 
     @functools.cached_property
     def gap(self) -> Tensor:
@@ -43,14 +42,19 @@ class AbstractMap(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Reduced:
-    """w = D(g ± WᵀNy), y = Ww: the backward system w = D(g + Hw), H = ±WᵀNW, in the (smaller) space of y.
+class Closing:
+    """The loop z = σ(Wᵀm + ∂S/∂z), m = ∂S/∂v at v = Wz, opened at its last link, for the backward pass.
 
-    So y = WDg ± WDWᵀNy, and w follows from y. The sign is apart from N, which saves a pass.
+    The backward system w = D(g + Hw), H = ±WᵀNW, becomes y = WDg ± WDWᵀNy in the (smaller) space of y = Ww, and w
+    follows from y. The sign is apart from N, which saves a pass.
     """
 
+    m: Tensor  # with its graph
+    dz: Tensor | None  # ∂S/∂z, with its graph
+    weight: Tensor  # of W, with its graph
     apply: Linear  # W
     adjoint: Linear  # Wᵀ
+    weight_gradient: Callable[[Tensor, Tensor], Tensor]  # of ⟨Wz, v⟩, given z and v
     bend: Linear  # N = ±∂²S/∂v²
     sign: int
     pull: Linear  # D
@@ -84,8 +88,16 @@ class AbstractEquation(AbstractMap):
         """The evaluation at z = 0, where there is no Wz to compute."""
 
     @abc.abstractmethod
-    def reduce(self, at: Evaluation) -> "Reduced | None":
-        """The backward system in the space of the features, where the kernel allows it."""
+    def closing(self, z: Tensor) -> Closing | None:
+        """The last link of the loop at the equilibrium z, where the kernel allows a backward solve in the features."""
+
+    @abc.abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Everything f depends on that may have a gradient."""
+
+    @abc.abstractmethod
+    def on(self, *tensors: Tensor) -> Self:
+        """The same equation on other tensors, in the order of `tensors`."""
 
     def __call__(self, z: Tensor) -> Tensor:
         return self.evaluate(z, energy=False).image

@@ -7,6 +7,7 @@ from typing import Any, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
 
 from .spectrum import top_singular_vector
 
@@ -30,6 +31,15 @@ class BoundOperator:
         if self.size == 0:
             return F.linear(v, self.weight.mT)
         return F.conv_transpose2d(v, self.weight, padding=self.size // 2)
+
+    def weight_gradient(self, z: Tensor, v: Tensor) -> Tensor:
+        """The gradient of ⟨Wz, v⟩ with respect to the weight."""
+        if self.size == 0:
+            return v.mT @ z
+        return conv2d_weight(z, list(self.weight.shape), v, padding=self.size // 2)  # type: ignore[no-untyped-call]
+
+    def detach(self) -> "BoundOperator":
+        return BoundOperator(self.weight.detach(), self.size)
 
 
 class AbstractOperator(nn.Module, abc.ABC):

@@ -24,8 +24,8 @@ class AbstractProx(abc.ABC):
         """1ᵀφ(z) of each sample (infinite outside the domain)."""
 
     @abc.abstractmethod
-    def pull(self, d: Tensor, g: Tensor) -> Tensor:
-        """D g, D the derivative of prox_φ at d: a diagonal of ones and zeros."""
+    def pull(self, z: Tensor, g: Tensor) -> Tensor:
+        """D g, D the derivative of prox_φ where its value is z: a diagonal of ones and zeros."""
 
 
 @final
@@ -40,8 +40,8 @@ class ReLU(AbstractProx):
         inside = z.flatten(1).amin(1) >= 0
         return torch.where(inside, 0.0, torch.inf).to(torch.promote_types(z.dtype, torch.float32))
 
-    def pull(self, d: Tensor, g: Tensor) -> Tensor:
-        return torch.ops.aten.threshold_backward(g, d, 0)  # one vectorised pass, where a Boolean mask takes two
+    def pull(self, z: Tensor, g: Tensor) -> Tensor:
+        return torch.ops.aten.threshold_backward(g, z, 0)  # one vectorised pass, where a Boolean mask takes two
 
 
 @final
@@ -61,8 +61,8 @@ class SoftThreshold(AbstractProx):
     def penalty(self, z: Tensor) -> Tensor:
         return self.threshold * z.flatten(1).abs().sum(1, dtype=torch.promote_types(z.dtype, torch.float32))
 
-    def pull(self, d: Tensor, g: Tensor) -> Tensor:
-        return torch.where(d.abs() > self.threshold, g, 0.0)
+    def pull(self, z: Tensor, g: Tensor) -> Tensor:
+        return torch.where(z != 0, g, 0.0)
 
 
 @final
@@ -76,5 +76,5 @@ class Identity(AbstractProx):
     def penalty(self, z: Tensor) -> Tensor:
         return z.new_zeros(len(z), dtype=torch.promote_types(z.dtype, torch.float32))
 
-    def pull(self, d: Tensor, g: Tensor) -> Tensor:
+    def pull(self, z: Tensor, g: Tensor) -> Tensor:
         return g

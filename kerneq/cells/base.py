@@ -8,7 +8,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
-from ..equation import AbstractEquation, AbstractMap, Evaluation, Reduced
+from ..equation import AbstractEquation, AbstractMap, Closing, Evaluation
 from ..kernels.base import AbstractBoundSimilarity, AbstractKernel, Slope
 from ..operators import AbstractOperator, BoundOperator, limited
 from ..prox import AbstractProx
@@ -43,14 +43,16 @@ class Equation(AbstractEquation):
         rounding = 16 * torch.finfo(drive.dtype).eps * slope.value.abs()
         return Evaluation(zero, self.prox(drive), drive, self.prox.penalty(zero) - slope.value, rounding)
 
-    def reduce(self, at: Evaluation) -> Reduced | None:
-        assert at.features is not None and at.drive is not None
-        bend = self.similarity.bend(at.features.detach())
+    def closing(self, z: Tensor) -> Closing | None:
+        v = self.operator(z)
+        bend = self.similarity.bend(v.detach())
         if bend is None:
             return None
-        operator = BoundOperator(self.operator.weight.detach(), self.operator.size)
-        pull = functools.partial(self.prox.pull, at.drive.detach())
-        return Reduced(operator, operator.adjoint, bend, self.similarity.bend_sign, pull)
+        slope = self.similarity.slope(z, v, value=False)
+        assert slope.dv is not None
+        w, pull = self.operator.detach(), functools.partial(self.prox.pull, z)
+        sign = self.similarity.bend_sign
+        return Closing(slope.dv, slope.dz, self.operator.weight, w, w.adjoint, w.weight_gradient, bend, sign, pull)
 
     def _drive(self, slope: Slope) -> Tensor:
         """∂S/∂z + Wᵀ ∂S/∂v."""
@@ -60,20 +62,27 @@ class Equation(AbstractEquation):
         drive = self.operator.adjoint(slope.dv)
         return drive if slope.dz is None else drive + slope.dz
 
-    def products(self, z: Tensor, energy: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
-        """f(z), d(z), where it is wanted E(z) with its rounding error, and v."""
-        v = self.operator(z)
-        slope = self.similarity.slope(z, v, value=energy)
+    def products(self, z: Tensor, energy: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """f(z), d(z) and, where it is wanted, E(z) with its rounding error."""
+        slope = self.similarity.slope(z, self.operator(z), value=energy)
         drive = self._drive(slope)
         image = self.prox(drive)
         if slope.value is None:
-            return image, drive, None, None, v
+            return image, drive, None, None
         half = 0.5 * per_sample_norm(z).square()
         rounding = 16 * torch.finfo(image.dtype).eps * (half + slope.value.abs())
-        return image, drive, half + self.prox.penalty(z) - slope.value, rounding, v
+        return image, drive, half + self.prox.penalty(z) - slope.value, rounding
 
     def rows(self, index: Tensor) -> Self:
         return dataclasses.replace(self, similarity=self.similarity.rows(index))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.operator.weight, *self.similarity.tensors()
+
+    def on(self, *tensors: Tensor) -> Self:
+        weight, *others = tensors
+        operator = BoundOperator(weight, self.operator.size)
+        return dataclasses.replace(self, operator=operator, similarity=self.similarity.on(*others))
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from ..equation import AbstractEquation, Reduced
+from ..equation import AbstractEquation
 from ..prox import AbstractProx
 from ..solution import OnFailure, Solution, check_limits, check_on_failure, settle
 from ..solvers.anderson import Anderson
@@ -15,25 +15,13 @@ from ..solvers.base import AbstractSolver, Map, working_dtype
 from ..solvers.loop import looks, solve
 from .base import AbstractGradient
 from .conjugate import conjugate_gradient
+from .features import InFeatures
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class ConjugateGradient:
     """(I − DHD) w = Dg by conjugate gradient, in the space of the state: exact and safe, for any kernel."""
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class InFeatures:
-    """y = WDg + WDWᵀNy by a fixed-point solver, in the space of the features, with w = D(g + WᵀNy) after it.
-
-    The features are fewer than the state (four times on the largest branch of GEQ), N = ∂²S/∂v² is known in closed
-    form, and no graph is walked: the cheapest way on a GPU. For the linear and the Gaussian kernel; others take
-    conjugate gradient.
-    """
-
-    solver: AbstractSolver[Any] = Anderson(memory=3)  # `Picard()` is cheaper and enough where the equation contracts
 
 
 @final
@@ -60,24 +48,27 @@ class Implicit(AbstractGradient):
         check_on_failure(self.on_failure)
 
     def attach(self, f: Map, z: Tensor) -> Tensor:
-        system = _System.at(f, z.detach(), isinstance(self.solver, InFeatures))
-        out: Tensor = _Adjoint.apply(system.image, z.detach(), self, f, system)  # type: ignore[no-untyped-call]
+        z = z.detach()
+        if isinstance(self.solver, ConjugateGradient | InFeatures) and not isinstance(f, AbstractEquation):
+            name = type(self.solver).__name__
+            raise TypeError(f"{name} needs the equation of a cell; give `Implicit` another solver for a function.")
+        if isinstance(self.solver, InFeatures) and isinstance(f, AbstractEquation):
+            closing = f.closing(z)
+            if closing is not None:
+                return self.solver.attach(closing, z, self._solve)
+        system = _System.at(f, z)
+        tensors = f.tensors() if isinstance(f, AbstractEquation) else ()
+        inputs = (system.image, z.detach(), self, f, system, *tensors)
+        out: Tensor = _Adjoint.apply(*inputs)  # type: ignore[no-untyped-call]
         return out
 
     def adjoint(self, system: "_System", g: Tensor) -> Tensor:
         """u, or w = Du, which is the same to everything behind σ."""
-        solver = self.solver
-        if isinstance(solver, ConjugateGradient | InFeatures) and system.drive is None:
-            raise TypeError(f"{type(solver).__name__} needs the equation of a cell; give `Implicit` another solver.")
-        if isinstance(solver, InFeatures) and system.reduced is not None:
-            reduced, g = system.reduced, g.to(system.image.dtype)
-            source = reduced.source(g)
-            return reduced.recover(g, self._solve(functools.partial(reduced.step, source), source, solver.solver))
-        if system.drive is not None and not isinstance(solver, AbstractSolver):
-            solution = system.symmetric_solve(g, self.tol, self.max_steps, looks(self.check_every, g))
-            return settle(solution, self.on_failure, where="The backward solve").value
-        fixed_point = solver if isinstance(solver, AbstractSolver) else Anderson()
-        return self._solve(lambda u: system.pull(u) + g, g, fixed_point)
+        if system.drive is None or isinstance(self.solver, AbstractSolver):
+            fixed_point = self.solver if isinstance(self.solver, AbstractSolver) else Anderson()
+            return self._solve(lambda u: system.pull(u) + g, g, fixed_point)
+        solution = system.symmetric_solve(g, self.tol, self.max_steps, looks(self.check_every, g))
+        return settle(solution, self.on_failure, where="The backward solve").value
 
     def _solve(self, f: Map, start: Tensor, solver: AbstractSolver[Any]) -> Tensor:
         solution = solve(f, start, solver, tol=self.tol, max_steps=self.max_steps, check_every=self.check_every)
@@ -92,21 +83,15 @@ class _System:
     image: Tensor  # f(z), with its graph
     drive: Tensor | None = None  # d(z), for an equation
     prox: AbstractProx | None = None
-    reduced: Reduced | None = None
 
     @classmethod
-    def at(cls, f: Map, z: Tensor, in_features: bool) -> "_System":
+    def at(cls, f: Map, z: Tensor) -> "_System":
         with torch.enable_grad():
+            z = z.requires_grad_()
             if not isinstance(f, AbstractEquation):
-                z = z.requires_grad_()
                 return cls(z, f(z))
             at = f.evaluate(z, energy=False)
-            reduced = f.reduce(at) if in_features else None
-            if reduced is None:  # products with J go through the graph, which must then reach z
-                z = z.requires_grad_()
-                at = f.evaluate(z, energy=False)
-            assert at.drive is not None
-            return cls(z, at.image, at.drive, f.prox, reduced)
+            return cls(z, at.image, at.drive, f.prox)
 
     def pull(self, u: Tensor) -> Tensor:
         """Jᵀu."""
@@ -115,7 +100,7 @@ class _System:
     def symmetric_solve(self, g: Tensor, tol: float, max_steps: int, check_every: int) -> Solution:
         assert self.drive is not None and self.prox is not None
         drive, g = self.drive, g.to(working_dtype(g.dtype))
-        pull = functools.partial(self.prox.pull, drive.detach().to(g.dtype))
+        pull = functools.partial(self.prox.pull, self.image.detach().to(g.dtype))
 
         def matvec(w: Tensor) -> Tensor:
             return w - pull(_vjp(drive, self.z, w))
@@ -131,25 +116,56 @@ def _vjp(output: Tensor, z: Tensor, u: Tensor) -> Tensor:
 
 
 class _Adjoint(torch.autograd.Function):
-    """Forward: z as it was found. Backward: g ↦ u, handed to the graph of f(z)."""
+    """Forward: z as it was found. Backward: g ↦ u, handed to the graph of f(z).
+
+    Differentiated twice, that graph will not do: its z is a constant. Then the gradients with respect to the tensors of
+    f are made afresh, from a z and a u that depend on them.
+    """
 
     @staticmethod
-    def forward(ctx: Any, image: Tensor, z: Tensor, rule: Implicit, f: Map, system: _System) -> Tensor:
-        ctx.rule, ctx.f, ctx.system = rule, f, system
+    def forward(
+        ctx: Any, image: Tensor, z: Tensor, rule: Implicit, f: Map, system: _System, *tensors: Tensor
+    ) -> Tensor:
+        ctx.rule, ctx.f, ctx.system, ctx.count = rule, f, system, len(tensors)
         return z.view_as(z).to(image.dtype)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
-        rule, system = ctx.rule, ctx.system
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         with torch.no_grad():
-            u = rule.adjoint(system, g.detach())
-        if torch.is_grad_enabled():  # differentiated twice: z and u depend on what f depends on
-            z = rule.attach(ctx.f, system.z)
-            image = ctx.f(z)
-            start = torch.autograd.grad(image, z, u, retain_graph=True)[0] + g.detach()
+            u = ctx.rule.adjoint(ctx.system, g.detach())
+        if not torch.is_grad_enabled():
+            return u.to(g.dtype), *[None] * (4 + ctx.count)
+        if not isinstance(ctx.f, AbstractEquation):
+            return _Once.apply(u.to(g.dtype), ctx.system.image), *[None] * 4  # type: ignore[no-untyped-call]
+        return None, *[None] * 4, *_differentiable(ctx.rule, ctx.f, ctx.system.z, u, g)
 
-            def pull(u: Tensor) -> Tensor:
-                return torch.autograd.grad(image, z, u, create_graph=True)[0] + g
 
-            u = dataclasses.replace(rule, solver=None).attach(pull, start if system.drive is not None else u)
-        return u.to(g.dtype), None, None, None, None
+def _differentiable(rule: Implicit, f: AbstractEquation, z: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
+    """(∂f/∂t)ᵀu for each tensor t of f that has a gradient, as a function of t and g, at z(t) and u(t, g)."""
+    z = rule.attach(f, z)
+    views = [t.view_as(t) for t in f.tensors()]  # ∂f/∂t at fixed z: z depends on the tensors, not on these views
+    image = f.on(*views)(z)
+    start = torch.autograd.grad(image, z, u.to(image.dtype), retain_graph=True)[0] + g.detach()
+
+    def pull(u: Tensor) -> Tensor:
+        return torch.autograd.grad(image, z, u.to(image.dtype), create_graph=True)[0] + g
+
+    u = dataclasses.replace(rule, solver=None).attach(pull, start)
+    wanted = [t for t in views if t.requires_grad]
+    found = iter(torch.autograd.grad(image, wanted, u.to(image.dtype), create_graph=True, allow_unused=True))
+    return tuple(next(found) if t.requires_grad else None for t in views)
+
+
+class _Once(torch.autograd.Function):
+    """u, which must not be differentiated: what a plain function depends on is not known."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, image: Tensor) -> Tensor:
+        return u.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[None, None]:
+        raise RuntimeError(
+            "`Implicit` differentiates a plain function once only; for second derivatives use the equation of a cell, "
+            "or `Phantom` or `Unrolled`."
+        )

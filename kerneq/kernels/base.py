@@ -48,6 +48,14 @@ class AbstractBoundSimilarity(abc.ABC):
     @abc.abstractmethod
     def rows(self, index: Tensor) -> Self: ...
 
+    @abc.abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Everything S depends on that may have a gradient."""
+
+    @abc.abstractmethod
+    def on(self, *tensors: Tensor) -> Self:
+        """The same similarity on other tensors, in the order of `tensors`."""
+
 
 class AbstractSimilarity(nn.Module, abc.ABC):
     """The trainable part of a kernel inside one cell.

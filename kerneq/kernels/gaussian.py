@@ -129,6 +129,13 @@ class BoundGaussian(AbstractBoundSimilarity):
     def rows(self, index: Tensor) -> Self:
         return dataclasses.replace(self, a=take_samples(self.a, index))
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.a, self.Q, self.gamma
+
+    def on(self, *tensors: Tensor) -> Self:
+        a, Q, gamma = tensors
+        return dataclasses.replace(self, a=a, Q=Q, gamma=gamma)
+
 
 def _picture(features: Tensor) -> Tensor:
     """Vectors as pictures of one pixel, so that dense and convolutional cells share one formula."""

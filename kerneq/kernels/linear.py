@@ -63,3 +63,9 @@ class BoundLinear(AbstractBoundSimilarity):
 
     def rows(self, index: Tensor) -> Self:
         return dataclasses.replace(self, a=take_samples(self.a, index))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.a,)
+
+    def on(self, *tensors: Tensor) -> Self:
+        return dataclasses.replace(self, a=tensors[0])

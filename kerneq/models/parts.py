@@ -1,8 +1,7 @@
 """The pieces around the equilibria: stem, branch, fusion."""
 
-from typing import Any, final
+from typing import final
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -10,6 +9,7 @@ from ..cells import ConvCell
 from ..equilibrium import Equilibrium
 from ..solution import Solution
 from .config import ClassifierConfig
+from .pool import pool
 
 
 def conv_norm_relu(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
@@ -83,27 +83,6 @@ def bring_to_scale(z: Tensor, scale: int, target: int) -> Tensor:
     if scale < target:
         return pool(z, target // scale)
     return F.interpolate(z, scale_factor=scale // target) if scale > target else z
-
-
-def pool(x: Tensor, factor: int) -> Tensor:
-    """Average pooling, for channels-last maps on a GPU, where avg_pool2d and above all its backward are slow."""
-    pooled: Tensor = _Pool.apply(x, factor)  # type: ignore[no-untyped-call]
-    return pooled
-
-
-class _Pool(torch.autograd.Function):
-    """A mean over a view forward, nearest up-sampling backward: each one pass over the larger map."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: int) -> Tensor:
-        ctx.factor = factor
-        batch, channels, height, width = x.shape
-        tiles = x.permute(0, 2, 3, 1).reshape(batch, height // factor, factor, width // factor, factor, channels)
-        return tiles.mean((2, 4)).permute(0, 3, 1, 2)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return F.interpolate(g / ctx.factor**2, scale_factor=ctx.factor), None
 
 
 def pyramid(x: Tensor, scales: tuple[int, ...]) -> dict[int, Tensor]:

@@ -1,4 +1,4 @@
-"""Average pooling of channels-last maps, cheap to differentiate: avg_pool2d's backward alone took a quarter of a step."""
+"""Average pooling of channels-last maps, cheap to differentiate, which avg_pool2d on a GPU is not."""
 
 import importlib.util
 from typing import Any

@@ -1,3 +1,5 @@
+# mypy: ignore-errors
+# (Triton is optional and its kernels are not Python that mypy can read.)
 """Nearest up-sampling of channels-last maps at the speed of memory."""
 
 import torch
@@ -8,8 +10,8 @@ from torch import Tensor
 PIXELS = 4  # of the small map a program
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _spread(g, out, total, h, w, C: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, PIXELS: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _spread(g, out, total, h, w, C: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, PIXELS: tl.constexpr):
     """Each pixel (b, i, j) of g goes to the K × K pixels (b, iK + p, jK + q) of out."""
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     channel = tl.arange(0, BLOCK)

@@ -5,12 +5,12 @@ import platform
 import subprocess
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import kerneq
 from kerneq.config import Config
 from kerneq.training.files import write_atomically
 from kerneq.training.process import Process
@@ -20,7 +20,7 @@ def environment(config: Config, process: Process) -> dict[str, Any]:
     """The facts that a number in a report is traced by."""
     gpu = process.device.type == "cuda"
     return {
-        "kerneq": metadata.version("kerneq"),
+        "kerneq": kerneq.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "revision": revision(),

@@ -3,6 +3,7 @@
 import os
 import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from kerneq.training.epoch import due, finish_epoch, save
 from kerneq.training.errors import Stopped, TrainingError
 from kerneq.training.folder import Folder
 from kerneq.training.glance import Glance
+from kerneq.training.graph import GraphedStep, Step
 from kerneq.training.model import Builder, Trainable, build_model, place
 from kerneq.training.optimizer import set_rate
 from kerneq.training.process import Process, finish, start
@@ -67,14 +69,18 @@ def _train(
     if config.training.compile:
         cast(Trainable, model).compile_map()
     network = process.wrap(model)
+    update: Step = partial(descend, state, network)
+    if state.captured:
+        update = GraphedStep(update)
     steps = config.training.epochs * len(batches)
     glance = Glance(watcher, steps)
     with stopping(active=process.world == 1) as asked_to_stop:
         while state.epoch < config.training.epochs:
             began = time.monotonic() - state.seconds
+            network.train()
             for x, target in batches.epoch(state.epoch, start=state.batch):
                 factor = multiple(config.schedule, state.step, steps, len(batches))
-                take_step(state, network, x, target, factor * config.optimizer.lr)
+                take_step(state, update, x, target, factor * config.optimizer.lr)
                 glance.look(state)
                 if due(state) or asked_to_stop():
                     state.seconds = time.monotonic() - began
@@ -88,12 +94,20 @@ def _train(
     return folder.rows()
 
 
-def take_step(state: State, network: nn.Module, x: Tensor, target: Tensor, rate: float) -> None:
-    """One step of SGD on one batch; nothing here waits for the device."""
-    settings = state.config.training
+def take_step(state: State, update: Step, x: Tensor, target: Tensor, rate: float) -> None:
+    """One step of the run on one batch."""
     state.rate = rate
     set_rate(state.optimizer, rate)
-    network.train()
+    update(x, target)
+    if state.average is not None:
+        state.average.update(state.model, state.step)
+    state.step += 1
+    state.batch += 1
+
+
+def descend(state: State, network: nn.Module, x: Tensor, target: Tensor) -> None:
+    """One step of SGD, and its measurements; nothing here waits for the device."""
+    settings = state.config.training
     with torch.autocast(x.device.type, torch.bfloat16, enabled=settings.amp):
         logits, solutions = network(x, solutions=True)
     loss = cross_entropy(logits.float(), target, label_smoothing=settings.label_smoothing)
@@ -102,11 +116,7 @@ def take_step(state: State, network: nn.Module, x: Tensor, target: Tensor, rate:
     if settings.clip > 0:
         clip_grad_norm_(state.model.parameters(), settings.clip)
     state.optimizer.step()
-    if state.average is not None:
-        state.average.update(state.model, state.step)
     state.meter.add(loss.detach(), logits, target, solutions)
-    state.step += 1
-    state.batch += 1
 
 
 def choose_algorithms(deterministic: bool) -> None:

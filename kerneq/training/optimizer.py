@@ -6,11 +6,12 @@ from torch import Tensor, nn
 from kerneq.config import Optimizer
 
 
-def sgd(model: nn.Module, settings: Optimizer) -> torch.optim.SGD:
+def sgd(model: nn.Module, settings: Optimizer, captured: bool = False) -> torch.optim.SGD:
     """SGD whose weight decay spares biases and norms' scales (all parameters of fewer than two axes).
 
     Shrinking a scale towards zero fights the norm it belongs to instead of regularising the weights;
-    `decay_all = true` decays everything, as plain SGD does.
+    `decay_all = true` decays everything, as plain SGD does. Inside a CUDA graph (`captured`) the rate is a number
+    on the device, which only the fused form of SGD takes.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decayed = [p for p in parameters if p.dim() > 1 or settings.decay_all]
@@ -21,15 +22,19 @@ def sgd(model: nn.Module, settings: Optimizer) -> torch.optim.SGD:
     ]
     return torch.optim.SGD(
         [group for group in groups if group["params"]],
-        lr=settings.lr,
+        lr=torch.tensor(settings.lr, device=parameters[0].device) if captured else settings.lr,
         momentum=settings.momentum,
         nesterov=settings.nesterov,
+        fused=True if captured else None,
     )
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

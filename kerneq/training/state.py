@@ -25,7 +25,8 @@ class State:
         self.model = model
         self.config = config
         self.process = process
-        self.optimizer = sgd(model, config.optimizer)
+        self.captured = config.training.graph and process.device.type == "cuda" and process.world == 1
+        self.optimizer = sgd(model, config.optimizer, self.captured)
         self.average = Average(model, config.training.ema) if config.training.ema > 0 else None
         self.meter = Meter(process.device)
         self.epoch = 0  # epochs completed

@@ -14,14 +14,14 @@ class SolveConfig:
 
     solver: str = "proximal"  # proximal, picard, anderson, broyden
     memory: int = 5  # of proximal, anderson, broyden; proximal with 0 is the bare step
-    relaxation: float = 1.0  # of picard and anderson
+    relaxation: float = 1.0  # of picard, forward and backward, and of anderson
     tol: float = 1e-3
     max_steps: int = 30
     check_every: int = 0  # steps between two looks at the residual; 0 leaves it to `kerneq.solve`
     gradient: str = "implicit"  # implicit, phantom, unrolled
-    backward: str = "features"  # of the implicit gradient: features (the cheapest), state (conjugate gradient)
+    backward: str = "features"  # of the implicit gradient: features (the cheapest), state (conjugate gradient), map
     gradient_steps: int = 20  # of the backward solve, the phantom steps, or the unrolled ones
-    gradient_solver: str = "anderson"  # in the features: anderson, or picard, which is cheaper where f contracts
+    gradient_solver: str = "anderson"  # in the features or of the map: anderson, or picard, cheaper where f contracts
     gradient_tol: float = 1e-3  # of the backward solve
     gradient_relaxation: float = 0.8  # of the phantom steps
 
@@ -42,23 +42,30 @@ class SolveConfig:
             case "anderson":
                 return Anderson(memory=3)
             case "picard":
-                return Picard()
+                return Picard(self.relaxation)
         raise ValueError(f"`gradient_solver` must be anderson or picard, got {self.gradient_solver!r}.")
 
     def make_gradient(self) -> AbstractGradient:
         match self.gradient:
             case "implicit":
+                solver, look = self._backward(), self.check_every or None
                 # While training, a backward solve that stops at its step limit is a choice, not an accident.
-                if self.backward not in ("features", "state"):
-                    raise ValueError(f"`backward` must be features or state, got {self.backward!r}.")
-                solver = InFeatures(self.make_backward_solver()) if self.backward == "features" else ConjugateGradient()
-                look = self.check_every or None
                 return Implicit(solver, self.gradient_tol, self.gradient_steps, look, on_failure="return")
             case "phantom":
                 return Phantom(self.gradient_steps, self.gradient_relaxation)
             case "unrolled":
                 return Unrolled(self.gradient_steps)
         raise ValueError(f"`gradient` must be implicit, phantom or unrolled, got {self.gradient!r}.")
+
+    def _backward(self) -> AbstractSolver[Any] | ConjugateGradient | InFeatures:
+        match self.backward:
+            case "features":
+                return InFeatures(self.make_backward_solver())
+            case "state":
+                return ConjugateGradient()
+            case "map":  # u = Jᵀu + g as it stands, for maps that come from no energy
+                return self.make_backward_solver()
+        raise ValueError(f"`backward` must be features, state or map, got {self.backward!r}.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ class MDEQConfig(SolveConfig):
 
     solver: str = "anderson"
     gradient: str = "phantom"
+    backward: str = "map"
     gradient_steps: int = 5
     gradient_relaxation: float = 0.5
     max_steps: int = 18

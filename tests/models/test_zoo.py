@@ -82,6 +82,18 @@ def test_every_solver_and_gradient_can_be_asked_for_by_name(solver, gradient):
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters())
 
 
+@pytest.mark.parametrize("backward", ["features", "state", "map"])
+def test_every_backward_solve_gives_the_same_gradient(backward):
+    exact = {"tol": 1e-6, "max_steps": 200, "gradient_tol": 1e-6, "gradient_steps": 200}
+    found = []
+    for settings in ({"backward": backward}, {"gradient": "unrolled"}):
+        torch.manual_seed(0)
+        model = build("geq-dense-tiny", settings=exact | settings)
+        model(pictures("geq-dense-tiny", batch=8)).square().sum().backward()
+        found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    assert float((found[0] - found[1]).norm() / found[1].norm()) < 1e-3
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -100,6 +112,7 @@ def test_every_solver_and_gradient_can_be_asked_for_by_name(solver, gradient):
         ({"settings": {"max_steps": 0}}, r"`max_steps` must be a whole number, at least 1, got 0"),
         ({"settings": {"solver": "newton"}}, r"`solver` must be proximal, picard, anderson or broyden, got 'newton'"),
         ({"settings": {"gradient": "exact"}}, r"`gradient` must be implicit, phantom or unrolled, got 'exact'"),
+        ({"settings": {"backward": "up"}}, r"`backward` must be features, state or map, got 'up'"),
         ({"settings": {"kernel": "cosine"}}, r"`kernel` must be gaussian, .*, got 'cosine'"),
         ({"settings": {"stem": "big"}}, r"`stem` must be cifar, imagenet or plain, got 'big'"),
         ({"classes": 0}, r"`classes` must be a whole number, at least 1, got 0"),

@@ -33,7 +33,7 @@ def digits() -> tuple[Tensor, Tensor]:
     return (pixels - pixels.mean()) / pixels.std(), torch.tensor(found.target)
 
 
-def train(model: nn.Module, steps: int, batch: int = 64) -> list[float]:
+def train(model: nn.Module, steps: int, batch: int = 32) -> list[float]:
     """A plain loop on the digits; the loss of every step."""
     x, y = digits()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

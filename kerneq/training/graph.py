@@ -54,7 +54,7 @@ class GraphedStep:
                 self.step(self.x, self.target)
         except RuntimeError as error:
             raise TrainingError(
-                f"The step cannot be captured as a CUDA graph ({str(error).splitlines()[0]}). A solve may not look at its "
-                "residual: set model.settings.check_every to at least max_steps, or training.graph=false."
+                f"The step cannot be captured as a CUDA graph ({str(error).splitlines()[0]}). A solve may not look at "
+                "its residual: set model.settings.check_every to at least max_steps, or training.graph=false."
             ) from None
         return graph

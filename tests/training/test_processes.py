@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from toys import build_toy
+from worker import SETTINGS
 
-from kerneq.training import Folder, checkpoint
+from kerneq.config import parse
+from kerneq.training import Folder, checkpoint, train
 
 WORKER = str(Path(__file__).parent / "worker.py")
 
@@ -46,7 +49,7 @@ def close(first: Folder, second: Folder) -> None:
 
 def test_two_processes_train_as_one_does_with_the_same_global_batch(two, tmp_path):
     one = tmp_path / "one"
-    subprocess.run([sys.executable, WORKER, str(one), "0"], check=True, timeout=100)
+    train(parse("", SETTINGS), one, build=build_toy)
     close(Folder(one), two)
     assert json.loads(two.environment.read_text())["processes"] == 2
 

@@ -1,13 +1,22 @@
 """The models of the zoo through the loop: what they keep besides parameters must survive a stop, too."""
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from stops import StopAt, metrics, same_state
 
+from kerneq.evaluate import evaluate
 from kerneq.training import Stopped
 from kerneq.training.model import build_model
 
-GEQ = ("model.name=geq-tiny", "model.settings.width=16", "model.settings.features=[8, 8]", "model.settings.hidden=8")
+GEQ = (
+    "model.name=geq-tiny",
+    "model.settings.width=16",
+    "model.settings.features=[8, 8]",
+    "model.settings.hidden=8",
+    "model.settings.scales=[2, 4]",
+)
 DENSE = ("model.name=geq-dense-tiny", "model.settings.width=32", "model.settings.features=16")
 SHORT = ("training.epochs=2", "training.batch_size=256")
 
@@ -38,3 +47,24 @@ def test_the_map_is_compiled_when_asked_and_gives_the_same_run(run, monkeypatch)
     plain = run(*settings, folder="plain", build=build_model)
     compiled = run(*settings, "training.compile=true", folder="compiled", build=build_model)
     assert compiled[0]["train"] == plain[0]["train"]
+
+
+def test_a_folder_of_pictures_of_ones_own_trains_and_resumes(tmp_path, run):
+    draw = np.random.default_rng(0)
+    for split, count in (("train", 12), ("test", 3)):
+        for place, kind in enumerate(("dark", "light")):
+            folder = tmp_path / "pictures" / split / kind
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = draw.integers(100 * place, 100 + 100 * place, (20, 20, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+    data = (f"data.name=folder:{tmp_path / 'pictures'}", "data.size=16", "data.validation=0.25", "augment.area=0.5")
+    settings = (*data, "model.name=resnet-tiny", "training.batch_size=6", "training.epochs=2", "optimizer.lr=0.05")
+    rows = run(*settings, folder="whole", build=build_model)
+    assert rows[0]["train"]["images"] == 18 and rows[0]["validation"]["images"] == 6
+    with pytest.raises(Stopped):
+        run(*settings, folder="stopped", build=build_model, watcher=StopAt(1))
+    run(*settings, folder="stopped", build=build_model, resume=True)
+    assert same_state(tmp_path / "whole", tmp_path / "stopped")
+    result = evaluate(tmp_path / "stopped", device="cpu")
+    assert result.scores["test"].images == 6 and result.data.startswith("folder:")

@@ -10,7 +10,7 @@ from torch import Tensor
 from kerneq.cells import ConvCell, DenseCell
 from kerneq.cells.base import AbstractKernelCell
 from kerneq.equation import AbstractMap
-from kerneq.gradients import ConjugateGradient, Implicit, Phantom, Unrolled
+from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom, Unrolled
 from kerneq.kernels import Adaptive, Gaussian, Linear, Polynomial, Sigmoid
 from kerneq.kernels.inner import AbstractInnerKernel
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal
@@ -38,10 +38,11 @@ KERNELS = {
 CELLS = ("dense", "conv")
 GRADIENTS = {
     "conjugate-gradient": Implicit(solver=ConjugateGradient(), tol=1e-13, max_steps=500),
+    "in-features": Implicit(solver=InFeatures(), tol=1e-12, max_steps=500),
     "picard": Implicit(solver=Picard(), tol=1e-13, max_steps=500),
     "anderson": Implicit(solver=Anderson(), tol=1e-12, max_steps=500),
     "broyden": Implicit(solver=Broyden(), tol=1e-12, max_steps=500),
-    "phantom": Phantom(steps=300),
+    "phantom": Phantom(steps=300, relaxation=1.0),
     "unrolled": Unrolled(steps=300),
 }
 

@@ -93,7 +93,8 @@ def _iterate(
                 break
         answer = at.z
         if step < max_steps or solver.steady or step == 1:
-            z, memory = solver.step(at, memory)
+            with torch.autocast(z.device.type, enabled=False):  # for f only, not for the solver's small systems
+                z, memory = solver.step(at, memory)
             answer = z if solver.steady or step == 1 else at.z
         if blind and step == max_steps:
             return Ledger.single(step, *relative_residual(at), tol), answer

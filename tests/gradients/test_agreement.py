@@ -1,0 +1,174 @@
+"""Every gradient rule gives the derivative of the equilibrium: finite differences, the closed form, and each other."""
+
+import itertools
+
+import pytest
+import torch
+from helpers import CELLS, GRADIENTS, KERNELS, PLAIN_SOLVERS, affine, away_from_kinks, cell_of
+from torch.func import functional_call
+
+import kerneq
+from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom, Unrolled
+from kerneq.prox import Identity, SoftThreshold
+from kerneq.solvers import Anderson, Broyden, Picard, Proximal
+
+pytestmark = pytest.mark.usefixtures("float64")
+# Where zero is the equilibrium of every input its drive is zero too: the kink itself.
+SMOOTH = {name: kernel for name, kernel in KERNELS.items() if name != "quadratic-published"}
+BACKWARD = {name: rule for name, rule in GRADIENTS.items() if isinstance(rule, Implicit)}
+
+
+def layer_of(form, kernel, rule, **more) -> tuple[kerneq.Equilibrium, torch.Tensor]:
+    cell = cell_of(form, KERNELS[kernel], norm=0.8, **more).eval()
+    layer = kerneq.Equilibrium(cell, solver=Proximal(), gradient=rule, tol=1e-14, max_steps=400).eval()
+    return layer, away_from_kinks(cell, form)
+
+
+def gradients(layer, x) -> dict[str, torch.Tensor]:
+    x = x.clone().requires_grad_()
+    named = {"x": x, **dict(layer.named_parameters())}
+    value = layer(x).value
+    weight = torch.linspace(-1, 1, value.numel()).view_as(value)
+    return dict(zip(named, torch.autograd.grad((weight * value).sum(), list(named.values())), strict=True))
+
+
+@pytest.mark.parametrize("rule", BACKWARD)
+@pytest.mark.parametrize("form", CELLS)
+@pytest.mark.parametrize("kernel", SMOOTH)
+def test_implicit_equals_a_long_unrolled_descent_on_every_parameter_and_the_input(kernel, form, rule):
+    layer, x = layer_of(form, kernel, BACKWARD[rule])
+    got = gradients(layer, x)
+    layer.gradient = Unrolled(300)
+    expected = gradients(layer, x)
+    assert all(g.abs().max() > 0 for g in expected.values())
+    for name in got:
+        torch.testing.assert_close(got[name], expected[name], rtol=1e-8, atol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("rule", ["conjugate-gradient", "in-features", "picard", "anderson", "broyden"])
+@pytest.mark.parametrize("form", CELLS)
+def test_gradcheck_passes_on_every_parameter_and_the_input(form, rule, mode):
+    layer, x = layer_of(form, "gaussian", BACKWARD[rule])
+    layer.train(mode == "train")
+    names = [name for name, _ in layer.named_parameters()]
+    parameters = [p.detach().clone().requires_grad_() for p in layer.parameters()]
+
+    def forward(x: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        return functional_call(layer, dict(zip(names, values, strict=True)), (x[:1],)).value
+
+    torch.autograd.gradcheck(forward, (x.requires_grad_(), *parameters), eps=1e-6, atol=1e-6, rtol=1e-4, fast_mode=True)
+
+
+@pytest.mark.parametrize("kernel", ["linear", "quadratic", "cubic", "sigmoid", "gaussian-adaptive"])
+def test_gradcheck_passes_for_the_other_kernels(kernel):
+    layer, x = layer_of("dense", kernel, Implicit(tol=1e-12))
+    names = [name for name, _ in layer.named_parameters()]
+    parameters = [p.detach().clone().requires_grad_() for p in layer.parameters()]
+
+    def forward(x: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        return functional_call(layer, dict(zip(names, values, strict=True)), (x,)).value
+
+    torch.autograd.gradcheck(forward, (x.requires_grad_(), *parameters), eps=1e-6, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("prox", [SoftThreshold(0.05), Identity()], ids=str)
+@pytest.mark.parametrize("rule", BACKWARD)
+def test_other_proximal_maps_have_the_right_gradient(rule, prox):
+    layer, x = layer_of("dense", "gaussian", BACKWARD[rule], prox=prox)
+    got = gradients(layer, x)
+    layer.gradient = Unrolled(300)
+    for name, expected in gradients(layer, x).items():
+        torch.testing.assert_close(got[name], expected, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("solver", PLAIN_SOLVERS)
+def test_the_gradient_through_an_affine_function_is_the_closed_form_one(solver):
+    A, b, z_star = affine()
+    b.requires_grad_()
+    z = Implicit(PLAIN_SOLVERS[solver], tol=1e-12, max_steps=500).attach(lambda z: z @ A.mT + b, z_star)
+    assert torch.equal(z, z_star)
+    g = torch.randn(z.shape)
+    (got,) = torch.autograd.grad(z, b, g)
+    torch.testing.assert_close(got, torch.linalg.solve(torch.eye(6) - A.mT, g.mT).mT, rtol=1e-8, atol=1e-8)
+
+
+def test_phantom_tends_to_implicit_as_its_steps_grow():
+    layer, x = layer_of("conv", "gaussian", Implicit(tol=1e-13, max_steps=300))
+    exact = torch.cat([g.flatten() for g in gradients(layer, x).values()])
+
+    def error(rule) -> float:
+        layer.gradient = rule
+        got = torch.cat([g.flatten() for g in gradients(layer, x).values()])
+        return float((got - exact).norm() / exact.norm())
+
+    errors = [error(Phantom(steps)) for steps in (1, 2, 5, 10, 20, 60)]
+    assert all(b < 0.9 * a or b < 1e-10 for a, b in itertools.pairwise(errors)), errors
+    assert errors[0] > 1e-2 and errors[-1] < 1e-8
+    assert error(Phantom()) == errors[2]  # the default is the papers' five steps
+
+
+def test_phantom_is_exactly_the_papers_five_steps():
+    layer, x = layer_of("dense", "gaussian", Phantom())
+    f = layer.cell.bind(x)
+    with torch.no_grad():
+        z = kerneq.solve(f, layer.cell.initial(f), Proximal(), tol=1e-14, max_steps=400).value
+    for _ in range(5):
+        z = 0.2 * z + 0.8 * f(z)
+    torch.testing.assert_close(Phantom().attach(f, layer(x).value), z, rtol=1e-12, atol=1e-12)
+    expected = torch.autograd.grad(z.square().sum(), list(layer.parameters()))
+    got = torch.autograd.grad(layer(x).value.square().sum(), list(layer.parameters()))
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+def test_one_full_phantom_step_is_the_jacobian_free_gradient():
+    A, b, z_star = affine()
+    A.requires_grad_()
+    z = Phantom(steps=1, relaxation=1.0).attach(lambda z: z @ A.mT + b, z_star)
+    g = torch.randn(z.shape)
+    (got,) = torch.autograd.grad(z, A, g)
+    torch.testing.assert_close(got, g.mT @ z_star)  # ∂f/∂A at z*, and no Jacobian of f in z
+
+
+def test_the_backward_system_is_symmetric_on_the_active_set_and_positive_definite():
+    """Design fact 4: the active part of I − J equals its transpose; with μ > 0 its eigenvalues are at least μ."""
+    for seed, (form, kernel) in enumerate([("dense", "gaussian"), ("conv", "gaussian"), ("dense", "sigmoid")]):
+        cell = cell_of(form, KERNELS[kernel], norm=1.2 if kernel == "gaussian" else 0.9, seed=seed)
+        x = away_from_kinks(cell, form)[:1]
+        f = cell.bind(x)
+        z = kerneq.solve(f, cell.initial(f), Proximal(), tol=1e-13, max_steps=500).value
+        J = torch.autograd.functional.jacobian(f, z).reshape(z.numel(), z.numel())
+        active = (f.drive(z) > 0).flatten()
+        system = torch.eye(int(active.sum())) - J[active][:, active]
+        assert 0 < active.sum() < z.numel()
+        torch.testing.assert_close(system, system.mT)
+        assert torch.linalg.eigvalsh(system).min() >= f.convexity - 1e-10 > 0
+
+
+def test_past_contraction_the_gradient_is_still_right():
+    """L = 2 < 2.24: no contraction promised, but E is strongly convex and conjugate gradient solves the system."""
+    cell = cell_of("dense", KERNELS["gaussian"], norm=2**0.5, stretch=10.0)
+    x = away_from_kinks(cell, "dense")
+    for rule in (ConjugateGradient(), InFeatures(), Anderson(), Broyden()):
+        layer = kerneq.Equilibrium(cell, gradient=Implicit(rule, tol=1e-12), tol=1e-13, max_steps=1000)
+        got = gradients(layer.eval(), x)
+        layer.gradient = Unrolled(400)
+        for name, expected in gradients(layer, x).items():
+            torch.testing.assert_close(got[name], expected, rtol=1e-7, atol=1e-7)
+
+
+def test_train_and_eval_mode_give_the_same_gradient():
+    layer, x = layer_of("conv", "gaussian", Implicit(tol=1e-12))
+    evaluation, training = gradients(layer.eval(), x), gradients(layer.train(), x)
+    for name in evaluation:
+        torch.testing.assert_close(training[name], evaluation[name], rtol=1e-6, atol=1e-8)
+
+
+def test_any_forward_solver_may_go_with_any_gradient():
+    for solver in (Picard(), Anderson(), Broyden(), Proximal(memory=0)):
+        layer, x = layer_of("dense", "gaussian", Implicit(tol=1e-12))
+        expected = gradients(layer, x)
+        layer.solver = solver
+        for name, got in gradients(layer, x).items():
+            torch.testing.assert_close(got, expected[name], rtol=1e-7, atol=1e-9)

@@ -1,0 +1,225 @@
+"""The backward solve: never silent about failure, differentiable again, usable in half precision."""
+
+import warnings
+
+import pytest
+import torch
+from helpers import GRADIENTS, KERNELS, affine, away_from_kinks, cell_of, input_of
+
+import kerneq
+from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom, Unrolled
+from kerneq.gradients.conjugate import conjugate_gradient
+from kerneq.solution import EquilibriumError, Status
+from kerneq.solvers import Anderson, Picard, Proximal
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def layer_of(rule, form="dense", kernel="gaussian", **more) -> tuple[kerneq.Equilibrium, torch.Tensor]:
+    cell = cell_of(form, KERNELS[kernel], **more).eval()
+    layer = kerneq.Equilibrium(cell, gradient=rule, tol=1e-14, max_steps=400).eval()
+    return layer, away_from_kinks(cell, form)
+
+
+@pytest.mark.parametrize("rule", [None, ConjugateGradient(), InFeatures(), Picard(), Anderson()], ids=str)
+def test_a_failed_backward_solve_warns_by_default(rule):
+    layer, x = layer_of(Implicit(rule, tol=1e-12, max_steps=1))
+    value = layer(x).value.sum()
+    with pytest.warns(RuntimeWarning, match="The backward solve failed.*step limit.*max_steps"):
+        value.backward()
+
+
+@pytest.mark.parametrize("rule", [None, InFeatures(), Picard()], ids=str)
+def test_a_failed_backward_solve_raises_if_asked(rule):
+    layer, x = layer_of(Implicit(rule, tol=1e-12, max_steps=1, on_failure="raise"))
+    value = layer(x).value.sum()
+    with pytest.raises(EquilibriumError, match="The backward solve failed") as failure:
+        value.backward()
+    assert failure.value.solution.status is Status.MAX_STEPS
+
+
+def test_a_failed_backward_solve_is_silent_only_when_told_to_return():
+    layer, x = layer_of(Implicit(tol=1e-12, max_steps=1, on_failure="return"))
+    layer(x).value.sum().backward()
+    assert layer.cell.operator.weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("rule", [None, InFeatures(), Anderson()], ids=str)
+def test_a_nan_from_the_loss_is_reported_and_not_turned_into_zeros(rule):
+    layer, x = layer_of(Implicit(rule))
+    value = layer(x).value
+    with pytest.warns(RuntimeWarning, match="infinite or NaN"):
+        (value.sum() * torch.nan).backward()
+
+
+def test_an_indefinite_system_ends_with_a_breakdown_that_names_the_remedy():
+    A = torch.diag(torch.tensor([1.0, -1.0]))
+    b = torch.tensor([[1.0, 2.0], [1.0, 0.0]])
+    s = conjugate_gradient(lambda p: p @ A, b, 1e-10, 50, 1)
+    assert s.codes.tolist() == [Status.BREAKDOWN.code, Status.CONVERGED.code]
+    torch.testing.assert_close(s.value[1], b[1])  # its mate is solved all the same
+    assert "Implicit(solver=Anderson())" in str(EquilibriumError(s, "The backward solve"))
+
+
+def test_conjugate_gradient_solves_each_sample_on_its_own_in_at_most_its_dimension():
+    torch.manual_seed(0)
+    B = torch.randn(3, 6, 6)
+    A = B @ B.mT + torch.eye(6)
+    A[0] = torch.eye(6)
+    b = torch.randn(3, 6)
+    b[2] = 0
+    s = conjugate_gradient(lambda p: (A @ p.unsqueeze(2)).squeeze(2), b, 1e-10, 20, 1)
+    assert s.converged.all() and s.steps[0] == 1 and s.steps[2] == 0 and s.steps[1] <= 8
+    torch.testing.assert_close(s.value, torch.linalg.solve(A, b.unsqueeze(2)).squeeze(2))
+
+
+def test_conjugate_gradient_and_the_feature_form_ask_for_an_equation():
+    A, b, z_star = affine()
+    b.requires_grad_()
+    for solver in (ConjugateGradient(), InFeatures()):
+        with pytest.raises(TypeError, match=f"{type(solver).__name__} needs the equation of a cell"):
+            Implicit(solver).attach(lambda z: z @ A.mT + b, z_star)
+
+
+@pytest.mark.parametrize("form", ["dense", "conv"])
+@pytest.mark.parametrize("rule", ["conjugate-gradient", "anderson", "phantom", "unrolled"])
+def test_the_gradient_can_be_differentiated_again(rule, form):
+    """With respect to the input and b; the weights follow in the next test."""
+    rules = {**GRADIENTS, "phantom": Phantom(60, 1.0), "unrolled": Unrolled(60)}
+    layer, x = layer_of(rules[rule], form, norm=0.6 if form == "dense" else 0.5)
+    x = x[:1].clone().requires_grad_()
+
+    def forward(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, {"cell.inject.bias": b}, (x,)).value
+
+    b = layer.cell.inject.bias.detach().clone().requires_grad_()
+    torch.autograd.gradgradcheck(forward, (x, b), eps=1e-6, atol=1e-5, rtol=1e-3, fast_mode=True)
+
+
+def test_the_backward_solve_in_the_features_is_differentiated_once_and_says_so():
+    layer, x = layer_of(Implicit(InFeatures()))
+    with pytest.raises(RuntimeError, match="InFeatures.*cannot be differentiated twice; use.*Phantom"):
+        torch.autograd.grad(layer(x).value.sum(), layer.cell.operator.weight, create_graph=True)
+
+
+def test_double_backward_with_respect_to_the_weights_equals_that_of_the_unrolled_descent():
+    layer, x = layer_of(Implicit(tol=1e-13, max_steps=300), norm=0.7, stretch=0.2)
+    results = []
+    for rule in (layer.gradient, Unrolled(200)):
+        layer.gradient = rule
+        first = torch.autograd.grad(layer(x).value.square().sum(), list(layer.parameters()), create_graph=True)
+        penalty = sum(g.square().sum() for g in first)
+        results.append(torch.autograd.grad(penalty, list(layer.parameters())))
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("outer", [torch.sum, lambda z: z.square().sum()], ids=["linear loss", "curved loss"])
+def test_a_plain_function_is_differentiated_once_and_says_so(outer):
+    A, b, z_star = affine()
+    A.requires_grad_()
+    z = Implicit(Anderson()).attach(lambda z: z @ A.mT + b, z_star)
+    (first,) = torch.autograd.grad(outer(z), A, create_graph=True)  # asking for a graph alone is no error
+    with pytest.raises(RuntimeError, match="plain function once only.*Phantom.*Unrolled"):
+        torch.autograd.grad(first.square().sum(), A)
+
+
+@pytest.mark.parametrize("rule", ["conjugate-gradient", "in-features", "picard", "anderson", "phantom"])
+@pytest.mark.parametrize("form", ["dense", "conv"])
+def test_under_cpu_autocast_the_gradient_is_that_of_float32_to_half_precision(form, rule):
+    exact = {**GRADIENTS, "phantom": Phantom()}[rule]
+    rules = {"conjugate-gradient": ConjugateGradient(), "in-features": InFeatures(), "picard": Picard()}
+    half = Phantom() if rule == "phantom" else Implicit(rules.get(rule, Anderson()), tol=2e-2, on_failure="return")
+    layer, x = layer_of(exact, form)
+    layer, x = layer.float(), x.float()
+    layer.tol = 1e-5
+    grads = []
+    for autocast, gradient in ((False, exact), (True, half)):
+        layer.gradient = gradient if autocast or rule == "phantom" else Implicit(tol=1e-5)
+        layer.tol = 2e-2 if autocast else 1e-5
+        layer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            solution = layer(x)
+            assert solution.value.dtype == (torch.bfloat16 if autocast else torch.float32)
+            assert solution.converged.all()
+            loss = solution.value.float().square().sum()
+        loss.backward()
+        assert all(p.grad.dtype == torch.float32 for p in layer.parameters())
+        grads.append(torch.cat([p.grad.flatten() for p in layer.parameters()]))
+    assert (grads[0] - grads[1]).norm() <= 0.1 * grads[0].norm()
+
+
+def test_double_backward_works_under_cpu_autocast():
+    layer, x = layer_of(Implicit(tol=2e-2, on_failure="return"))
+    layer, x = layer.float(), x.float().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        value = layer(x).value
+    (first,) = torch.autograd.grad(value.float().square().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), x)
+    assert second.isfinite().all() and second.abs().max() > 0
+
+
+def test_a_bfloat16_model_trains_on_the_cpu():
+    cell, x = cell_of("conv", KERNELS["gaussian"]).to(torch.bfloat16), input_of("conv").to(torch.bfloat16)
+    layer = kerneq.Equilibrium(cell, tol=2e-2, gradient=Implicit(tol=2e-2))
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.05)
+    losses = []
+    for _ in range(8):
+        loss = (layer(x).value.float() - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+
+
+def test_the_memory_of_implicit_does_not_grow_with_the_forward_solve():
+    saved = []
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        saved.append(t.numel())
+        return t
+
+    counts = []
+    for steps in (3, 300):
+        layer, x = layer_of(Implicit(on_failure="return"))
+        layer.tol, layer.max_steps, layer.solver = 1e-15, steps, Proximal(memory=0)
+        saved.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            layer(x)
+        counts.append(sum(saved))
+    assert counts[0] == counts[1] > 0
+
+
+def test_a_second_backward_pass_works_when_the_graph_is_kept():
+    layer, x = layer_of(Implicit(tol=1e-12))
+    loss = layer(x).value.square().sum()
+    loss.backward(retain_graph=True)
+    first = [p.grad.clone() for p in layer.parameters()]
+    loss.backward()
+    for p, g in zip(layer.parameters(), first, strict=True):
+        torch.testing.assert_close(p.grad, 2 * g)
+
+
+def test_without_gradients_nothing_is_attached():
+    layer, x = layer_of(Implicit())
+    with torch.no_grad():
+        assert not layer(x).value.requires_grad
+    with torch.inference_mode():
+        assert not layer(x).value.requires_grad
+    assert layer(x).value.requires_grad
+
+
+def test_writing_into_the_value_is_either_right_or_an_error():
+    layer, x = layer_of(Implicit(tol=1e-12))
+    layer(x).value.mul(2).sum().backward()
+    expected = layer.cell.operator.weight.grad.clone()
+    layer.zero_grad()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            layer(x).value.mul_(2).sum().backward()
+        except RuntimeError as error:
+            assert "inplace" in str(error).replace("-", "")
+        else:
+            torch.testing.assert_close(layer.cell.operator.weight.grad, expected)

@@ -14,17 +14,16 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 def curves(runs: Sequence[Run], group: str, number: str, label: str, log: bool = False) -> str | None:
     """One line per run; None if no run measured the number."""
-    lines = [(run.name, *run.curve(group, number)) for run in runs]
-    lines = [line for line in lines if line[1]]
+    # A run keeps its colour from figure to figure, also where others have nothing to show.
+    lines = [(COLOURS[i % len(COLOURS)], run.name, *run.curve(group, number)) for i, run in enumerate(runs)]
+    lines = [line for line in lines if line[2]]
     if not lines:
         return None
     figure = Figure(figsize=(5.2, 3.2), layout="constrained")
     axes = figure.add_subplot()
-    for place, (name, epochs, values) in enumerate(lines):
-        axes.plot(
-            epochs, values, color=COLOURS[place % len(COLOURS)], label=name, linewidth=1.8, marker=".", markersize=5
-        )
-    if log and all(value > 0 for _, _, values in lines for value in values):
+    for colour, name, epochs, values in lines:
+        axes.plot(epochs, values, color=colour, label=name, linewidth=1.8, marker=".", markersize=5)
+    if log and all(value > 0 for *_, values in lines for value in values):
         axes.set_yscale("log")
     axes.set_xlabel("epoch")
     axes.set_ylabel(label)

@@ -114,8 +114,9 @@ class AbstractOperator(nn.Module, abc.ABC):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         saved = state_dict.get(prefix + "vector")
-        if saved is not None:  # its shape depends on the pictures the saved model has seen
-            self.vector = torch.zeros_like(saved, dtype=self.weight.dtype, device=self.vector.device)
+        if saved is not None:
+            if saved.shape != self.vector.shape:  # it depends on the pictures the saved model has seen
+                self.vector = torch.zeros_like(saved, dtype=self.weight.dtype, device=self.vector.device)
             self._settled = None
         super()._load_from_state_dict(state_dict, prefix, *args)
 

@@ -100,6 +100,7 @@ class AdaptiveWidth(Width):
 
     def observe(self, distances: Tensor) -> None:
         found = distances.min().clamp_min(self.rule.floor).to(self.smallest)
+        found = torch.where(found.isfinite(), found, self.smallest)  # one bad batch must not spoil γ for good
         weight = torch.where(self.looks == 0, 1.0, self.rule.momentum).to(self.smallest)
         self.smallest.lerp_(found, weight)
         self.looks += 1

@@ -1,0 +1,208 @@
+"""Facts 1, 2, 4 and 8 of the design page as properties of random problems."""
+
+import math
+
+import pytest
+import torch
+from helpers import KERNELS, cell_of, descend, examples, input_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kerneq
+from kerneq.kernels import Gaussian, Linear, Polynomial, Sigmoid
+from kerneq.solvers import Anderson, Broyden, Picard, Proximal
+
+pytestmark = pytest.mark.usefixtures("float64")
+seeds = st.integers(0, 10**6)
+gammas = st.floats(1e-3, 1e2)
+CURVATURE = 2 * math.exp(-1.5)  # the largest of 2s e^{−s} − e^{−s}, at s = 3/2
+
+
+def bound_at(cell, seed: int, scale: float = 1.0):
+    """The equation at a random input, and a random state."""
+    x = scale * input_of("dense", batch=1, seed=seed)
+    return cell.eval().bind(x), torch.randn(1, 5) * scale
+
+
+def jacobian(function, z: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.functional.jacobian(function, z).reshape(z.numel(), z.numel())
+
+
+@examples
+@given(seed=seeds, L=st.floats(0.1, 20), gamma=gammas, scale=st.floats(0.01, 10))
+def test_fact_1_the_map_is_l_lipschitz_for_every_gamma_and_every_input(seed, L, gamma, scale):
+    cell = cell_of("dense", Gaussian(gamma=gamma, split=3), norm=math.sqrt(L), stretch=50.0, seed=seed)
+    f, z = bound_at(cell, seed, scale)
+    assert f.bound == pytest.approx(L)
+    assert torch.linalg.matrix_norm(jacobian(f.drive, z), 2) <= L * (1 + 1e-9)
+    other = z + scale * torch.randn(z.shape)
+    assert (f(z) - f(other)).norm() <= L * (z - other).norm() * (1 + 1e-9)
+
+
+@examples
+@given(seed=seeds, L=st.floats(0.1, 20), kernel=st.sampled_from(["linear", "quadratic", "sigmoid"]))
+def test_the_stated_bound_is_a_lipschitz_constant_for_the_other_kernels_too(seed, L, kernel):
+    cell = cell_of("dense", KERNELS[kernel], norm=math.sqrt(L), stretch=50.0, seed=seed)
+    f, z = bound_at(cell, seed)
+    assert torch.linalg.matrix_norm(jacobian(f.drive, z), 2) <= f.bound * (1 + 1e-9) <= L * (1 + 2e-9)
+
+
+@examples
+@given(seed=seeds, L=st.floats(0.1, 5), gamma=gammas, scale=st.floats(0.01, 10))
+def test_fact_2_the_smooth_part_of_the_energy_is_strongly_convex(seed, L, gamma, scale):
+    cell = cell_of("dense", Gaussian(gamma=gamma, split=3), norm=math.sqrt(L), stretch=50.0, seed=seed)
+    f, z = bound_at(cell, seed, scale)
+    hessian = torch.eye(5) - jacobian(f.drive, z)
+    torch.testing.assert_close(hessian, hessian.mT)
+    assert f.convexity == pytest.approx(1 - CURVATURE * L)
+    assert torch.linalg.eigvalsh(hessian).min() >= f.convexity - 1e-9
+
+
+def test_the_constants_of_facts_1_and_2_cannot_be_improved():
+    """W = W_h = I and one patch: at s = 3/2 the Hessian of −S is −2e^{−3/2} along r, and at r = 0 its norm is 1."""
+    cell = kerneq.cells.DenseCell(Gaussian(gamma=1.0, hidden=2), inputs=2, state=2, features=2, norm=10.0)
+    with torch.no_grad():
+        for weight in (cell.operator.weight, cell.similarity.project.weight, cell.inject.weight):
+            weight.copy_(torch.eye(2))
+        cell.inject.bias.zero_()
+    f = cell.eval().bind(torch.zeros(1, 2))
+    at_edge = torch.eye(2) - jacobian(f.drive, torch.tensor([[math.sqrt(1.5), 0.0]]))
+    assert torch.linalg.eigvalsh(at_edge).min() == pytest.approx(1 - CURVATURE)
+    assert torch.linalg.matrix_norm(jacobian(f.drive, torch.zeros(1, 2)), 2) == pytest.approx(1.0)
+
+
+@examples
+@given(seed=seeds, gamma=st.floats(0.01, 2))
+def test_between_contraction_and_the_convexity_limit_the_equilibrium_is_unique(seed, gamma):
+    cell = cell_of("dense", Gaussian(gamma=gamma), norm=math.sqrt(2.2), stretch=50.0, seed=seed)
+    x = input_of("dense", batch=1, seed=seed)
+    f = cell.eval().bind(x)
+    assert f.bound > 1 and f.convexity > 0
+    starts = [torch.zeros(1, 5), 3 * torch.rand(1, 5), 30 * torch.rand(1, 5)]
+    found = [kerneq.solve(f, z0, Proximal(), tol=1e-11, max_steps=5000) for z0 in starts]
+    for s in found:
+        assert s.converged.all()
+        torch.testing.assert_close(s.value, found[0].value, rtol=1e-6, atol=1e-7)
+
+
+@examples
+@given(
+    seed=seeds,
+    kernel=st.sampled_from(["linear", "quadratic", "sigmoid", "gaussian", "cubic"]),
+    steps=st.integers(1, 12),
+    which=st.sampled_from([Picard(), Picard(0.6), Proximal(), Proximal(memory=0), Anderson(), Broyden()]),
+)
+def test_fact_4_the_stated_error_bound_really_bounds_the_distance_to_the_equilibrium(seed, kernel, steps, which):
+    norm = 1.4 if kernel == "gaussian" else 0.9
+    cell = cell_of("dense", KERNELS[kernel], norm=norm, stretch=50.0, seed=seed)
+    x = input_of("dense", seed=seed)
+    with torch.no_grad():
+        f = cell.eval().bind(x)
+        s = kerneq.solve(f, cell.initial(f), which, tol=1e-10, max_steps=steps)
+    distance = (s.value - descend(cell, x)).norm(dim=1)
+    assert s.error_bound is not None and (distance <= s.error_bound + 1e-9).all()
+
+
+def test_fact_4_bounds_the_image_by_l_over_mu_and_says_nothing_without_convexity():
+    cell, x = cell_of("dense", KERNELS["gaussian"], norm=1.2, stretch=50.0), input_of("dense")
+    f, z = cell.eval().bind(x), torch.rand(4, 5)
+    distance = (f(z) - descend(cell, x)).norm(dim=1)
+    assert (distance <= f.bound / f.convexity * (f(z) - z).norm(dim=1)).all()
+    wide = cell_of("dense", KERNELS["gaussian"], norm=2.0, stretch=50.0)
+    f = wide.eval().bind(x)
+    assert f.convexity < 0 and kerneq.solve(f, wide.initial(f), Proximal()).error_bound.isinf().all()
+    assert kerneq.solve(torch.cos, torch.zeros(1, 2), Picard()).error_bound is None
+
+
+@examples
+@given(seed=seeds, degree=st.integers(2, 4))
+def test_fact_8_as_published_zero_is_an_equilibrium_of_every_input_and_the_only_one(seed, degree):
+    cell = cell_of("dense", Polynomial(degree=degree, offset=0.0), seed=seed)
+    x = 10 * input_of("dense", seed=seed)
+    with torch.no_grad():
+        f = cell.bind(x)
+        assert torch.equal(f(torch.zeros(4, 5)), torch.zeros(4, 5))
+        away = torch.rand(4, 5)
+        # E, not the residual relative to ‖z‖ → 0, tells which point is best here.
+        s = kerneq.solve(f, away, Proximal(), tol=1e-9, max_steps=150)
+    assert s.value.norm(dim=1).max() < 1e-6
+    speaking = cell_of("dense", Polynomial(degree=degree, offset=1.0), seed=seed).bind(x)
+    assert speaking(torch.zeros(4, 5)).abs().max() > 0
+
+
+def energy(kernel, a: torch.Tensor, W: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """E of an inner kernel for given a and W, without the cell's own shortening of a."""
+    return 0.5 * z.square().sum(1) - kernel.value(z @ a) - 0.5 * (z @ W.mT).square().sum(1)
+
+
+@examples
+@given(seed=seeds, size=st.floats(0.1, 3))
+def test_fact_8_the_quadratic_energy_is_convex_or_unbounded_as_stated(seed, size):
+    torch.manual_seed(seed)
+    a, kernel = size * torch.nn.functional.normalize(torch.randn(5), dim=0), Polynomial(2, 0.0)
+    W = torch.zeros(6, 5)
+    positive = a.clamp_min(0)
+    ray = positive / positive.norm().clamp_min(1e-300)
+    far = torch.stack([ray * t for t in (1e3, 1e4)])
+    values = energy(kernel, a, W, far)
+    if 2 * positive.square().sum() > 1:
+        assert values[1] < values[0] < 0  # unbounded below along a₊
+    if 2 * a.square().sum() < 1:
+        hessian = torch.eye(5) - 2 * torch.outer(a, a)
+        assert torch.linalg.eigvalsh(hessian).min() > 0
+    if positive.norm() > 0.05:  # for k = 3, whenever a₊ ≠ 0; a short a₊ shows it only further out
+        cubic = energy(Polynomial(3, 0.0), a, W, torch.stack([ray * t for t in (1e5, 1e6)]))
+        assert cubic[1] < cubic[0] < 0
+
+
+@examples
+@given(seed=seeds, share=st.floats(0.01, 0.99))
+def test_fact_8_the_sigmoid_energy_is_strongly_convex_under_its_bound(seed, share):
+    torch.manual_seed(seed)
+    limit = 4 / (3 * math.sqrt(3))
+    assert Sigmoid().curvature == pytest.approx(limit)
+    a = math.sqrt(share / limit) * torch.nn.functional.normalize(torch.randn(5), dim=0)
+    W = torch.randn(6, 5)
+    W *= math.sqrt(1 - share) * 0.999 / torch.linalg.matrix_norm(W, 2)
+    for z in 3 * torch.randn(5, 5):
+        hessian = torch.autograd.functional.hessian(lambda z: energy(Sigmoid(), a, W, z[None]).sum(), z)
+        assert torch.linalg.eigvalsh(hessian).min() > 0
+
+
+def test_the_sigmoid_constant_is_the_largest_curvature_of_tanh():
+    t = torch.linspace(-5, 5, 100001)
+    second = -2 * torch.tanh(t) * (1 - torch.tanh(t) ** 2)
+    assert second.abs().max() == pytest.approx(Sigmoid().curvature, rel=1e-8)
+
+
+@examples
+@given(
+    seed=seeds,
+    degree=st.integers(3, 5),
+    offset=st.floats(0, 2),
+    norm=st.floats(0.1, 1.4),
+    size=st.floats(0.1, 100),
+    which=st.sampled_from([Picard(), Proximal(), Proximal(memory=0)]),
+)
+def test_for_degree_three_and_more_iterates_from_zero_stay_where_the_bound_holds(
+    seed, degree, offset, norm, size, which
+):
+    kernel = Polynomial(degree, offset)
+    cell = cell_of("dense", kernel, norm=norm, stretch=50.0, seed=seed)
+    with torch.no_grad():
+        f = cell.bind(size * input_of("dense", seed=seed))
+        for steps in (1, 2, 5, 40):
+            z = kerneq.solve(f, cell.initial(f), which, tol=1e-12, max_steps=steps).value
+            t = (f.similarity.a * z).sum(1)
+            assert (t.abs() <= kernel.region * (1 + 1e-9)).all()
+            bend = degree * (degree - 1) * (t + offset).abs() ** (degree - 2) * f.similarity.a.square().sum(1)
+            assert (bend <= kernel.curvature * kernel.reach(norm) ** 2 * (1 + 1e-9)).all()
+
+
+def test_the_linear_energy_need_not_have_a_minimum_from_l_one_on():
+    cell = cell_of("dense", Linear(), norm=1.5, stretch=50.0)
+    f = cell.eval().bind(input_of("dense", batch=1))
+    _, _, V = torch.linalg.svd(f.operator.weight.detach())
+    top = V[0] if V[0].sum() > 0 else -V[0]
+    values = 0.5 * 1e8 * (1 - (f.operator.weight.detach() @ top).square().sum())
+    assert f.convexity < 0 and values < -1e7

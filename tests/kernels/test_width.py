@@ -1,0 +1,88 @@
+"""γ: fixed, or following the data in training and frozen in evaluation."""
+
+import copy
+
+import pytest
+import torch
+from helpers import KERNELS, cell_of, input_of, patches
+
+import kerneq
+from kerneq.kernels import Adaptive, Fixed, Gaussian
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def smallest_distance(layer: kerneq.Equilibrium, x: torch.Tensor) -> torch.Tensor:
+    """M = min over patches of ‖rᵢW_h‖² at the equilibrium, by explicit loops."""
+    cell = layer.cell
+    with torch.no_grad():
+        f = cell.bind(x)
+        z = layer(x).value
+        r = patches(f.similarity.a - f.operator(z), cell.similarity.split, cell.similarity.patch)
+        return (r @ cell.similarity.project.weight.mT).square().sum(-1).min()
+
+
+def layer_of(rule: Adaptive, form: str = "conv") -> kerneq.Equilibrium:
+    cell = cell_of(form, Gaussian(gamma=rule, patch=2, split=2, hidden=6))
+    return kerneq.Equilibrium(cell, tol=1e-12, max_steps=200)
+
+
+@pytest.mark.parametrize("form", ["dense", "conv"])
+def test_the_first_solve_in_training_sets_gamma_to_the_share_of_the_smallest_distance(form):
+    layer, x = layer_of(Adaptive(0.2, floor=1e-12), form), input_of(form)
+    M = smallest_distance(layer.eval(), x)
+    layer.train()(x)
+    torch.testing.assert_close(layer.cell.similarity.width(), 0.2 / M, rtol=1e-6, atol=0)
+
+
+def test_later_solves_move_it_by_the_momentum():
+    layer, x = layer_of(Adaptive(0.2, momentum=0.25, floor=1e-12)), input_of("conv")
+    layer.train()(x)
+    first = 0.2 / layer.cell.similarity.width()
+    second_x = 3 * input_of("conv", seed=9)
+    M = smallest_distance(layer.eval(), second_x)
+    layer.train()(second_x)
+    torch.testing.assert_close(0.2 / layer.cell.similarity.width(), torch.lerp(first, M, 0.25), rtol=1e-5, atol=0)
+
+
+def test_it_is_frozen_in_evaluation_and_saved_with_the_model():
+    layer, x = layer_of(Adaptive(0.2)), input_of("conv")
+    layer.train()(x)
+    gamma = layer.cell.similarity.width().clone()
+    layer.eval()(5 * x)
+    assert torch.equal(layer.cell.similarity.width(), gamma)
+    fresh = layer_of(Adaptive(0.2))
+    fresh.load_state_dict(layer.state_dict())
+    assert torch.equal(fresh.cell.similarity.width(), gamma)
+    assert torch.equal(copy.deepcopy(layer).cell.similarity.width(), gamma)
+
+
+def test_it_never_falls_below_the_floor_and_survives_a_nan():
+    width = Adaptive(0.2, floor=0.5).module(8)
+    width.observe(torch.tensor([0.0, 3.0]))
+    assert width() == pytest.approx(0.2 / 0.5)
+    width.observe(torch.tensor([torch.nan, 3.0]))
+    assert width().isfinite()
+
+
+def test_a_step_that_moves_gamma_does_not_disturb_a_waiting_backward_pass():
+    layer, x = layer_of(Adaptive(0.2)), input_of("conv")
+    first = layer.train()(x).value.sum()
+    layer(2 * x)
+    first.backward()
+    assert layer.cell.operator.weight.grad.isfinite().all()
+
+
+def test_a_number_and_fixed_are_the_same_and_are_no_part_of_the_state():
+    cell = cell_of("dense", Gaussian(gamma=Fixed(0.5)))
+    assert cell.similarity.width() == 0.5 and cell_of("dense", Gaussian(gamma=0.5)).similarity.width() == 0.5
+    assert not any("gamma" in name for name in cell.state_dict())
+    assert KERNELS["gaussian"] == Gaussian(gamma=0.5, patch=2, split=2, hidden=6)  # kernels are values
+
+
+def test_a_kernel_shared_by_two_cells_shares_no_weights():
+    kernel = Gaussian(gamma=Adaptive(0.2), split=2, hidden=6)
+    one, two = cell_of("conv", kernel, seed=0), cell_of("conv", kernel, seed=1)
+    kerneq.Equilibrium(one).train()(input_of("conv"))
+    assert one.similarity.project.weight is not two.similarity.project.weight
+    assert two.similarity.width() != one.similarity.width()

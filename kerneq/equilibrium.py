@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .cells.base import AbstractCell
 from .equation import AbstractEquation
 from .gradients import AbstractGradient, Implicit
-from .solution import OnFailure, Solution, check_limits, check_on_failure
+from .solution import OnFailure, Solution, check_limits, check_on_failure, check_whole
 from .solvers import AbstractSolver, Proximal
 from .solvers.loop import solve
 
@@ -34,8 +34,18 @@ class Equilibrium(nn.Module):
         on_failure: OnFailure = "return",
     ):
         super().__init__()
+        kinds = (
+            ("cell", cell, AbstractCell),
+            ("solver", solver, AbstractSolver),
+            ("gradient", gradient, AbstractGradient),
+        )
+        for name, value, kind in kinds:
+            if not isinstance(value, kind):
+                raise TypeError(f"`{name}` must come from `kerneq.{name}s`, got {value!r}.")
         check_limits(tol, max_steps)
         check_on_failure(on_failure)
+        if check_every is not None:
+            check_whole("check_every", check_every)
         self.cell, self.solver, self.gradient = cell, solver, gradient
         self.tol, self.max_steps = tol, max_steps
         self.check_every, self.on_failure = check_every, on_failure

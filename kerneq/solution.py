@@ -92,10 +92,20 @@ def check_on_failure(on_failure: str) -> None:
 
 def check_limits(tol: float, max_steps: int) -> None:
     """Refuse a tolerance or a step limit that means nothing."""
-    if not tol > 0:
-        raise ValueError(f"`tol` must be positive, got {tol}.")
-    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
-        raise ValueError(f"`max_steps` must be a whole number, at least 1, got {max_steps!r}.")
+    check_positive("tol", tol)
+    check_whole("max_steps", max_steps)
+
+
+def check_positive(name: str, value: float) -> None:
+    """Refuse what is not a positive, finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ValueError(f"`{name}` must be positive and finite, got {value!r}.")
+
+
+def check_whole(name: str, value: int, least: int = 1) -> None:
+    """Refuse what is not a whole number, or too small."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"`{name}` must be a whole number, at least {least}, got {value!r}.")
 
 
 def per_sample_norm(t: Tensor) -> Tensor:

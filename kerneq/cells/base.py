@@ -1,93 +1,18 @@
 """A cell is the trainable equation z = σ(d(z; x)); `bind(x)` is that equation at one batch of inputs."""
 
 import abc
-import dataclasses
-import functools
-from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
 
-from ..equation import AbstractEquation, AbstractMap, Closing, Evaluation
-from ..kernels.base import AbstractBoundSimilarity, AbstractKernel, Slope
-from ..operators import AbstractOperator, BoundOperator, limited
+from ..equation import AbstractMap
+from ..kernels.base import AbstractKernel
+from ..operators import AbstractOperator, limited
 from ..prox import AbstractProx
-from ..solution import per_sample_norm
+from ..solution import check_positive, check_whole
+from .equation import Equation
 
 OBSERVED = 32  # samples of a batch that `observe` looks at: enough to follow a statistic, next to nothing in cost
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class Equation(AbstractEquation):
-    """f(z) = σ(d(z)) with d(z) = ∂S/∂z + Wᵀ ∂S/∂v at v = Wz; E(z) = ½‖z‖² + 1ᵀφ(z) − S."""
-
-    operator: BoundOperator
-    similarity: AbstractBoundSimilarity
-    prox: AbstractProx
-    bound: Tensor  # L
-    convexity: Tensor  # μ
-    compiled: bool = False
-
-    def evaluate(self, z: Tensor, energy: bool = True) -> Evaluation:
-        if self.compiled and not torch.is_grad_enabled():
-            return Evaluation(z, *_compiled()(self, z, energy))
-        return Evaluation(z, *self.products(z, energy))
-
-    def evaluate_zero(self, energy: bool = True) -> Evaluation:
-        slope = self.similarity.slope_at_zero(energy)
-        drive = self._drive(slope)
-        zero = torch.zeros_like(drive)
-        if slope.value is None:
-            return Evaluation(zero, self.prox(drive), drive)
-        rounding = 16 * torch.finfo(drive.dtype).eps * slope.value.abs()
-        return Evaluation(zero, self.prox(drive), drive, self.prox.penalty(zero) - slope.value, rounding)
-
-    def closing(self, z: Tensor) -> Closing | None:
-        v = self.operator(z)
-        bend = self.similarity.bend(v.detach())
-        if bend is None:
-            return None
-        slope = self.similarity.slope(z, v, value=False)
-        assert slope.dv is not None
-        w, pull = self.operator.detach(), functools.partial(self.prox.pull, z)
-        sign = self.similarity.bend_sign
-        return Closing(slope.dv, slope.dz, self.operator.weight, w, w.adjoint, w.weight_gradient, bend, sign, pull)
-
-    def _drive(self, slope: Slope) -> Tensor:
-        """∂S/∂z + Wᵀ ∂S/∂v."""
-        if slope.dv is None:
-            assert slope.dz is not None
-            return slope.dz
-        drive = self.operator.adjoint(slope.dv)
-        return drive if slope.dz is None else drive + slope.dz
-
-    def products(self, z: Tensor, energy: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """f(z), d(z) and, where it is wanted, E(z) with its rounding error."""
-        slope = self.similarity.slope(z, self.operator(z), value=energy)
-        drive = self._drive(slope)
-        image = self.prox(drive)
-        if slope.value is None:
-            return image, drive, None, None
-        half = 0.5 * per_sample_norm(z).square()
-        rounding = 16 * torch.finfo(image.dtype).eps * (half + slope.value.abs())
-        return image, drive, half + self.prox.penalty(z) - slope.value, rounding
-
-    def rows(self, index: Tensor) -> Self:
-        return dataclasses.replace(self, similarity=self.similarity.rows(index))
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.operator.weight, *self.similarity.tensors()
-
-    def on(self, *tensors: Tensor) -> Self:
-        weight, *others = tensors
-        operator = BoundOperator(weight, self.operator.size)
-        return dataclasses.replace(self, operator=operator, similarity=self.similarity.on(*others))
-
-
-@functools.cache
-def _compiled() -> Any:
-    return torch.compile(Equation.products, dynamic=False)
 
 
 class AbstractCell(nn.Module, abc.ABC):
@@ -128,8 +53,9 @@ class AbstractKernelCell(AbstractCell):
         prox: AbstractProx,
     ):
         super().__init__()
-        if not norm > 0:
-            raise ValueError(f"`norm` must be positive, got {norm}.")
+        if not isinstance(kernel, AbstractKernel):
+            raise TypeError(f"`kernel` must be a kernel such as `Gaussian()`, got {kernel!r}.")
+        check_positive("norm", norm)
         self.operator = operator
         self.similarity = kernel.similarity(features, conv=operator.size > 0)
         self.norm, self.prox = float(norm), prox
@@ -188,6 +114,8 @@ class AbstractKernelCell(AbstractCell):
         ):
             want = ", ".join(str(n or "any") for n in self.shape)
             raise ValueError(f"The input must have shape ({want}), got {tuple(x.shape)}.")
+        if x.numel() == 0:
+            raise ValueError(f"The input must hold at least one sample, got shape {tuple(x.shape)}.")
         dtype = self.operator.weight.dtype
         if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
             raise TypeError(
@@ -204,5 +132,4 @@ def _traced() -> bool:
 
 def check_sizes(*, inputs: int, state: int, features: int, size: int = 1) -> None:
     for name, value in (("inputs", inputs), ("state", state), ("features", features), ("size", size)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"`{name}` must be a whole number, at least 1, got {value!r}.")
+        check_whole(name, value)

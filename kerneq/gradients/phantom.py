@@ -6,6 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from ..solution import check_whole
 from ..solvers.base import Map
 from .base import AbstractGradient
 
@@ -23,8 +24,7 @@ class Phantom(AbstractGradient):
     relaxation: float = 0.8  # λ
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"`steps` must be at least 1, got {self.steps}.")
+        check_whole("steps", self.steps)
         if not 0 < self.relaxation <= 1:
             raise ValueError(f"`relaxation` must lie in (0, 1], got {self.relaxation}.")
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..equation import AbstractEquation
+from ..solution import check_whole
 from ..solvers.base import Map
 from ..solvers.proximal import descend, safe_step
 from .base import AbstractGradient
@@ -24,8 +25,7 @@ class Unrolled(AbstractGradient):
     steps: int
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"`steps` must be at least 1, got {self.steps}.")
+        check_whole("steps", self.steps)
 
     def attach(self, f: Map, z: Tensor) -> Tensor:
         z = torch.zeros_like(z)

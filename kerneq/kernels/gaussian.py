@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..operators import Dense
-from ..solution import take_samples
+from ..solution import check_whole, take_samples
 from .base import AbstractBoundSimilarity, AbstractKernel, AbstractSimilarity, Slope
 from .fused import patch_pullback, patch_step
 from .width import AbstractWidth, Adaptive, Fixed, Width
@@ -34,8 +34,8 @@ class Gaussian(AbstractKernel):
 
     def __post_init__(self) -> None:
         for name, value in (("patch", self.patch), ("split", self.split), ("hidden", self.hidden)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"`{name}` must be a whole number, at least 1, got {value!r}.")
+            if value is not None:
+                check_whole(name, value)
         if not isinstance(self.gamma, AbstractWidth):
             Fixed(self.gamma)  # checks it
 

@@ -5,6 +5,7 @@ from typing import final
 
 from torch import Tensor
 
+from ..solution import check_whole
 from .inner import AbstractInnerKernel
 
 
@@ -22,8 +23,7 @@ class Polynomial(AbstractInnerKernel):
     offset: float = 1.0  # c
 
     def __post_init__(self) -> None:
-        if isinstance(self.degree, bool) or not isinstance(self.degree, int) or self.degree < 2:
-            raise ValueError(f"`degree` must be a whole number, at least 2, got {self.degree!r}.")
+        check_whole("degree", self.degree, least=2)
         if not self.offset >= 0:
             raise ValueError(f"`offset` must not be negative, got {self.offset}.")
 

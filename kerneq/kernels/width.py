@@ -7,6 +7,8 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor, nn
 
+from ..solution import check_positive
+
 
 class AbstractWidth(abc.ABC):
     """A rule for γ: a value; each cell makes its own state for it."""
@@ -35,8 +37,7 @@ class Fixed(AbstractWidth):
     gamma: float = 0.5
 
     def __post_init__(self) -> None:
-        if not self.gamma > 0:
-            raise ValueError(f"`gamma` must be positive, got {self.gamma}.")
+        check_positive("gamma", self.gamma)
 
     def module(self, size: int) -> "FixedWidth":
         return FixedWidth(self.gamma)
@@ -71,12 +72,10 @@ class Adaptive(AbstractWidth):
     floor: float = 1e-3
 
     def __post_init__(self) -> None:
-        if not self.share > 0:
-            raise ValueError(f"`share` must be positive, got {self.share}.")
+        check_positive("share", self.share)
         if not 0 < self.momentum <= 1:
             raise ValueError(f"`momentum` must lie in (0, 1], got {self.momentum}.")
-        if not self.floor > 0:
-            raise ValueError(f"`floor` must be positive, got {self.floor}.")
+        check_positive("floor", self.floor)
 
     def module(self, size: int) -> "AdaptiveWidth":
         return AdaptiveWidth(self, size)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..equation import Evaluation
+from ..solution import check_whole
 from .base import AbstractSolver, Map
 from .history import History
 
@@ -25,8 +26,7 @@ class Anderson(AbstractSolver[History]):
     relaxation: float = 1.0  # β
 
     def __post_init__(self) -> None:
-        if self.memory < 1:
-            raise ValueError(f"`memory` must be at least 1, got {self.memory}.")
+        check_whole("memory", self.memory)
         if not self.ridge >= 0:
             raise ValueError(f"`ridge` must not be negative, got {self.ridge}.")
         if not 0 < self.relaxation <= 1:

@@ -60,9 +60,9 @@ def check_start(z0: Tensor) -> None:
     """Refuse a start no solver can work from."""
     if not isinstance(z0, Tensor):
         raise TypeError(f"`z0` must be a tensor (batch, ...), got {type(z0).__name__}.")
-    if z0.dim() == 0 or not z0.is_floating_point():
+    if z0.dim() == 0 or len(z0) == 0 or not z0.is_floating_point():
         raise ValueError(
-            f"`z0` must be a floating-point tensor whose first dimension is the batch, "
+            f"`z0` must be a floating-point tensor whose first dimension is the batch, of one sample at least, "
             f"got dtype {z0.dtype} and shape {tuple(z0.shape)}."
         )
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..equation import Evaluation
+from ..solution import check_whole
 from .base import AbstractSolver, Map
 from .history import flat, inner, unflat
 
@@ -42,8 +43,7 @@ class Broyden(AbstractSolver[Secants]):
     memory: int = 10  # m
 
     def __post_init__(self) -> None:
-        if self.memory < 1:
-            raise ValueError(f"`memory` must be at least 1, got {self.memory}.")
+        check_whole("memory", self.memory)
 
     @property
     def steady(self) -> bool:

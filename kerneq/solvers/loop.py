@@ -12,6 +12,7 @@ from ..solution import (
     Solution,
     check_limits,
     check_on_failure,
+    check_whole,
     per_sample,
     per_sample_norm,
     settle,
@@ -67,8 +68,7 @@ def looks(check_every: int | None, z: Tensor) -> int:
     """Steps between two looks at the residual; unless said, each step, or every fourth where a look waits."""
     if check_every is None:
         return CUDA_STRIDE if z.is_cuda else 1
-    if check_every < 1:
-        raise ValueError(f"`check_every` must be at least 1, got {check_every}.")
+    check_whole("check_every", check_every)
     return check_every
 
 

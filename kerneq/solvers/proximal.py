@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..equation import AbstractEquation, Evaluation
 from ..prox import AbstractProx
-from ..solution import per_sample, per_sample_norm
+from ..solution import check_whole, per_sample, per_sample_norm
 from .base import AbstractSolver, Map
 from .history import History
 
@@ -52,8 +52,7 @@ class Proximal(AbstractSolver[Descent]):
     fraction: float = 0.1  # of the guaranteed decrease that a proposal must achieve
 
     def __post_init__(self) -> None:
-        if self.memory < 0:
-            raise ValueError(f"`memory` must not be negative, got {self.memory}.")
+        check_whole("memory", self.memory, least=0)
         if not self.ridge >= 0:
             raise ValueError(f"`ridge` must not be negative, got {self.ridge}.")
         if not 0 < self.fraction <= 1:

@@ -1,0 +1,87 @@
+"""The equation of a cell at one batch of inputs: its drive, its energy, its backward system."""
+
+import dataclasses
+import functools
+from typing import Any, Self, final
+
+import torch
+from torch import Tensor
+
+from ..equation import AbstractEquation, Closing, Evaluation
+from ..kernels.base import AbstractBoundSimilarity, Slope
+from ..operators import BoundOperator
+from ..prox import AbstractProx
+from ..solution import per_sample_norm
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Equation(AbstractEquation):
+    """f(z) = σ(d(z)) with d(z) = ∂S/∂z + Wᵀ ∂S/∂v at v = Wz; E(z) = ½‖z‖² + 1ᵀφ(z) − S."""
+
+    operator: BoundOperator
+    similarity: AbstractBoundSimilarity
+    prox: AbstractProx
+    bound: Tensor  # L
+    convexity: Tensor  # μ
+    compiled: bool = False
+
+    def evaluate(self, z: Tensor, energy: bool = True) -> Evaluation:
+        if self.compiled and not torch.is_grad_enabled():
+            return Evaluation(z, *_compiled()(self, z, energy))
+        return Evaluation(z, *self.products(z, energy))
+
+    def evaluate_zero(self, energy: bool = True) -> Evaluation:
+        slope = self.similarity.slope_at_zero(energy)
+        drive = self._drive(slope)
+        zero = torch.zeros_like(drive)
+        if slope.value is None:
+            return Evaluation(zero, self.prox(drive), drive)
+        rounding = 16 * torch.finfo(drive.dtype).eps * slope.value.abs()
+        return Evaluation(zero, self.prox(drive), drive, self.prox.penalty(zero) - slope.value, rounding)
+
+    def closing(self, z: Tensor) -> Closing | None:
+        v = self.operator(z)
+        bend = self.similarity.bend(v.detach())
+        if bend is None:
+            return None
+        slope = self.similarity.slope(z, v, value=False)
+        assert slope.dv is not None
+        w, pull = self.operator.detach(), functools.partial(self.prox.pull, z)
+        sign = self.similarity.bend_sign
+        return Closing(slope.dv, slope.dz, self.operator.weight, w, w.adjoint, w.weight_gradient, bend, sign, pull)
+
+    def _drive(self, slope: Slope) -> Tensor:
+        """∂S/∂z + Wᵀ ∂S/∂v."""
+        if slope.dv is None:
+            assert slope.dz is not None
+            return slope.dz
+        drive = self.operator.adjoint(slope.dv)
+        return drive if slope.dz is None else drive + slope.dz
+
+    def products(self, z: Tensor, energy: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """f(z), d(z) and, where it is wanted, E(z) with its rounding error."""
+        slope = self.similarity.slope(z, self.operator(z), value=energy)
+        drive = self._drive(slope)
+        image = self.prox(drive)
+        if slope.value is None:
+            return image, drive, None, None
+        half = 0.5 * per_sample_norm(z).square()
+        rounding = 16 * torch.finfo(image.dtype).eps * (half + slope.value.abs())
+        return image, drive, half + self.prox.penalty(z) - slope.value, rounding
+
+    def rows(self, index: Tensor) -> Self:
+        return dataclasses.replace(self, similarity=self.similarity.rows(index))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.operator.weight, *self.similarity.tensors()
+
+    def on(self, *tensors: Tensor) -> Self:
+        weight, *others = tensors
+        operator = BoundOperator(weight, self.operator.size)
+        return dataclasses.replace(self, operator=operator, similarity=self.similarity.on(*others))
+
+
+@functools.cache
+def _compiled() -> Any:
+    return torch.compile(Equation.products, dynamic=False)

@@ -1,0 +1,168 @@
+"""What people get wrong, and the one sentence they get back."""
+
+import pytest
+import torch
+from helpers import KERNELS, cell_of, input_of
+
+import kerneq
+from kerneq.cells import ConvCell, DenseCell
+from kerneq.gradients import Implicit, Phantom, Unrolled
+from kerneq.kernels import Adaptive, Fixed, Gaussian, Linear, Polynomial
+from kerneq.prox import SoftThreshold
+from kerneq.solvers import Anderson, Broyden, Picard, Proximal
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def dense(**more) -> DenseCell:
+    return DenseCell(**{"kernel": Linear(), "inputs": 3, "state": 5, "features": 6, **more})
+
+
+def conv(**more) -> ConvCell:
+    return ConvCell(**{"kernel": Linear(), "inputs": 2, "state": 3, "features": 4, **more})
+
+
+def layer(**more) -> kerneq.Equilibrium:
+    return kerneq.Equilibrium(dense(), **more)
+
+
+def solved(z0=None, f=torch.cos, **more) -> kerneq.Solution:
+    return kerneq.solve(f, torch.zeros(2, 3) if z0 is None else z0, Picard(), **more)
+
+
+CONSTRUCTED = {
+    "norm zero": (lambda: dense(norm=0.0), ValueError, "`norm` must be positive and finite, got 0.0"),
+    "norm negative": (lambda: conv(norm=-1), ValueError, "`norm` must be positive and finite, got -1"),
+    "norm nan": (lambda: dense(norm=float("nan")), ValueError, "`norm` must be positive and finite, got nan"),
+    "norm infinite": (lambda: dense(norm=float("inf")), ValueError, "`norm` must be positive and finite, got inf"),
+    "norm text": (lambda: dense(norm="1"), ValueError, "`norm` must be positive and finite, got '1'"),
+    "state zero": (lambda: dense(state=0), ValueError, "`state` must be a whole number, at least 1, got 0"),
+    "inputs a fraction": (lambda: conv(inputs=2.5), ValueError, "`inputs` must be a whole number, at least 1, got 2.5"),
+    "features negative": (lambda: dense(features=-4), ValueError, "`features` must be a whole number"),
+    "even convolution": (lambda: conv(size=4), ValueError, "`size` must be odd.*got 4"),
+    "kernel by name": (lambda: dense(kernel="gaussian"), TypeError, "`kernel` must be a kernel.*got 'gaussian'"),
+    "split does not divide": (
+        lambda: conv(kernel=Gaussian(split=3)),
+        ValueError,
+        "`split` must divide the number of features: 4 is not a multiple of 3",
+    ),
+    "split of vectors": (lambda: dense(kernel=Gaussian(split=4)), ValueError, "6 is not a multiple of 4"),
+    "patch zero": (lambda: Gaussian(patch=0), ValueError, "`patch` must be a whole number, at least 1, got 0"),
+    "hidden true": (lambda: Gaussian(hidden=True), ValueError, "`hidden` must be a whole number, at least 1, got True"),
+    "gamma zero": (lambda: Gaussian(gamma=0), ValueError, "`gamma` must be positive and finite, got 0"),
+    "gamma text": (lambda: Gaussian(gamma="auto"), ValueError, "`gamma` must be positive and finite, got 'auto'"),
+    "gamma fixed": (lambda: Fixed(-1.0), ValueError, "`gamma` must be positive and finite, got -1.0"),
+    "share": (lambda: Adaptive(0.0), ValueError, "`share` must be positive and finite, got 0.0"),
+    "momentum": (lambda: Adaptive(momentum=2.0), ValueError, r"`momentum` must lie in \(0, 1\], got 2.0"),
+    "floor": (lambda: Adaptive(floor=0.0), ValueError, "`floor` must be positive and finite, got 0.0"),
+    "degree one": (lambda: Polynomial(degree=1), ValueError, "`degree` must be a whole number, at least 2, got 1"),
+    "offset": (lambda: Polynomial(offset=-1.0), ValueError, "`offset` must not be negative, got -1.0"),
+    "threshold": (lambda: SoftThreshold(-0.1), ValueError, "`threshold` must not be negative, got -0.1"),
+    "tol zero": (lambda: layer(tol=0.0), ValueError, "`tol` must be positive and finite, got 0.0"),
+    "tol text": (lambda: layer(tol="1e-3"), ValueError, "`tol` must be positive and finite, got '1e-3'"),
+    "max_steps zero": (lambda: layer(max_steps=0), ValueError, "`max_steps` must be a whole number, at least 1, got 0"),
+    "max_steps a fraction": (lambda: layer(max_steps=2.5), ValueError, "`max_steps` must be a whole number"),
+    "check_every zero": (lambda: layer(check_every=0), ValueError, "`check_every` must be a whole number"),
+    "on_failure": (lambda: layer(on_failure="ignore"), ValueError, "`on_failure` must be 'raise', 'warn' or 'return'"),
+    "solver by name": (lambda: layer(solver="anderson"), TypeError, "`solver` must come from `kerneq.solvers`"),
+    "gradient by name": (lambda: layer(gradient="ift"), TypeError, "`gradient` must come from `kerneq.gradients`"),
+    "no cell": (lambda: kerneq.Equilibrium(torch.nn.ReLU()), TypeError, "`cell` must come from `kerneq.cells`"),
+    "relaxation zero": (lambda: Picard(relaxation=0), ValueError, r"`relaxation` must lie in \(0, 1\], got 0"),
+    "relaxation two": (lambda: Anderson(relaxation=2), ValueError, r"`relaxation` must lie in \(0, 1\], got 2"),
+    "phantom relaxation": (lambda: Phantom(relaxation=0), ValueError, r"`relaxation` must lie in \(0, 1\]"),
+    "memory zero": (lambda: Anderson(memory=0), ValueError, "`memory` must be a whole number, at least 1, got 0"),
+    "memory a fraction": (lambda: Broyden(memory=2.5), ValueError, "`memory` must be a whole number"),
+    "memory negative": (lambda: Proximal(memory=-1), ValueError, "`memory` must be a whole number, at least 0, got -1"),
+    "ridge": (lambda: Anderson(ridge=-1.0), ValueError, "`ridge` must not be negative, got -1.0"),
+    "proximal ridge": (lambda: Proximal(ridge=-1.0), ValueError, "`ridge` must not be negative, got -1.0"),
+    "fraction": (lambda: Proximal(fraction=0.0), ValueError, r"`fraction` must lie in \(0, 1\], got 0.0"),
+    "phantom steps": (lambda: Phantom(steps=0), ValueError, "`steps` must be a whole number, at least 1, got 0"),
+    "unrolled steps": (lambda: Unrolled(steps=1.5), ValueError, "`steps` must be a whole number"),
+    "backward tol": (lambda: Implicit(tol=-1), ValueError, "`tol` must be positive and finite, got -1"),
+    "backward on_failure": (lambda: Implicit(on_failure="no"), ValueError, "`on_failure` must be"),
+}
+UNKNOWN = {
+    "solver": lambda: Anderson(m=5),
+    "gradient": lambda: Phantom(tau=0.8),
+    "kernel": lambda: Gaussian(width=1.0),
+    "cell": lambda: dense(bound=1.0),
+    "layer": lambda: layer(f_max_iter=3),
+    "solve": lambda: solved(max_iter=3),
+}
+GIVEN = {
+    "integers": (torch.zeros(2, 3, dtype=torch.long), TypeError, "floating-point tensor, got torch.int64"),
+    "a list": ([0.0, 1.0], TypeError, "floating-point tensor, got list"),
+    "another width": (torch.zeros(2, 4), ValueError, r"shape \(any, 3\), got \(2, 4\)"),
+    "a vector": (torch.zeros(3), ValueError, r"shape \(any, 3\), got \(3,\)"),
+    "no samples": (torch.zeros(0, 3), ValueError, r"at least one sample, got shape \(0, 3\)"),
+    "another dtype": (torch.zeros(2, 3, dtype=torch.float32), TypeError, "float32 but the weights are torch.float64"),
+    "NaN": (torch.full((2, 3), torch.nan, dtype=torch.float64), ValueError, "infinite or NaN entries"),
+    "infinite": (torch.tensor([[1.0, 2.0, torch.inf]], dtype=torch.float64), ValueError, "infinite or NaN entries"),
+}
+SOLVED = {
+    "tol": (lambda: solved(tol=-1.0), ValueError, "`tol` must be positive"),
+    "max_steps": (lambda: solved(max_steps=0), ValueError, "`max_steps` must be a whole number"),
+    "check_every": (lambda: solved(check_every=0), ValueError, "`check_every` must be a whole number"),
+    "start no tensor": (lambda: solved(z0=0.5), TypeError, "`z0` must be a tensor.*got float"),
+    "start a scalar": (lambda: solved(torch.tensor(0.5)), ValueError, r"first dimension is the batch.*got.*\(\)"),
+    "start integers": (lambda: solved(torch.zeros(2, 3, dtype=torch.int)), ValueError, "floating-point.*torch.int32"),
+    "start empty": (lambda: solved(torch.zeros(0, 3)), ValueError, r"one sample at least.*\(0, 3\)"),
+    "another shape": (lambda: solved(f=lambda z: z[:, :2]), ValueError, r"keep the shape.*\(2, 3\) and gave \(2, 2\)"),
+    "no tensor back": (lambda: solved(f=lambda z: (z, z)), ValueError, "keep the shape.*gave tuple"),
+    "no start": (lambda: kerneq.solve(torch.cos, None, Picard()), TypeError, "`z0` may be None only for the equation"),
+}
+
+
+def one_sentence(error: BaseException) -> None:
+    text = str(error)
+    assert text.endswith(".") and "\n" not in text and len(text) < 250, text
+
+
+@pytest.mark.parametrize("case", CONSTRUCTED)
+def test_a_setting_that_means_nothing_is_refused_when_it_is_made(case):
+    make, kind, words = CONSTRUCTED[case]
+    with pytest.raises(kind, match=words) as caught:
+        make()
+    one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_an_unknown_argument_is_refused_by_name(case):
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        UNKNOWN[case]()
+
+
+@pytest.mark.parametrize("case", GIVEN)
+def test_an_input_the_cell_cannot_work_with_is_refused(case):
+    x, kind, words = GIVEN[case]
+    with pytest.raises(kind, match=words) as caught:
+        layer()(x)
+    one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("case", SOLVED)
+def test_a_solve_that_cannot_start_is_refused(case):
+    run, kind, words = SOLVED[case]
+    with pytest.raises(kind, match=words) as caught:
+        run()
+    one_sentence(caught.value)
+
+
+def test_a_picture_that_patches_do_not_tile_is_refused():
+    cell = cell_of("conv", Gaussian(patch=3, split=2))
+    with pytest.raises(ValueError, match="`patch` must divide the picture: 4×4 is not a multiple of 3") as caught:
+        cell.bind(input_of("conv"))
+    one_sentence(caught.value)
+
+
+def test_a_picture_for_a_dense_cell_and_a_vector_for_a_convolutional_one_are_refused():
+    with pytest.raises(ValueError, match=r"shape \(any, 3\), got \(4, 2, 4, 4\)"):
+        cell_of("dense", KERNELS["linear"]).bind(input_of("conv"))
+    with pytest.raises(ValueError, match=r"shape \(any, 2, any, any\), got \(4, 3\)"):
+        cell_of("conv", KERNELS["linear"]).bind(input_of("dense"))
+
+
+def test_a_high_degree_with_too_large_a_norm_is_refused():
+    cell = cell_of("dense", Polynomial(degree=3), norm=1.5)
+    with pytest.raises(ValueError, match="degree 3 needs `norm` below √2, got 1.5"):
+        cell.bind(input_of("dense"))

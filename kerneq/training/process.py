@@ -6,6 +6,8 @@ from typing import final
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from kerneq.training.errors import TrainingError
@@ -65,12 +67,18 @@ def start(device: str) -> Process:
     """Join the processes that torchrun started, if it did, and choose this one's device."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ.get("RANK", "0"))
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     chosen = choose(device, int(os.environ.get("LOCAL_RANK", "0")) if world > 1 else 0)
     if world > 1 and not distributed.is_initialized():
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)
-        distributed.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
-    return Process(rank, world, chosen, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+        # torchrun's agent keeps one store for all lives of its workers. Without a prefix of its own, a restarted
+        # worker may read the address of a dead one there, and fail to connect (seen with PyTorch 2.13 and gloo).
+        store, _, _ = next(rendezvous("env://"))
+        store = PrefixStore(f"life {restarts}", store)
+        backend = "nccl" if chosen.type == "cuda" else "gloo"
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=world)
+    return Process(rank, world, chosen, restarts)
 
 
 def finish() -> None:

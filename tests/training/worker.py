@@ -6,6 +6,7 @@ usage: worker.py FOLDER KILL_AT; process 1 kills itself at that training step of
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -47,4 +48,6 @@ def build(config: Config, images: Pictures) -> torch.nn.Module:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT") == "1" and os.environ.get("RANK") == "1":
+        time.sleep(3)  # late, so that the other one could meet the address of this one's first life
     train(parse("", SETTINGS), Path(sys.argv[1]), build=build)

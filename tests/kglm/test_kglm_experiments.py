@@ -233,3 +233,12 @@ def test_every_public_name_is_there_and_an_unknown_one_is_not():
         "try:\n    kq.kglm.nothing\nexcept AttributeError:\n    pass\nelse:\n    raise SystemExit(1)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_code_on_the_documentation_page_runs(request):
+    page = (request.config.rootpath / "docs" / "kglm" / "index.md").read_text(encoding="utf-8")
+    names: dict[str, object] = {}
+    blocks = [part.split("```")[0] for part in page.split("```python\n")[1:]]
+    assert len(blocks) >= 2
+    for block in blocks:
+        exec(block, names)

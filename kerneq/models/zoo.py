@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -35,7 +36,7 @@ _MDEQ = "z = multi-scale residual block (z; x)"
 
 _GEQ_5M = ClassifierConfig()
 _GEQ_8M = ClassifierConfig(width=320, features=(80, 160, 160, 160, 320, 320))
-_KERDEQ = {"adaptive": False, "gamma": 0.5}
+_KERDEQ: dict[str, Any] = {"adaptive": False, "gamma": 0.5}
 _IMAGENET = {"stem": "imagenet", "hidden": 128}
 _GEQ_6M = ClassifierConfig(features=(32, 64, 128, 128, 256, 256), **_IMAGENET)  # type: ignore[arg-type]
 _GEQ_13M = ClassifierConfig(width=384, features=(48, 96, 192, 192, 384, 384), **_IMAGENET)  # type: ignore[arg-type]
@@ -48,24 +49,20 @@ _TINY = ClassifierConfig(width=32, features=(16, 16), scales=(1, 2), fusion=2, s
 _MDEQ_TINY = MDEQConfig(widths=(8, 16), head=(4, 8), final=32, expansion=2, groups=4)
 
 
-def _with(config: ClassifierConfig, **changes: Any) -> ClassifierConfig:
-    return dataclasses.replace(config, **changes)
-
-
 MODELS: dict[str, Entry] = {
     "geq-5m": Entry(_GEQ_5M, _GAUSSIAN, "GEQ", {"cifar10": 94.8, "cifar100": 76.0}),
     "geq-8m": Entry(_GEQ_8M, _GAUSSIAN, "GEQ", {"cifar10": 95.6, "cifar100": 78.2}),
     "geq-6m-imagenet": Entry(_GEQ_6M, _GAUSSIAN, "GEQ", {"imagenette": 92.9, "imagenet100": 82.2}),
     "geq-13m-imagenet": Entry(_GEQ_13M, _GAUSSIAN, "GEQ"),
-    "kerdeq-5m": Entry(_with(_GEQ_5M, **_KERDEQ), _GAUSSIAN, "KerDEQ"),
-    "kerdeq-8m": Entry(_with(_GEQ_8M, **_KERDEQ), _GAUSSIAN, "KerDEQ"),
-    "kerdeq-6m-imagenet": Entry(_with(_GEQ_6M, patch=4, split=4, **_KERDEQ), _GAUSSIAN, "KerDEQ"),
-    "kerdeq-13m-imagenet": Entry(_with(_GEQ_13M, patch=4, split=4, **_KERDEQ), _GAUSSIAN, "KerDEQ"),
-    "kerdeq-single": Entry(_with(_OPTEQ, kernel="gaussian", norm=1.0, **_KERDEQ), _GAUSSIAN, "KerDEQ"),
+    "kerdeq-5m": Entry(replace(_GEQ_5M, **_KERDEQ), _GAUSSIAN, "KerDEQ"),
+    "kerdeq-8m": Entry(replace(_GEQ_8M, **_KERDEQ), _GAUSSIAN, "KerDEQ"),
+    "kerdeq-6m-imagenet": Entry(replace(_GEQ_6M, patch=4, split=4, **_KERDEQ), _GAUSSIAN, "KerDEQ"),
+    "kerdeq-13m-imagenet": Entry(replace(_GEQ_13M, patch=4, split=4, **_KERDEQ), _GAUSSIAN, "KerDEQ"),
+    "kerdeq-single": Entry(replace(_OPTEQ, kernel="gaussian", norm=1.0, **_KERDEQ), _GAUSSIAN, "KerDEQ"),
     "opteq": Entry(_OPTEQ, _LINEAR, "OptEq; KerDEQ Table 3"),
     "mopteq-8m": Entry(_MOPTEQ, _LINEAR, "MOptEq", {"cifar10": 94.6, "cifar100": 75.6}),
-    "mopteq-polynomial-8m": Entry(_with(_MOPTEQ, kernel="polynomial"), _POLYNOMIAL, "GEQ Tables 4, 5"),
-    "mopteq-sigmoid-8m": Entry(_with(_MOPTEQ, kernel="sigmoid"), _SIGMOID, "GEQ Tables 4, 5"),
+    "mopteq-polynomial-8m": Entry(replace(_MOPTEQ, kernel="polynomial"), _POLYNOMIAL, "GEQ Tables 4, 5"),
+    "mopteq-sigmoid-8m": Entry(replace(_MOPTEQ, kernel="sigmoid"), _SIGMOID, "GEQ Tables 4, 5"),
     "mdeq-10m": Entry(MDEQConfig(), _MDEQ, "MDEQ"),
     "resnet18": Entry(ResNetConfig(), "none: explicit", "ResNet", {"cifar10": 93.5, "cifar100": 74.5}),
     "resnet50": Entry(
@@ -77,15 +74,17 @@ MODELS: dict[str, Entry] = {
     ),
     "geq-dense-tiny": Entry(DenseConfig(), _GAUSSIAN, "for tests and the demo"),
     "geq-tiny": Entry(_TINY, _GAUSSIAN, "for tests and the demo"),
-    "kerdeq-tiny": Entry(_with(_TINY, **_KERDEQ), _GAUSSIAN, "for tests and the demo"),
+    "kerdeq-tiny": Entry(replace(_TINY, **_KERDEQ), _GAUSSIAN, "for tests and the demo"),
     "opteq-tiny": Entry(
-        _with(_TINY, kernel="linear", features=(32,), scales=(2,), norm=0.9),
+        replace(_TINY, kernel="linear", features=(32,), scales=(2,), norm=0.9),
         _LINEAR,
         "for tests and the demo",
     ),
-    "mopteq-tiny": Entry(_with(_TINY, kernel="linear", norm=0.9), _LINEAR, "for tests and the demo"),
-    "mopteq-polynomial-tiny": Entry(_with(_TINY, kernel="polynomial", norm=0.9), _POLYNOMIAL, "for tests and the demo"),
-    "mopteq-sigmoid-tiny": Entry(_with(_TINY, kernel="sigmoid", norm=0.9), _SIGMOID, "for tests and the demo"),
+    "mopteq-tiny": Entry(replace(_TINY, kernel="linear", norm=0.9), _LINEAR, "for tests and the demo"),
+    "mopteq-polynomial-tiny": Entry(
+        replace(_TINY, kernel="polynomial", norm=0.9), _POLYNOMIAL, "for tests and the demo"
+    ),
+    "mopteq-sigmoid-tiny": Entry(replace(_TINY, kernel="sigmoid", norm=0.9), _SIGMOID, "for tests and the demo"),
     "mdeq-tiny": Entry(_MDEQ_TINY, _MDEQ, "for tests and the demo"),
     "resnet-tiny": Entry(ResNetConfig(blocks=(1, 1), width=16), "none: explicit", "for tests and the demo"),
 }
@@ -123,7 +122,7 @@ def configure(name: str, settings: Mapping[str, Any]) -> Config:
         if key not in known:
             raise ValueError(f"{name} has no setting `{key}`.{_hint(key, list(known))} It has: {', '.join(known)}.")
         changes[key] = _convert(key, value, known[key])
-    return dataclasses.replace(config, **changes)
+    return replace(config, **changes)
 
 
 def _convert(key: str, value: Any, default: Any) -> Any:

@@ -1,0 +1,118 @@
+"""The layer: cell + solver + gradient, in training and evaluation."""
+
+import pytest
+import torch
+from helpers import CELLS, KERNELS, SOLVERS, cell_of, descend, input_of
+
+import kerneq
+from kerneq import EquilibriumError, Status
+from kerneq.gradients import Implicit, Phantom, Unrolled
+from kerneq.kernels import Gaussian
+from kerneq.solvers import Picard, Proximal
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+@pytest.mark.parametrize("form", CELLS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_layer_of_the_design_page_finds_the_equilibrium(kernel, form):
+    cell, x = cell_of(form, KERNELS[kernel]), input_of(form)
+    layer = kerneq.Equilibrium(
+        cell, solver=kerneq.solvers.Proximal(), gradient=kerneq.gradients.Implicit(), tol=1e-11, max_steps=500
+    )
+    s = layer.eval()(x)
+    assert s.status is Status.CONVERGED and s.converged.shape == s.steps.shape == s.residual.shape == (4,)
+    torch.testing.assert_close(s.value.detach(), descend(cell, x), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_the_layer_agrees_with_solve_from_its_own_start(solver):
+    cell, x = cell_of("conv", KERNELS["gaussian"]).eval(), input_of("conv")
+    with torch.no_grad():
+        layer = kerneq.Equilibrium(cell, solver=SOLVERS[solver], tol=1e-8, max_steps=200).eval()(x)
+        f = cell.bind(x)
+        loop = kerneq.solve(f, cell.initial(f), SOLVERS[solver], tol=1e-8, max_steps=200)
+    assert torch.equal(layer.steps, loop.steps)
+    torch.testing.assert_close(layer.value, loop.value, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("gradient", [Implicit(), Phantom(), Unrolled(60)], ids=str)
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_the_value_carries_a_gradient_in_both_modes(gradient, mode):
+    """Saliency and attacks need ∂/∂x in evaluation."""
+    layer = kerneq.Equilibrium(cell_of("conv", KERNELS["gaussian"]), gradient=gradient).train(mode == "train")
+    x = input_of("conv").requires_grad_()
+    layer(x).value.sum().backward()
+    assert x.grad.abs().max() > 0 and all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+def test_failure_is_the_callers_choice():
+    hard = {"norm": 20**0.5, "stretch": 10.0}
+    cell, x = cell_of("dense", Gaussian(gamma=0.02), **hard), 3 * input_of("dense")
+    options = {"solver": Picard(), "tol": 1e-8, "max_steps": 30}
+    assert kerneq.Equilibrium(cell, **options)(x).status is Status.MAX_STEPS
+    with pytest.raises(EquilibriumError, match="The equilibrium solve failed.*Proximal"):
+        kerneq.Equilibrium(cell, **options, on_failure="raise")(x)
+    with pytest.warns(RuntimeWarning, match="The equilibrium solve failed"):
+        kerneq.Equilibrium(cell, **options, on_failure="warn")(x)
+    assert kerneq.Equilibrium(cell, solver=Proximal(), tol=1e-8, max_steps=1000)(x).status is Status.CONVERGED
+
+
+@pytest.mark.parametrize("norm, stated", [(0.9, True), (1.4, True), (2.0, False)])
+def test_where_the_problem_is_strongly_convex_the_solution_states_its_error(norm, stated):
+    cell, x = cell_of("dense", KERNELS["gaussian"], norm=norm, stretch=10.0), input_of("dense")
+    s = kerneq.Equilibrium(cell, tol=1e-3).eval()(x)
+    assert s.error_bound.isfinite().all() == stated
+    if stated:
+        distance = (s.value.detach() - descend(cell, x)).norm(dim=1)
+        assert (distance <= s.error_bound).all() and (s.error_bound < 0.1).all()
+
+
+@pytest.mark.parametrize("form", CELLS)
+@pytest.mark.parametrize("kernel", ["linear", "gaussian", "sigmoid"])
+def test_a_layer_learns(kernel, form):
+    cell, x = cell_of(form, KERNELS[kernel]), input_of(form, batch=8)
+    layer = kerneq.Equilibrium(cell, tol=1e-6, max_steps=100)
+    z_star = kerneq.Equilibrium(cell_of(form, KERNELS[kernel], seed=5), tol=1e-8, max_steps=200)(x).value.detach()
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.02)
+    losses = []
+    for _ in range(40):
+        loss = (layer(x).value - z_star).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_the_first_evaluation_of_a_layer_needs_no_wz():
+    cell, x = cell_of("conv", KERNELS["gaussian"]), input_of("conv")
+    s = kerneq.Equilibrium(cell, solver=Picard(), tol=1e-12, max_steps=1).eval()(x)
+    f = cell.bind(x)
+    torch.testing.assert_close(s.value.detach(), f(torch.zeros(4, 3, 4, 4)).detach())
+
+
+class Value(torch.nn.Module):
+    def __init__(self, layer: kerneq.Equilibrium):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).value
+
+
+def test_a_layer_exports_without_looks_once_its_norm_is_known():
+    cell, x = cell_of("conv", KERNELS["gaussian"]), input_of("conv")
+    # Four bare steps: every step becomes part of the program, and a long one takes minutes to trace.
+    model = Value(kerneq.Equilibrium(cell, solver=Proximal(memory=0), tol=1e-8, max_steps=4)).eval()
+    with torch.no_grad():
+        model(x)
+        program = torch.export.export(model, (x,), strict=False).module()
+        for given in (x, input_of("conv", seed=8)):
+            torch.testing.assert_close(program(given), model(given))
+
+
+def test_a_norm_that_was_never_settled_is_not_exported():
+    model = Value(kerneq.Equilibrium(cell_of("conv", KERNELS["gaussian"]))).eval()
+    with torch.no_grad(), pytest.raises(RuntimeError, match="call the model once.*before it is exported"):
+        torch.export.export(model, (input_of("conv"),), strict=False)

@@ -1,0 +1,90 @@
+"""What a solve says about itself: statuses, sentences, and the caller's choice of raising, warning or returning."""
+
+import dataclasses
+import pickle
+
+import pytest
+import torch
+
+import kerneq
+from kerneq import EquilibriumError, Solution, Status
+from kerneq.solvers import Picard
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def solution(*statuses: Status) -> Solution:
+    count = len(statuses)
+    codes = torch.tensor([status.code for status in statuses])
+    return Solution(torch.zeros(count, 2), torch.full((count,), 1e-2), torch.full((count,), 7), codes, tol=1e-3)
+
+
+def diverging(z: torch.Tensor) -> torch.Tensor:
+    return 3 * z + 1
+
+
+def test_the_worst_sample_gives_the_status():
+    order = list(Status)
+    assert order == [Status.CONVERGED, Status.PRECISION, Status.MAX_STEPS, Status.BREAKDOWN, Status.NONFINITE]
+    for i, worst in enumerate(order):
+        assert solution(*order[: i + 1]).status is worst
+        assert solution(*order[: i + 1]).converged.tolist() == [True] + [False] * i
+
+
+@pytest.mark.parametrize(
+    "status, cause, remedy",
+    [
+        (Status.PRECISION, "stopped falling at the rounding error of the dtype", "Loosen `tol` or use a wider dtype."),
+        (Status.MAX_STEPS, "step limit was reached", "Raise `max_steps`, loosen `tol`, or use `Proximal`"),
+        (Status.BREAKDOWN, "negative curvature", "Use `Implicit\\(solver=Anderson\\(\\)\\)`"),
+        (Status.NONFINITE, "infinite or NaN value", "Check the input and the weights"),
+    ],
+)
+def test_every_failure_names_its_cause_its_numbers_and_its_remedy(status, cause, remedy):
+    error = EquilibriumError(solution(Status.CONVERGED, status))
+    with pytest.raises(EquilibriumError, match=f"The equilibrium solve failed. .*{cause}.*{remedy}"):
+        raise error
+    assert "1 of 2 samples reached tol=0.001; worst residual 1.0e-02, 7 steps at most." in str(error)
+    assert error.solution.status is status
+
+
+def test_a_good_solution_says_so():
+    text = str(kerneq.solve(torch.cos, torch.zeros(2, 3), Picard(), tol=1e-6, max_steps=100))
+    assert text.startswith("The residual fell below the tolerance. 2 of 2 samples reached tol=1e-06")
+
+
+def test_returning_is_the_default_and_says_nothing():
+    s = kerneq.solve(diverging, torch.ones(2, 2), Picard(), max_steps=5)
+    assert s.status is Status.MAX_STEPS and not s.converged.any()
+
+
+def test_warning_gives_the_sentence_and_the_solution():
+    with pytest.warns(RuntimeWarning, match="The equilibrium solve failed. The step limit was reached.*Proximal"):
+        s = kerneq.solve(diverging, torch.ones(2, 2), Picard(), max_steps=5, on_failure="warn")
+    assert s.status is Status.MAX_STEPS
+
+
+def test_raising_carries_the_solution():
+    with pytest.raises(EquilibriumError, match="infinite or NaN") as caught:
+        kerneq.solve(lambda z: z / 0, torch.ones(2, 2), Picard(), on_failure="raise")
+    assert caught.value.solution.status is Status.NONFINITE
+    assert torch.equal(caught.value.solution.value, torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "warn", "return"])
+def test_success_is_never_loud(on_failure):
+    kerneq.solve(torch.cos, torch.zeros(1, 1), Picard(), max_steps=100, on_failure=on_failure)
+
+
+def test_a_solution_is_a_value():
+    s = solution(Status.CONVERGED)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        s.tol = 1.0
+    assert pickle.loads(pickle.dumps(s)).status is Status.CONVERGED
+    assert s.steps.dtype == torch.int64 and s.converged.dtype == torch.bool
+
+
+def test_the_residual_is_measured_in_float32_at_least():
+    for dtype, measured in ((torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64,) * 2):
+        s = kerneq.solve(torch.cos, torch.zeros(1, 4, dtype=dtype), Picard(), tol=1e-1)
+        assert s.residual.dtype == measured and s.value.dtype == dtype

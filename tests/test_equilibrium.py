@@ -68,15 +68,14 @@ def test_where_the_problem_is_strongly_convex_the_solution_states_its_error(norm
         assert (distance <= s.error_bound).all() and (s.error_bound < 0.1).all()
 
 
-@pytest.mark.parametrize("form", CELLS)
-@pytest.mark.parametrize("kernel", ["linear", "gaussian", "sigmoid"])
+@pytest.mark.parametrize("kernel, form", [("linear", "dense"), ("gaussian", "conv"), ("sigmoid", "dense")])
 def test_a_layer_learns(kernel, form):
     cell, x = cell_of(form, KERNELS[kernel]), input_of(form, batch=8)
     layer = kerneq.Equilibrium(cell, tol=1e-6, max_steps=100)
     z_star = kerneq.Equilibrium(cell_of(form, KERNELS[kernel], seed=5), tol=1e-8, max_steps=200)(x).value.detach()
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.02)
     losses = []
-    for _ in range(40):
+    for _ in range(30):
         loss = (layer(x).value - z_star).square().mean()
         loss.backward()
         optimizer.step()

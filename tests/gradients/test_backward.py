@@ -85,7 +85,7 @@ def test_conjugate_gradient_and_the_feature_form_ask_for_an_equation():
 @pytest.mark.parametrize("rule", ["conjugate-gradient", "anderson", "phantom", "unrolled"])
 def test_the_gradient_can_be_differentiated_again(rule, form):
     """With respect to the input and b; the weights follow in the next test."""
-    rules = {**GRADIENTS, "phantom": Phantom(60, 1.0), "unrolled": Unrolled(60)}
+    rules = {**GRADIENTS, "phantom": Phantom(25, 1.0), "unrolled": Unrolled(15)}
     layer, x = layer_of(rules[rule], form, norm=0.6 if form == "dense" else 0.5)
     x = x[:1].clone().requires_grad_()
 

@@ -31,7 +31,7 @@ def test_energy_never_rises_with_the_number_of_steps(kernel, form, L, memory):
     with torch.no_grad():
         f, problem = cell.bind(x), Reference(cell, x)
         z0 = cell.initial(f)
-        values = [kerneq.solve(f, z0, Proximal(memory=memory), tol=1e-14, max_steps=n).value for n in range(1, 16)]
+        values = [kerneq.solve(f, z0, Proximal(memory=memory), tol=1e-14, max_steps=n).value for n in range(1, 10)]
     energies = torch.stack([problem.energy(z) for z in [z0, *values]])
     assert all((z >= 0).all() for z in values)
     assert (energies[-1] < energies[0]).all() or kernel == "quadratic-published"  # there, z = 0 stays an equilibrium

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Work = Callable[[], object]
 
@@ -19,7 +19,7 @@ class Timing:
 
 
 def measure(work: Work, device: torch.device, budget: float = 1.0, warmup: int = 2) -> Timing:
-    """The median time of `work`, repeated for about `budget` seconds (at least 5 times) after warming up."""
+    """The median time of `work`, repeated for about `budget` seconds (at least 3 times) after warming up."""
     for _ in range(warmup):
         work()
     synchronise(device)
@@ -28,7 +28,7 @@ def measure(work: Work, device: torch.device, budget: float = 1.0, warmup: int =
         torch.cuda.reset_peak_memory_stats(device)
     times: list[float] = []
     begin = time.perf_counter()
-    while len(times) < 5 or (time.perf_counter() - begin < budget and len(times) < 200):
+    while len(times) < 3 or (time.perf_counter() - begin < budget and len(times) < 200):
         start = time.perf_counter()
         work()
         synchronise(device)
@@ -38,13 +38,20 @@ def measure(work: Work, device: torch.device, budget: float = 1.0, warmup: int =
     return Timing(middle, (high - low) / middle, peak)
 
 
-def alternate(works: dict[str, Work], device: torch.device, rounds: int = 5, budget: float = 0.3) -> dict[str, Timing]:
+def alternate(works: dict[str, Work], device: torch.device, rounds: int, budget: float) -> dict[str, Timing]:
     """Several works measured side by side, in turns, so that a busy moment of the machine hits all of them."""
     found: dict[str, list[Timing]] = {name: [] for name in works}
     for _ in range(rounds):
         for name, work in works.items():
             found[name].append(measure(work, device, budget=budget / rounds, warmup=1))
     return {name: min(timings, key=lambda t: t.seconds) for name, timings in found.items()}
+
+
+def effort(device: torch.device, quick: bool) -> tuple[int, float]:
+    """Rounds, and seconds for each work over all of them: time on a GPU is dear and steady, on a CPU neither."""
+    if quick:
+        return 1, 0.05
+    return (3, 0.5) if device.type == "cuda" else (5, 2.0)
 
 
 def synchronise(device: torch.device) -> None:
@@ -82,3 +89,9 @@ def capture(step: Callable[[], Tensor], warmup: int = 3) -> Callable[[], Tensor]
         return out
 
     return replay
+
+
+def in_layout(module: nn.Module, channels_last: bool) -> nn.Module:
+    """The module with its four-dimensional weights in this memory format."""
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    return module.to(memory_format=layout)  # type: ignore[call-overload]

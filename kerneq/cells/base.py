@@ -42,6 +42,7 @@ class AbstractKernelCell(AbstractCell):
     """Kernel + operator + prox. a = Ux + b is made by `inject`; norm bounds ‖W‖‖W_h‖, so that L ≤ norm²."""
 
     inject: nn.Module
+    energy: Tensor  # mean of E at the last equilibria observed
     shape: tuple[int | None, ...]  # of the input; None where any number will do
 
     def __init__(
@@ -60,6 +61,7 @@ class AbstractKernelCell(AbstractCell):
         self.similarity = kernel.similarity(features, conv=operator.size > 0)
         self.norm, self.prox = float(norm), prox
         self.compiled = False
+        self.register_buffer("energy", torch.tensor(torch.nan), persistent=False)
 
     def bind(self, x: Tensor) -> Equation:
         self.check(x)
@@ -83,12 +85,12 @@ class AbstractKernelCell(AbstractCell):
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, float]:
-        """‖W‖‖W_h‖ before and under its bound, as last seen, and what the kernel has to tell."""
+        """‖W‖‖W_h‖ before and under its bound and mean E, as last seen, and what the kernel has to tell."""
         if self.operator.vector.numel() == 0:
             return self.similarity.diagnostics()
         raw = float(self.operator.last_norm() * self.similarity.gain())
         held = min(raw, self.similarity.allowance(self.norm))
-        return {"norm_raw": raw, "norm": held} | self.similarity.diagnostics()
+        return {"norm_raw": raw, "norm": held, "energy": float(self.energy)} | self.similarity.diagnostics()
 
     def initial(self, f: AbstractMap) -> Tensor:
         """z = 0, stored as a is: channels-last or not."""
@@ -102,7 +104,13 @@ class AbstractKernelCell(AbstractCell):
     @torch.no_grad()
     def observe(self, f: AbstractMap, z: Tensor) -> None:
         assert isinstance(f, Equation)
-        self.similarity.observe(f.similarity.a[:OBSERVED], lambda: f.operator(z[:OBSERVED]))
+        some = f.rows(torch.arange(min(OBSERVED, len(z)), device=z.device))
+        z = z[:OBSERVED]
+        v = some.operator(z)
+        self.similarity.observe(some.similarity.a, v)
+        energy, _ = some.total(z, some.similarity.slope(z, v, value=True).value)
+        assert energy is not None
+        self.energy.copy_(energy.mean())
 
     def check(self, x: Tensor) -> None:
         """Refuse an input this cell cannot work with, in one sentence."""

@@ -35,10 +35,7 @@ class Equation(AbstractEquation):
         slope = self.similarity.slope_at_zero(energy)
         drive = self._drive(slope)
         zero = torch.zeros_like(drive)
-        if slope.value is None:
-            return Evaluation(zero, self.prox(drive), drive)
-        rounding = 16 * torch.finfo(drive.dtype).eps * slope.value.abs()
-        return Evaluation(zero, self.prox(drive), drive, self.prox.penalty(zero) - slope.value, rounding)
+        return Evaluation(zero, self.prox(drive), drive, *self.total(zero, slope.value))
 
     def closing(self, z: Tensor) -> Closing | None:
         v = self.operator(z)
@@ -64,11 +61,15 @@ class Equation(AbstractEquation):
         slope = self.similarity.slope(z, self.operator(z), value=energy)
         drive = self._drive(slope)
         image = self.prox(drive)
-        if slope.value is None:
-            return image, drive, None, None
+        return image, drive, *self.total(z, slope.value)
+
+    def total(self, z: Tensor, similarity: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """E = ½‖z‖² + 1ᵀφ(z) − S of each sample, and how far rounding may have put it off."""
+        if similarity is None:
+            return None, None
         half = 0.5 * per_sample_norm(z).square()
-        rounding = 16 * torch.finfo(image.dtype).eps * (half + slope.value.abs())
-        return image, drive, half + self.prox.penalty(z) - slope.value, rounding
+        rounding = 16 * torch.finfo(z.dtype).eps * (half + similarity.abs())
+        return half + self.prox.penalty(z) - similarity, rounding
 
     def rows(self, index: Tensor) -> Self:
         return dataclasses.replace(self, similarity=self.similarity.rows(index))

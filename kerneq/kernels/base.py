@@ -77,7 +77,7 @@ class AbstractSimilarity(nn.Module, abc.ABC):
         """Numbers worth following over a training run."""
         return {}
 
-    def observe(self, a: Tensor, features: Callable[[], Tensor]) -> None:  # noqa: B027
+    def observe(self, a: Tensor, v: Tensor) -> None:  # noqa: B027
         """Look at v = Wz of an equilibrium found in training; for kernels that adapt to it."""
 
 

@@ -79,9 +79,9 @@ class GaussianSimilarity(AbstractSimilarity):
         return {"gamma": float(self.width())}
 
     @torch.no_grad()
-    def observe(self, a: Tensor, features: Callable[[], Tensor]) -> None:
+    def observe(self, a: Tensor, v: Tensor) -> None:
         if self.width.adapts:
-            self.width.observe(_distances(a - features(), self.project.weight, self.split, self.patch))
+            self.width.observe(_distances(a - v, self.project.weight, self.split, self.patch))
 
 
 @final

@@ -64,12 +64,13 @@ class Adaptive(AbstractWidth):
     """γ = share / M, M the smallest ‖rᵢW_h‖² among the patches (GEQ: 0.2 / M).
 
     The paper gives no rule for M. Ours: a running mean of the minimum over (the first samples of) a batch at the
-    equilibria found in training, never below a floor, frozen in evaluation and saved with the model.
+    equilibria found in training, frozen in evaluation and saved with the model. Training can drive single patches to
+    r ≈ 0, and then γ without limit, which switches the equilibrium off; so M is never below a share of the mean.
     """
 
     share: float = 0.2
     momentum: float = 0.1
-    floor: float = 1e-3
+    floor: float = 0.2  # M is at least this share of the mean over the patches
 
     def __post_init__(self) -> None:
         check_positive("share", self.share)
@@ -98,7 +99,7 @@ class AdaptiveWidth(Width):
         return self.rule.share / self.smallest.clone()
 
     def observe(self, distances: Tensor) -> None:
-        found = distances.min().clamp_min(self.rule.floor).to(self.smallest)
+        found = torch.maximum(distances.min(), self.rule.floor * distances.mean()).to(self.smallest)
         found = torch.where(found.isfinite(), found, self.smallest)  # one bad batch must not spoil γ for good
         weight = torch.where(self.looks == 0, 1.0, self.rule.momentum).to(self.smallest)
         self.smallest.lerp_(found, weight)

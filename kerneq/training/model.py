@@ -6,8 +6,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from kerneq import models
 from kerneq.config import Config, ConfigError
+from kerneq.models import build
 from kerneq.training.data import Pictures
 from kerneq.training.process import Process
 
@@ -28,7 +28,7 @@ def build_model(config: Config, images: Pictures) -> nn.Module:
     """The configured model of the zoo, for pictures and classes like these."""
     name, settings = config.model.name, dict(config.model.settings)
     try:
-        return models.build(name, classes=len(images.classes), channels=images.shape[0], settings=settings)
+        return build(name, classes=len(images.classes), channels=images.shape[0], settings=settings)
     except ValueError as error:
         raise ConfigError(f"[model] {error}") from None
 

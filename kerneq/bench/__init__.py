@@ -1,0 +1,1 @@
+"""`kerneq bench`: what things cost, measured side by side."""

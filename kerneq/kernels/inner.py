@@ -16,7 +16,7 @@ class AbstractInnerKernel(AbstractKernel):
     """S = κ(⟨a, z⟩) + ½‖v‖², so d(z) = κ′(t) a + WᵀWz and L = max κ″·‖a‖² + ‖W‖².
 
     On feature maps t sums thousands of terms, so a is shortened, per sample, to ‖a‖ ≤ `reach`: half of norm² is left
-    to it and half to W, and with norm ≤ 1 the equilibrium exists and is unique (design fact 8).
+    to it and half to W, and with norm ≤ 1 the equilibrium exists and is unique (docs/facts.md, fact 8).
     """
 
     in_state: ClassVar[bool] = True

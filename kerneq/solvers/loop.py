@@ -140,7 +140,7 @@ def _pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
 
 def _error_bound(f: Map, gap: Tensor) -> Tensor | None:
-    """‖value − z*‖ ≤ (1 + L/μ)‖f(z) − z‖ where E is μ-strongly convex (design fact 4), else infinite."""
+    """‖value − z*‖ ≤ (1 + L/μ)‖f(z) − z‖ where E is μ-strongly convex (docs/facts.md, fact 4), else infinite."""
     if not isinstance(f, AbstractEquation):
         return None
     return torch.where(f.convexity > 0, (1 + f.bound / f.convexity) * gap, torch.inf)

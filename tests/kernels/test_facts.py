@@ -1,4 +1,4 @@
-"""Facts 1, 2, 4 and 8 of the design page as properties of random problems."""
+"""Facts 1, 2, 4 and 8 of docs/facts.md as properties of random problems."""
 
 import math
 

@@ -1,17 +1,13 @@
-"""Peak memory of a call: the allocator's own count on a GPU, the resident size of the process on a CPU."""
+"""Peak memory of a call, as PyTorch's allocators count it."""
 
 import gc
-import os
-import threading
 from collections.abc import Callable
 
 import torch
 
-PAGE = os.sysconf("SC_PAGE_SIZE")
-
 
 def peak_memory(work: Callable[[], object], device: torch.device) -> int:
-    """Bytes above what was held before the call. On a CPU a thread samples the resident size, so it is a little low."""
+    """Bytes above what was held before the call."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -20,24 +16,13 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> int:
         work()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    before = highest = _resident()
-    done = threading.Event()
-
-    def sample() -> None:
-        nonlocal highest
-        while not done.wait(0.001):
-            highest = max(highest, _resident())
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         work()
-    finally:
-        done.set()
-        thread.join()
-    return highest - before
-
-
-def _resident() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * PAGE
+    # The CPU allocator keeps no counters; the profiler records every allocation (+) and release (−).
+    results = profile.profiler.kineto_results if profile.profiler is not None else None
+    changes = [event for event in results.events() if event.name() == "[memory]"] if results is not None else []
+    held = highest = 0
+    for event in sorted(changes, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        highest = max(highest, held)
+    return highest

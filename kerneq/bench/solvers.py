@@ -27,6 +27,7 @@ OURS: dict[str, AbstractSolver[Any]] = {
 }
 THEIRS = ("fixed_point_iter", "anderson", "broyden")  # torchdeq's, with its own settings
 STEPS = 12
+SLACK = 1.5  # torchdeq returns f of the point it measured, whose own residual may be a little above the tolerance
 Found = tuple[Tensor, int]  # what a solver returned, and the evaluations it took
 Run = Callable[[], Found]
 
@@ -52,10 +53,11 @@ def _one(
     with torch.no_grad():
         found = {key: run() for key, run in to_tol.items()}
         residuals = {key: _residual(f, value) for key, (value, _) in found.items()}
-    peers = [full_times[key].seconds for key in to_tol if key.startswith("torchdeq") and residuals[key] <= tol]
+    reached = {key for key, residual in residuals.items() if residual <= SLACK * tol}
+    peers = [full_times[key].seconds for key in reached if key.startswith("torchdeq")]
     rows = []
     for key, run in to_tol.items():
-        seconds = full_times[key].seconds if residuals[key] <= tol else None
+        seconds = full_times[key].seconds if key in reached else None
         rows.append(
             {
                 "solver": key,
@@ -70,7 +72,7 @@ def _one(
     title = f"{name} map, ‖W‖‖W_h‖ = {norm:g} (L = {norm**2:g}), {tuple(z0.shape)}, bare f {1e3 * bare:.2f} ms"
     notes = (
         f"step / bare f: {STEPS} evaluations by the solver over {STEPS} bare ones, both without gradients.",
-        f"evaluations, time: to a true residual of {tol:g} in every sample; – where 200 evaluations did not reach it.",
+        f"evaluations, time: to a true residual of {SLACK:g} × {tol:g} or less in every sample; –: not within 200.",
     )
     return Result("solvers", title, rows, notes)
 

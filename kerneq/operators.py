@@ -100,7 +100,7 @@ class AbstractOperator(nn.Module, abc.ABC):
             # A fixed generator: neither the global seed nor the device changes where the search starts.
             start = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
             self.vector = start.to(self.weight)
-        if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        if traced:
             return
         now = (self.weight.data_ptr(), 0 if self.weight.is_inference() else self.weight._version)
         track = self.training and not fresh

@@ -14,7 +14,11 @@ from .pictures import check_pictures
 
 @final
 class Classifier(nn.Module):
-    """`model(x)` gives logits; `model(x, solutions=True)` also the `Solution` of every equilibrium layer, by name."""
+    """`model(x)` gives logits; `model(x, solutions=True)` also the `Solution` of every equilibrium layer, by name.
+
+    Before `torch.export.export(model, (x,), strict=False)`, call it once in `eval()` on an x of that size: the norm of
+    W is measured there, and the program, which takes `max_steps` steps, holds it.
+    """
 
     def __init__(self, config: ClassifierConfig, classes: int, channels: int = 3):
         super().__init__()

@@ -1,5 +1,8 @@
 """What the tests of the zoo share: its names by family, a picture each accepts, a short training."""
 
+import copy
+import functools
+
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
@@ -50,10 +53,15 @@ def train(model: nn.Module, steps: int, batch: int = 32) -> list[float]:
     return losses
 
 
-def trained(name: str, steps: int = 4) -> nn.Module:
-    """A model of one-channel digits whose batch norms and norm estimates have left their initial values."""
+@functools.cache
+def _trained(name: str) -> nn.Module:
     torch.manual_seed(0)
     model = build(name, channels=1)
-    train(model, steps)
+    train(model, steps=4)
     model.zero_grad()
     return model.eval()
+
+
+def trained(name: str) -> nn.Module:
+    """A model of one-channel digits whose batch norms and norm estimates have left their initial values."""
+    return copy.deepcopy(_trained(name))

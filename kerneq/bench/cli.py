@@ -50,15 +50,16 @@ def _run(name: str, device: str, quick: bool, out: Path, threads: int) -> None:
     from rich.console import Console
 
     from kerneq.bench.run import measurements
-    from kerneq.bench.table import save
+    from kerneq.bench.table import Result, save
     from kerneq.training.process import choose
 
     if threads:
         torch.set_num_threads(threads)
     where = choose(device, 0)
     console = Console()
-    results = []
+    results: list[Result] = []
     for result in measurements(name, where, quick):
         result.show(console)
         results.append(result)
-    console.print(f"Written to {save(results, out, where)}.")
+        path = save(results, out, where)  # after every table: a command cut short keeps what it has measured
+    console.print(f"Written to {path}.")

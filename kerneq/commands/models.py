@@ -15,8 +15,11 @@ def run() -> None:
     table.add_column("equation", overflow="fold")
     table.add_column("paper", overflow="fold")
     table.add_column("published", overflow="fold")
+    table.add_column("ours", overflow="fold")
     for name, entry in MODELS.items():
-        table.add_row(name, millions(parameters(build(name))), entry.equation, entry.paper, percents(entry.published))
+        published = {data: f"{value} %" for data, value in entry.published.items()}
+        count = millions(parameters(build(name)))
+        table.add_row(name, count, entry.equation, entry.paper, by_data(published), by_data(entry.ours))
     Console().print(table)
 
 
@@ -24,6 +27,5 @@ def millions(count: int) -> str:
     return f"{count / 1e6:.2f} M" if count >= 100_000 else f"{count / 1e3:.1f} k"
 
 
-def percents(published: Mapping[str, float]) -> str:
-    """Published accuracies by data set."""
-    return "\n".join(f"{data} {value} %" for data, value in published.items()) or "–"
+def by_data(accuracies: Mapping[str, str]) -> str:
+    return "\n".join(f"{data} {value}" for data, value in accuracies.items()) or "–"

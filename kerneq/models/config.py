@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+from ..cells import AbstractCell
+from ..equilibrium import Equilibrium
 from ..gradients import AbstractGradient, ConjugateGradient, Implicit, InFeatures, Phantom, Unrolled
 from ..kernels import AbstractKernel, Adaptive, Fixed, Gaussian, Linear, Polynomial, Sigmoid
 from ..solvers import AbstractSolver, Anderson, Broyden, Picard, Proximal
@@ -24,6 +26,16 @@ class SolveConfig:
     gradient_solver: str = "anderson"  # in the features or of the map: anderson, or picard, cheaper where f contracts
     gradient_tol: float = 1e-3  # of the backward solve
     gradient_relaxation: float = 0.8  # of the phantom steps
+
+    def make_layer(self, cell: AbstractCell) -> Equilibrium:
+        return Equilibrium(
+            cell,
+            solver=self.make_solver(),
+            gradient=self.make_gradient(),
+            tol=self.tol,
+            max_steps=self.max_steps,
+            check_every=self.check_every or None,
+        )
 
     def make_solver(self) -> AbstractSolver[Any]:
         match self.solver:

@@ -6,7 +6,6 @@ from typing import Literal, final, overload
 from torch import Tensor, nn
 
 from ..cells import DenseCell
-from ..equilibrium import Equilibrium
 from ..kernels import Gaussian
 from ..solution import Solution
 from .config import SolveConfig
@@ -42,14 +41,7 @@ class DenseClassifier(nn.Module):
             norm=config.norm,
             inject=nn.Sequential(nn.Linear(inputs, config.features, bias=False), norm),
         )
-        self.equilibrium = Equilibrium(
-            cell,
-            solver=config.make_solver(),
-            gradient=config.make_gradient(),
-            tol=config.tol,
-            max_steps=config.max_steps,
-            check_every=config.check_every or None,
-        )
+        self.equilibrium = config.make_layer(cell)
         self.norm = nn.BatchNorm1d(config.width)
         self.head = nn.Linear(config.width, classes)
 

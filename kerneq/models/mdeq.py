@@ -1,7 +1,8 @@
 """MDEQ (Bai et al., 2020): one equilibrium over several resolutions, as a cell like any other."""
 
 import dataclasses
-from typing import Self, final
+import functools
+from typing import Any, Self, final
 
 import torch
 import torch.nn.functional as F
@@ -133,10 +134,15 @@ class MultiscaleCell(AbstractCell):
         return torch.cat(fused, dim=1)
 
     def compile_map(self) -> None:
-        self.compile()
+        self.compiled = True
 
     def diagnostics(self) -> dict[str, float]:
         return {}
+
+
+@functools.cache
+def _compiled() -> Any:
+    return torch.compile(MultiscaleCell.forward, dynamic=False)
 
 
 @final
@@ -146,7 +152,9 @@ class MultiscaleMap(AbstractMap):
     x: Tensor
 
     def __call__(self, z: Tensor) -> Tensor:
-        out: Tensor = self.cell(z, self.x)
+        # Only the solve is compiled: a compiled graph gives up its buffers after one backward pass through it.
+        fast = self.cell.compiled and not torch.is_grad_enabled()
+        out: Tensor = _compiled()(self.cell, z, self.x) if fast else self.cell(z, self.x)
         return out
 
     def rows(self, index: Tensor) -> Self:

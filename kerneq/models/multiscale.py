@@ -4,7 +4,6 @@ from typing import Literal, final, overload
 
 from torch import Tensor, nn
 
-from ..equilibrium import Equilibrium
 from ..solution import Solution
 from .mdeq import MDEQConfig, MultiscaleCell
 from .parts import conv_norm_relu
@@ -22,14 +21,7 @@ class MDEQ(nn.Module):
             nn.Conv2d(config.widths[0], config.widths[0], 3, padding=1, bias=False),
             nn.BatchNorm2d(config.widths[0]),
         )
-        self.equilibrium = Equilibrium(
-            MultiscaleCell(config),
-            solver=config.make_solver(),
-            gradient=config.make_gradient(),
-            tol=config.tol,
-            max_steps=config.max_steps,
-            check_every=config.check_every or None,
-        )
+        self.equilibrium = config.make_layer(MultiscaleCell(config))
         self.lift = nn.ModuleList(
             Block(width, planes, 1, bottleneck=True) for width, planes in zip(config.widths, config.head, strict=True)
         )

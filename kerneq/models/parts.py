@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..cells import ConvCell
-from ..equilibrium import Equilibrium
 from ..solution import Solution
 from .config import ClassifierConfig
 from .pool import pool
@@ -63,14 +62,7 @@ class Branch(nn.Module):
             norm=config.norm,
             inject=nn.Sequential(nn.Conv2d(config.width, channels, 3, padding=1, bias=False), norm),
         )
-        self.equilibrium = Equilibrium(
-            cell,
-            solver=config.make_solver(),
-            gradient=config.make_gradient(),
-            tol=config.tol,
-            max_steps=config.max_steps,
-            check_every=config.check_every or None,
-        )
+        self.equilibrium = config.make_layer(cell)
         self.norm = nn.BatchNorm2d(config.width)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Solution]:

@@ -32,7 +32,7 @@ def descend(at: Evaluation, prox: AbstractProx, alpha: Tensor) -> Tensor:
 
 
 def safe_step(bound: Tensor) -> Tensor:
-    """α = 2 / (2 + L), at which a step lowers E by at least ½‖T(z) − z‖² whatever the weights (docs/facts.md, fact 3)."""
+    """α = 2 / (2 + L): a step lowers E by at least ½‖T(z) − z‖², whatever the weights (docs/facts.md, fact 3)."""
     return 2 / (2 + bound)
 
 

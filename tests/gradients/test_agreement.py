@@ -135,7 +135,7 @@ def test_one_full_phantom_step_is_the_jacobian_free_gradient():
 
 
 def test_the_backward_system_is_symmetric_on_the_active_set_and_positive_definite():
-    """docs/facts.md, fact 4: the active part of I − J equals its transpose; with μ > 0 its eigenvalues are at least μ."""
+    """Fact 4: the active part of I − J equals its transpose; with μ > 0 its eigenvalues are at least μ."""
     for seed, (form, kernel) in enumerate([("dense", "gaussian"), ("conv", "gaussian"), ("dense", "sigmoid")]):
         cell = cell_of(form, KERNELS[kernel], norm=1.2 if kernel == "gaussian" else 0.9, seed=seed)
         x = away_from_kinks(cell, form)[:1]

@@ -1,4 +1,4 @@
-"""docs/facts.md, fact 3: proximal descent lowers E at every step, for any weights; plain iteration does not even converge."""
+"""docs/facts.md, fact 3: proximal descent lowers E at every step, for any weights; plain iteration need not."""
 
 import math
 

@@ -28,7 +28,8 @@ class Equation(AbstractEquation):
 
     def evaluate(self, z: Tensor, energy: bool = True) -> Evaluation:
         if self.compiled and not torch.is_grad_enabled():
-            return Evaluation(z, *_compiled()(self, z, energy))
+            bare = self.on(*[tensor.detach() for tensor in self.tensors()])  # dynamo warns of tensors with a graph
+            return Evaluation(z, *_compiled()(bare, z, energy))
         return Evaluation(z, *self.products(z, energy))
 
     def evaluate_zero(self, energy: bool = True) -> Evaluation:

@@ -33,7 +33,7 @@ Run = Callable[[], Found]
 
 
 def bench_solvers(device: torch.device, quick: bool) -> Iterator[Result]:
-    batch = 256 if device.type == "cuda" else (4 if quick else 16)
+    batch = 256 if device.type == "cuda" else (4 if quick else 8)
     for norm in (1.0, 2.0):
         for name, (cell, x) in (("dense", dense(device, norm)), ("conv", conv(device, norm, batch))):
             yield _one(name, norm, cell, x, device, tol=1e-5, quick=quick)

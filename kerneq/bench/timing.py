@@ -19,7 +19,7 @@ class Timing:
 
 
 def measure(work: Work, device: torch.device, budget: float = 1.0, warmup: int = 2) -> Timing:
-    """The median time of `work`, repeated for about `budget` seconds (at least 3 times) after warming up."""
+    """The median time of `work`, repeated for about `budget` seconds (at least twice) after warming up."""
     for _ in range(warmup):
         work()
     synchronise(device)
@@ -28,7 +28,7 @@ def measure(work: Work, device: torch.device, budget: float = 1.0, warmup: int =
         torch.cuda.reset_peak_memory_stats(device)
     times: list[float] = []
     begin = time.perf_counter()
-    while len(times) < 3 or (time.perf_counter() - begin < budget and len(times) < 200):
+    while len(times) < 2 or (time.perf_counter() - begin < budget and len(times) < 200):
         start = time.perf_counter()
         work()
         synchronise(device)
@@ -51,7 +51,7 @@ def effort(device: torch.device, quick: bool) -> tuple[int, float]:
     """Rounds, and seconds for each work over all of them: time on a GPU is dear and steady, on a CPU neither."""
     if quick:
         return 1, 0.05
-    return (3, 0.5) if device.type == "cuda" else (5, 2.0)
+    return (3, 0.5) if device.type == "cuda" else (3, 1.0)
 
 
 def synchronise(device: torch.device) -> None:

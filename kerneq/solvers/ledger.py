@@ -51,25 +51,41 @@ class Ledger:
         return cls(tol, reach, rows, numbers, numbers, numbers, numbers, zeros, zeros, codes, zeros.bool())
 
     def observe(self, step: int, residual: Tensor, gap: Tensor, merit: Tensor, slack: Tensor) -> Tensor:
-        """Enter one measurement; True where it is the best so far."""
+        """Enter one measurement; True where it is the best so far.
+
+        What nearly always holds for all samples at once is asked first: on a CPU this runs at every step.
+        """
         residual, gap, merit, slack = (t.to(self.residual) for t in (residual, gap, merit, slack))
-        waiting, finite = ~self.finished, residual.isfinite()
-        better = waiting & finite & (merit <= self.merit + slack)
+        finite = residual.isfinite()
+        better = finite & (merit <= self.merit + slack)
+        if bool(self.finished.any()):
+            better = better & ~self.finished
+            self.steps = torch.where(self.finished, self.steps, step)
+        else:
+            self.steps = torch.full_like(self.steps, step)
         converged = better & (residual <= self.tol)
+        self._keep(better, residual, gap, merit)
+        stalled = self._stalled(step, residual)
+        for mask, status in ((~finite, Status.NONFINITE), (stalled, Status.PRECISION), (converged, Status.CONVERGED)):
+            if bool(mask.any()):
+                self.codes = torch.where(mask & ~self.finished, status.code, self.codes)
+        self.finished = self.finished | converged | stalled | ~finite
+        return better
+
+    def _keep(self, better: Tensor, residual: Tensor, gap: Tensor, merit: Tensor) -> None:
+        if bool(better.all()):
+            self.residual, self.gap, self.merit = residual, gap, merit
+        else:
+            self.residual = torch.where(better, residual, self.residual)
+            self.gap = torch.where(better, gap, self.gap)
+            self.merit = torch.where(better, merit, self.merit)
+
+    def _stalled(self, step: int, residual: Tensor) -> Tensor:
+        """Where the residual is within reach of rounding and has not fallen for a while."""
         fell = residual < 0.99 * self.lowest
         self.fell = torch.where(fell, step, self.fell)
         self.lowest = torch.where(fell, residual, self.lowest)
-        stuck = (residual <= self.reach) & (step - self.fell >= PATIENCE)
-        stalled = waiting & finite & stuck & ~converged
-        broken = waiting & ~finite
-        self.residual = torch.where(better, residual, self.residual)
-        self.gap = torch.where(better, gap, self.gap)
-        self.merit = torch.where(better, merit, self.merit)
-        self.steps = torch.where(waiting, step, self.steps)
-        for mask, status in ((converged, Status.CONVERGED), (stalled, Status.PRECISION), (broken, Status.NONFINITE)):
-            self.codes = torch.where(mask, status.code, self.codes)
-        self.finished = self.finished | converged | stalled | broken
-        return better
+        return (residual <= self.reach) & (step - self.fell >= PATIENCE)
 
     def select(self, index: Tensor) -> "Ledger":
         """The page of some of the samples."""

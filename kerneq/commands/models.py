@@ -12,15 +12,20 @@ def run() -> None:
     table = Table(title="Models: kerneq train … model.name=NAME")
     table.add_column("name", no_wrap=True)
     table.add_column("parameters", justify="right")
-    table.add_column("equation", overflow="fold")
+    table.add_column("equation", justify="right")
     table.add_column("paper", overflow="fold")
     table.add_column("published", overflow="fold")
     table.add_column("ours", overflow="fold")
+    equations = list(dict.fromkeys(entry.equation for entry in MODELS.values()))
     for name, entry in MODELS.items():
         published = {data: f"{value} %" for data, value in entry.published.items()}
         count = millions(parameters(build(name)))
-        table.add_row(name, count, entry.equation, entry.paper, by_data(published), by_data(entry.ours))
-    Console().print(table)
+        number = str(equations.index(entry.equation) + 1)
+        table.add_row(name, count, number, entry.paper, by_data(published), by_data(entry.ours))
+    console = Console()
+    console.print(table)
+    for place, equation in enumerate(equations, start=1):
+        console.print(f"{place}: {equation}", markup=False, highlight=False)
 
 
 def millions(count: int) -> str:

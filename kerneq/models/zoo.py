@@ -74,21 +74,19 @@ MODELS: dict[str, Entry] = {
     "resnet50-imagenet": Entry(
         ResNetConfig(blocks=(3, 4, 6, 3), bottleneck=True, stem="imagenet"), "none: explicit", "ResNet"
     ),
-    "geq-dense-tiny": Entry(DenseConfig(), _GAUSSIAN, "for tests and the demo"),
-    "geq-tiny": Entry(_TINY, _GAUSSIAN, "for tests and the demo"),
-    "kerdeq-tiny": Entry(replace(_TINY, **_KERDEQ), _GAUSSIAN, "for tests and the demo"),
+    "geq-dense-tiny": Entry(DenseConfig(), _GAUSSIAN, "(tests, demo)"),
+    "geq-tiny": Entry(_TINY, _GAUSSIAN, "(tests, demo)"),
+    "kerdeq-tiny": Entry(replace(_TINY, **_KERDEQ), _GAUSSIAN, "(tests, demo)"),
     "opteq-tiny": Entry(
         replace(_TINY, kernel="linear", features=(32,), scales=(2,), norm=0.9),
         _LINEAR,
-        "for tests and the demo",
+        "(tests, demo)",
     ),
-    "mopteq-tiny": Entry(replace(_TINY, kernel="linear", norm=0.9), _LINEAR, "for tests and the demo"),
-    "mopteq-polynomial-tiny": Entry(
-        replace(_TINY, kernel="polynomial", norm=0.9), _POLYNOMIAL, "for tests and the demo"
-    ),
-    "mopteq-sigmoid-tiny": Entry(replace(_TINY, kernel="sigmoid", norm=0.9), _SIGMOID, "for tests and the demo"),
-    "mdeq-tiny": Entry(_MDEQ_TINY, _MDEQ, "for tests and the demo"),
-    "resnet-tiny": Entry(ResNetConfig(blocks=(1, 1), width=16), "none: explicit", "for tests and the demo"),
+    "mopteq-tiny": Entry(replace(_TINY, kernel="linear", norm=0.9), _LINEAR, "(tests, demo)"),
+    "mopteq-polynomial-tiny": Entry(replace(_TINY, kernel="polynomial", norm=0.9), _POLYNOMIAL, "(tests, demo)"),
+    "mopteq-sigmoid-tiny": Entry(replace(_TINY, kernel="sigmoid", norm=0.9), _SIGMOID, "(tests, demo)"),
+    "mdeq-tiny": Entry(_MDEQ_TINY, _MDEQ, "(tests, demo)"),
+    "resnet-tiny": Entry(ResNetConfig(blocks=(1, 1), width=16), "none: explicit", "(tests, demo)"),
 }
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}

@@ -12,6 +12,7 @@ from ..operators import Dense
 from ..solution import check_whole, take_samples
 from .base import AbstractBoundSimilarity, AbstractKernel, AbstractSimilarity, Slope
 from .fused import patch_pullback, patch_step
+from .fused_reference import cut
 from .width import AbstractWidth, Adaptive, Fixed, Width
 
 
@@ -96,18 +97,16 @@ class BoundGaussian(AbstractBoundSimilarity):
     bend_sign: ClassVar[int] = -1
 
     def slope(self, z: Tensor, v: Tensor, value: bool) -> Slope:
-        a, features, split, patch = _picture(self.a), _picture(v), self.split, self.patch
-        if not value:
-            m = patch_step(a, features, self.Q, self.gamma, split=split, patch=patch)
-            return Slope(None, m.view_as(v))
-        m, total = patch_step(a, features, self.Q, self.gamma, split=split, patch=patch, similarity=True)
-        return Slope(None, m.view_as(v), total)
+        return self._slope(_picture(v), value)
 
     def slope_at_zero(self, value: bool) -> Slope:
+        return self._slope(None, value)
+
+    def _slope(self, v: Tensor | None, value: bool) -> Slope:
         a, split, patch = _picture(self.a), self.split, self.patch
         if not value:
-            return Slope(None, patch_step(a, None, self.Q, self.gamma, split=split, patch=patch).view_as(self.a))
-        m, total = patch_step(a, None, self.Q, self.gamma, split=split, patch=patch, similarity=True)
+            return Slope(None, patch_step(a, v, self.Q, self.gamma, split=split, patch=patch).view_as(self.a))
+        m, total = patch_step(a, v, self.Q, self.gamma, split=split, patch=patch, similarity=True)
         return Slope(None, m.view_as(self.a), total)
 
     def bend(self, v: Tensor) -> Callable[[Tensor], Tensor]:
@@ -144,8 +143,5 @@ def _picture(features: Tensor) -> Tensor:
 
 def _distances(r: Tensor, weight: Tensor, split: int, patch: int) -> Tensor:
     """‖rᵢW_h‖² of every patch."""
-    r = _picture(r).to(weight.dtype)
-    batch, channels, height, width = r.shape
-    blocks = r.reshape(batch, channels // split, split, height // patch, patch, width // patch, patch)
-    rows = blocks.permute(0, 1, 3, 5, 2, 4, 6).reshape(-1, weight.shape[1])
-    return (rows @ weight.mT).square().sum(1)
+    rows = cut(_picture(r).to(weight.dtype), split, patch, channels_last=False)
+    return (rows @ weight.mT).square().sum(-1)

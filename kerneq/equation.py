@@ -53,20 +53,20 @@ class Closing:
     dz: Tensor | None  # ∂S/∂z, with its graph
     weight: Tensor  # of W, with its graph
     apply: Linear  # W
-    adjoint: Linear  # Wᵀ
     weight_gradient: Callable[[Tensor, Tensor], Tensor]  # of ⟨Wz, v⟩, given z and v
     bend: Linear  # N = ±∂²S/∂v²
     sign: int
     pull: Linear  # D
+    pull_adjoint: Callable[[Tensor, Tensor | None, int], Tensor]  # n, g, ± ↦ D(g ± Wᵀn), or ±DWᵀn without g
 
     def source(self, g: Tensor) -> Tensor:
         return self.apply(self.pull(g))
 
     def step(self, source: Tensor, y: Tensor) -> Tensor:
-        return torch.add(source, self.apply(self.pull(self.adjoint(self.bend(y)))), alpha=self.sign)
+        return torch.add(source, self.apply(self.pull_adjoint(self.bend(y), None, 1)), alpha=self.sign)
 
     def recover(self, g: Tensor, y: Tensor) -> Tensor:
-        return self.pull(torch.add(g, self.adjoint(self.bend(y)), alpha=self.sign))
+        return self.pull_adjoint(self.bend(y), g, self.sign)
 
 
 class AbstractEquation(AbstractMap):
@@ -80,12 +80,12 @@ class AbstractEquation(AbstractMap):
     prox: AbstractProx
 
     @abc.abstractmethod
-    def evaluate(self, z: Tensor, energy: bool = True) -> Evaluation:
-        """One evaluation; with `energy`, E(z) comes out of the same products."""
+    def evaluate(self, z: Tensor, drive: bool = True, energy: bool = True) -> Evaluation:
+        """One evaluation; with `energy`, E(z) comes out of the same products. Without `drive` σ may be part of them."""
 
     @abc.abstractmethod
-    def evaluate_zero(self, energy: bool = True) -> Evaluation:
-        """The evaluation at z = 0, where there is no Wz to compute."""
+    def evaluate_zero(self, drive: bool = True, energy: bool = True) -> Evaluation:
+        """The evaluation at z = 0, where there is no Wz to compute; its z holds one zero for all entries."""
 
     @abc.abstractmethod
     def closing(self, z: Tensor) -> Closing | None:
@@ -100,7 +100,7 @@ class AbstractEquation(AbstractMap):
         """The same equation on other tensors, in the order of `tensors`."""
 
     def __call__(self, z: Tensor) -> Tensor:
-        return self.evaluate(z, energy=False).image
+        return self.evaluate(z, drive=False, energy=False).image
 
     def drive(self, z: Tensor) -> Tensor:
         drive = self.evaluate(z, energy=False).drive

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 from typing import Any, final
 
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
+from . import convolution
 from .spectrum import top_singular_vector
 
 SETTLE_STEPS = 40  # Lanczos steps for a weight not seen before
@@ -31,6 +33,29 @@ class BoundOperator:
         if self.size == 0:
             return F.linear(v, self.weight.mT)
         return F.conv_transpose2d(v, self.weight, padding=self.size // 2)
+
+    def adjoint_relu(self, v: Tensor, shift: Tensor | None) -> Tensor:
+        """max(Wᵀv + shift, 0), where nothing has to be differentiated in one pass over memory if cuDNN can do it."""
+        if self.size and convolution.cudnn_fuses(v, self.weight):
+            return convolution.relu(v, self._flipped, shift)
+        drive = self.adjoint(v)
+        return torch.relu(drive if shift is None else drive + shift)
+
+    def adjoint_masked(self, v: Tensor, z: Tensor, g: Tensor | None, sign: int) -> Tensor:
+        """g ± Wᵀv where z > 0, else 0; without a graph."""
+        if self.size and convolution.triton_fuses(v, self.weight):
+            return convolution.masked(v, self.weight, z, g, sign)
+        drive = self.adjoint(v)
+        if g is not None:
+            drive = torch.add(g, drive, alpha=sign)
+        elif sign < 0:
+            drive = -drive
+        return torch.ops.aten.threshold_backward(drive, z, 0)  # one vectorised pass, where a Boolean mask takes two
+
+    @functools.cached_property
+    def _flipped(self) -> Tensor:
+        """The weight of Wᵀ as a convolution of its own."""
+        return self.weight.transpose(0, 1).flip(2, 3).contiguous(memory_format=torch.channels_last)
 
     def weight_gradient(self, z: Tensor, v: Tensor) -> Tensor:
         """The gradient of ⟨Wz, v⟩ with respect to the weight."""

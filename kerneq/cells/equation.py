@@ -10,7 +10,7 @@ from torch import Tensor
 from ..equation import AbstractEquation, Closing, Evaluation
 from ..kernels.base import AbstractBoundSimilarity, Slope
 from ..operators import BoundOperator
-from ..prox import AbstractProx
+from ..prox import AbstractProx, ReLU
 from ..solution import per_sample_norm
 
 
@@ -26,17 +26,17 @@ class Equation(AbstractEquation):
     convexity: Tensor  # μ
     compiled: bool = False
 
-    def evaluate(self, z: Tensor, energy: bool = True) -> Evaluation:
+    def evaluate(self, z: Tensor, drive: bool = True, energy: bool = True) -> Evaluation:
         if self.compiled and not torch.is_grad_enabled():
             bare = self.on(*[tensor.detach() for tensor in self.tensors()])  # dynamo warns of tensors with a graph
-            return Evaluation(z, *_compiled()(bare, z, energy))
-        return Evaluation(z, *self.products(z, energy))
+            return Evaluation(z, *_compiled()(bare, z, drive, energy))
+        return Evaluation(z, *self.products(z, drive, energy))
 
-    def evaluate_zero(self, energy: bool = True) -> Evaluation:
+    def evaluate_zero(self, drive: bool = True, energy: bool = True) -> Evaluation:
         slope = self.similarity.slope_at_zero(energy)
-        drive = self._drive(slope)
-        zero = torch.zeros_like(drive)
-        return Evaluation(zero, self.prox(drive), drive, *self.total(zero, slope.value))
+        image, d = self._image(slope, drive)
+        zero = image.new_zeros(()).expand_as(image)
+        return Evaluation(zero, image, d, *self.total(zero, slope.value))
 
     def closing(self, z: Tensor) -> Closing | None:
         v = self.operator(z)
@@ -45,9 +45,17 @@ class Equation(AbstractEquation):
             return None
         slope = self.similarity.slope(z, v, value=False)
         assert slope.dv is not None
-        w, pull = self.operator.detach(), functools.partial(self.prox.pull, z)
-        sign = self.similarity.bend_sign
-        return Closing(slope.dv, slope.dz, self.operator.weight, w, w.adjoint, w.weight_gradient, bend, sign, pull)
+        w, prox, sign = self.operator.detach(), self.prox, self.similarity.bend_sign
+
+        def pull_adjoint(n: Tensor, g: Tensor | None, sign: int) -> Tensor:
+            if isinstance(prox, ReLU):
+                return w.adjoint_masked(n, z, g, sign)
+            drive = sign * w.adjoint(n)
+            return prox.pull(z, drive if g is None else g + drive)
+
+        pull = functools.partial(prox.pull, z)
+        weight = self.operator.weight
+        return Closing(slope.dv, slope.dz, weight, w, w.weight_gradient, bend, sign, pull, pull_adjoint)
 
     def _drive(self, slope: Slope) -> Tensor:
         """∂S/∂z + Wᵀ ∂S/∂v."""
@@ -57,12 +65,17 @@ class Equation(AbstractEquation):
         drive = self.operator.adjoint(slope.dv)
         return drive if slope.dz is None else drive + slope.dz
 
-    def products(self, z: Tensor, energy: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """f(z), d(z) and, where it is wanted, E(z) with its rounding error."""
+    def _image(self, slope: Slope, drive: bool) -> tuple[Tensor, Tensor | None]:
+        """f(z) and, where it is wanted, d(z)."""
+        if not drive and slope.dv is not None and isinstance(self.prox, ReLU):
+            return self.operator.adjoint_relu(slope.dv, slope.dz), None
+        d = self._drive(slope)
+        return self.prox(d), d
+
+    def products(self, z: Tensor, drive: bool, energy: bool) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """f(z) and, where they are wanted, d(z) and E(z) with its rounding error."""
         slope = self.similarity.slope(z, self.operator(z), value=energy)
-        drive = self._drive(slope)
-        image = self.prox(drive)
-        return image, drive, *self.total(z, slope.value)
+        return *self._image(slope, drive), *self.total(z, slope.value)
 
     def total(self, z: Tensor, similarity: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """E = ½‖z‖² + 1ᵀφ(z) − S of each sample, and how far rounding may have put it off."""

@@ -30,5 +30,5 @@ class Unrolled(AbstractGradient):
     def attach(self, f: Map, z: Tensor) -> Tensor:
         z = torch.zeros_like(z)
         for _ in range(self.steps):
-            z = descend(f.evaluate(z, False), f.prox, safe_step(f.bound)) if isinstance(f, AbstractEquation) else f(z)
+            z = descend(f.evaluate(z, energy=False), f.prox, safe_step(f.bound)) if isinstance(f, AbstractEquation) else f(z)
         return z

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from ..solution import Solution
 from .config import ClassifierConfig
 from .overlap import run_branches
-from .parts import Branch, make_stem, pyramid
+from .parts import Branch, make_stem
 from .pictures import check_pictures
+from .pool import pyramid
 
 
 @final

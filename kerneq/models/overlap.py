@@ -1,5 +1,7 @@
 """Branches that do not depend on each other, on streams of their own: on a GPU the small ones hide behind the large."""
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
@@ -24,6 +26,8 @@ def run_branches(branches: list[Branch], inputs: list[Tensor], overlap: bool) ->
     first: Result = branches[0](inputs[0])
     for stream, (z, solution) in zip(streams, results, strict=True):
         here.wait_stream(stream)
-        for tensor in (z, solution.value, solution.residual, solution.steps, solution.codes):
-            tensor.record_stream(here)
+        parts = (getattr(solution, field.name) for field in dataclasses.fields(solution))
+        for tensor in (z, *parts):
+            if isinstance(tensor, Tensor):
+                tensor.record_stream(here)
     return [first, *results]

@@ -2,13 +2,12 @@
 
 from typing import final
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..cells import ConvCell
 from ..solution import Solution
 from .config import ClassifierConfig
-from .pool import pool
+from .pool import pool, unpool
 
 
 def conv_norm_relu(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
@@ -74,13 +73,4 @@ def bring_to_scale(z: Tensor, scale: int, target: int) -> Tensor:
     """Average pooling down to, or nearest up-sampling up to, the target scale."""
     if scale < target:
         return pool(z, target // scale)
-    return F.interpolate(z, scale_factor=scale // target) if scale > target else z
-
-
-def pyramid(x: Tensor, scales: tuple[int, ...]) -> dict[int, Tensor]:
-    """x at every scale, each pooled from the one before."""
-    levels = {1: x}
-    for scale in sorted(set(scales) - {1}):
-        finer = max(level for level in levels if scale % level == 0)
-        levels[scale] = pool(levels[finer], scale // finer)
-    return levels
+    return unpool(z, scale // target) if scale > target else z

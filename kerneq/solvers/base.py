@@ -19,12 +19,17 @@ class AbstractSolver(abc.ABC, Generic[Memory]):
     """A rule z, f(z) ↦ next z. The loop in `solve` calls f once a step, measures, and decides when to stop.
 
     `steady`: a step is never worse than the point it starts from, so a solve that runs out of steps returns the
-    last step, not the last point measured. `needs_energy`: the rule looks at E, and E decides what is best.
+    last step, not the last point measured. `needs_drive`: the rule looks at d(z). `needs_energy`: it looks at E, and E decides
+    what is best.
     """
 
     @property
     @abc.abstractmethod
     def steady(self) -> bool: ...
+
+    @property
+    @abc.abstractmethod
+    def needs_drive(self) -> bool: ...
 
     @property
     @abc.abstractmethod
@@ -39,10 +44,10 @@ class AbstractSolver(abc.ABC, Generic[Memory]):
         """The next iterate and the memory that goes with it."""
 
 
-def evaluate(f: Map, z: Tensor, energy: bool) -> Evaluation:
-    """One evaluation of f at z, with the drive and the energy where f has them and they are wanted."""
+def evaluate(f: Map, z: Tensor, solver: AbstractSolver[Any]) -> Evaluation:
+    """One evaluation of f at z, with the drive and the energy where f has them and the solver wants them."""
     if isinstance(f, AbstractEquation):
-        return f.evaluate(z, energy=energy)
+        return f.evaluate(z, solver.needs_drive, solver.needs_energy)
     return Evaluation(z, f(z))
 
 

@@ -14,23 +14,15 @@ from ..solution import (
     check_on_failure,
     check_whole,
     per_sample,
-    per_sample_norm,
     settle,
     take_samples,
 )
 from .base import AbstractSolver, Map, check_image, check_start, evaluate, restrict
 from .ledger import Ledger, gather
+from .residual import relative_residual
 
 SHRINK = 0.25  # finished samples leave the computation once they are this share of it
 CUDA_STRIDE = 4  # steps between two looks at the residual on a GPU: each look waits for the device
-
-
-def relative_residual(at: Evaluation) -> tuple[Tensor, Tensor]:
-    """‖f(z) − z‖ / ‖f(z)‖ and ‖f(z) − z‖ of each sample: the one definition of how far z is from an equilibrium."""
-    gap, size = per_sample_norm(at.gap), per_sample_norm(at.image)
-    limits = torch.finfo(size.dtype)
-    size = torch.maximum(size, limits.eps * gap)  # f(z) = 0 at z ≠ 0 is far away, but nothing infinite
-    return gap / size.clamp_min(limits.tiny), gap
 
 
 def solve(
@@ -57,7 +49,11 @@ def solve(
     with torch.no_grad():
         at = _first(f, z0, solver)
         stride = max_steps if torch.compiler.is_exporting() else looks(check_every, at.z)
-        ledger, value = _iterate(f, at, solver, tol, max_steps, stride)
+        if stride >= max_steps:
+            at, value = _march(f, at, solver, max_steps)
+            ledger = Ledger.single(max_steps, *relative_residual(at), tol)
+        else:
+            ledger, value = _iterate(f, at, solver, tol, max_steps, stride)
     gap, residual, steps, codes = (
         t.to(value.device) for t in (ledger.gap, ledger.residual, ledger.steps, ledger.codes)
     )
@@ -72,32 +68,51 @@ def looks(check_every: int | None, z: Tensor) -> int:
     return check_every
 
 
+@torch.no_grad()
+def advance(f: Map, z0: Tensor, solver: AbstractSolver[Any], steps: int) -> Tensor:
+    """The value `solve` would return after so many steps, for callers who do not ask how good it is."""
+    return _march(f, _first(f, z0, solver), solver, steps)[1]
+
+
+def _march(f: Map, at: Evaluation, solver: AbstractSolver[Any], steps: int) -> tuple[Evaluation, Tensor]:
+    """A fixed number of steps without a look at any number: the last evaluation, and the last iterate."""
+    memory = solver.init(f, at.z)
+    for _ in range(1, steps):
+        z, memory = _step(solver, at, memory)
+        at = evaluate(f, z, solver)
+    last = _step(solver, at, memory)[0] if solver.steady or steps == 1 else at.z
+    return at, last
+
+
+def _step(solver: AbstractSolver[Any], at: Evaluation, memory: Any) -> tuple[Tensor, Any]:
+    with torch.autocast(at.z.device.type, enabled=False):  # for f only, not for the solver's small systems
+        return solver.step(at, memory)
+
+
 def _iterate(
     f: Map, at: Evaluation, solver: AbstractSolver[Any], tol: float, max_steps: int, check_every: int
 ) -> tuple[Ledger, Tensor]:
-    """Step until every sample has finished. With looks allowed the ledger is on the host, where reading it is free."""
-    blind = check_every >= max_steps
+    """Step until every sample has finished. The ledger is on the host, where reading it is free."""
+    if at.z.stride() != at.image.stride():
+        at = dataclasses.replace(at, z=torch.empty_like(at.image).copy_(at.z))  # it may become a value
     memory = solver.init(f, at.z)
-    ledger = Ledger.open(0 if blind else len(at.z), tol, at.image.dtype)
+    ledger = Ledger.open(len(at.z), tol, at.image.dtype)
     pages: list[Ledger] = []  # of samples that have left the computation
     values: list[Tensor] = []
     z = best = at.z
     for step in range(1, max_steps + 1):
         if step > 1:
-            at = evaluate(f, z, solver.needs_energy)
+            at = evaluate(f, z, solver)
         better = None
-        if not blind and (step % check_every == 0 or step == max_steps):
+        if step % check_every == 0 or step == max_steps:
             better = _look(ledger, step, at)
             if bool(ledger.finished.all()):
                 best = _pick(better, at.z, best)
                 break
         answer = at.z
         if step < max_steps or solver.steady or step == 1:
-            with torch.autocast(z.device.type, enabled=False):  # for f only, not for the solver's small systems
-                z, memory = solver.step(at, memory)
+            z, memory = _step(solver, at, memory)
             answer = z if solver.steady or step == 1 else at.z
-        if blind and step == max_steps:
-            return Ledger.single(step, *relative_residual(at), tol), answer
         if better is None:
             continue
         best = _pick(better, _pick(ledger.finished, at.z, answer), best)
@@ -116,9 +131,9 @@ def _first(f: Map, z0: Tensor | None, solver: AbstractSolver[Any]) -> Evaluation
     if z0 is None:
         if not isinstance(f, AbstractEquation):
             raise TypeError(f"`z0` may be None only for the equation of a cell, got {type(f).__name__}.")
-        return f.evaluate_zero(solver.needs_energy)
+        return f.evaluate_zero(solver.needs_drive, solver.needs_energy)
     check_start(z0)
-    at = evaluate(f, z0, solver.needs_energy)
+    at = evaluate(f, z0, solver)
     check_image(z0, at.image)
     return dataclasses.replace(at, z=z0.to(at.image.dtype))
 

@@ -30,6 +30,10 @@ class Picard(AbstractSolver[None]):
         return True
 
     @property
+    def needs_drive(self) -> bool:
+        return False
+
+    @property
     def needs_energy(self) -> bool:
         return False
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..equation import AbstractEquation, Evaluation
 from ..prox import AbstractProx
-from ..solution import check_whole, per_sample, per_sample_norm
+from ..solution import check_whole, per_sample
 from .base import AbstractSolver, Map
 from .history import History
 
@@ -63,6 +63,10 @@ class Proximal(AbstractSolver[Descent]):
         return self.memory == 0
 
     @property
+    def needs_drive(self) -> bool:
+        return True
+
+    @property
     def needs_energy(self) -> bool:
         return self.memory > 0
 
@@ -84,13 +88,10 @@ class Proximal(AbstractSolver[Descent]):
             return plain, memory
         assert at.energy is not None and at.rounding is not None
         accepted = at.energy <= memory.target + at.rounding
-        gap = plain - at.z
-        history = memory.history
-        history.forget(~accepted)
-        history = history.push(plain, gap, accepted)
+        mixture, history = memory.history.extrapolate(Evaluation(at.z, plain), self.ridge, accepted=accepted)
         # Mixing may leave the domain of φ: prox with scale 0 projects back onto it.
-        proposal = memory.prox(history.mix(history.weights(self.ridge), like=at.z), 0.0)
-        target = at.energy - self.fraction * 0.5 * per_sample_norm(gap).square()
+        proposal = memory.prox(mixture, 0.0)
+        target = at.energy - self.fraction * 0.5 * history.square
         here = per_sample(accepted, at.z)
         if not (accepted.is_cuda or torch.compiler.is_exporting()) and bool(accepted.all()):
             safe, z = plain, proposal

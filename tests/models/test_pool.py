@@ -6,10 +6,9 @@ import sys
 
 import pytest
 import torch
-from torch.nn.functional import avg_pool2d
+from torch.nn.functional import avg_pool2d, interpolate
 
-from kerneq.models.parts import pyramid
-from kerneq.models.pool import pool
+from kerneq.models.pool import pool, pyramid, unpool
 
 
 @pytest.mark.parametrize("factor", [1, 2, 4])
@@ -30,12 +29,38 @@ def test_a_pyramid_holds_every_scale_pooled_from_the_picture():
         torch.testing.assert_close(level, avg_pool2d(x, scale))
 
 
-def test_the_kernel_that_spreads_gradients_is_nearest_upsampling():
+def test_the_gradients_of_a_pyramid_are_those_of_pooling_level_by_level():
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 12, 12, dtype=torch.float64, requires_grad=True)
+
+    def levels(x):
+        return tuple(pyramid(x, (2, 3, 6)).values())
+
+    assert torch.autograd.gradcheck(levels, x)
+    assert torch.autograd.gradgradcheck(levels, x)
+    only_one = torch.autograd.grad(levels(x)[2].sum(), x)[0]
+    torch.testing.assert_close(only_one, torch.full_like(x, 1 / 9))
+
+
+def test_unpooling_is_nearest_upsampling_and_pooling_undoes_it():
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 4, 6, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(unpool(x, 2), interpolate(x, scale_factor=2))
+    torch.testing.assert_close(pool(unpool(x, 3), 3), x)
+    assert torch.autograd.gradcheck(lambda x: unpool(x, 2), x)
+    assert torch.autograd.gradgradcheck(lambda x: unpool(x, 2), x)
+
+
+def test_the_kernels_are_pooling_and_nearest_upsampling():
     pytest.importorskip("triton")
     code = (
-        "import torch; from torch.nn.functional import interpolate; from kerneq.models.pool_triton import spread\n"
-        "g = torch.randn(3, 24, 5, 7).to(memory_format=torch.channels_last)\n"
-        "assert torch.equal(spread(g, 4), interpolate(g, scale_factor=4))"
+        "import torch; from torch.nn.functional import avg_pool2d, interpolate\n"
+        "from kerneq.models.pool_triton import gather, spread\n"
+        "def last(*shape): return torch.randn(*shape).to(memory_format=torch.channels_last)\n"
+        "g, base = last(3, 24, 5, 7), last(3, 24, 20, 28)\n"
+        "torch.testing.assert_close(spread(g, 4, 0.5), interpolate(g, scale_factor=4) / 2)\n"
+        "torch.testing.assert_close(spread(g, 4, 0.5, base), base + interpolate(g, scale_factor=4) / 2)\n"
+        "torch.testing.assert_close(gather(base, 2, 0.25), avg_pool2d(base, 2))\n"
     )
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200)

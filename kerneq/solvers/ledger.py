@@ -3,12 +3,18 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..solution import Status, take_samples
 
+Numbers = npt.NDArray[Any]
+
 PATIENCE = 5  # steps without a lower residual before a sample near its dtype's rounding error is given up
+
+_CONVERGED, _PRECISION, _NONFINITE = Status.CONVERGED.code, Status.PRECISION.code, Status.NONFINITE.code
 
 
 @dataclasses.dataclass
@@ -35,62 +41,74 @@ class Ledger:
     def single(cls, step: int, residual: Tensor, gap: Tensor, tol: float) -> "Ledger":
         """The page of a solve that was looked at only once, at its end."""
         rows = torch.arange(len(residual), device=residual.device)
-        missed = torch.where(residual.isfinite(), Status.MAX_STEPS.code, Status.NONFINITE.code)
-        codes = torch.where(residual <= tol, Status.CONVERGED.code, missed)
+        missed = torch.where(residual.isfinite(), Status.MAX_STEPS.code, _NONFINITE)
+        codes = torch.where(residual <= tol, _CONVERGED, missed)
         steps = torch.full_like(rows, step)
         return cls(tol, 0.0, rows, residual, gap, residual, residual, steps, steps, codes, codes >= 0)
 
     @classmethod
     def open(cls, batch: int, tol: float, dtype: torch.dtype) -> "Ledger":
-        """An empty page, on the host."""
+        """An empty page, on the host; every column has memory of its own, since `observe` writes in place."""
         rows = torch.arange(batch)
-        numbers = torch.full((batch,), torch.inf, dtype=torch.promote_types(dtype, torch.float32))
-        zeros = torch.zeros_like(rows)
+        residual, gap, merit, lowest = torch.full(
+            (4, batch), torch.inf, dtype=torch.promote_types(dtype, torch.float32)
+        )
+        fell, steps = torch.zeros(2, batch, dtype=torch.int64)
         codes = torch.full_like(rows, Status.MAX_STEPS.code)
         reach = torch.finfo(dtype).eps ** 0.75
-        return cls(tol, reach, rows, numbers, numbers, numbers, numbers, zeros, zeros, codes, zeros.bool())
+        finished = torch.zeros(batch, dtype=torch.bool)
+        return cls(tol, reach, rows, residual, gap, merit, lowest, fell, steps, codes, finished)
 
-    def observe(self, step: int, residual: Tensor, gap: Tensor, merit: Tensor, slack: Tensor) -> Tensor:
-        """Enter one measurement; True where it is the best so far.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # dynamo would take the NumPy for its own
+    def observe(
+        self, step: int, residual: Tensor, gap: Tensor, merit: Tensor | None = None, slack: Tensor | None = None
+    ) -> Tensor:
+        """Enter one measurement; True where it is the best so far: by `merit`, give or take `slack`, or by residual.
 
-        What nearly always holds for all samples at once is asked first: on a CPU this runs at every step.
+        In NumPy, on the memory of the tensors: on a CPU this runs at every step, and on so few numbers an operation
+        of PyTorch costs several of NumPy's.
         """
-        residual, gap, merit, slack = (t.to(self.residual) for t in (residual, gap, merit, slack))
-        finite = residual.isfinite()
-        better = finite & (merit <= self.merit + slack)
-        if bool(self.finished.any()):
-            better = better & ~self.finished
-            self.steps = torch.where(self.finished, self.steps, step)
+        dtype, finished = self.residual.dtype, self.finished.numpy()
+        if merit is None or slack is None:
+            r, g = _on_host((residual, gap), dtype)
+            e, limit = r, self.merit.numpy()
         else:
-            self.steps = torch.full_like(self.steps, step)
-        converged = better & (residual <= self.tol)
-        self._keep(better, residual, gap, merit)
-        stalled = self._stalled(step, residual)
-        for mask, status in ((~finite, Status.NONFINITE), (stalled, Status.PRECISION), (converged, Status.CONVERGED)):
-            if bool(mask.any()):
-                self.codes = torch.where(mask & ~self.finished, status.code, self.codes)
-        self.finished = self.finished | converged | stalled | ~finite
-        return better
+            r, g, e, margin = _on_host((residual, gap, merit, slack), dtype)
+            with np.errstate(over="ignore"):  # an energy near the largest number
+                limit = self.merit.numpy() + margin
+        running, finite = ~finished, np.isfinite(r)
+        better = running & finite & (e <= limit)
+        np.copyto(self.steps.numpy(), step, where=running)
+        for column, found in ((self.residual, r), (self.gap, g), (self.merit, e)):
+            np.copyto(column.numpy(), found, where=better)
+        ends = ((~finite, _NONFINITE), (self._stalled(step, r), _PRECISION), (better & (r <= self.tol), _CONVERGED))
+        for mask, code in ends:
+            if np.count_nonzero(mask):
+                np.copyto(self.codes.numpy(), code, where=mask & running)
+                finished |= mask
+        return torch.from_numpy(better)
 
-    def _keep(self, better: Tensor, residual: Tensor, gap: Tensor, merit: Tensor) -> None:
-        if bool(better.all()):
-            self.residual, self.gap, self.merit = residual, gap, merit
-        else:
-            self.residual = torch.where(better, residual, self.residual)
-            self.gap = torch.where(better, gap, self.gap)
-            self.merit = torch.where(better, merit, self.merit)
-
-    def _stalled(self, step: int, residual: Tensor) -> Tensor:
+    def _stalled(self, step: int, residual: Numbers) -> Numbers:
         """Where the residual is within reach of rounding and has not fallen for a while."""
-        fell = residual < 0.99 * self.lowest
-        self.fell = torch.where(fell, step, self.fell)
-        self.lowest = torch.where(fell, residual, self.lowest)
-        return (residual <= self.reach) & (step - self.fell >= PATIENCE)
+        lowest, fell = self.lowest.numpy(), self.fell.numpy()
+        falls = residual < 0.99 * lowest
+        np.copyto(fell, step, where=falls)
+        np.copyto(lowest, residual, where=falls)
+        stalled: Numbers = (residual <= self.reach) & (step - fell >= PATIENCE)
+        return stalled
 
     def select(self, index: Tensor) -> "Ledger":
         """The page of some of the samples."""
         fields = [field.name for field in dataclasses.fields(self) if isinstance(getattr(self, field.name), Tensor)]
         return dataclasses.replace(self, **{name: getattr(self, name)[index] for name in fields})
+
+
+def _on_host(measured: tuple[Tensor, ...], dtype: torch.dtype) -> Numbers | list[Numbers]:
+    """Measurements as arrays; from another device in one transfer, since each would wait for it."""
+    if measured[0].device.type != "cpu":
+        together: Numbers = torch.stack([t.to(dtype) for t in measured]).cpu().numpy()
+        return together
+    return [t.to(dtype).numpy() for t in measured]
 
 
 def gather(pages: list[Ledger], values: list[Tensor]) -> tuple[Ledger, Tensor]:

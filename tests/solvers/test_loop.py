@@ -178,3 +178,15 @@ def test_autocast_does_not_reach_the_solvers_own_arithmetic(solver):
         got = kerneq.solve(f, z0, solver, tol=1e-6, max_steps=60)
     assert got.value.dtype == torch.float32
     assert torch.equal(got.value, expected.value) and torch.equal(got.steps, expected.steps)
+
+
+def test_a_solve_inside_a_compiled_function_is_the_solve_outside():
+    """The look at the residual is no part of the program; a solve must survive being traced around it."""
+
+    def found(z0: torch.Tensor) -> torch.Tensor:
+        return kerneq.solve(torch.cos, z0, Picard(), tol=1e-5, max_steps=50).value
+
+    z0 = torch.linspace(0, 2, 12).view(4, 3)
+    torch.compiler.reset()
+    torch.testing.assert_close(torch.compile(found, backend="eager")(z0), found(z0), rtol=0, atol=0)
+    torch.compiler.reset()

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import final
 
-import torch
 from torch import Tensor
 
 from ..equation import Evaluation
@@ -37,6 +36,10 @@ class Anderson(AbstractSolver[History]):
         return False
 
     @property
+    def needs_drive(self) -> bool:
+        return False
+
+    @property
     def needs_energy(self) -> bool:
         return False
 
@@ -44,6 +47,4 @@ class Anderson(AbstractSolver[History]):
         return History.empty(z0, self.memory)
 
     def step(self, at: Evaluation, memory: History) -> tuple[Tensor, History]:
-        image = at.image if self.relaxation == 1 else torch.lerp(at.z, at.image, self.relaxation)
-        memory = memory.push(image, at.gap)
-        return memory.mix(memory.weights(self.ridge), like=at.z), memory
+        return memory.extrapolate(at, self.ridge, self.relaxation)

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..equation import Evaluation
 from ..solution import check_whole
 from .base import AbstractSolver, Map
-from .history import flat, inner, unflat
+from .history import flat, inner, is_channels_last, unflat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Secants:
     gap: Tensor  # and its f(z) − z
     started: bool = False
     used: int = 0
+    last: bool = False  # the numbers stand in channels-last order, as the first image did
 
     def apply(self, left: Tensor, right: Tensor, x: Tensor) -> Tensor:
         """x + Σ leftᵢ⟨rightᵢ, x⟩: H x, or Hᵀx with the factors exchanged."""
@@ -50,6 +51,10 @@ class Broyden(AbstractSolver[Secants]):
         return False
 
     @property
+    def needs_drive(self) -> bool:
+        return False
+
+    @property
     def needs_energy(self) -> bool:
         return False
 
@@ -60,13 +65,14 @@ class Broyden(AbstractSolver[Secants]):
         return Secants(pairs[0], pairs[1], empty, empty)
 
     def step(self, at: Evaluation, memory: Secants) -> tuple[Tensor, Secants]:
-        z, gap = flat(at.z), flat(at.gap)
+        last = memory.last if memory.started else is_channels_last(at.image)
+        z, gap = flat(at.z, last), flat(at.gap, last)
         if memory.started and memory.used == self.memory:
             memory = dataclasses.replace(memory, used=0)
         elif memory.started:
             memory = self._update(z - memory.z, memory.gap - gap, memory)
-        memory = dataclasses.replace(memory, z=z, gap=gap, started=True)
-        return unflat(z + memory.apply(memory.u, memory.v, gap), like=at.z), memory
+        memory = dataclasses.replace(memory, z=z, gap=gap, started=True, last=last)
+        return unflat(z + memory.apply(memory.u, memory.v, gap), at.image, last), memory
 
     def _update(self, dz: Tensor, y: Tensor, memory: Secants) -> Secants:
         """The rank-one change that makes H y = Δz; left out where it would divide by (nearly) nothing."""

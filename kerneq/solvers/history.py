@@ -1,34 +1,46 @@
 """The last few images and gaps of each sample, their Gram matrix, and the mixture of images with the least gap."""
 
 import dataclasses
+import importlib.util
 from typing import Self
 
 import torch
 from torch import Tensor
 
+from ..equation import Evaluation
 from .base import working_dtype
 
-
-def flat(z: Tensor) -> Tensor:
-    """(batch, numbers): a view, whether z is stored channels-last or not."""
-    if z.dim() == 4 and z.is_contiguous(memory_format=torch.channels_last):
-        z = z.permute(0, 2, 3, 1)
-    return z.reshape(len(z), -1)
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+_FUSED = (torch.bfloat16, torch.float16, torch.float32)
+_MOST = 16  # entries the kernels hold in registers
 
 
-def unflat(numbers: Tensor, like: Tensor) -> Tensor:
-    """The inverse of `flat`, in the layout of `like`."""
-    if like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last):
+def is_channels_last(z: Tensor) -> bool:
+    return z.dim() == 4 and z.is_contiguous(memory_format=torch.channels_last)
+
+
+def flat(z: Tensor, last: bool) -> Tensor:
+    """(batch, numbers), in the order of channels-last storage or not: a view where z is stored that way."""
+    return (z.permute(0, 2, 3, 1) if last else z).reshape(len(z), -1)
+
+
+def unflat(numbers: Tensor, like: Tensor, last: bool) -> Tensor:
+    """The inverse of `flat`, in the shape of `like`."""
+    if last:
         batch, channels, height, width = like.shape
         return numbers.view(batch, height, width, channels).permute(0, 3, 1, 2)
     return numbers.view(like.shape)
 
 
 def inner(many: Tensor, one: Tensor) -> Tensor:
-    """⟨manyⱼ, one⟩ per sample, (batch, m); half precision is summed in float32."""
+    """⟨manyⱼ, one⟩ per sample, (batch, m); half precision is multiplied and summed in float32."""
     if many.dtype in (torch.float32, torch.float64):
         return torch.bmm(many, one.unsqueeze(2)).squeeze(2)
-    return (many * one.unsqueeze(1)).sum(2, dtype=torch.float32)
+    total = torch.zeros(many.shape[:2], dtype=torch.float32, device=many.device)
+    size = 2**12 if many.is_cpu else 2**16  # on a CPU what a cache holds, on a GPU few launches
+    for part, piece in zip(many.split(size, dim=2), one.split(size, dim=1), strict=True):
+        total += torch.bmm(part.float(), piece.float().unsqueeze(2)).squeeze(2)
+    return total
 
 
 def solve_positive(A: Tensor, b: Tensor) -> Tensor:
@@ -58,32 +70,78 @@ class History:
     gram: Tensor  # (batch, m, m): ⟨gapᵢ, gapⱼ⟩, float32 at least
     valid: Tensor  # (batch, m): the entries that count
     pushed: int = 0
+    last: bool = False  # the numbers stand in channels-last order, as the first image did
 
     @classmethod
     def empty(cls, z: Tensor, memory: int) -> Self:
         batch, numbers = len(z), z[0].numel()
         return cls(
             z.new_empty(batch, memory, numbers),
-            z.new_zeros(batch, memory, numbers),
+            z.new_empty(batch, memory, numbers),
             z.new_zeros(batch, memory, memory, dtype=working_dtype(z.dtype)),
             torch.zeros(batch, memory, dtype=torch.bool, device=z.device),
         )
 
-    def forget(self, samples: Tensor) -> None:
-        """Drop every entry of the samples where the mask holds."""
-        self.valid.logical_and_(~samples.unsqueeze(1))
+    @property
+    def newest(self) -> int:
+        """The slot of the last entry."""
+        return (self.pushed - 1) % self.valid.shape[1]
 
-    def push(self, image: Tensor, gap: Tensor, samples: Tensor | None = None) -> Self:
-        """Enter (image, gap) in place of the oldest entry; it counts for the masked samples only."""
-        slot, gap = self.pushed % self.valid.shape[1], flat(gap)
-        self.images[:, slot] = flat(image)
+    @property
+    def filled(self) -> int:
+        """The slots ever written."""
+        return min(self.pushed, self.valid.shape[1])
+
+    @property
+    def square(self) -> Tensor:
+        """‖gap‖² of the last entry."""
+        return self.gram[:, self.newest, self.newest]
+
+    def extrapolate(
+        self, at: Evaluation, ridge: float, relaxation: float = 1.0, accepted: Tensor | None = None
+    ) -> tuple[Tensor, Self]:
+        """Enter z + β(image − z) with its gap, image − z, in place of the oldest entry; then mix.
+
+        A sample that is not `accepted` forgets all of its entries, this one too.
+        """
+        last = self.last if self.pushed else is_channels_last(at.image)
+        entered = dataclasses.replace(self, pushed=self.pushed + 1, last=last)
+        ridge = max(ridge, 8 * self.valid.shape[1] * torch.finfo(self.gram.dtype).eps)
+        if entered.on_triton:
+            from .history_triton import extrapolate
+
+            z, image = flat(at.z, last), flat(at.image, last)
+            mixture = extrapolate(entered, z.contiguous(), image.contiguous(), ridge, relaxation, accepted)
+        else:
+            image = at.image if relaxation == 1 else torch.lerp(at.z, at.image, relaxation)
+            entered.enter(flat(image, last), flat(at.gap, last), accepted)
+            mixture = entered.mix(entered.weights(ridge))
+        return unflat(mixture, at.image, last), entered
+
+    @property
+    def on_triton(self) -> bool:
+        """Whether the kernels can do it: a program that is exported or compiled holds plain operations."""
+        images = self.images
+        return (
+            images.is_cuda
+            and _HAS_TRITON
+            and images.dtype in _FUSED
+            and images.shape[1] <= _MOST
+            and not torch.compiler.is_compiling()
+            and torch.cuda.get_device_capability(images.device) >= (8, 0)
+        )
+
+    def enter(self, image: Tensor, gap: Tensor, accepted: Tensor | None) -> None:
+        """Write the newest entry: it is counted already."""
+        slot, filled = self.newest, self.filled
+        self.images[:, slot] = image
         self.gaps[:, slot] = gap
-        filled = min(self.pushed + 1, self.valid.shape[1])  # slots never written need no product
-        row = inner(self.gaps[:, :filled], gap)
+        row = inner(self.gaps[:, :filled], gap)  # slots never written need no product
         self.gram[:, slot, :filled] = row
         self.gram[:, :filled, slot] = row
-        self.valid[:, slot] = True if samples is None else samples
-        return dataclasses.replace(self, pushed=self.pushed + 1)
+        self.valid[:, slot] = True
+        if accepted is not None:
+            self.valid.logical_and_(accepted.unsqueeze(1))
 
     def weights(self, ridge: float) -> Tensor:
         """α minimising ‖Σ αⱼ gapⱼ‖² with Σ αⱼ = 1, (batch, m).
@@ -91,23 +149,20 @@ class History:
         Solved on the Gram matrix of unit gaps, plus a ridge relative to it: entries of very different size do not
         spoil its condition, and a sample that is already exact (a zero gap) takes that entry alone.
         """
-        eps = torch.finfo(self.gram.dtype).eps
-        count = self.valid.shape[1]
-        size = self.gram.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt()
-        size = torch.where(self.valid, size, torch.inf).clamp_min(torch.finfo(size.dtype).tiny ** 0.5)
+        size = self.gram.diagonal(dim1=1, dim2=2).clamp_min(torch.finfo(self.gram.dtype).tiny).sqrt()
+        size = torch.where(self.valid, size, torch.inf)
         inverse = torch.where(self.valid, size.amin(1, keepdim=True) / size, 0.0)
         unit = self.gram / (size.unsqueeze(1) * size.unsqueeze(2))
-        eye = torch.eye(count, dtype=unit.dtype, device=unit.device)
+        eye = torch.eye(self.valid.shape[1], dtype=unit.dtype, device=unit.device)
         both = self.valid.unsqueeze(1) & self.valid.unsqueeze(2)
-        unit = torch.where(both & unit.isfinite(), unit, 0.0) * (1 - eye) + eye * (1 + max(ridge, 8 * count * eps))
+        unit = torch.where(both & unit.isfinite(), unit, 0.0) * (1 - eye) + eye * (1 + ridge)
         y = solve_positive(unit, inverse) * inverse
         alpha = y / y.sum(1, keepdim=True)
         newest = torch.zeros_like(alpha)
-        newest[:, (self.pushed - 1) % count] = 1
+        newest[:, self.newest] = 1
         return torch.where(alpha.isfinite().all(1, keepdim=True), alpha, newest)
 
-    def mix(self, alpha: Tensor, like: Tensor) -> Tensor:
-        """Σ αⱼ imageⱼ, in the shape of `like`."""
-        filled = min(self.pushed, self.valid.shape[1])
-        alpha = alpha[:, None, :filled].to(self.images.dtype)
-        return unflat(torch.bmm(alpha, self.images[:, :filled]).squeeze(1), like)
+    def mix(self, alpha: Tensor) -> Tensor:
+        """Σ αⱼ imageⱼ, (batch, numbers)."""
+        alpha = alpha[:, None, : self.filled].to(self.images.dtype)
+        return torch.bmm(alpha, self.images[:, : self.filled]).squeeze(1)

@@ -1,0 +1,172 @@
+# mypy: ignore-errors
+# (Triton is optional and its kernels are not Python that mypy can read.)
+"""The work of a `History` on a GPU: enter, weigh and mix in three launches, or in one where samples are small.
+
+Numbers moved, with N in a state: entering reads z, the image and the other m − 1 gaps and writes two entries,
+mixing reads m images and writes the mixture: (2m + 4) N, which is the floor.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 8192  # numbers of all entries together that a program holds
+SMALL = 8192  # numbers of a sample that one program does alone, start to end
+PROGRAMS = 16  # a multiprocessor, at least, where samples are shared between programs
+TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
+INF = tl.constexpr(float("inf"))
+
+
+@triton.jit
+def _enter(z, image, images, gaps, b, start, stop, slot, filled, numbers, BETA, COUNT, M, BLOCK):
+    """Write the entry between start and stop; ⟨gapⱼ, gap⟩ there, (M,)."""
+    j = tl.arange(0, M)[:, None]
+    others = (j < filled) & (j != slot)
+    entry = (b * COUNT + slot) * numbers
+    total = tl.zeros((M, BLOCK), tl.float32)
+    for block in range(start, stop, BLOCK):
+        at = block + tl.arange(0, BLOCK)
+        inside = at < stop
+        f = tl.load(image + b * numbers + at, mask=inside, other=0.0).to(tl.float32)
+        wide = f - tl.load(z + b * numbers + at, mask=inside, other=0.0).to(tl.float32)
+        gap = wide.to(gaps.dtype.element_ty)
+        if BETA != 1:
+            f -= (1 - BETA) * wide
+        tl.store(images + entry + at, f.to(images.dtype.element_ty), mask=inside)
+        tl.store(gaps + entry + at, gap, mask=inside)
+        many = tl.load(gaps + (b * COUNT + j) * numbers + at[None, :], mask=others & inside[None, :], other=0.0)
+        gap = gap.to(tl.float32)[None, :]
+        total += tl.where(j == slot, gap, many.to(tl.float32)) * gap
+    return tl.sum(total, 1)
+
+
+@triton.jit
+def _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M, MASKED):
+    """Enter the products in the Gram matrix, and α as `History.weights` has it, (M,); by Gauss-Jordan elimination."""
+    i = tl.arange(0, M)
+    row, column, held = i[:, None], i[None, :], i < COUNT
+    counts = (tl.load(valid + b * COUNT + i, mask=held, other=0) != 0) | (i == slot)
+    if MASKED:
+        counts = counts & (tl.load(accepted + b) != 0)
+    tl.store(valid + b * COUNT + i, counts, mask=held)
+    place = gram + b * COUNT * COUNT + row * COUNT + column
+    both = (row < COUNT) & (column < COUNT)
+    G = tl.load(place, mask=both, other=0.0)
+    G = tl.where(row == slot, products[None, :], tl.where(column == slot, products[:, None], G))
+    tl.store(place, G, mask=both & ((row == slot) | (column == slot)))
+
+    square = tl.sum(tl.where(row == column, G, 0.0), 1)
+    size = tl.where(counts, tl.sqrt(tl.where(square < TINY, TINY, square)), INF)
+    inverse = tl.where(counts, tl.min(size, 0) / size, 0.0)
+    unit = G / (size[:, None] * size[None, :])
+    usable = counts[:, None] & counts[None, :] & (tl.abs(unit) < INF)
+    A = tl.where(row == column, 1.0 + ridge, tl.where(usable, unit, 0.0))
+    x = inverse
+    for k in tl.static_range(COUNT):
+        pivots = tl.sum(tl.where(row == k, A, 0.0), 0)
+        factor = tl.sum(tl.where(column == k, A, 0.0), 1) / tl.sum(tl.where(i == k, pivots, 0.0), 0)
+        factor = tl.where(i == k, 0.0, factor)
+        A -= factor[:, None] * pivots[None, :]
+        x -= factor * tl.sum(tl.where(i == k, x, 0.0), 0)
+    y = x / tl.sum(tl.where(row == column, A, 0.0), 1) * inverse
+    alpha = y / tl.sum(y, 0)
+    finite = tl.sum((tl.abs(alpha) < INF).to(tl.int32), 0) == M
+    return tl.where(finite, alpha, (i == slot).to(tl.float32))
+
+
+@triton.jit
+def _mix(images, alpha, mixture, b, start, stop, filled, numbers, COUNT, M, BLOCK):
+    """Σ αⱼ imageⱼ between start and stop."""
+    j = tl.arange(0, M)[:, None]
+    for block in range(start, stop, BLOCK):
+        at = block + tl.arange(0, BLOCK)
+        inside = at < stop
+        place = images + (b * COUNT + j) * numbers + at[None, :]
+        many = tl.load(place, mask=(j < filled) & inside[None, :], other=0.0)
+        total = tl.sum(alpha[:, None] * many.to(tl.float32), 0)
+        tl.store(mixture + b * numbers + at, total.to(mixture.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["slot", "filled"])
+def enter_kernel(
+    z, image, images, gaps, parts, slot, filled, numbers, span,
+    BETA: tl.constexpr, COUNT: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    b, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    start = part * span
+    stop = tl.minimum(start + span, numbers)
+    products = _enter(z, image, images, gaps, b, start, stop, slot, filled, numbers, BETA, COUNT, M, BLOCK)
+    tl.store(parts + (b * tl.num_programs(1) + part) * M + tl.arange(0, M), products)
+
+
+@triton.jit(do_not_specialize=["slot"])
+def weigh_kernel(
+    parts, gram, valid, accepted, alpha, slot, ridge, count,
+    COUNT: tl.constexpr, M: tl.constexpr, PARTS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    b, part, i = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)[:, None], tl.arange(0, M)
+    products = tl.sum(tl.load(parts + (b * count + part) * M + i[None, :], mask=part < count, other=0.0), 0)
+    tl.store(alpha + b * M + i, _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M, MASKED))
+
+
+@triton.jit(do_not_specialize=["filled"])
+def mix_kernel(
+    images, alpha, mixture, filled, numbers, span, COUNT: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr
+):
+    b, start = tl.program_id(0).to(tl.int64), tl.program_id(1) * span
+    stop = tl.minimum(start + span, numbers)
+    _mix(images, tl.load(alpha + b * M + tl.arange(0, M)), mixture, b, start, stop, filled, numbers, COUNT, M, BLOCK)
+
+
+@triton.jit(do_not_specialize=["slot", "filled"])
+def whole_kernel(
+    z, image, images, gaps, gram, valid, accepted, mixture, slot, filled, ridge, numbers,
+    BETA: tl.constexpr, COUNT: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """All three for one sample a program."""
+    b = tl.program_id(0).to(tl.int64)
+    products = _enter(z, image, images, gaps, b, 0, numbers, slot, filled, numbers, BETA, COUNT, M, BLOCK)
+    alpha = _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M, MASKED)
+    tl.debug_barrier()  # the entry is read by other threads than those that wrote it
+    _mix(images, alpha, mixture, b, 0, numbers, filled, numbers, COUNT, M, BLOCK)
+
+
+def extrapolate(
+    history, z: Tensor, image: Tensor, ridge: float, relaxation: float, accepted: Tensor | None, small: int = SMALL
+) -> Tensor:
+    """The mixture (batch, numbers) after (z, image), contiguous, is entered as the newest of `history`."""
+    images, gaps, gram, valid = history.images, history.gaps, history.gram, history.valid
+    slot, filled = history.newest, history.filled
+    batch, count, numbers = images.shape
+    M = max(4, triton.next_power_of_2(count))
+    block = min(TILE // M, max(16, triton.next_power_of_2(numbers)))
+    mask, masked = (valid, False) if accepted is None else (accepted, True)
+    mixture = torch.empty_like(image)
+    with torch.cuda.device_of(image):
+        if numbers <= small:
+            whole_kernel[(batch,)](
+                z, image, images, gaps, gram, valid, mask, mixture, slot, filled, ridge, numbers,
+                relaxation, count, M, block, masked,
+            )  # fmt: skip
+            return mixture
+        span = _span(image, block)
+        splits = triton.cdiv(numbers, span)
+        parts, alpha = gram.new_empty(batch, splits, M), gram.new_empty(batch, M)
+        enter_kernel[(batch, splits)](
+            z, image, images, gaps, parts, slot, filled, numbers, span, relaxation, count, M, block
+        )
+        weigh_kernel[(batch,)](
+            parts, gram, valid, mask, alpha, slot, ridge, splits,
+            count, M, triton.next_power_of_2(splits), masked, num_warps=1,
+        )  # fmt: skip
+        mix_kernel[(batch, splits)](images, alpha, mixture, filled, numbers, span, count, M, block)
+    return mixture
+
+
+def _span(image: Tensor, block: int) -> int:
+    """Numbers of a program, in whole blocks: few enough that all multiprocessors are busy."""
+    batch, numbers = image.shape
+    cores = torch.cuda.get_device_properties(image.device).multi_processor_count if image.is_cuda else 2
+    splits = min(triton.cdiv(numbers, block), triton.cdiv(PROGRAMS * cores, batch))
+    return triton.cdiv(triton.cdiv(numbers, splits), block) * block

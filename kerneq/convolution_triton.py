@@ -31,13 +31,15 @@ def conv_masked_adjoint(
     tile = tile // (S // BS)
     picture = (tile // row_tiles) * I
     row = (tile % row_tiles) * H
-    total = tl.zeros((P, BS), tl.float32)
+    total = tl.zeros((BS, P), tl.float32)
     for k in tl.range(9 * K):
         tap = k // K
         f = (k % K) * BF
         v = v_box.load([picture, row + 1 - tap // 3, 1 - tap % 3, f]).reshape(P, BF)
-        total = tl.dot(v, w_box.load([f, tap * S + s]), total)
-    total = SIGN * total
+        # Channels × pixels: the right-hand factor, which is reshaped, then stays in shared memory. As the left-hand one
+        # it would pass through registers, and Triton 3.6 overwrites its buffer before every warp has read it.
+        total = tl.dot(tl.trans(w_box.load([f, tap * S + s])), tl.trans(v), total)
+    total = SIGN * tl.trans(total)
     if ADD:
         total += g_box.load([picture, row, 0, s]).reshape(P, BS).to(tl.float32)
     z = z_box.load([picture, row, 0, s]).reshape(P, BS)
@@ -75,7 +77,7 @@ def masked_adjoint(v: Tensor, weight: Tensor, z: Tensor, g: Tensor | None, sign:
     taps = weight.permute(0, 2, 3, 1).reshape(features, 9 * state)
     row_tiles = height // rows
     tiles = triton.cdiv(batch, pictures) * row_tiles * (state // CHANNELS)
-    with torch.cuda.device(v.device):
+    with torch.cuda.device_of(v):
         conv_masked_adjoint[(tiles,)](
             box(v, FEATURES), TensorDescriptor.from_tensor(taps, [FEATURES, CHANNELS]), box(out, CHANNELS),
             box(z, CHANNELS), box(out if g is None else g, CHANNELS), row_tiles,

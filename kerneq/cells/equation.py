@@ -72,7 +72,9 @@ class Equation(AbstractEquation):
         d = self._drive(slope)
         return self.prox(d), d
 
-    def products(self, z: Tensor, drive: bool, energy: bool) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    def products(
+        self, z: Tensor, drive: bool, energy: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """f(z) and, where they are wanted, d(z) and E(z) with its rounding error."""
         slope = self.similarity.slope(z, self.operator(z), value=energy)
         return *self._image(slope, drive), *self.total(z, slope.value)

@@ -1,0 +1,193 @@
+# mypy: ignore-errors
+# (Triton is optional and its kernels are not Python that mypy can read.)
+"""The kernels of a batch norm of channels-last maps, with or without a ReLU after it.
+
+A map is P pixels × C channels, a row a pixel. A program sums over the tiles i, i + programs, …; a second kernel
+merges the sums of all programs; a third walks the tiles from the end, which the level 2 cache still holds.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _tile(tile, P, C: tl.constexpr, ROWS: tl.constexpr, B: tl.constexpr):
+    """ROWS pixels of B channels: where they begin, how far from there each lies, which of them exist."""
+    pixel = tl.arange(0, ROWS)[:, None]
+    channel = tl.program_id(1) * B + tl.arange(0, B)[None, :]
+    inside = (pixel < P - tile * ROWS) & (channel < C)
+    return tl.cast(tile, tl.int64) * (ROWS * C), pixel * C + channel, inside
+
+
+@triton.jit
+def _load(pointer, inside, FULL: tl.constexpr):
+    """A condition on every load, though always met, would keep the compiler from starting them together."""
+    if FULL:
+        return tl.load(pointer)
+    else:
+        return tl.load(pointer, mask=inside, other=0.0)
+
+
+@triton.jit
+def _store(pointer, value, inside, FULL: tl.constexpr):
+    if FULL:
+        tl.store(pointer, value)
+    else:
+        tl.store(pointer, value, mask=inside)
+
+
+@triton.jit
+def _row(pointer, C: tl.constexpr, B: tl.constexpr):
+    """A value for each of the program's B channels."""
+    channel = tl.program_id(1) * B + tl.arange(0, B)
+    return tl.load(pointer + channel, mask=channel < C, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _put(row, pointer, C: tl.constexpr, B: tl.constexpr):
+    channel = tl.program_id(1) * B + tl.arange(0, B)
+    tl.store(pointer + channel, row.to(pointer.dtype.element_ty), mask=channel < C)
+
+
+@triton.jit
+def _parts(parts, programs, C: tl.constexpr, G: tl.constexpr, B: tl.constexpr):
+    """What all programs found for B channels, and 0 where there is no program."""
+    program = tl.arange(0, G)[:, None]
+    channel = tl.program_id(1) * B + tl.arange(0, B)[None, :]
+    return tl.load(parts + program * C + channel, mask=(program < programs) & (channel < C), other=0.0)
+
+
+@triton.jit
+def _pixels(program, programs, tiles, P, ROWS: tl.constexpr):
+    """How many pixels a program passes over: none if there is no such program, fewer if the last tile sticks out."""
+    whole = tl.where(program < programs, tl.cdiv(tiles - program, programs) * ROWS, 0)
+    return (whole - tl.where((tiles - 1) % programs == program, tiles * ROWS - P, 0)).to(tl.float32)
+
+
+@triton.jit
+def _output(d, scale, bias, dtype: tl.constexpr):
+    """Before the ReLU, rounded as it is stored: backward masks by the very numbers of forward."""
+    return tl.fma(d, scale, bias).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def forward_sums(
+    x, parts, P, tiles,
+    C: tl.constexpr, U: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, S: tl.constexpr,
+):  # fmt: skip
+    """The mean and Σ (x − mean)² of a program's n pixels, from sums shifted by the first of them, k.
+
+    k being one of the n values, (k − mean)² ≤ Σ (x − mean)²: the difference below loses at most a factor n of
+    float32's precision, however large the mean.
+    """
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    k = _row(x + program.to(tl.int64) * (U * R * C), C, B)
+    first, second = tl.zeros((R, B), tl.float32), tl.zeros((R, B), tl.float32)
+    for tile in tl.range(program, tiles, programs, num_stages=S):
+        for u in tl.static_range(U):
+            begin, at, inside = _tile(tile * U + u, P, C, R, B)
+            d = _load(x + begin + at, inside, FULL).to(tl.float32) - k
+            if not FULL:
+                d = tl.where(inside, d, 0.0)
+            first += d
+            second = tl.fma(d, d, second)
+    n = _pixels(program, programs, tiles, P, U * R)
+    shift = tl.sum(first, 0) / n
+    _put(k + shift, parts + program * C, C, B)
+    _put(tl.sum(second, 0) - shift * shift * n, parts + (programs + program) * C, C, B)
+
+
+@triton.jit
+def forward_finish(
+    parts, stats, running_mean, running_var, count, programs, tiles, P, momentum, eps,
+    C: tl.constexpr, ROWS: tl.constexpr, G: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Merges the means and squares of all programs (Chan et al., 1983), and moves the running statistics."""
+    n = _pixels(tl.arange(0, G), programs, tiles, P, ROWS)[:, None]
+    means = _parts(parts, programs, C, G, B)
+    mean = tl.sum(means * (n / P), 0)
+    d = means - mean
+    squares = tl.sum(_parts(parts + programs * C, programs, C, G, B) + n * d * d, 0)
+    _put(mean, stats, C, B)
+    _put(tl.div_rn(1.0, tl.sqrt_rn(squares / P + eps)), stats + C, C, B)
+    _put(_row(running_mean, C, B) * (1 - momentum) + mean * momentum, running_mean, C, B)
+    _put(_row(running_var, C, B) * (1 - momentum) + squares / (P - 1) * momentum, running_var, C, B)
+    if tl.program_id(1) == 0:
+        tl.store(count, tl.load(count) + 1)
+
+
+@triton.jit
+def forward_apply(
+    x, y, stats, weight, bias, P, tiles,
+    C: tl.constexpr, U: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, S: tl.constexpr,
+    RELU: tl.constexpr,
+):  # fmt: skip
+    """y = (x − mean) · weight / std + bias, and its positive part."""
+    mean, scale, shift = _row(stats, C, B), _row(stats + C, C, B) * _row(weight, C, B), _row(bias, C, B)
+    for i in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=S):
+        begin, at, inside = _tile(tiles - 1 - i, P, C, U * R, B)
+        d = _load(x + begin + at, inside, FULL).to(tl.float32) - mean
+        out = _output(d, scale, shift, y.dtype.element_ty)
+        if RELU:
+            out = tl.where(out <= 0, 0.0, out)  # not a maximum: that would hide a NaN
+        _store(y + begin + at, out, inside, FULL)
+
+
+@triton.jit
+def _incoming(g, x, at, inside, mean, scale, shift, FULL: tl.constexpr, RELU: tl.constexpr):
+    """The gradient that passes the ReLU, and x − mean."""
+    g_value = _load(g + at, inside, FULL)
+    d = _load(x + at, inside, FULL).to(tl.float32) - mean
+    if RELU:
+        g_value = tl.where(_output(d, scale, shift, x.dtype.element_ty) <= 0, 0.0, g_value)
+    return g_value.to(tl.float32), d
+
+
+@triton.jit
+def backward_sums(
+    g, x, stats, weight, bias, parts, P, tiles,
+    C: tl.constexpr, U: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, S: tl.constexpr,
+    RELU: tl.constexpr,
+):  # fmt: skip
+    """Σ g and Σ g (x − mean) over a program's pixels."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    mean, scale, shift = _row(stats, C, B), _row(stats + C, C, B) * _row(weight, C, B), _row(bias, C, B)
+    first, second = tl.zeros((R, B), tl.float32), tl.zeros((R, B), tl.float32)
+    for tile in tl.range(program, tiles, programs, num_stages=S):
+        for u in tl.static_range(U):
+            begin, at, inside = _tile(tile * U + u, P, C, R, B)
+            g_value, d = _incoming(g + begin, x + begin, at, inside, mean, scale, shift, FULL, RELU)
+            first += g_value
+            second = tl.fma(g_value, d, second)
+    _put(tl.sum(first, 0), parts + program * C, C, B)
+    _put(tl.sum(second, 0), parts + (programs + program) * C, C, B)
+
+
+@triton.jit
+def backward_finish(
+    parts, stats, weight, grad_weight, grad_bias, line, programs, P, C: tl.constexpr, G: tl.constexpr, B: tl.constexpr
+):
+    """The gradients of weight and bias, and the line (offset, slope) in x − mean that dx has beside g."""
+    first = tl.sum(_parts(parts, programs, C, G, B), 0)
+    inv = _row(stats + C, C, B)
+    second = tl.sum(_parts(parts + programs * C, programs, C, G, B), 0) * inv
+    _put(first, grad_bias, C, B)
+    _put(second, grad_weight, C, B)
+    scale = inv * _row(weight, C, B)
+    _put(-scale * (first / P), line, C, B)
+    _put(-scale * inv * (second / P), line + C, C, B)
+
+
+@triton.jit
+def backward_apply(
+    g, x, dx, stats, weight, bias, line, P, tiles,
+    C: tl.constexpr, U: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, S: tl.constexpr,
+    RELU: tl.constexpr,
+):  # fmt: skip
+    """dx = g · weight / std + offset + slope · (x − mean)."""
+    mean, scale, shift = _row(stats, C, B), _row(stats + C, C, B) * _row(weight, C, B), _row(bias, C, B)
+    offset, slope = _row(line, C, B), _row(line + C, C, B)
+    for i in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=S):
+        begin, at, inside = _tile(tiles - 1 - i, P, C, U * R, B)
+        g_value, d = _incoming(g + begin, x + begin, at, inside, mean, scale, shift, FULL, RELU)
+        _store(dx + begin + at, tl.fma(g_value, scale, tl.fma(d, slope, offset)), inside, FULL)

@@ -1,5 +1,7 @@
 """`kerneq bench`: measurements side by side in one run, printed as tables and written as JSON."""
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +14,7 @@ Quick = Annotated[bool, typer.Option("--quick", help="Small and short: whether i
 Out = Annotated[Path, typer.Option(help="The folder for NAME-DEVICE.json.")]
 Threads = Annotated[int, typer.Option(help="CPU threads; 0 leaves PyTorch's choice.")]
 
-RESULTS = Path("benchmarks/results")
+RESULTS, PAGE = Path("benchmarks/results"), Path("docs/benchmarks.md")
 
 
 @app.command()
@@ -45,21 +47,42 @@ def scaling(device: Device = "auto", quick: Quick = False, out: Out = RESULTS, t
     _run("scaling", device, quick, out, threads)
 
 
+@app.command()
+def page(
+    results: Annotated[Path, typer.Option(help="The folder with the JSON files.")] = RESULTS,
+    page: Annotated[Path, typer.Option(help="The page whose blocks are filled; figures go beside it.")] = PAGE,
+) -> None:
+    """Draw the figures and fill the tables of the benchmarks page from the results."""
+    from rich.console import Console
+
+    from kerneq.bench.page import write
+
+    for line in write(results, page):
+        Console().print(line, soft_wrap=True, highlight=False)
+    Console().print(f"Written to {page} and {page.with_suffix('')}.", soft_wrap=True, highlight=False)
+
+
 def _run(name: str, device: str, quick: bool, out: Path, threads: int) -> None:
+    # The profiler counts memory; what it has to say about itself does not belong between the tables.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import torch
     from rich.console import Console
+    from rich.text import Text
 
     from kerneq.bench.run import measurements
     from kerneq.bench.table import Result, save
+    from kerneq.bench.timing import Bench
     from kerneq.training.process import choose
 
     if threads:
         torch.set_num_threads(threads)
     where = choose(device, 0)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 150)  # room for every column in a file
     results: list[Result] = []
-    for result in measurements(name, where, quick):
-        result.show(console)
-        results.append(result)
-        path = save(results, out, where)  # after every table: a command cut short keeps what it has measured
+    with console.status(f"kerneq bench {name}") as line:
+        for result in measurements(name, Bench(where, quick, lambda doing: line.update(Text(doing)))):
+            result.show(console)
+            results.append(result)
+            path = save(results, out, where)  # after every table: a command cut short keeps what it has measured
     console.print(f"Written to {path}.")

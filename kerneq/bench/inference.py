@@ -1,56 +1,80 @@
 """Prediction: latency of one picture, throughput of many."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
+from kerneq.bench.peers import captured
 from kerneq.bench.table import Result
-from kerneq.bench.timing import Work, alternate, effort, in_layout
+from kerneq.bench.timing import Bench, Timing, Work, alternate, in_layout
 from kerneq.models import build
 
 TO_TOL = {"solver": "proximal", "tol": 1e-2, "max_steps": 30}
 FIXED = {"solver": "picard", "max_steps": 4, "check_every": 4}
 
 
-def bench_inference(device: torch.device, quick: bool) -> Iterator[Result]:
-    cuda = device.type == "cuda"
-    small = {"width": 32, "features": (8,) * 6} if quick else {}
-    cases = {
-        "geq-5m, to a residual of 1e-2": build("geq-5m", settings=TO_TOL | small),
-        "geq-5m, 4 steps": build("geq-5m", settings=FIXED | small),
-        "geq-5m, 4 steps, channels-last": build("geq-5m", settings=FIXED | small),
-        "resnet18": build("resnet18"),
-    }
-    if not quick and not cuda:
-        cases["geq-5m, 4 steps, compiled map"] = build("geq-5m", settings=FIXED)
-        cases["geq-5m, 4 steps, compiled map"].compile_map()
-    for batch in (1, 512) if cuda else (1, 4 if quick else 32):
-        works: dict[str, Work] = {}
-        for name, model in cases.items():
-            last = cuda or "channels-last" in name
-            layout = torch.channels_last if last else torch.contiguous_format
-            x = torch.randn(batch, 3, 32, 32, device=device).to(memory_format=layout)
-            works[name] = _predict(in_layout(model.to(device).eval(), last), x)
-        times = alternate(works, device, *effort(device, quick))
-        reference = times["resnet18"].seconds
-        rows = [
+def bench_inference(bench: Bench) -> Iterator[Result]:
+    models = _models(bench)
+    for batch in (1, 32, 512) if bench.cuda else (1, 4 if bench.quick else 32):
+        plain = {name: _predict(model, batch, bench, last) for name, (model, last) in models.items()}
+        works: dict[str, Work] = dict(plain)
+        notes = ["late: the 90th percentile of the calls."]
+        if bench.cuda:
+            fixed = {f"{name}, captured": work for name, work in plain.items() if "residual" not in name}
+            graphs, failures = captured(fixed)
+            works |= graphs
+            notes += ["captured: the whole forward pass as one CUDA graph.", *failures]
+        times = alternate(works, bench, f"prediction, batch {batch}")
+        precision = "bfloat16, channels-last" if bench.cuda else "float32"
+        title = f"Prediction, batch {batch}, 32 × 32, {precision}"
+        yield Result("inference", title, _rows(times, batch), tuple(notes), {"table": "prediction", "batch": batch})
+
+
+def _rows(times: dict[str, Timing], batch: int) -> list[dict[str, Any]]:
+    """Each beside ResNet-18 run the same way, captured or not."""
+    references = {True: times.get("resnet18, captured"), False: times["resnet18"]}
+    rows = []
+    for name, timing in times.items():
+        reference = references["captured" in name]
+        rows.append(
             {
                 "model": name,
                 "time (ms)": 1e3 * timing.seconds,
+                "late (ms)": 1e3 * timing.late,
                 "images/s": round(batch / timing.seconds),
-                "÷ resnet18": timing.seconds / reference,
+                "÷ resnet18 likewise": timing.seconds / reference.seconds if reference else None,
             }
-            for name, timing in times.items()
-        ]
-        precision = "bfloat16, channels-last" if cuda else "float32"
-        yield Result("inference", f"prediction, batch {batch}, 32 × 32, {precision}, eager", rows)
+        )
+    return rows
 
 
-def _predict(model: torch.nn.Module, x: torch.Tensor) -> Work:
+def _models(bench: Bench) -> dict[str, tuple[nn.Module, bool]]:
+    """Each with whether its memory is channels-last."""
+    small = {"width": 32, "features": (8,) * 6} if bench.quick else {}
+    made = {
+        "geq-5m, to a residual of 1e-2": (build("geq-5m", settings=TO_TOL | small), bench.cuda),
+        "geq-5m, 4 steps": (build("geq-5m", settings=FIXED | small), bench.cuda),
+        "resnet18": (build("resnet18"), bench.cuda),
+    }
+    if not bench.cuda:
+        made["geq-5m, 4 steps, channels-last"] = (build("geq-5m", settings=FIXED | small), True)
+    if not (bench.quick or bench.cuda):
+        compiled = build("geq-5m", settings=FIXED)
+        compiled.compile_map()
+        made["geq-5m, 4 steps, compiled map"] = (compiled, False)
+    return {name: (in_layout(model.to(bench.device).eval(), last), last) for name, (model, last) in made.items()}
+
+
+def _predict(model: nn.Module, batch: int, bench: Bench, last: bool) -> Callable[[], Tensor]:
+    layout = torch.channels_last if last else torch.contiguous_format
+    x = torch.randn(batch, 3, 32, 32, device=bench.device).to(memory_format=layout)
+
     @torch.no_grad()
-    def work() -> torch.Tensor:
+    def work() -> Tensor:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
-            logits: torch.Tensor = model(x)
+            logits: Tensor = model(x)
         return logits
 
     return work

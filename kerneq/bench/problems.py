@@ -7,12 +7,14 @@ from kerneq.cells import ConvCell, DenseCell
 from kerneq.cells.base import AbstractKernelCell
 from kerneq.kernels import Gaussian
 
+PRECISION = "float32 as PyTorch has it by default (on a GPU: TF32 in convolutions), for both libraries."
 
-def dense(device: torch.device, norm: float) -> tuple[AbstractKernelCell, torch.Tensor]:
-    """A Gaussian equation on vectors: 1024 states, 512 features in pieces of 32, a batch of 256."""
+
+def dense(device: torch.device, norm: float, batch: int) -> tuple[AbstractKernelCell, torch.Tensor]:
+    """A Gaussian equation on vectors: 1024 states, 512 features in pieces of 32."""
     torch.manual_seed(0)
     cell = DenseCell(Gaussian(0.05, split=32), inputs=256, state=1024, features=512, norm=norm)
-    return _stretched(cell).to(device).eval(), torch.randn(256, 256, device=device)
+    return _stretched(cell).to(device).eval(), torch.randn(batch, 256, device=device)
 
 
 def conv(device: torch.device, norm: float, batch: int, size: int = 32) -> tuple[AbstractKernelCell, torch.Tensor]:

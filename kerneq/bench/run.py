@@ -1,6 +1,6 @@
 """Which measurements a `kerneq bench` command makes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -9,9 +9,10 @@ from kerneq.bench.layer import bench_layer
 from kerneq.bench.scaling import bench_scaling
 from kerneq.bench.solvers import bench_solvers
 from kerneq.bench.table import Result
+from kerneq.bench.timing import Bench
 from kerneq.bench.train import bench_train
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[[Bench], Iterator[Result]]] = {
     "solvers": bench_solvers,
     "layer": bench_layer,
     "train": bench_train,
@@ -20,9 +21,11 @@ COMMANDS = {
 }
 
 
-def measurements(name: str, device: torch.device, quick: bool) -> Iterator[Result]:
-    """The tables of one command, each as soon as it is measured."""
-    torch.set_float32_matmul_precision("highest")
+def measurements(name: str, bench: Bench) -> Iterator[Result]:
+    """The tables of one command, each as soon as it is measured.
+
+    float32 is what PyTorch makes of it by default, for every program compared: on a GPU convolutions may round to
+    TF32, matrix products may not.
+    """
     torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = False  # float32 means float32 wherever two programs are compared
-    yield from COMMANDS[name](device, quick)
+    yield from COMMANDS[name](bench)

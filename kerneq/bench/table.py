@@ -18,17 +18,23 @@ from kerneq.training.files import write_atomically
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One table; every row has the same keys. Notes say what the columns mean and what was asked."""
+    """One table; every row has the same keys. Notes say what the columns mean.
+
+    `asked` says what was measured in a form that programs read (the figures and the page do): which table of the
+    command this is, and its settings.
+    """
 
     name: str
     title: str
     rows: list[dict[str, Any]]
     notes: tuple[str, ...] = ()
+    asked: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def show(self, console: Console) -> None:
         table = RichTable(title=self.title, title_justify="left")
         for column in self.rows[0]:
-            table.add_column(column, justify="left" if isinstance(self.rows[0][column], str) else "right")
+            name = isinstance(self.rows[0][column], str)
+            table.add_column(column, justify="left" if name else "right", no_wrap=name)
         for row in self.rows:
             table.add_row(*[text(value) for value in row.values()])
         console.print(table)
@@ -37,9 +43,12 @@ class Result:
 
 
 def text(value: Any) -> str:
+    """Three digits of a number; large ones written out, an absent one as a dash."""
     if value is None:
         return "–"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if 100 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def save(results: list[Result], folder: Path, device: torch.device) -> Path:

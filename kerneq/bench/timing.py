@@ -1,75 +1,89 @@
-"""Measuring: medians of repeated calls, peak memory, and what a card can do at best."""
+"""Measuring: times of repeated calls, side by side, and calls captured as CUDA graphs."""
 
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 Work = Callable[[], object]
+MOST = 200  # calls in one turn
 
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
     seconds: float  # median
     spread: float  # of the middle half, relative to the median
-    peak: int = 0  # bytes above what was held before; CUDA only
+    late: float  # the 90th percentile
+
+    @classmethod
+    def of(cls, times: list[float]) -> "Timing":
+        if len(times) == 1:
+            return cls(times[0], 0.0, times[0])
+        low, middle, high = statistics.quantiles(times, n=4, method="inclusive")
+        return cls(middle, (high - low) / middle, statistics.quantiles(times, n=10, method="inclusive")[8])
 
 
-def measure(work: Work, device: torch.device, budget: float = 1.0, warmup: int = 2) -> Timing:
-    """The median time of `work`, repeated for about `budget` seconds (at least twice) after warming up."""
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """Where a benchmark runs, how thoroughly, and whom it tells what it is doing."""
+
+    device: torch.device
+    quick: bool
+    say: Callable[[str], None]
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def rounds(self) -> int:
+        """Turns that each work gets."""
+        return 1 if self.quick else (2 if self.cuda else 3)
+
+    @property
+    def budget(self) -> float:
+        """Seconds for each work over all rounds: time on a GPU is dear and steady, on a CPU neither."""
+        return 0.05 if self.quick else (0.2 if self.cuda else 0.6)
+
+
+def measure(work: Work, device: torch.device, budget: float, warmup: int = 1) -> Timing:
+    """The time of `work`, repeated for about `budget` seconds (at least twice) after warming up."""
     for _ in range(warmup):
         work()
+    return Timing.of(sample(work, device, budget, least=2))
+
+
+def alternate(works: Mapping[str, Work], bench: Bench, what: str) -> dict[str, Timing]:
+    """Several works measured side by side, in turns, so that a busy moment of the machine hits all of them."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(bench.rounds):
+        for name, work in works.items():
+            bench.say(f"{what}: {name}, round {turn + 1} of {bench.rounds}")
+            if turn == 0:
+                work()
+            times[name] += sample(work, bench.device, bench.budget / bench.rounds, least=1)
+    return {name: Timing.of(found) for name, found in times.items()}
+
+
+def sample(work: Work, device: torch.device, budget: float, least: int) -> list[float]:
+    """Seconds of each call, device included, for about `budget` seconds in all."""
     synchronise(device)
-    held = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
     times: list[float] = []
     begin = time.perf_counter()
-    while len(times) < 2 or (time.perf_counter() - begin < budget and len(times) < 200):
+    while len(times) < least or (time.perf_counter() - begin < budget and len(times) < MOST):
         start = time.perf_counter()
         work()
         synchronise(device)
         times.append(time.perf_counter() - start)
-    peak = torch.cuda.max_memory_allocated(device) - held if device.type == "cuda" else 0
-    low, middle, high = statistics.quantiles(times, n=4)
-    return Timing(middle, (high - low) / middle, peak)
-
-
-def alternate(works: dict[str, Work], device: torch.device, rounds: int, budget: float) -> dict[str, Timing]:
-    """Several works measured side by side, in turns, so that a busy moment of the machine hits all of them."""
-    found: dict[str, list[Timing]] = {name: [] for name in works}
-    for _ in range(rounds):
-        for name, work in works.items():
-            found[name].append(measure(work, device, budget=budget / rounds, warmup=1))
-    return {name: min(timings, key=lambda t: t.seconds) for name, timings in found.items()}
-
-
-def effort(device: torch.device, quick: bool) -> tuple[int, float]:
-    """Rounds, and seconds for each work over all of them: time on a GPU is dear and steady, on a CPU neither."""
-    if quick:
-        return 1, 0.05
-    return (3, 0.5) if device.type == "cuda" else (3, 1.0)
+    return times
 
 
 def synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def limits(device: torch.device) -> dict[str, float]:
-    """What this machine can do: copy bandwidth (bytes/s, read + written) and matrix products (FLOP/s)."""
-    cuda = device.type == "cuda"
-    dtype, side, numbers = (torch.bfloat16, 8192, 2**30) if cuda else (torch.float32, 1024, 2**24)
-    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-    source = torch.randn(numbers, device=device, dtype=dtype)
-    target = torch.empty_like(source)
-    product = measure(lambda: a @ b, device, budget=0.3)
-    copy = measure(lambda: target.copy_(source), device, budget=0.3)
-    moved = 2 * numbers * source.element_size()
-    return {"copy": moved / copy.seconds, "matmul": 2 * side**3 / product.seconds}
 
 
 def capture(step: Callable[[], Tensor], warmup: int = 3) -> Callable[[], Tensor]:

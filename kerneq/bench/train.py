@@ -1,5 +1,6 @@
 """A training step of GEQ-5M by gradient rule, and of ResNet-18, in the same loop; on a GPU also where its time goes."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -7,8 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from kerneq.bench.limits import convolution_flops, in_words, limits
+from kerneq.bench.memory import peak_memory
+from kerneq.bench.peers import captured
+from kerneq.bench.profile import Profile, profile_of
 from kerneq.bench.table import Result
-from kerneq.bench.timing import capture, in_layout, limits, measure
+from kerneq.bench.timing import Bench, Work, alternate, in_layout
 from kerneq.models import build
 
 FIXED = {"solver": "picard", "max_steps": 4, "check_every": 4}
@@ -19,47 +24,108 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "geq-5m, as published": ("geq-5m", {"solver": "anderson", "gradient": "phantom", "gradient_steps": 5}),
     "resnet18": ("resnet18", {}),
 }
-PARTS = ("convolution", "batch norm", "patch step", "other")
+LOOKS = "geq-5m, as published"  # its solver looks at the residual, so no graph holds it
+SMALL = {"width": 32, "features": (8,) * 6}
 
 
-def bench_train(device: torch.device, quick: bool) -> Iterator[Result]:
-    cuda = device.type == "cuda"
-    best = limits(device)
-    for batch in (512, 128) if cuda else (4 if quick else 16,):
-        rows = []
-        for name, (model, settings) in CASES.items():
-            if quick and name != "resnet18":
-                settings = settings | {"width": 32, "features": (8,) * 6}
-            captured = cuda and name != "geq-5m, as published"  # its solver looks at the residual
-            rows.append(_row(name, model, settings, batch, device, captured))
-        reference = rows[-1]["time (ms)"]
-        rows = [row | {"÷ resnet18": row["time (ms)"] / reference} for row in rows]
-        precision = "bfloat16, channels-last, a CUDA graph where captured" if cuda else "float32"
-        title = f"training step, batch {batch}, 32 × 32, {precision}"
-        machine = (
-            f"This machine: copy {best['copy'] / 1e9:.0f} GB/s, matrix products {best['matmul'] / 1e12:.3g} TFLOP/s."
-        )
-        shares = "Shares: of the card's time in all kernels, branches one after another." if cuda else ""
-        yield Result("train", title, rows, tuple(note for note in (machine, shares) if note))
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What one training step of a model takes."""
+
+    eager: float  # seconds
+    captured: float | None  # as a CUDA graph
+    flops: int  # of its convolutions
+    peak: int
+    profile: Profile | None
+
+    @property
+    def seconds(self) -> float:
+        return self.captured or self.eager
 
 
-def _row(
-    name: str, model: str, settings: dict[str, Any], batch: int, device: torch.device, captured: bool
-) -> dict[str, Any]:
-    step = _make_step(model, settings, batch, device)
-    eager = measure(step, device, budget=1.0)
-    timing = measure(capture(step), device, budget=1.0) if captured else eager
-    row = {
-        "model": name,
-        "time (ms)": 1e3 * timing.seconds,
-        "images/s": round(batch / timing.seconds),
-        "eager (ms)": 1e3 * eager.seconds,
-        "peak (MiB)": eager.peak / 2**20,
-    }
-    if device.type == "cuda":
+def bench_train(bench: Bench) -> Iterator[Result]:
+    best = limits(bench.device, bench.quick)
+    for batch in (512, 128) if bench.cuda else (2 if bench.quick else 16,):
+        steps: dict[str, Step] = {}
+        failures: tuple[str, ...] = ()
+        for name in CASES:
+            steps[name], missed = _measure(name, batch, bench)
+            failures += missed
+        yield _times(steps, batch, best, bench, failures)
+        if bench.cuda:
+            yield _parts(steps, batch, best)
+
+
+def _measure(name: str, batch: int, bench: Bench) -> tuple[Step, tuple[str, ...]]:
+    model, settings = CASES[name]
+    if bench.quick and model != "resnet18":
+        settings = settings | SMALL
+    what = f"training step, batch {batch}, {name}"
+    bench.say(what)
+    step = _make_step(model, settings, batch, bench.device)
+    step()
+    flops, peak = convolution_flops(step), peak_memory(step, bench.device)
+    works: dict[str, Work] = {"eager": step}
+    failures: tuple[str, ...] = ()
+    if bench.cuda and name != LOOKS:
+        graphs, failures = captured({"captured": step})
+        works |= graphs
+    times = {key: timing.seconds for key, timing in alternate(works, bench, what).items()}
+    profile = None
+    if bench.cuda:
+        bench.say(f"{what}: kernels")
         alone = settings | {"overlap": False} if model.startswith("geq") else settings
-        row |= {f"{part} %": share for part, share in _shares(_make_step(model, alone, batch, device)).items()}
-    return row
+        profile = profile_of(_make_step(model, alone, batch, bench.device))
+    return Step(times["eager"], times.get("captured"), flops, peak, profile), failures
+
+
+def _times(
+    steps: dict[str, Step], batch: int, best: dict[str, float], bench: Bench, failures: tuple[str, ...]
+) -> Result:
+    reference = steps["resnet18"]
+    rows = []
+    for name, step in steps.items():
+        row: dict[str, Any] = {
+            "model": name,
+            "time (ms)": 1e3 * step.seconds,
+            "images/s": round(batch / step.seconds),
+            "÷ resnet18": step.seconds / reference.seconds,
+        }
+        if bench.cuda:
+            row["uncaptured (ms)"] = 1e3 * step.eager
+        row |= {
+            "peak (MiB)": step.peak / 2**20,
+            "GFLOP/image": step.flops / batch / 1e9,
+            "TFLOP/s": step.flops / step.seconds / 1e12,
+            "% of matmul": 100 * step.flops / step.seconds / best["matmul"],
+        }
+        rows.append(row)
+    precision = "bfloat16, channels-last, one CUDA graph where it can be" if bench.cuda else "float32"
+    notes = (in_words(best, bench.device), "GFLOP, TFLOP/s: of the convolutions, over the whole step.", *failures)
+    title = f"Training step, batch {batch}, 32 × 32, {precision}"
+    return Result("train", title, rows, notes, {"table": "step", "batch": batch})
+
+
+def _parts(steps: dict[str, Step], batch: int, best: dict[str, float]) -> Result:
+    rows = []
+    for name, step in steps.items():
+        if step.profile is None:
+            continue
+        total, convolutions = step.profile.total, step.profile.seconds["convolution"]
+        rate = step.flops / convolutions / best["matmul"] if convolutions else None
+        rows.append(
+            {"model": name, "kernels": step.profile.kernels, "card time (ms)": 1e3 * total}
+            | {f"{part} %": 100 * seconds / total for part, seconds in step.profile.seconds.items()}
+            | {"not convolution (ms)": 1e3 * (total - convolutions)}
+            | {"convolutions, % of matmul": 100 * rate if rate else None}
+        )
+    notes = (
+        "Sums over all kernels of one step, branches one after another; a step whose branches overlap is shorter.",
+        "convolutions, % of matmul: their rate while they run, over that of a large matrix product.",
+    )
+    return Result(
+        "train", f"Where the card's time goes, batch {batch}", rows, notes, {"table": "parts", "batch": batch}
+    )
 
 
 def _make_step(model: str, settings: dict[str, Any], batch: int, device: torch.device) -> Callable[[], Tensor]:
@@ -79,25 +145,3 @@ def _make_step(model: str, settings: dict[str, Any], batch: int, device: torch.d
         return loss.detach()
 
     return step
-
-
-def _shares(step: Callable[[], Tensor]) -> dict[str, float]:
-    """How the card's time divides among kinds of kernels."""
-    step()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
-        step()
-        torch.cuda.synchronize()
-    times = dict.fromkeys(PARTS, 0.0)
-    for event in profile.events() or []:
-        if str(event.device_type).endswith("CUDA"):
-            times[_part(event.name.lower())] += event.device_time_total
-    total = sum(times.values())
-    return {part: 100 * seconds / total for part, seconds in times.items()}
-
-
-def _part(kernel: str) -> str:
-    if "bn_" in kernel or "batchnorm" in kernel or "batch_norm" in kernel:
-        return "batch norm"
-    if any(word in kernel for word in ("conv", "cutlass", "xmma", "gemm", "dgrad", "wgrad", "fprop", "cudnn")):
-        return "convolution"
-    return "patch step" if kernel in ("forward", "backward") else "other"

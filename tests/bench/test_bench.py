@@ -8,13 +8,24 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from kerneq.bench.cli import app
+from kerneq.bench.limits import convolution_flops, limits
 from kerneq.bench.memory import peak_memory
+from kerneq.bench.peers import OURS, fewest, ours, residual_of
 from kerneq.bench.problems import conv, dense
+from kerneq.bench.profile import part_of
+from kerneq.bench.scaling import _grown
 from kerneq.bench.table import Result, save, text
-from kerneq.bench.timing import alternate, measure
-from kerneq.bench.train import _part
+from kerneq.bench.timing import Bench, Timing, alternate, measure
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def test_a_measurement_repeats_the_work_and_takes_its_median():
@@ -26,9 +37,17 @@ def test_a_measurement_repeats_the_work_and_takes_its_median():
 def test_works_measured_side_by_side_take_turns():
     order = []
     works = {name: (lambda name=name: order.append(name)) for name in "ab"}
-    assert set(alternate(works, CPU, rounds=2, budget=0.0)) == {"a", "b"}
+    said = []
+    assert set(alternate(works, Bench(CPU, False, said.append), "work")) == {"a", "b"}
     turns = [name for i, name in enumerate(order) if i == 0 or order[i - 1] != name]
-    assert turns == ["a", "b", "a", "b"]
+    assert turns == ["a", "b"] * 3
+    assert said[:2] == ["work: a, round 1 of 3", "work: b, round 1 of 3"]
+
+
+def test_a_timing_has_the_median_the_middle_half_and_the_late_calls():
+    timing = Timing.of([float(n) for n in range(101)])
+    assert timing == Timing(50.0, 1.0, 90.0)
+    assert Timing.of([2.0]) == Timing(2.0, 0.0, 2.0)
 
 
 def test_peak_memory_counts_what_is_held_at_once():
@@ -44,7 +63,7 @@ def test_peak_memory_counts_what_is_held_at_once():
 
 @pytest.mark.parametrize("norm", [1.0, 2.0])
 def test_the_equations_measured_sit_at_their_bound(norm):
-    for cell, x in (dense(CPU, norm), conv(CPU, norm, batch=1, size=8)):
+    for cell, x in (dense(CPU, norm, batch=2), conv(CPU, norm, batch=1, size=8)):
         assert float(cell.bind(x).bound) == pytest.approx(norm**2, rel=1e-4)
 
 
@@ -58,16 +77,77 @@ def test_a_result_is_a_table_and_a_file_with_its_environment(tmp_path):
     assert written["environment"]["torch"] == torch.__version__
 
 
+def test_large_numbers_are_written_out_and_small_ones_with_three_digits():
+    assert [text(x) for x in (0.012345, 12.345, 5140.4, 22224, "Picard")] == [
+        "0.0123",
+        "12.3",
+        "5140",
+        "22224",
+        "Picard",
+    ]
+
+
 def test_kernels_are_sorted_by_what_they_do():
-    assert _part("cudnn::bn_fw_tr_1c11") == "batch norm"
-    assert _part("sm90_xmma_fprop_implicit_gemm") == "convolution"
-    assert _part("forward") == "patch step"
-    assert _part("vectorized_elementwise_kernel") == "other"
+    assert part_of("cudnn::bn_fw_tr_1c11") == "batch norm"
+    assert part_of("norm_relu_forward") == "batch norm"
+    assert part_of("sm90_xmma_fprop_implicit_gemm") == "convolution"
+    assert part_of("forward") == "patch step"
+    assert part_of("vectorized_elementwise_kernel") == "other"
+    assert part_of("reduce_kernel<512, 1, normtwoops>") == "other"
 
 
-def test_the_command_prints_ratios_and_writes_its_results(tmp_path):
-    arguments = ["scaling", "--device", "cpu", "--quick", "--out", str(tmp_path), "--threads", "1"]
+def test_the_operations_of_convolutions_are_counted_forward_and_backward():
+    layer = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3, padding=1), torch.nn.Flatten(), torch.nn.Linear(5 * 64, 7))
+    x = torch.randn(2, 3, 8, 8, requires_grad=True)
+    one = 2 * 2 * 64 * 3 * 5 * 9  # a multiplication and an addition, by batch, pixels, channels, window
+    assert convolution_flops(lambda: layer(x)) == one
+    assert convolution_flops(lambda: torch.autograd.backward(layer(x).sum())) == 3 * one
+
+
+def test_the_limits_of_the_machine_are_rates():
+    best = limits(CPU, quick=True)
+    assert 1e8 < best["copy"] < 1e13 and 1e8 < best["matmul"] < 1e14
+
+
+def test_the_fewest_steps_reach_the_tolerance_and_one_less_does_not():
+    cell, x = dense(CPU, 2.0, batch=4)
+    with torch.no_grad():
+        f = cell.bind(x)
+    z0, solver = cell.initial(f), OURS["Anderson(5)"]
+    steps = fewest(f, z0, solver, most=30, tol=1e-3)
+    assert steps is not None and steps > 1
+    assert residual_of(f, ours(f, z0, solver, steps)) <= 1e-3 < residual_of(f, ours(f, z0, solver, steps - 1))
+    assert fewest(f, z0, solver, most=2, tol=1e-6) is None
+
+
+def test_growth_is_the_exponent_between_two_rows():
+    first = _grown({"batch": 2, "time (ms)": 1.0, "captured (ms)": None, "peak (MiB)": 3.0}, None, "batch")
+    second = _grown({"batch": 4, "time (ms)": 8.0, "captured (ms)": None, "peak (MiB)": 6.0}, first, "batch")
+    assert first["time ∝ n^"] is None
+    assert second["time ∝ n^"] == pytest.approx(3) and second["peak ∝ n^"] == pytest.approx(1)
+    assert second["captured ∝ n^"] is None
+    assert list(second)[:3] == ["batch", "time (ms)", "time ∝ n^"]
+
+
+TABLES = {
+    "solvers": (4, {"step", "residual"}, "÷ bare f"),
+    "layer": (1, {"layer"}, "÷ torchdeq's best"),
+    "train": (1, {"step"}, "÷ resnet18"),
+    "inference": (2, {"prediction"}, "÷ resnet18 likewise"),
+    "scaling": (4, {"growth"}, "÷ bare f"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_command_prints_ratios_and_writes_its_results(name, tmp_path):
+    if name in ("solvers", "layer"):
+        pytest.importorskip("torchdeq", reason="torchdeq is what these are compared with")
+    arguments = [name, "--device", "cpu", "--quick", "--out", str(tmp_path), "--threads", "1"]
     ran = CliRunner().invoke(app, arguments)
+    count, tables, ratio = TABLES[name]
     assert ran.exit_code == 0, ran.output
-    assert "× the first" in ran.output
-    assert len(json.loads((tmp_path / "scaling-cpu.json").read_text())["results"]) == 4
+    assert ratio in ran.output
+    results = json.loads((tmp_path / f"{name}-cpu.json").read_text())["results"]
+    assert len(results) == count and {result["asked"]["table"] for result in results} == tables
+    for result in results:
+        assert all(list(row) == list(result["rows"][0]) for row in result["rows"])

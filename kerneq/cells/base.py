@@ -12,7 +12,7 @@ from ..prox import AbstractProx
 from ..solution import check_positive, check_whole
 from .equation import Equation
 
-OBSERVED = 32  # samples of a batch that `observe` looks at: enough to follow a statistic, next to nothing in cost
+OBSERVED = 32  # samples of a batch that `observe` looks at: enough for a statistic, next to nothing in cost
 
 
 class AbstractCell(nn.Module, abc.ABC):
@@ -42,7 +42,6 @@ class AbstractKernelCell(AbstractCell):
     """Kernel + operator + prox. a = Ux + b is made by `inject`; norm bounds ‖W‖‖W_h‖, so that L ≤ norm²."""
 
     inject: nn.Module
-    energy: Tensor  # mean of E at the last equilibria observed
     shape: tuple[int | None, ...]  # of the input; None where any number will do
 
     def __init__(
@@ -61,13 +60,16 @@ class AbstractKernelCell(AbstractCell):
         self.similarity = kernel.similarity(features, conv=operator.size > 0)
         self.norm, self.prox = float(norm), prox
         self.compiled = False
-        self.register_buffer("energy", torch.tensor(torch.nan), persistent=False)
+        self.seen: tuple[Tensor, Tensor] | None = None  # a and z of some samples of the last batch in training
 
     def bind(self, x: Tensor) -> Equation:
         self.check(x)
         a = self.inject(x)
+        return self._equation(a, self.operator.norm(a))
+
+    def _equation(self, a: Tensor, raw: Tensor) -> Equation:
+        """The equation for a = Ux + b, where the norm of W as it is now is `raw`."""
         gain = self.similarity.gain()
-        raw = self.operator.norm(a)
         scale = limited(raw * gain, self.similarity.allowance(self.norm))
         similarity = self.similarity.bind(a, self.norm)
         bound = similarity.lipschitz((raw * scale * gain).detach())
@@ -90,7 +92,14 @@ class AbstractKernelCell(AbstractCell):
             return self.similarity.diagnostics()
         raw = float(self.operator.last_norm() * self.similarity.gain())
         held = min(raw, self.similarity.allowance(self.norm))
-        return {"norm_raw": raw, "norm": held, "energy": float(self.energy)} | self.similarity.diagnostics()
+        return {"norm_raw": raw, "norm": held, "energy": self._energy()} | self.similarity.diagnostics()
+
+    def _energy(self) -> float:
+        """Mean of E at the equilibria seen last."""
+        if self.seen is None:
+            return torch.nan
+        a, z = (part.to(self.operator.weight) for part in self.seen)
+        return float(self._equation(a, self.operator.last_norm()).energy(z).mean())
 
     def initial(self, f: AbstractMap) -> Tensor:
         """z = 0, stored as a is: channels-last or not."""
@@ -103,14 +112,12 @@ class AbstractKernelCell(AbstractCell):
 
     @torch.no_grad()
     def observe(self, f: AbstractMap, z: Tensor) -> None:
+        """Keep a few samples for `diagnostics`; what follows the data follows it now."""
         assert isinstance(f, Equation)
-        some = f.rows(torch.arange(min(OBSERVED, len(z)), device=z.device))
-        z = z[:OBSERVED]
-        v = some.operator(z)
-        self.similarity.observe(some.similarity.a, v)
-        energy, _ = some.total(z, some.similarity.slope(z, v, value=True).value)
-        assert energy is not None
-        self.energy.copy_(energy.mean())
+        a, z = f.similarity.a[:OBSERVED], z[:OBSERVED]
+        self.seen = a.clone(), z.clone()
+        if self.similarity.adapts:
+            self.similarity.observe(a, f.operator(z))
 
     def check(self, x: Tensor) -> None:
         """Refuse an input this cell cannot work with, in one sentence."""

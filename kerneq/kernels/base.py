@@ -77,6 +77,11 @@ class AbstractSimilarity(nn.Module, abc.ABC):
         """Numbers worth following over a training run."""
         return {}
 
+    @property
+    def adapts(self) -> bool:
+        """Whether `observe` has an effect."""
+        return False
+
     def observe(self, a: Tensor, v: Tensor) -> None:  # noqa: B027
         """Look at v = Wz of an equilibrium found in training; for kernels that adapt to it."""
 

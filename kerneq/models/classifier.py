@@ -1,5 +1,6 @@
 """stem → branches of equilibrium layers at several scales → fusion → head: GEQ, KerDEQ, OptEq and MOptEq."""
 
+import functools
 from typing import Literal, final, overload
 
 import torch
@@ -40,7 +41,8 @@ class Classifier(nn.Module):
         levels = pyramid(self.stem(x), self.config.scales)
         inputs = [levels[scale] for scale in self.config.scales]
         results = run_branches(self._branches(), inputs, self.config.overlap)
-        fused = torch.relu(self.norm(torch.stack([z for z, _ in results]).mean(0)))
+        mean = functools.reduce(torch.add, [z for z, _ in results]) / len(results)
+        fused = torch.relu(self.norm(mean))
         logits: Tensor = self.head(fused.mean((2, 3)))
         if not solutions:
             return logits

@@ -79,10 +79,13 @@ class GaussianSimilarity(AbstractSimilarity):
     def diagnostics(self) -> dict[str, float]:
         return {"gamma": float(self.width())}
 
+    @property
+    def adapts(self) -> bool:
+        return self.width.adapts
+
     @torch.no_grad()
     def observe(self, a: Tensor, v: Tensor) -> None:
-        if self.width.adapts:
-            self.width.observe(_distances(a - v, self.project.weight, self.split, self.patch))
+        self.width.observe(_distances(a - v, self.project.weight, self.split, self.patch))
 
 
 @final

@@ -38,15 +38,15 @@ def inner(many: Tensor, one: Tensor) -> Tensor:
         return torch.bmm(many, one.unsqueeze(2)).squeeze(2)
     total = torch.zeros(many.shape[:2], dtype=torch.float32, device=many.device)
     size = 2**12 if many.is_cpu else 2**16  # on a CPU what a cache holds, on a GPU few launches
-    for part, piece in zip(many.split(size, dim=2), one.split(size, dim=1), strict=True):
+    for part, piece in zip(torch.split(many, size, 2), torch.split(one, size, 1), strict=True):
         total += torch.bmm(part.float(), piece.float().unsqueeze(2)).squeeze(2)
     return total
 
 
-def solve_positive(A: Tensor, b: Tensor) -> Tensor:
-    """A⁻¹b for small positive definite A (batch, m, m), by elimination without pivoting.
+def eliminate(A: Tensor, b: Tensor) -> Tensor:
+    """A⁻¹b for small positive definite A (batch, m, m), without pivoting.
 
-    Plain operations, where the libraries' batched solvers wait for the device or cannot be in a CUDA graph.
+    By plain operations, for a GPU: the libraries' batched solvers wait for it or cannot be in a CUDA graph.
     """
     A, x, size = A.clone(), b.clone(), A.shape[1]
     for k in range(size - 1):
@@ -156,7 +156,8 @@ class History:
         eye = torch.eye(self.valid.shape[1], dtype=unit.dtype, device=unit.device)
         both = self.valid.unsqueeze(1) & self.valid.unsqueeze(2)
         unit = torch.where(both & unit.isfinite(), unit, 0.0) * (1 - eye) + eye * (1 + ridge)
-        y = solve_positive(unit, inverse) * inverse
+        x = torch.linalg.solve_ex(unit, inverse)[0] if unit.is_cpu else eliminate(unit, inverse)
+        y = x * inverse
         alpha = y / y.sum(1, keepdim=True)
         newest = torch.zeros_like(alpha)
         newest[:, self.newest] = 1

@@ -16,7 +16,7 @@ from torch import Tensor
 import kerneq
 from kerneq.equation import Evaluation
 from kerneq.solvers import Anderson, Broyden
-from kerneq.solvers.history import History, inner
+from kerneq.solvers.history import History, eliminate, inner
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed.")
 
@@ -130,6 +130,13 @@ def test_the_weights_minimise_the_gap_of_the_mixture():
         G = gaps[:, sample].T
         rest = torch.linalg.lstsq(G[:, 1:] - G[:, :1], -G[:, :1]).solution.flatten()
         torch.testing.assert_close(alpha[sample, 1:], rest)
+
+
+def test_elimination_without_pivoting_solves_positive_definite_systems():
+    torch.manual_seed(0)
+    half, b = torch.randn(4, 6, 6, dtype=torch.float64), torch.randn(4, 6, dtype=torch.float64)
+    A = half @ half.mT + 0.1 * torch.eye(6, dtype=torch.float64)
+    torch.testing.assert_close(eliminate(A, b), torch.linalg.solve(A, b))
 
 
 def test_a_sample_that_is_not_accepted_forgets_everything():

@@ -157,7 +157,7 @@ class History:
         both = self.valid.unsqueeze(1) & self.valid.unsqueeze(2)
         unit = torch.where(both & unit.isfinite(), unit, 0.0) * (1 - eye) + eye * (1 + ridge)
         x = torch.linalg.solve_ex(unit, inverse)[0] if unit.is_cpu else eliminate(unit, inverse)
-        y = x * inverse
+        y = inverse * x  # stored as `inverse` is: LAPACK's order of x would slow down the mixing
         alpha = y / y.sum(1, keepdim=True)
         newest = torch.zeros_like(alpha)
         newest[:, self.newest] = 1

@@ -17,6 +17,7 @@ LAYERS = [
     "prox",
     "equation",
     "spectrum",
+    "convolution",
     "operators",
     "kernels",
     "solvers",

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..solution import Solution
 from .config import ClassifierConfig
+from .norm import BatchNorm
 from .overlap import run_branches
 from .parts import Branch, make_stem
 from .pictures import check_pictures
@@ -29,7 +30,7 @@ class Classifier(nn.Module):
         self.branches = nn.ModuleList(
             Branch(config, scale, features) for scale, features in zip(config.scales, config.features, strict=True)
         )
-        self.norm = nn.BatchNorm2d(config.width)
+        self.norm = BatchNorm(config.width, relu=True)
         self.head = nn.Linear(config.width, classes)
 
     @overload
@@ -42,8 +43,7 @@ class Classifier(nn.Module):
         inputs = [levels[scale] for scale in self.config.scales]
         results = run_branches(self._branches(), inputs, self.config.overlap)
         mean = functools.reduce(torch.add, [z for z, _ in results]) / len(results)
-        fused = torch.relu(self.norm(mean))
-        logits: Tensor = self.head(fused.mean((2, 3)))
+        logits: Tensor = self.head(self.norm(mean).mean((2, 3)))
         if not solutions:
             return logits
         return logits, {f"branch{index}": solution for index, (_, solution) in enumerate(results)}

@@ -91,12 +91,12 @@ def forward(
     stats = torch.empty((2, C), device=x.device, dtype=torch.float32)
     y = torch.empty_like(x)
     with _on(x):
-        norm_triton.forward_sums[grid.shape](x, parts, P, tiles, *grid.constants, num_warps=tiling.warps)
-        norm_triton.forward_finish[(1, triton.cdiv(C, MERGED))](
+        norm_triton.norm_forward_sums[grid.shape](x, parts, P, tiles, *grid.constants, num_warps=tiling.warps)
+        norm_triton.norm_forward_finish[(1, triton.cdiv(C, MERGED))](
             parts, stats, running_mean, running_var, count, G, tiles, P, momentum, eps,
             C, grid.height, triton.next_power_of_2(G), MERGED, num_warps=8,
         )  # fmt: skip
-        norm_triton.forward_apply[grid.shape](
+        norm_triton.norm_forward_apply[grid.shape](
             x, y, stats, weight, bias, P, tiles, *grid.constants, relu, num_warps=tiling.warps
         )
     return y, stats
@@ -113,14 +113,14 @@ def backward(
     line = torch.empty((2, C), device=x.device, dtype=torch.float32)
     dx, grad_weight, grad_bias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
     with _on(x):
-        norm_triton.backward_sums[grid.shape](
+        norm_triton.norm_backward_sums[grid.shape](
             g, x, stats, weight, bias, parts, P, tiles, *grid.constants, relu, num_warps=tiling.warps
         )
-        norm_triton.backward_finish[(1, triton.cdiv(C, MERGED))](
+        norm_triton.norm_backward_finish[(1, triton.cdiv(C, MERGED))](
             parts, stats, weight, grad_weight, grad_bias, line, G, P,
             C, triton.next_power_of_2(G), MERGED, num_warps=8,
         )  # fmt: skip
-        norm_triton.backward_apply[grid.shape](
+        norm_triton.norm_backward_apply[grid.shape](
             g, x, dx, stats, weight, bias, line, P, tiles, *grid.constants, relu, num_warps=tiling.warps
         )
     return dx, grad_weight, grad_bias

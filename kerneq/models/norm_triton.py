@@ -71,7 +71,7 @@ def _output(d, scale, bias, dtype: tl.constexpr):
 
 
 @triton.jit
-def forward_sums(
+def norm_forward_sums(
     x, parts, P, tiles,
     C: tl.constexpr, U: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
@@ -98,7 +98,7 @@ def forward_sums(
 
 
 @triton.jit
-def forward_finish(
+def norm_forward_finish(
     parts, stats, running_mean, running_var, count, programs, tiles, P, momentum, eps,
     C: tl.constexpr, ROWS: tl.constexpr, G: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
@@ -117,7 +117,7 @@ def forward_finish(
 
 
 @triton.jit
-def forward_apply(
+def norm_forward_apply(
     x, y, stats, weight, bias, P, tiles,
     C: tl.constexpr, U: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, S: tl.constexpr,
     RELU: tl.constexpr,
@@ -144,7 +144,7 @@ def _incoming(g, x, at, inside, mean, scale, shift, FULL: tl.constexpr, RELU: tl
 
 
 @triton.jit
-def backward_sums(
+def norm_backward_sums(
     g, x, stats, weight, bias, parts, P, tiles,
     C: tl.constexpr, U: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, S: tl.constexpr,
     RELU: tl.constexpr,
@@ -164,7 +164,7 @@ def backward_sums(
 
 
 @triton.jit
-def backward_finish(
+def norm_backward_finish(
     parts, stats, weight, grad_weight, grad_bias, line, programs, P, C: tl.constexpr, G: tl.constexpr, B: tl.constexpr
 ):
     """The gradients of weight and bias, and the line (offset, slope) in x − mean that dx has beside g."""
@@ -179,7 +179,7 @@ def backward_finish(
 
 
 @triton.jit
-def backward_apply(
+def norm_backward_apply(
     g, x, dx, stats, weight, bias, line, P, tiles,
     C: tl.constexpr, U: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, S: tl.constexpr,
     RELU: tl.constexpr,

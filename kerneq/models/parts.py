@@ -7,14 +7,14 @@ from torch import Tensor, nn
 from ..cells import ConvCell
 from ..solution import Solution
 from .config import ClassifierConfig
+from .norm import BatchNorm
 from .pool import pool, unpool
 
 
 def conv_norm_relu(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
-        nn.BatchNorm2d(outputs),
-        nn.ReLU(inplace=True),
+        BatchNorm(outputs, relu=True),
     )
 
 
@@ -51,7 +51,7 @@ class Branch(nn.Module):
         self.scale, self.fusion = scale, config.fusion
         kernel = config.make_kernel()
         channels = config.width if kernel.in_state else features
-        norm = nn.BatchNorm2d(channels)
+        norm = BatchNorm(channels)
         nn.init.constant_(norm.weight, config.input_scale)
         cell = ConvCell(
             kernel,
@@ -62,7 +62,7 @@ class Branch(nn.Module):
             inject=nn.Sequential(nn.Conv2d(config.width, channels, 3, padding=1, bias=False), norm),
         )
         self.equilibrium = config.make_layer(cell)
-        self.norm = nn.BatchNorm2d(config.width)
+        self.norm = BatchNorm(config.width)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Solution]:
         solution: Solution = self.equilibrium(x)

@@ -10,6 +10,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from kerneq.models.norm import synchronised
 from kerneq.training.errors import TrainingError
 
 
@@ -60,7 +61,7 @@ class Process:
         """Batch norms over all processes, where PyTorch has them (GPUs)."""
         if self.world == 1 or self.device.type != "cuda":
             return model
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        return synchronised(model)
 
 
 def start(device: str) -> Process:

@@ -57,7 +57,7 @@ def test_the_kernel_computes_the_masked_adjoint_of_every_size_it_takes():
     code = """
 import torch
 from torch.nn.functional import conv_transpose2d
-from kerneq.convolution_triton import masked_adjoint
+from kerneq.convolution.adjoint_triton import masked_adjoint
 torch.manual_seed(0)
 def last(*shape): return torch.randn(*shape).to(memory_format=torch.channels_last)
 for batch, side in ((1, 32), (2, 16), (3, 8), (9, 4)):

@@ -1,7 +1,7 @@
 """The adjoint of a convolution with what follows it done before the result reaches memory, on CUDA.
 
 σ after Wᵀ costs a third of the convolution when it is a pass of its own: a state has several times as many numbers as
-the features. cuDNN has ReLU built in; the mask of the backward pass is ours (`convolution_triton`).
+the features. cuDNN has ReLU built in; the mask of the backward pass is ours (`adjoint_triton`).
 """
 
 import importlib.util
@@ -14,9 +14,10 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 def cudnn_fuses(v: Tensor, weight: Tensor) -> bool:
+    if not v.is_cuda or torch.version.cuda is None or torch.compiler.is_compiling():  # a compiler fuses by itself
+        return False
     differentiable = torch.is_grad_enabled() and (v.requires_grad or weight.requires_grad)
-    wide = v.dtype in _HALF or v.dtype == torch.float32
-    return v.is_cuda and torch.version.cuda is not None and wide and v.dtype == weight.dtype and not differentiable
+    return v.dtype in (*_HALF, torch.float32) and v.dtype == weight.dtype and not differentiable
 
 
 def relu(v: Tensor, weight: Tensor, shift: Tensor | None) -> Tensor:
@@ -30,13 +31,13 @@ def relu(v: Tensor, weight: Tensor, shift: Tensor | None) -> Tensor:
 def triton_fuses(v: Tensor, weight: Tensor) -> bool:
     if not (v.is_cuda and _HAS_TRITON and v.dtype in _HALF and v.dtype == weight.dtype):
         return False
-    from . import convolution_triton
+    from . import adjoint_triton
 
-    return convolution_triton.fits(v, weight)
+    return adjoint_triton.fits(v, weight)
 
 
 def masked(v: Tensor, weight: Tensor, z: Tensor, g: Tensor | None, sign: int) -> Tensor:
     """g ± Wᵀv where z > 0, else 0; `weight` is that of W."""
-    from . import convolution_triton
+    from . import adjoint_triton
 
-    return convolution_triton.masked_adjoint(v, weight, z, g, sign)
+    return adjoint_triton.masked_adjoint(v, weight, z, g, sign)

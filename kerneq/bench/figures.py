@@ -109,6 +109,9 @@ def curves(panels: Sequence[Panel], places: Sequence[str], labels: Sequence[str]
         axes.set_xticks(panel.labels, [str(x) for x in panel.labels])
         axes.xaxis.set_minor_locator(NullLocator())
         low, high = axes.get_ylim()
+        if high / low < 10:  # at least a decade, or what hardly grows would look as if it did
+            low, high = low / (10 * low / high) ** 0.5, high * (10 * low / high) ** 0.5
+            axes.set_ylim(low, high)
         _few_ticks(axes.yaxis, high / low)
         axes.set_title(panel.title)
         axes.set_xlabel(place)

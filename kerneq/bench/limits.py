@@ -28,9 +28,18 @@ def in_words(best: dict[str, float], device: torch.device) -> str:
     return f"This machine, measured in this run: copy {best['copy'] / 1e9:.0f} GB/s, {products}."
 
 
-def convolution_flops(work: Callable[[], object]) -> int:
-    """Floating-point operations of all convolutions of one call, backward ones included."""
+def convolution_flops(step: Callable[[], object]) -> int:
+    """Floating-point operations of all convolutions of one call on a CPU, backward ones included.
+
+    On a GPU the count would miss those inside fused kernels. The first call settles what is settled once.
+    """
+    step()
     with FlopCounterMode(display=False) as counter:
-        work()
+        step()
     counts = counter.get_flop_counts().get("Global", {})
     return sum(count for operation, count in counts.items() if "conv" in str(operation))
+
+
+def flops_of_an_image(make: Callable[[int], Callable[[], object]], batch: int) -> int:
+    """What one image more than `batch` adds: without what a step does once, whatever its batch."""
+    return convolution_flops(make(batch + 1)) - convolution_flops(make(batch))

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from kerneq.bench.limits import convolution_flops, in_words, limits
+from kerneq.bench.limits import convolution_flops, flops_of_an_image, in_words, limits
 from kerneq.bench.memory import peak_memory
 from kerneq.bench.peers import captured
 from kerneq.bench.profile import Profile, profile_of
 from kerneq.bench.table import Result
 from kerneq.bench.timing import Bench, Work, alternate, in_layout
+from kerneq.cells.base import OBSERVED
 from kerneq.models import build
 
 FIXED = {"solver": "picard", "max_steps": 4, "check_every": 4}
@@ -34,7 +35,7 @@ class Step:
 
     eager: float  # seconds
     captured: float | None  # as a CUDA graph
-    flops: int  # of its convolutions
+    flops: int | None  # of its convolutions, where that is known
     peak: int
     profile: Profile | None
 
@@ -64,7 +65,7 @@ def _measure(name: str, batch: int, bench: Bench) -> tuple[Step, tuple[str, ...]
     bench.say(what)
     step = _make_step(model, settings, batch, bench.device)
     step()
-    flops, peak = convolution_flops(step), peak_memory(step, bench.device)
+    peak = peak_memory(step, bench.device)
     works: dict[str, Work] = {"eager": step}
     failures: tuple[str, ...] = ()
     if bench.cuda and name != LOOKS:
@@ -76,7 +77,18 @@ def _measure(name: str, batch: int, bench: Bench) -> tuple[Step, tuple[str, ...]
         bench.say(f"{what}: kernels")
         alone = settings | {"overlap": False} if model.startswith("geq") else settings
         profile = profile_of(_make_step(model, alone, batch, bench.device))
-    return Step(times["eager"], times.get("captured"), flops, peak, profile), failures
+    bench.say(f"{what}: operations")
+    return Step(times["eager"], times.get("captured"), _flops(name, settings, batch, bench), peak, profile), failures
+
+
+def _flops(name: str, settings: dict[str, Any], batch: int, bench: Bench) -> int | None:
+    """Of the convolutions of a step. On a GPU counted by a twin on the CPU, which cannot know how far a solve looks."""
+    cpu = torch.device("cpu")
+    if not bench.cuda:
+        return convolution_flops(_make_step(CASES[name][0], settings, batch, cpu))
+    if name == LOOKS:
+        return None
+    return batch * flops_of_an_image(lambda size: _make_step(CASES[name][0], settings, size, cpu), OBSERVED + 1)
 
 
 def _times(
@@ -95,9 +107,9 @@ def _times(
             row["uncaptured (ms)"] = 1e3 * step.eager
         row |= {
             "peak (MiB)": step.peak / 2**20,
-            "GFLOP/image": step.flops / batch / 1e9,
-            "TFLOP/s": step.flops / step.seconds / 1e12,
-            "% of matmul": 100 * step.flops / step.seconds / best["matmul"],
+            "GFLOP/image": step.flops / batch / 1e9 if step.flops else None,
+            "TFLOP/s": step.flops / step.seconds / 1e12 if step.flops else None,
+            "% of matmul": 100 * step.flops / step.seconds / best["matmul"] if step.flops else None,
         }
         rows.append(row)
     precision = "bfloat16, channels-last, one CUDA graph where it can be" if bench.cuda else "float32"
@@ -112,7 +124,7 @@ def _parts(steps: dict[str, Step], batch: int, best: dict[str, float]) -> Result
         if step.profile is None:
             continue
         total, convolutions = step.profile.total, step.profile.seconds["convolution"]
-        rate = step.flops / convolutions / best["matmul"] if convolutions else None
+        rate = step.flops / convolutions / best["matmul"] if convolutions and step.flops else None
         rows.append(
             {"model": name, "kernels": step.profile.kernels, "card time (ms)": 1e3 * total}
             | {f"{part} %": 100 * seconds / total for part, seconds in step.profile.seconds.items()}

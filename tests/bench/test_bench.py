@@ -13,7 +13,7 @@ from kerneq.bench.memory import peak_memory
 from kerneq.bench.peers import OURS, fewest, ours, residual_of
 from kerneq.bench.problems import conv, dense
 from kerneq.bench.profile import part_of
-from kerneq.bench.scaling import _grown
+from kerneq.bench.scaling import _flops, _grown, _works
 from kerneq.bench.table import Result, save, text
 from kerneq.bench.timing import Bench, Timing, alternate, measure
 
@@ -102,6 +102,12 @@ def test_the_operations_of_convolutions_are_counted_forward_and_backward():
     one = 2 * 2 * 64 * 3 * 5 * 9  # a multiplication and an addition, by batch, pixels, channels, window
     assert convolution_flops(lambda: layer(x)) == one
     assert convolution_flops(lambda: torch.autograd.backward(layer(x).sum())) == 3 * one
+
+
+def test_operations_counted_by_a_small_twin_are_those_of_the_work_itself():
+    sizes = {"batch": 40, "picture": 16, "steps": 3, "width": 32}
+    direct = convolution_flops(_works(CPU, 40, 16, 3, 32)[0])
+    assert 0.95 * direct < _flops(sizes) <= direct  # less what is done once, whatever the batch
 
 
 def test_the_limits_of_the_machine_are_rates():

@@ -7,7 +7,7 @@ from typing import final
 
 from torch import nn
 
-from kerneq.config import load
+from kerneq.config import Config, load
 from kerneq.training import checkpoint
 from kerneq.training.data import plain_batches, read
 from kerneq.training.errors import CheckpointError, TrainingError
@@ -43,8 +43,8 @@ def evaluate(
     folder = Folder(path)
     if not folder.config.exists():
         raise TrainingError(f"{path} is not a run folder: it has no config.toml.")
-    config = load(folder.config)
     process = Process(0, 1, choose(device))
+    config = _laid_out(load(folder.config), process)
     images = read(config, "test")
     model = place(build(config, images), config, process)
     epoch = restore(model, folder.checkpoint(which))
@@ -57,6 +57,13 @@ def evaluate(
     result = Evaluation(config.model.name, config.data.name, which, epoch, size, scores)
     write_atomically(path / "evaluation.json", (json.dumps(dataclasses.asdict(result), indent=2) + "\n").encode())
     return result
+
+
+def _laid_out(config: Config, process: Process) -> Config:
+    """On a CPU channels-last whatever the training used: oneDNN's convolutions then need no reordering."""
+    if process.device.type != "cpu":
+        return config
+    return dataclasses.replace(config, training=dataclasses.replace(config.training, channels_last=True))
 
 
 def restore(model: nn.Module, path: Path) -> int:

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Self
 
-import torch
 from torch import Tensor
 
 from .prox import AbstractProx
@@ -53,6 +52,7 @@ class Closing:
     dz: Tensor | None  # ∂S/∂z, with its graph
     weight: Tensor  # of W, with its graph
     apply: Linear  # W
+    added: Callable[[Tensor, Tensor, int], Tensor]  # v, z, ± ↦ v ± Wz
     weight_gradient: Callable[[Tensor, Tensor], Tensor]  # of ⟨Wz, v⟩, given z and v
     bend: Linear  # N = ±∂²S/∂v²
     sign: int
@@ -63,7 +63,7 @@ class Closing:
         return self.apply(self.pull(g))
 
     def step(self, source: Tensor, y: Tensor) -> Tensor:
-        return torch.add(source, self.apply(self.pull_adjoint(self.bend(y), None, 1)), alpha=self.sign)
+        return self.added(source, self.pull_adjoint(self.bend(y), None, 1), self.sign)
 
     def recover(self, g: Tensor, y: Tensor) -> Tensor:
         return self.pull_adjoint(self.bend(y), g, self.sign)

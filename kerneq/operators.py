@@ -27,7 +27,15 @@ class BoundOperator:
     def __call__(self, z: Tensor) -> Tensor:
         if self.size == 0:
             return F.linear(z, self.weight)
+        if convolution.triton_fuses(z, self.weight, adjoint=False):
+            return convolution.product(z, self.weight, adjoint=False)
         return F.conv2d(z, self.weight, padding=self.size // 2)
+
+    def added(self, v: Tensor, z: Tensor, sign: int) -> Tensor:
+        """v ± Wz, without a graph."""
+        if self.size and convolution.triton_fuses(z, self.weight, adjoint=False):
+            return convolution.product(z, self.weight, adjoint=False, add=v, sign=sign)
+        return torch.add(v, self(z), alpha=sign)
 
     def adjoint(self, v: Tensor) -> Tensor:
         if self.size == 0:
@@ -43,8 +51,8 @@ class BoundOperator:
 
     def adjoint_masked(self, v: Tensor, z: Tensor, g: Tensor | None, sign: int) -> Tensor:
         """g ± Wᵀv where z > 0, else 0; without a graph."""
-        if self.size and convolution.triton_fuses(v, self.weight):
-            return convolution.masked(v, self.weight, z, g, sign)
+        if self.size and convolution.triton_fuses(v, self.weight, adjoint=True):
+            return convolution.product(v, self.weight, adjoint=True, add=g, sign=sign, mask=z)
         drive = self.adjoint(v)
         if g is not None:
             drive = torch.add(g, drive, alpha=sign)

@@ -55,7 +55,7 @@ class Equation(AbstractEquation):
 
         pull = functools.partial(prox.pull, z)
         weight = self.operator.weight
-        return Closing(slope.dv, slope.dz, weight, w, w.weight_gradient, bend, sign, pull, pull_adjoint)
+        return Closing(slope.dv, slope.dz, weight, w, w.added, w.weight_gradient, bend, sign, pull, pull_adjoint)
 
     def _drive(self, slope: Slope) -> Tensor:
         """∂S/∂z + Wᵀ ∂S/∂v."""

@@ -30,5 +30,8 @@ class Unrolled(AbstractGradient):
     def attach(self, f: Map, z: Tensor) -> Tensor:
         z = torch.zeros_like(z)
         for _ in range(self.steps):
-            z = descend(f.evaluate(z, energy=False), f.prox, safe_step(f.bound)) if isinstance(f, AbstractEquation) else f(z)
+            if isinstance(f, AbstractEquation):
+                z = descend(f.evaluate(z, energy=False), f.prox, safe_step(f.bound))
+            else:
+                z = f(z)
         return z

@@ -19,8 +19,8 @@ class AbstractSolver(abc.ABC, Generic[Memory]):
     """A rule z, f(z) ↦ next z. The loop in `solve` calls f once a step, measures, and decides when to stop.
 
     `steady`: a step is never worse than the point it starts from, so a solve that runs out of steps returns the
-    last step, not the last point measured. `needs_drive`: the rule looks at d(z). `needs_energy`: it looks at E, and E decides
-    what is best.
+    last step, not the last point measured. `needs_drive`: the rule looks at d(z).
+    `needs_energy`: the rule looks at E, and E decides what is best.
     """
 
     @property

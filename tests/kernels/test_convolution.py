@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from torch.nn.functional import conv_transpose2d
+from torch.nn.functional import conv2d, conv_transpose2d
 
 from kerneq.operators import BoundOperator
 
@@ -15,7 +15,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=cuda)]
 LAST = torch.channels_last
 
 
-def problem(device, dtype, batch=3, features=64, state=128, side=8):
+def problem(device, dtype, batch=3, features=128, state=128, side=8):
     torch.manual_seed(0)
     make = lambda *shape: torch.randn(*shape, device=device, dtype=torch.float64)  # noqa: E731
     v, w = make(batch, features, side, side), make(features, state, 3, 3) / (9 * features) ** 0.5
@@ -40,6 +40,9 @@ def test_relu_and_mask_after_the_adjoint_are_what_their_formulas_say(device, dty
     for sign in (1, -1):
         close(operator.adjoint_masked(v, z, None, sign), torch.where(z > 0, sign * exact, 0.0), dtype)
         close(operator.adjoint_masked(v, z, g, sign), torch.where(z > 0, g.double() + sign * exact, 0.0), dtype)
+        product = conv2d(z.double(), w.double(), padding=1)
+        close(operator(z), product, dtype)
+        close(operator.added(v, z, sign), v.double() + sign * product, dtype)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -52,19 +55,24 @@ def test_the_relu_is_differentiated_where_a_graph_is_wanted(device):
         torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)
 
 
-def test_the_kernel_computes_the_masked_adjoint_of_every_size_it_takes():
+def test_the_kernel_multiplies_adds_and_masks_at_every_size_it_takes():
     pytest.importorskip("triton")
     code = """
 import torch
-from torch.nn.functional import conv_transpose2d
-from kerneq.convolution.adjoint_triton import masked_adjoint
+from torch.nn.functional import conv2d, conv_transpose2d
+from kerneq.convolution.fused_triton import product
 torch.manual_seed(0)
 def last(*shape): return torch.randn(*shape).to(memory_format=torch.channels_last)
+def same(a, b): torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 for batch, side in ((1, 32), (2, 16), (3, 8), (9, 4)):
-    v, w, z, g = last(batch, 128, side, side), last(128, 128, 3, 3), last(batch, 128, side, side), last(batch, 128, side, side)
+    w = last(64, 128, 3, 3)
+    v, z, g = last(batch, 64, side, side), last(batch, 128, side, side), last(batch, 128, side, side)
     exact = conv_transpose2d(v, w, padding=1)
-    torch.testing.assert_close(masked_adjoint(v, w, z, None, 1), torch.where(z > 0, exact, 0.0), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(masked_adjoint(v, w, z, g, -1), torch.where(z > 0, g - exact, 0.0), rtol=1e-4, atol=1e-4)
+    same(product(v, w, True, None, 1, z), torch.where(z > 0, exact, 0.0))
+    same(product(v, w, True, g, -1, z), torch.where(z > 0, g - exact, 0.0))
+    w = last(128, 64, 3, 3)
+    same(product(v, w, False, None, 1, None), conv2d(v, w, padding=1))
+    same(product(v, w, False, g, -1, None), g - conv2d(v, w, padding=1))
 """
     in_interpreter(code)
 

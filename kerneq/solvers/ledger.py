@@ -59,15 +59,17 @@ class Ledger:
         finished = torch.zeros(batch, dtype=torch.bool)
         return cls(tol, reach, rows, residual, gap, merit, lowest, fell, steps, codes, finished)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # dynamo would take the NumPy for its own
     def observe(
         self, step: int, residual: Tensor, gap: Tensor, merit: Tensor | None = None, slack: Tensor | None = None
     ) -> Tensor:
-        """Enter one measurement; True where it is the best so far: by `merit`, give or take `slack`, or by residual.
+        """Enter one measurement; True where it is the best so far: by `merit`, give or take `slack`, or by residual."""
+        enter = _untraced if torch.compiler.is_compiling() else Ledger._enter
+        better: Tensor = enter(self, step, residual, gap, merit, slack)
+        return better
 
-        In NumPy, on the memory of the tensors: on a CPU this runs at every step, and on so few numbers an operation
-        of PyTorch costs several of NumPy's.
-        """
+    def _enter(self, step: int, residual: Tensor, gap: Tensor, merit: Tensor | None, slack: Tensor | None) -> Tensor:
+        """In NumPy, on the memory of the tensors: on a CPU this runs at every step, and on so few numbers an operation
+        of PyTorch costs several of NumPy's."""
         dtype, finished = self.residual.dtype, self.finished.numpy()
         if merit is None or slack is None:
             r, g = _on_host((residual, gap), dtype)
@@ -101,6 +103,10 @@ class Ledger:
         """The page of some of the samples."""
         fields = [field.name for field in dataclasses.fields(self) if isinstance(getattr(self, field.name), Tensor)]
         return dataclasses.replace(self, **{name: getattr(self, name)[index] for name in fields})
+
+
+# Dynamo would take the NumPy for its own.
+_untraced = torch.compiler.disable(Ledger._enter)  # type: ignore[no-untyped-call]
 
 
 def _on_host(measured: tuple[Tensor, ...], dtype: torch.dtype) -> Numbers | list[Numbers]:

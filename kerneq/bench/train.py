@@ -1,6 +1,7 @@
 """A training step of GEQ-5M by gradient rule, and of ResNet-18, in the same loop; on a GPU also where its time goes."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -83,12 +84,15 @@ def _measure(name: str, batch: int, bench: Bench) -> tuple[Step, tuple[str, ...]
 
 def _flops(name: str, settings: dict[str, Any], batch: int, bench: Bench) -> int | None:
     """Of the convolutions of a step. On a GPU counted by a twin on the CPU, which cannot know how far a solve looks."""
-    cpu = torch.device("cpu")
     if not bench.cuda:
-        return convolution_flops(_make_step(CASES[name][0], settings, batch, cpu))
-    if name == LOOKS:
-        return None
-    return batch * flops_of_an_image(lambda size: _make_step(CASES[name][0], settings, size, cpu), OBSERVED + 1)
+        return convolution_flops(_make_step(CASES[name][0], settings, batch, bench.device))
+    return None if name == LOOKS else batch * _flops_of_an_image(name)
+
+
+@functools.cache
+def _flops_of_an_image(name: str) -> int:
+    model, settings = CASES[name]
+    return flops_of_an_image(lambda size: _make_step(model, settings, size, torch.device("cpu")), OBSERVED + 1)
 
 
 def _times(

@@ -20,13 +20,17 @@ MERGED = 8  # channels a program merges: a sector of memory for every part
 
 @dataclasses.dataclass(frozen=True)
 class Tiling:
-    """How the kernels are spread over the card."""
+    """How a kernel is spread over the card."""
 
     channels: int = 256  # in a tile, at most
     unroll: int = 1  # 16-byte pieces of each map that a thread takes of a tile
     stages: int = 4  # tiles a program has under way
     warps: int = 8  # in a program
     programs: int = 4  # on a multiprocessor, each looping over its share of the tiles
+
+
+SUMS = Tiling(channels=64, stages=6, programs=2)  # fewer programs and channels: every program adds a part to merge
+APPLY = Tiling()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,47 +85,53 @@ def forward(
     momentum: float,
     eps: float,
     relu: bool,
-    tiling: Tiling | None = None,
+    sums: Tiling = SUMS,
+    apply: Tiling = APPLY,
 ) -> tuple[Tensor, Tensor]:
     """The output like x, and the means and inverse standard deviations (2, channels); moves the running ones."""
-    tiling = tiling or Tiling()
-    grid = grid_of(x, tiling)
+    grid, wide = grid_of(x, sums), grid_of(x, apply)
     P, C, tiles, G = grid.pixels, grid.channels, grid.tiles, grid.programs
     parts = torch.empty((2, G, C), device=x.device, dtype=torch.float32)
     stats = torch.empty((2, C), device=x.device, dtype=torch.float32)
     y = torch.empty_like(x)
     with _on(x):
-        norm_triton.norm_forward_sums[grid.shape](x, parts, P, tiles, *grid.constants, num_warps=tiling.warps)
+        norm_triton.norm_forward_sums[grid.shape](x, parts, P, tiles, *grid.constants, num_warps=sums.warps)
         norm_triton.norm_forward_finish[(1, triton.cdiv(C, MERGED))](
             parts, stats, running_mean, running_var, count, G, tiles, P, momentum, eps,
             C, grid.height, triton.next_power_of_2(G), MERGED, num_warps=8,
         )  # fmt: skip
-        norm_triton.norm_forward_apply[grid.shape](
-            x, y, stats, weight, bias, P, tiles, *grid.constants, relu, num_warps=tiling.warps
+        norm_triton.norm_forward_apply[wide.shape](
+            x, y, stats, weight, bias, P, wide.tiles, *wide.constants, relu, num_warps=apply.warps
         )
     return y, stats
 
 
 def backward(
-    g: Tensor, x: Tensor, stats: Tensor, weight: Tensor, bias: Tensor, relu: bool, tiling: Tiling | None = None
+    g: Tensor,
+    x: Tensor,
+    stats: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    relu: bool,
+    sums: Tiling = SUMS,
+    apply: Tiling = APPLY,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients with respect to x, weight and bias; g lies in memory as x does."""
-    tiling = tiling or Tiling()
-    grid = grid_of(x, tiling)
+    grid, wide = grid_of(x, sums), grid_of(x, apply)
     P, C, tiles, G = grid.pixels, grid.channels, grid.tiles, grid.programs
     parts = torch.empty((2, G, C), device=x.device, dtype=torch.float32)
     line = torch.empty((2, C), device=x.device, dtype=torch.float32)
     dx, grad_weight, grad_bias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
     with _on(x):
         norm_triton.norm_backward_sums[grid.shape](
-            g, x, stats, weight, bias, parts, P, tiles, *grid.constants, relu, num_warps=tiling.warps
+            g, x, stats, weight, bias, parts, P, tiles, *grid.constants, relu, num_warps=sums.warps
         )
         norm_triton.norm_backward_finish[(1, triton.cdiv(C, MERGED))](
             parts, stats, weight, grad_weight, grad_bias, line, G, P,
             C, triton.next_power_of_2(G), MERGED, num_warps=8,
         )  # fmt: skip
-        norm_triton.norm_backward_apply[grid.shape](
-            g, x, dx, stats, weight, bias, line, P, tiles, *grid.constants, relu, num_warps=tiling.warps
+        norm_triton.norm_backward_apply[wide.shape](
+            g, x, dx, stats, weight, bias, line, P, wide.tiles, *wide.constants, relu, num_warps=apply.warps
         )
     return dx, grad_weight, grad_bias
 

@@ -53,8 +53,8 @@ for dtype, tol, shape, mean, tiling in [
         y = batch_norm(leaves[0], *wanted_state, *leaves[1:], training=True)
         y = y.relu() if relu else y
         expected = [y, *torch.autograd.grad(y, leaves, g.double()), *wanted_state]
-        out, stats = norm_launch.forward(x, weight, bias, *state, 0.1, 1e-5, relu, tiling)
-        got = [out, *norm_launch.backward(g, x, stats, weight, bias, relu, tiling), *state[:2]]
+        out, stats = norm_launch.forward(x, weight, bias, *state, 0.1, 1e-5, relu, tiling, tiling)
+        got = [out, *norm_launch.backward(g, x, stats, weight, bias, relu, tiling, tiling), *state[:2]]
         errors = [error(a, b) for a, b in zip(got, expected, strict=True)]
         assert max(errors) < tol, (dtype, shape, relu, errors)
         assert state[2] == 4

@@ -54,6 +54,21 @@ def evaluate(
 
 
 @app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="A run folder, for example runs/digits.")],
+    pictures: Annotated[list[Path], typer.Argument(help="Picture files.", metavar="IMAGE...")],
+    which: Annotated[str, typer.Option(help="The best weights (on the held-out images) or the last.")] = "best",
+    top: Annotated[int, typer.Option(help="How many classes to show for each picture.", min=1)] = 5,
+    device: Device = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """What a trained run sees in picture files: classes, probabilities, and whether its equilibrium was found."""
+    from kerneq.commands import predict as command
+
+    command.run(run, pictures, which, top, device, as_json)
+
+
+@app.command()
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...")],
     output: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),

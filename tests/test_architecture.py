@@ -32,6 +32,7 @@ LAYERS = [
     "kglm.experiments",
     "training",
     "evaluate",
+    "predict",
     "report",
     "bench",
     "commands",

@@ -135,7 +135,7 @@ class AbstractOperator(nn.Module, abc.ABC):
             self.vector = start.to(self.weight)
         if traced:
             return
-        now = (self.weight.data_ptr(), 0 if self.weight.is_inference() else self.weight._version)
+        now = self._identity()
         track = self.training and not fresh
         if track or fresh or now != self._settled:
             if self.vector.is_inference():
@@ -145,13 +145,21 @@ class AbstractOperator(nn.Module, abc.ABC):
                 self.vector.copy_(top_singular_vector(w, w.adjoint, _wide(self.vector), steps, lanczos=not track))
             self._settled = None if track else now
 
+    def _identity(self) -> tuple[int, int]:
+        return self.weight.data_ptr(), 0 if self.weight.is_inference() else self.weight._version
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """With whether `vector` belongs to the weight: where it does, a model that is loaded has nothing to settle."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "settled"] = torch.tensor(self._settled == self._identity())
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        saved = state_dict.get(prefix + "vector")
-        if saved is not None:
-            if saved.shape != self.vector.shape:  # it depends on the pictures the saved model has seen
-                self.vector = torch.zeros_like(saved, dtype=self.weight.dtype, device=self.vector.device)
-            self._settled = None
+        saved, settled = state_dict.get(prefix + "vector"), state_dict.pop(prefix + "settled", False)
+        if saved is not None and saved.shape != self.vector.shape:  # it depends on the pictures the model has seen
+            self.vector = torch.zeros_like(saved, dtype=self.weight.dtype, device=self.vector.device)
         super()._load_from_state_dict(state_dict, prefix, *args)
+        whole = saved is not None and prefix + "weight" in state_dict
+        self._settled = self._identity() if whole and bool(settled) else None
 
 
 @final

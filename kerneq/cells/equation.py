@@ -29,6 +29,8 @@ class Equation(AbstractEquation):
     def evaluate(self, z: Tensor, drive: bool = True, energy: bool = True) -> Evaluation:
         if self.compiled and not torch.is_grad_enabled():
             bare = self.on(*[tensor.detach() for tensor in self.tensors()])  # dynamo warns of tensors with a graph
+            for tensor in (z, bare.similarity.a):  # one program for every batch: samples leave as they finish
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
             return Evaluation(z, *_compiled()(bare, z, drive, energy))
         return Evaluation(z, *self.products(z, drive, energy))
 
@@ -101,4 +103,4 @@ class Equation(AbstractEquation):
 
 @functools.cache
 def _compiled() -> Any:
-    return torch.compile(Equation.products, dynamic=False)
+    return torch.compile(Equation.products)

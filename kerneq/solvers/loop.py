@@ -139,10 +139,8 @@ def _first(f: Map, z0: Tensor | None, solver: AbstractSolver[Any]) -> Evaluation
 
 
 def _look(ledger: Ledger, step: int, at: Evaluation) -> Tensor:
-    residual, gap = relative_residual(at)
-    if at.energy is None or at.rounding is None:
-        return ledger.observe(step, residual, gap, residual, torch.zeros_like(residual))
-    return ledger.observe(step, residual, gap, at.energy, at.rounding)
+    better: Tensor = ledger.observe(step, *relative_residual(at), at.energy, at.rounding)
+    return better
 
 
 def _pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:

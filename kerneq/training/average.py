@@ -36,11 +36,15 @@ class Average:
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
-        """Put the average into the model for a while; the model's own weights come back bit for bit."""
+        """Put the average into the model for a while; the model's own weights come back bit for bit.
+
+        What the model has worked out about the average, the norms of its operators, stays with the average.
+        """
         own = {name: value.clone() for name, value in model.state_dict().items()}
         model.load_state_dict(self.values)
         try:
             yield
+            self.restore(model.state_dict())
         finally:
             model.load_state_dict(own)
 

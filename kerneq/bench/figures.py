@@ -90,6 +90,7 @@ def stacked(panels: Sequence[Panel], label: str, ends: Sequence[Sequence[str]]) 
         for i, text in enumerate(texts):
             axes.text(left[i], i, f" {text}", va="center", fontsize=7)
         axes.set_xlim(0, 1.25 * max(left))
+        axes.set_xticks([tick for tick in axes.get_xticks() if tick <= 1.001 * max(left)])
         _rows(axes, panel)
     figure.supxlabel(label)
     _legend(figure, grid)
@@ -136,7 +137,7 @@ def _grid(panels: Sequence[Panel], columns: int, height: float) -> tuple[Figure,
 
 def _rows(axes: Axes, panel: Panel) -> None:
     axes.set_yticks(range(len(panel.labels)), panel.labels)
-    axes.invert_yaxis()
+    axes.set_ylim(len(panel.labels) - 0.5, -0.5)  # also of rows without a bar
     axes.set_title(panel.title)
 
 

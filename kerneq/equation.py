@@ -40,6 +40,18 @@ class AbstractMap(abc.ABC):
         """The same map for the samples in `index` only."""
 
 
+class AbstractFeatures(AbstractMap):
+    """v ↦ Wσ(…), whose fixed point is v = Wz of an equilibrium z."""
+
+    @abc.abstractmethod
+    def state(self, v: Tensor) -> Tensor:
+        """z = σ(Wᵀ∂S/∂v + ∂S/∂z) at v."""
+
+    @abc.abstractmethod
+    def start(self, z0: Tensor | None) -> Tensor:
+        """Wz₀; zero without a z₀."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Closing:
     """The loop z = σ(Wᵀm + ∂S/∂z), m = ∂S/∂v at v = Wz, opened at its last link, for the backward pass.
@@ -86,6 +98,10 @@ class AbstractEquation(AbstractMap):
     @abc.abstractmethod
     def evaluate_zero(self, drive: bool = True, energy: bool = True) -> Evaluation:
         """The evaluation at z = 0, where there is no Wz to compute; its z holds one zero for all entries."""
+
+    @abc.abstractmethod
+    def in_features(self) -> AbstractFeatures | None:
+        """The same equation for v = Wz; None where z acts in other ways too."""
 
     @abc.abstractmethod
     def closing(self, z: Tensor) -> Closing | None:

@@ -10,7 +10,7 @@ from .cells.base import AbstractCell
 from .equation import AbstractEquation
 from .gradients import AbstractGradient, Implicit
 from .solution import OnFailure, Solution, check_limits, check_on_failure, check_whole
-from .solvers import AbstractSolver, Proximal
+from .solvers import AbstractSolver, InFeatures, Proximal
 from .solvers.loop import solve
 
 
@@ -26,7 +26,7 @@ class Equilibrium(nn.Module):
         self,
         cell: AbstractCell,
         *,
-        solver: AbstractSolver[Any] = Proximal(),  # noqa: B008  (a frozen value)
+        solver: AbstractSolver[Any] | InFeatures = Proximal(),  # noqa: B008  (a frozen value)
         gradient: AbstractGradient = Implicit(),  # noqa: B008
         tol: float = 1e-3,
         max_steps: int = 50,
@@ -36,7 +36,7 @@ class Equilibrium(nn.Module):
         super().__init__()
         kinds = (
             ("cell", cell, AbstractCell),
-            ("solver", solver, AbstractSolver),
+            ("solver", solver, AbstractSolver | InFeatures),
             ("gradient", gradient, AbstractGradient),
         )
         for name, value, kind in kinds:
@@ -50,8 +50,15 @@ class Equilibrium(nn.Module):
         self.tol, self.max_steps = tol, max_steps
         self.check_every, self.on_failure = check_every, on_failure
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # the loop looks at the residual; what is worth compiling is the map inside it
     def forward(self, x: Tensor) -> Solution:
+        # The loop looks at the residual; what is worth compiling is the map inside it. As a decorator, `disable` would
+        # import the compiler, a second, for everybody.
+        if not torch.compiler.is_compiling():
+            return self._run(x)
+        solution: Solution = torch.compiler.disable(self._run)(x)  # type: ignore[no-untyped-call]
+        return solution
+
+    def _run(self, x: Tensor) -> Solution:
         f = self.cell.bind(x)
         # An equation starts at z = 0, which `solve` knows how to make cheap.
         z0 = None if isinstance(f, AbstractEquation) else self.cell.initial(f)

@@ -10,14 +10,15 @@ from torch import Tensor
 
 from kerneq.bench.timing import capture
 from kerneq.equation import AbstractEquation
-from kerneq.solvers import Anderson, Broyden, Picard, Proximal, solve
-from kerneq.solvers.base import AbstractSolver
+from kerneq.solvers import AbstractSolver, Anderson, Broyden, InFeatures, Picard, Proximal, solve
 
-OURS: dict[str, AbstractSolver[Any]] = {
+Solver = AbstractSolver[Any] | InFeatures
+OURS: dict[str, Solver] = {
     "Picard": Picard(),
     "Proximal, bare": Proximal(memory=0),
     "Proximal": Proximal(),
     "Anderson(5)": Anderson(5),
+    "Anderson(5), in features": InFeatures(Anderson(5)),
     "Broyden(10)": Broyden(10),
 }
 THEIRS = ("fixed_point_iter", "anderson", "broyden")  # torchdeq's, with its own settings
@@ -41,12 +42,12 @@ def try_run(run: Run) -> Found | None:
         return None
 
 
-def ours(f: AbstractEquation, z0: Tensor, solver: AbstractSolver[Any], steps: int, tol: float = 1e-3) -> Tensor:
+def ours(f: AbstractEquation, z0: Tensor, solver: Solver, steps: int, tol: float = 1e-3) -> Tensor:
     """A fixed number of steps at which nothing looks, so that they can be captured."""
     return solve(f, z0, solver, tol=tol, max_steps=steps, check_every=steps).value
 
 
-def fewest(f: AbstractEquation, z0: Tensor, solver: AbstractSolver[Any], most: int, tol: float) -> int | None:
+def fewest(f: AbstractEquation, z0: Tensor, solver: Solver, most: int, tol: float) -> int | None:
     """The fewest steps after which a solve that never looked has reached `tol` in every sample."""
     reaching = (n for n in range(1, most + 1) if residual_of(f, ours(f, z0, solver, n, tol)) <= tol)
     return next(reaching, None)
@@ -69,7 +70,7 @@ def residual_of(f: AbstractEquation, z: Tensor) -> float:
     return float(solve(f, z, Picard(), max_steps=1).residual.max())
 
 
-def _look(f: AbstractEquation, z0: Tensor, solver: AbstractSolver[Any], steps: int, tol: float) -> Found:
+def _look(f: AbstractEquation, z0: Tensor, solver: Solver, steps: int, tol: float) -> Found:
     solution = solve(f, z0, solver, tol=tol, max_steps=steps)
     return solution.value, int(solution.steps.max())
 

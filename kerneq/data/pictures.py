@@ -14,7 +14,7 @@ from .folder import Folder
 from .layout import Split
 
 _ENDINGS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"))
-_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LIST = "classes.txt"
 
 
@@ -66,7 +66,7 @@ class Pictures(AbstractDataSet):
             raise DataError(f"{place} holds no pictures: put some into its folders of classes.")
         shown = tuple(classes.values())
         side = self.size if size is None else size
-        return Folder(tuple(paths), torch.tensor(labels), shown, side, _IMAGENET_MEAN, _IMAGENET_STD)
+        return Folder(tuple(paths), torch.tensor(labels), shown, side, IMAGENET_MEAN, IMAGENET_STD)
 
     def _place(self, folder: Path, split: str, classes: Mapping[str, str]) -> Path:
         """The folder that holds the split's classes, all of them."""

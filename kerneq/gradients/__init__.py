@@ -1,7 +1,7 @@
 """How ∂L/∂z* reaches the parameters."""
 
+from ..solvers.features import InFeatures as InFeatures
 from .base import AbstractGradient as AbstractGradient
-from .features import InFeatures as InFeatures
 from .implicit import ConjugateGradient as ConjugateGradient
 from .implicit import Implicit as Implicit
 from .phantom import Phantom as Phantom

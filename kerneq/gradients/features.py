@@ -1,37 +1,29 @@
 """The implicit gradient of a kernel equation, solved in the space of the features."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..equation import Closing
-from ..solvers.anderson import Anderson
 from ..solvers.base import AbstractSolver, Map
+from ..solvers.features import InFeatures
 
 Solve = Callable[[Map, Tensor, AbstractSolver[Any]], Tensor]
 
 
-@final
-@dataclasses.dataclass(frozen=True)
-class InFeatures:
-    """y = WDg ± WDWᵀNy by a fixed-point solver, in the space of the features, with w = D(g ± WᵀNy) after it.
+def attach(closing: Closing, z: Tensor, solve: Solve, how: InFeatures) -> Tensor:
+    """z, which closes the loop z = σ(Wᵀm + ∂S/∂z), as a function of m = ∂S/∂v, ∂S/∂z and W.
 
-    The features are fewer than the state (four times on the largest branch of GEQ), N = ±∂²S/∂v² is known in closed
-    form, no graph is walked, and neither the last Wᵀm of the forward pass nor Ww of the backward pass (it is y) is
-    computed: the cheapest way on a GPU. For the linear and the Gaussian kernel; others take conjugate gradient.
+    Backward y = WDg ± WDWᵀNy is solved, and w = D(g ± WᵀNy) follows. N = ±∂²S/∂v² is known in closed form, no graph is
+    walked, and neither the last Wᵀm of the forward pass nor Ww of the backward pass (it is y) is computed: the
+    cheapest way on a GPU.
     """
-
-    solver: AbstractSolver[Any] = Anderson(memory=3)  # `Picard()` is cheaper and enough where the equation contracts
-
-    def attach(self, closing: Closing, z: Tensor, solve: Solve) -> Tensor:
-        """z, which closes the loop z = σ(Wᵀm + ∂S/∂z), as a function of m = ∂S/∂v, ∂S/∂z and W."""
-        inputs = (closing.m, closing.weight, closing.dz)
-        out: Tensor = _Close.apply(*inputs, z, closing, solve, self.solver)  # type: ignore[no-untyped-call]
-        return out
+    inputs = (closing.m, closing.weight, closing.dz)
+    out: Tensor = _Close.apply(*inputs, z, closing, solve, how.solver)  # type: ignore[no-untyped-call]
+    return out
 
 
 class _Close(torch.autograd.Function):

@@ -11,11 +11,12 @@ from ..equation import AbstractEquation
 from ..prox import AbstractProx
 from ..solution import OnFailure, Solution, check_limits, check_on_failure, settle
 from ..solvers.anderson import Anderson
-from ..solvers.base import AbstractSolver, Map, working_dtype
-from ..solvers.loop import advance, looks, solve
+from ..solvers.base import AbstractSolver, Map, looks, working_dtype
+from ..solvers.features import InFeatures
+from ..solvers.loop import advance, solve
 from .base import AbstractGradient
 from .conjugate import conjugate_gradient
-from .features import InFeatures
+from .features import attach
 
 
 @final
@@ -55,7 +56,7 @@ class Implicit(AbstractGradient):
         if isinstance(self.solver, InFeatures) and isinstance(f, AbstractEquation):
             closing = f.closing(z)
             if closing is not None:
-                return self.solver.attach(closing, z, self._solve)
+                return attach(closing, z, self._solve, self.solver)
         system = _System.at(f, z)
         tensors = f.tensors() if isinstance(f, AbstractEquation) else ()
         inputs = (system.image, z.detach(), self, f, system, *tensors)

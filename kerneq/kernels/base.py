@@ -32,10 +32,11 @@ class AbstractBoundSimilarity(abc.ABC):
         """The same at z = 0 and v = 0."""
 
     bend_sign: ClassVar[int]
+    through_features: ClassVar[bool]  # whether z acts through v = Wz alone, but for a term linear in z
 
     @abc.abstractmethod
-    def bend(self, v: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """y ↦ ±(∂²S/∂v²) y at v, with the sign `bend_sign`; None where that is not all the curvature S has."""
+    def bend(self, v: Tensor) -> Callable[[Tensor], Tensor]:
+        """y ↦ ±(∂²S/∂v²) y at v, with the sign `bend_sign`."""
 
     @abc.abstractmethod
     def lipschitz(self, operator_norm: Tensor) -> Tensor:

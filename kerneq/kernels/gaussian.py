@@ -98,6 +98,7 @@ class BoundGaussian(AbstractBoundSimilarity):
     patch: int
 
     bend_sign: ClassVar[int] = -1
+    through_features: ClassVar[bool] = True
 
     def slope(self, z: Tensor, v: Tensor, value: bool) -> Slope:
         return self._slope(_picture(v), value)

@@ -74,6 +74,7 @@ class BoundInner(AbstractBoundSimilarity):
     stiffness: float  # max κ″·‖a‖²
 
     bend_sign: ClassVar[int] = 1
+    through_features: ClassVar[bool] = False
 
     def slope(self, z: Tensor, v: Tensor, value: bool) -> Slope:
         t = dot(self.a, z)
@@ -85,8 +86,8 @@ class BoundInner(AbstractBoundSimilarity):
         pull = self.derivative(t).to(self.a.dtype).view(-1, *[1] * (self.a.dim() - 1))
         return Slope(pull * self.a, None, self.kappa(t) if value else None)
 
-    def bend(self, v: Tensor) -> None:
-        return None
+    def bend(self, v: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda y: y
 
     def lipschitz(self, operator_norm: Tensor) -> Tensor:
         return operator_norm**2 + self.stiffness

@@ -45,6 +45,7 @@ class BoundLinear(AbstractBoundSimilarity):
     a: Tensor
 
     bend_sign: ClassVar[int] = 1
+    through_features: ClassVar[bool] = True
 
     def slope(self, z: Tensor, v: Tensor, value: bool) -> Slope:
         return Slope(self.a, v, dot(self.a, z) + 0.5 * dot(v, v) if value else None)

@@ -19,6 +19,7 @@ class SolveConfig:
     relaxation: float = 1.0  # of picard, forward and backward, and of anderson
     tol: float = 1e-3
     max_steps: int = 30
+    forward: str = "state"  # or features: iterate on v = Wz, smaller, where that pays (picard, anderson, broyden)
     check_every: int = 0  # steps between two looks at the residual; 0 leaves it to `kerneq.solve`
     gradient: str = "implicit"  # implicit, phantom, unrolled
     backward: str = "features"  # of the implicit gradient: features (the cheapest), state (conjugate gradient), map
@@ -30,12 +31,20 @@ class SolveConfig:
     def make_layer(self, cell: AbstractCell) -> Equilibrium:
         return Equilibrium(
             cell,
-            solver=self.make_solver(),
+            solver=self._forward(),
             gradient=self.make_gradient(),
             tol=self.tol,
             max_steps=self.max_steps,
             check_every=self.check_every or None,
         )
+
+    def _forward(self) -> AbstractSolver[Any] | InFeatures:
+        match self.forward:
+            case "state":
+                return self.make_solver()
+            case "features":
+                return InFeatures(self.make_solver())
+        raise ValueError(f"`forward` must be state or features, got {self.forward!r}.")
 
     def make_solver(self) -> AbstractSolver[Any]:
         match self.solver:

@@ -16,7 +16,7 @@ from kerneq.predict.picture import read_picture
 from kerneq.predict.prediction import Prediction
 from kerneq.predict.subject import subject
 from kerneq.solution import Solution, Status, check_whole
-from kerneq.training.data import plain_batches
+from kerneq.training.data import WIDER, plain_batches
 from kerneq.training.errors import CheckpointError, TrainingError
 from kerneq.training.folder import Folder
 from kerneq.training.model import Builder, build_model, place
@@ -62,7 +62,7 @@ class Predictor:
         config = load(folder.config)
         # On a CPU channels-last whatever the training used: oneDNN's convolutions then need no reordering.
         channels_last = config.training.channels_last or process.device.type == "cpu"
-        training = dataclasses.replace(config.training, batch_size=BATCH, channels_last=channels_last)
+        training = dataclasses.replace(config.training, batch_size=BATCH // WIDER, channels_last=channels_last)
         config = dataclasses.replace(config, training=training)
         images, named = subject(config, _outputs(folder.checkpoint(which)))
         model = place(build(config, images), config, process)

@@ -11,7 +11,7 @@ from kerneq.data import DataError, Images
 from kerneq.data.catalogue import user_folder
 from kerneq.data.load import find
 from kerneq.data.packed import Packed
-from kerneq.data.pictures import _IMAGENET_MEAN, _IMAGENET_STD, Pictures
+from kerneq.data.pictures import IMAGENET_MEAN, IMAGENET_STD, Pictures
 from kerneq.training.data import read
 from kerneq.training.errors import TrainingError
 
@@ -41,7 +41,7 @@ def subject(config: Config, outputs: int) -> tuple[Images, bool]:
         classes = _found(config)
     named = len(classes) == outputs
     numbers = tuple(str(number) for number in range(outputs))
-    return _nothing(side, classes if named else numbers, _IMAGENET_MEAN, _IMAGENET_STD), named
+    return _nothing(side, classes if named else numbers, IMAGENET_MEAN, IMAGENET_STD), named
 
 
 def _trained(classes: tuple[str, ...], config: Config) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import sys
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -9,9 +10,11 @@ import torch
 from torch import Tensor
 
 from ..equation import AbstractEquation, Evaluation
-from ..solution import take_samples
+from ..solution import check_whole, take_samples
 
 Memory = TypeVar("Memory")
+CUDA_STRIDE = 4  # steps between two looks at the residual on a GPU: each look waits for the device
+NEVER = sys.maxsize
 Map = Callable[[Tensor], Tensor]  # any function of a batch of states; an `AbstractMap` can do more
 
 
@@ -49,6 +52,19 @@ def evaluate(f: Map, z: Tensor, solver: AbstractSolver[Any]) -> Evaluation:
     if isinstance(f, AbstractEquation):
         return f.evaluate(z, solver.needs_drive, solver.needs_energy)
     return Evaluation(z, f(z))
+
+
+def looks(check_every: int | None, z: Tensor) -> int:
+    """Steps between two looks at the residual; unless said, each step, or every fourth where a look waits.
+
+    An export has nothing to look at.
+    """
+    if torch.compiler.is_exporting():
+        return NEVER
+    if check_every is None:
+        return CUDA_STRIDE if z.is_cuda else 1
+    check_whole("check_every", check_every)
+    return check_every
 
 
 def restrict(part: Any, index: Tensor) -> Any:

@@ -63,8 +63,11 @@ class Ledger:
         self, step: int, residual: Tensor, gap: Tensor, merit: Tensor | None = None, slack: Tensor | None = None
     ) -> Tensor:
         """Enter one measurement; True where it is the best so far: by `merit`, give or take `slack`, or by residual."""
-        enter = _untraced if torch.compiler.is_compiling() else Ledger._enter
-        better: Tensor = enter(self, step, residual, gap, merit, slack)
+        # Dynamo would take the NumPy for its own. As a decorator, `disable` would import it for everybody.
+        if not torch.compiler.is_compiling():
+            return self._enter(step, residual, gap, merit, slack)
+        enter = torch.compiler.disable(self._enter)  # type: ignore[no-untyped-call]
+        better: Tensor = enter(step, residual, gap, merit, slack)
         return better
 
     def _enter(self, step: int, residual: Tensor, gap: Tensor, merit: Tensor | None, slack: Tensor | None) -> Tensor:
@@ -103,10 +106,6 @@ class Ledger:
         """The page of some of the samples."""
         fields = [field.name for field in dataclasses.fields(self) if isinstance(getattr(self, field.name), Tensor)]
         return dataclasses.replace(self, **{name: getattr(self, name)[index] for name in fields})
-
-
-# Dynamo would take the NumPy for its own.
-_untraced = torch.compiler.disable(Ledger._enter)  # type: ignore[no-untyped-call]
 
 
 def _on_host(measured: tuple[Tensor, ...], dtype: torch.dtype) -> Numbers | list[Numbers]:

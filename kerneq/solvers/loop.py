@@ -12,23 +12,22 @@ from ..solution import (
     Solution,
     check_limits,
     check_on_failure,
-    check_whole,
     per_sample,
     settle,
     take_samples,
 )
-from .base import AbstractSolver, Map, check_image, check_start, evaluate, restrict
+from .base import AbstractSolver, Map, check_image, check_start, evaluate, looks, restrict
+from .features import InFeatures, solve_in_features
 from .ledger import Ledger, gather
 from .residual import relative_residual
 
 SHRINK = 0.25  # finished samples leave the computation once they are this share of it
-CUDA_STRIDE = 4  # steps between two looks at the residual on a GPU: each look waits for the device
 
 
 def solve(
     f: Map,
     z0: Tensor | None,
-    solver: AbstractSolver[Any],
+    solver: AbstractSolver[Any] | InFeatures,
     *,
     tol: float = 1e-3,
     max_steps: int = 50,
@@ -47,25 +46,24 @@ def solve(
     check_limits(tol, max_steps)
     check_on_failure(on_failure)
     with torch.no_grad():
-        at = _first(f, z0, solver)
-        stride = max_steps if torch.compiler.is_exporting() else looks(check_every, at.z)
-        if stride >= max_steps:
-            at, value = _march(f, at, solver, max_steps)
-            ledger = Ledger.single(max_steps, *relative_residual(at), tol)
+        if isinstance(solver, InFeatures):
+            ledger, value = solve_in_features(f, z0, solver, tol, max_steps, check_every, solve)
         else:
-            ledger, value = _iterate(f, at, solver, tol, max_steps, stride)
+            ledger, value = _solve(f, _first(f, z0, solver), solver, tol, max_steps, check_every)
     gap, residual, steps, codes = (
         t.to(value.device) for t in (ledger.gap, ledger.residual, ledger.steps, ledger.codes)
     )
     return settle(Solution(value, residual, steps, codes, tol, _error_bound(f, gap)), on_failure)
 
 
-def looks(check_every: int | None, z: Tensor) -> int:
-    """Steps between two looks at the residual; unless said, each step, or every fourth where a look waits."""
-    if check_every is None:
-        return CUDA_STRIDE if z.is_cuda else 1
-    check_whole("check_every", check_every)
-    return check_every
+def _solve(
+    f: Map, at: Evaluation, solver: AbstractSolver[Any], tol: float, max_steps: int, check_every: int | None
+) -> tuple[Ledger, Tensor]:
+    stride = looks(check_every, at.z)
+    if stride < max_steps:
+        return _iterate(f, at, solver, tol, max_steps, stride)
+    at, value = _march(f, at, solver, max_steps)
+    return Ledger.single(max_steps, *relative_residual(at), tol), value
 
 
 @torch.no_grad()

@@ -50,8 +50,9 @@ class Average:
 
     def restore(self, values: dict[str, Tensor]) -> None:
         """Continue from saved values, each in the memory layout of the present ones."""
-        for name, own in self.values.items():
-            if own.shape == values[name].shape:
-                own.copy_(values[name])
+        for name, value in values.items():
+            own = self.values[name]
+            if own.shape == value.shape:
+                own.copy_(value)
             else:
-                self.values[name] = values[name].to(own)
+                self.values[name] = value.to(own)

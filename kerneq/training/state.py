@@ -107,10 +107,10 @@ def part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def load_weights(model: nn.Module, values: dict[str, Tensor]) -> None:
     """Put saved weights into a model; other names or shapes than the model's are a `CheckpointError`."""
-    strange = sorted(set(model.state_dict()) ^ set(values))
-    if strange:
-        raise CheckpointError(f"only one of the two has `{strange[0]}`.")
     try:
-        model.load_state_dict(values)
+        found = model.load_state_dict(values, strict=False)
     except RuntimeError as error:  # PyTorch lists every mismatch on a line of its own
         raise CheckpointError(str(error).splitlines()[-1].strip()) from None
+    strange = sorted([*found.missing_keys, *found.unexpected_keys])
+    if strange:
+        raise CheckpointError(f"only one of the two has `{strange[0]}`.")

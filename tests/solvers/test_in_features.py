@@ -1,0 +1,97 @@
+"""Solving for v = Wz: the same equilibria, the same promises."""
+
+import pytest
+import torch
+from helpers import CELLS, KERNELS, cell_of, input_of
+
+import kerneq
+from kerneq.solvers import Anderson, Broyden, InFeatures, Picard, Proximal, solve
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+@pytest.mark.parametrize("form", CELLS)
+@pytest.mark.parametrize("kernel", ["gaussian", "linear"])
+@pytest.mark.parametrize("solver", [Picard(), Anderson(4), Broyden(8)])
+def test_it_finds_the_equilibrium_and_reports_its_true_residual(form, kernel, solver):
+    cell = cell_of(form, KERNELS[kernel], norm=0.9)
+    with torch.no_grad():
+        f = cell.bind(input_of(form))
+        found = solve(f, None, InFeatures(solver), tol=1e-10, max_steps=200)
+        exact = solve(f, None, Proximal(), tol=1e-13, max_steps=500)
+        torch.testing.assert_close(found.value, exact.value, rtol=1e-8, atol=1e-9)
+        assert found.converged.all()
+        gap = (f(found.value) - found.value).flatten(1).norm(dim=1)
+        torch.testing.assert_close(found.residual, gap / f(found.value).flatten(1).norm(dim=1), rtol=1e-6, atol=1e-14)
+        assert (found.error_bound + 1e-12 >= (found.value - exact.value).flatten(1).norm(dim=1)).all()
+
+
+def test_a_start_is_used():
+    cell = cell_of("conv", KERNELS["gaussian"], norm=0.9)
+    with torch.no_grad():
+        f = cell.bind(input_of("conv"))
+        near = solve(f, None, Picard(), tol=1e-12, max_steps=200).value
+        assert solve(f, near, InFeatures(Picard()), tol=1e-8).steps.max() <= 2
+
+
+def test_without_looks_it_takes_so_many_evaluations_and_picard_is_picard():
+    cell = cell_of("conv", KERNELS["gaussian"], norm=0.9)
+    with torch.no_grad():
+        f = cell.bind(input_of("conv"))
+        z = solve(f, None, Picard(), max_steps=5, check_every=5).value  # f⁵(0)
+        found = solve(f, None, InFeatures(Picard()), max_steps=5, check_every=5)
+    torch.testing.assert_close(found.value, z)
+    assert (found.steps == 5).all()
+
+
+def test_samples_that_finish_early_leave_and_come_back_in_order():
+    cell = cell_of("dense", KERNELS["gaussian"], norm=0.9)
+    x = torch.cat([1e-6 * input_of("dense"), input_of("dense")])
+    with torch.no_grad():
+        f = cell.bind(x)
+        found = solve(f, None, InFeatures(Picard()), tol=1e-9, max_steps=200)
+        exact = solve(f, None, Proximal(), tol=1e-13, max_steps=500)
+    torch.testing.assert_close(found.value, exact.value, rtol=1e-7, atol=1e-8)
+    assert found.converged.all() and (found.steps <= 200).all()
+
+
+def test_running_out_of_steps_is_said():
+    cell = cell_of("conv", KERNELS["gaussian"], norm=0.9)
+    with torch.no_grad():
+        found = solve(cell.bind(input_of("conv")), None, InFeatures(Picard()), tol=1e-14, max_steps=3)
+    assert found.status == kerneq.Status.MAX_STEPS and (found.steps <= 3).all()
+    only = InFeatures(Picard())
+    with torch.no_grad():
+        assert (solve(cell.bind(input_of("conv")), None, only, tol=1e-14, max_steps=1).steps == 1).all()
+
+
+def test_a_layer_solved_in_the_features_has_the_same_gradients():
+    found = []
+    for solver in (Proximal(), InFeatures(Anderson(4))):
+        cell = cell_of("conv", KERNELS["gaussian"], norm=0.9)
+        layer = kerneq.Equilibrium(cell, solver=solver, tol=1e-12, max_steps=300)
+        layer(input_of("conv")).value.square().sum().backward()
+        found.append(cell.operator.weight.grad)
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("kernel", ["quadratic", "cubic", "sigmoid"])
+def test_kernels_that_see_the_state_itself_are_refused(kernel):
+    f = cell_of("dense", KERNELS[kernel]).bind(input_of("dense"))
+    with pytest.raises(TypeError, match="Gaussian or a linear kernel"):
+        solve(f, None, InFeatures(Picard()))
+    with pytest.raises(TypeError, match="the equation of a cell"):
+        solve(torch.cos, torch.zeros(1, 2), InFeatures(Picard()))
+
+
+def test_proximal_is_refused_in_the_features():
+    with pytest.raises(TypeError, match="Picard, Anderson or Broyden"):
+        InFeatures(Proximal())
+
+
+def test_a_model_says_where_it_is_solved():
+    settings = {"solver": "anderson", "forward": "features"}
+    layer = kerneq.models.build("geq-tiny", settings=settings).branches[0].equilibrium
+    assert layer.solver == InFeatures(Anderson(5))
+    with pytest.raises(ValueError, match="`forward` must be state or features"):
+        kerneq.models.build("geq-tiny", settings={"forward": "moon"})

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import functools
-from typing import Any, final
+from typing import Any, Self, final
 
 import torch
 import torch.nn.functional as F
@@ -144,6 +144,12 @@ class AbstractOperator(nn.Module, abc.ABC):
             with torch.autocast(self.weight.device.type, enabled=False):
                 self.vector.copy_(top_singular_vector(w, w.adjoint, _wide(self.vector), steps, lanczos=not track))
             self._settled = None if track else now
+
+    def train(self, mode: bool = True) -> Self:
+        """Whatever is trained is settled anew: a CUDA graph changes weights without a trace in their version."""
+        if mode:
+            self._settled = None
+        return super().train(mode)
 
     def _identity(self) -> tuple[int, int]:
         return self.weight.data_ptr(), 0 if self.weight.is_inference() else self.weight._version

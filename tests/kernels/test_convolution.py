@@ -64,7 +64,7 @@ from kerneq.convolution.fused_triton import product
 torch.manual_seed(0)
 def last(*shape): return torch.randn(*shape).to(memory_format=torch.channels_last)
 def same(a, b): torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-for batch, side in ((1, 32), (2, 16), (3, 8), (9, 4)):
+for batch, side in ((1, 16), (3, 8), (9, 4)):
     w = last(64, 128, 3, 3)
     v, z, g = last(batch, 64, side, side), last(batch, 128, side, side), last(batch, 128, side, side)
     exact = conv_transpose2d(v, w, padding=1)

@@ -43,7 +43,8 @@ def test_an_equilibrium_model_learns_the_digits_and_converges(run):
 
 def test_the_map_is_compiled_when_asked_and_gives_the_same_run(run, monkeypatch):
     asked = []
-    monkeypatch.setattr(equation, "_compiled", lambda kind: asked.append(kind) or equation.Equation.products)  # no compiler
+    products = equation.Equation.products
+    monkeypatch.setattr(equation, "_compiled", lambda kind: asked.append(kind) or products)  # no compiler
     settings = (*DENSE, "training.epochs=1", "training.batch_size=256")
     plain = run(*settings, folder="plain", build=build_model)
     compiled = run(*settings, "training.compile=true", folder="compiled", build=build_model)

@@ -14,6 +14,7 @@ FILES = sorted(path for path in ROOT.rglob("*.py"))
 # An import may name its own layer or one further up this list.
 LAYERS = [
     "solution",
+    "cards",
     "prox",
     "equation",
     "spectrum",

@@ -4,17 +4,18 @@
 the features. cuDNN has ReLU built in; sums and the mask of the backward pass are ours (`fused_triton`).
 """
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
+from ..cards import capability, runs_triton
+
 _HALF = (torch.bfloat16, torch.float16)
 
 
 def cudnn_fuses(v: Tensor, weight: Tensor) -> bool:
-    return _plain(v, weight) and v.dtype in (*_HALF, torch.float32)
+    if not _plain(v, weight) or not torch.backends.cudnn.enabled:
+        return False
+    return v.dtype in (torch.float32, torch.float16) or (v.dtype == torch.bfloat16 and capability(v) >= (8, 0))
 
 
 def relu(v: Tensor, weight: Tensor, shift: Tensor | None) -> Tensor:
@@ -26,7 +27,7 @@ def relu(v: Tensor, weight: Tensor, shift: Tensor | None) -> Tensor:
 
 
 def triton_fuses(x: Tensor, weight: Tensor, adjoint: bool) -> bool:
-    if not (_plain(x, weight) and _HAS_TRITON and x.dtype in _HALF):
+    if not (_plain(x, weight) and x.dtype in _HALF and runs_triton(x)):
         return False
     from . import fused_triton
 

@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ..cards import capability
+
 PIXELS, CHANNELS = 128, 128  # of a tile
 STEP = 64  # channels of the input a step of the sum
 WARPS, STAGES = 4, 3
@@ -67,7 +69,7 @@ def fits(x: Tensor, weight: Tensor, adjoint: bool) -> bool:
         and tiled
         and x.is_contiguous(memory_format=torch.channels_last)
         and weight.is_contiguous(memory_format=torch.channels_last)
-        and torch.cuda.get_device_capability(x.device) >= (9, 0)
+        and capability(x) >= (9, 0)
     )
 
 

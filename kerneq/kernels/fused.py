@@ -5,16 +5,15 @@ and dtype, and it can be compiled, exported, vmapped and differentiated as often
 `kerneq::patch_step` is one Triton kernel a direction (`fused_operator`, `fused_triton`).
 """
 
-import importlib.util
 from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
+from ..cards import HAS_TRITON
 from . import fused_reference as reference
 from .fused_operator import step, step_backward
 
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
 # n: from the least a matrix unit takes to the most that fits in registers
 _FUSED_SIZES = {
     torch.bfloat16: (16, 32, 64, 128),
@@ -94,7 +93,7 @@ def patch_pullback(u: Tensor, a: Tensor, v: Tensor, Q: Tensor, gamma: Tensor, *,
 def _fusable(a: Tensor, split: int, patch: int) -> bool:
     powers = split & (split - 1) == 0 and patch & (patch - 1) == 0
     known = powers and split * patch * patch in _FUSED_SIZES.get(a.dtype, ())
-    return a.is_cuda and _HAS_TRITON and known and a.numel() > 0
+    return a.is_cuda and HAS_TRITON and known and a.numel() > 0
 
 
 def _check(a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor | float, split: int, patch: int) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..cards import capability
 from . import fused_reference as reference
 
 
 def _on_triton(a: Tensor) -> bool:
     """Whether this card's matrix units take bfloat16: older ones run the operator in plain PyTorch."""
-    return a.is_cuda and torch.cuda.get_device_capability(a.device) >= (8, 0)
+    return capability(a) >= (8, 0)
 
 
 @torch.library.custom_op("kerneq::patch_step", mutates_args=())

@@ -1,13 +1,12 @@
 """Batch norm with an optional ReLU after it: one pass for both where channels-last maps are trained on CUDA."""
 
-import importlib.util
 from typing import Any, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
+from ..cards import runs_triton
 
 
 @final
@@ -32,8 +31,8 @@ class BatchNorm(nn.BatchNorm2d):
     def _is_fused(self, x: Tensor) -> bool:
         return (
             self.training
-            and x.is_cuda
-            and _HAS_TRITON
+            and not torch.compiler.is_compiling()  # which fuses by itself
+            and runs_triton(x)
             and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
             and x.dim() == 4
             and x.is_contiguous(memory_format=torch.channels_last)
@@ -41,7 +40,6 @@ class BatchNorm(nn.BatchNorm2d):
             and x.numel() > self.num_features  # of a single value PyTorch says what is wrong
             and self.track_running_stats
             and self.momentum is not None  # None means the mean over all batches, which is a number on the host
-            and not torch.compiler.is_compiling()  # which fuses by itself
         )
 
 

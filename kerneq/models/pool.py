@@ -1,6 +1,5 @@
 """Average pooling and its inverse for channels-last maps, cheap to differentiate, which PyTorch's on a GPU are not."""
 
-import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
+from ..cards import runs_triton
 
 
 def pool(x: Tensor, factor: int) -> Tensor:
@@ -54,8 +53,9 @@ def _spread(g: Tensor, factor: int, scale: float, base: Tensor | None = None) ->
 
 
 def _fused(x: Tensor) -> bool:
-    differentiable = torch.is_grad_enabled() and x.requires_grad
-    return x.is_cuda and _HAS_TRITON and not differentiable and x.is_contiguous(memory_format=torch.channels_last)
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and x.requires_grad):
+        return False
+    return runs_triton(x) and x.is_contiguous(memory_format=torch.channels_last)
 
 
 class _Pool(torch.autograd.Function):

@@ -1,16 +1,15 @@
 """The last few images and gaps of each sample, their Gram matrix, and the mixture of images with the least gap."""
 
 import dataclasses
-import importlib.util
 from typing import Self
 
 import torch
 from torch import Tensor
 
+from ..cards import runs_triton
 from ..equation import Evaluation
 from .base import working_dtype
 
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
 _FUSED = (torch.bfloat16, torch.float16, torch.float32)
 _MOST = 16  # entries the kernels hold in registers
 
@@ -124,11 +123,10 @@ class History:
         images = self.images
         return (
             images.is_cuda
-            and _HAS_TRITON
             and images.dtype in _FUSED
             and images.shape[1] <= _MOST
             and not torch.compiler.is_compiling()
-            and torch.cuda.get_device_capability(images.device) >= (8, 0)
+            and runs_triton(images)
         )
 
     def enter(self, image: Tensor, gap: Tensor, accepted: Tensor | None) -> None:

@@ -1,20 +1,18 @@
 """How far a point is from an equilibrium: the one definition."""
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
+from ..cards import runs_triton
 from ..equation import Evaluation
 from ..solution import per_sample_norm
 
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
 _FUSED = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def relative_residual(at: Evaluation) -> tuple[Tensor, Tensor]:
     """‖f(z) − z‖ / ‖f(z)‖ and ‖f(z) − z‖ of each sample."""
-    if at.image.is_cuda and _HAS_TRITON and at.image.dtype in _FUSED and _alike(at.z, at.image):
+    if runs_triton(at.image) and at.image.dtype in _FUSED and _alike(at.z, at.image):
         from .residual_triton import residual_and_gap
 
         return residual_and_gap(at.z, at.image)

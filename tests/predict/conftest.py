@@ -1,0 +1,59 @@
+"""Two trained runs, and the program as one calls it."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from predict_helpers import trained
+
+from kerneq.cli import main
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory):
+    """An equilibrium model after an epoch on the embedded digits, 8×8 and grey."""
+    return trained(tmp_path_factory.mktemp("runs") / "dense", "model.name=geq-dense-tiny", "training.ema=0.9")
+
+
+@pytest.fixture(scope="module")
+def colour_run(tmp_path_factory):
+    """A run on a folder of 40 pictures in two classes, 16×16 and in colour; the folder's path too."""
+    home = tmp_path_factory.mktemp("colour")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 16), ("test", 4)):
+        for name, channel in (("blue sky", 2), ("red wine", 0)):
+            (home / "pictures" / split / name).mkdir(parents=True)
+            for i in range(count):
+                pixels = rng.integers(0, 60, (20, 24, 3), dtype=np.uint8)
+                pixels[..., channel] += 180
+                Image.fromarray(pixels).save(home / "pictures" / split / name / f"{i}.png")
+    settings = [f"data.name=folder:{home / 'pictures'}", "data.size=16", "data.validation=0", "training.batch_size=8"]
+    run = trained(home / "run", *settings, "model.name=resnet-tiny", "training.epochs=4", "optimizer.lr=0.05")
+    return run, home / "pictures"
+
+
+@pytest.fixture
+def kerneq(monkeypatch, capsys):
+    """Call the program; returns (exit code, standard output, standard error)."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["kerneq", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+            raise SystemExit(0)
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return call

@@ -1,0 +1,81 @@
+"""Picture files as the pixels of a model."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from predict_helpers import painted
+
+from kerneq.data import DataError
+from kerneq.data.decode import decode
+from kerneq.predict.picture import read_picture
+
+ORIENTATION = 0x0112
+
+
+@pytest.mark.parametrize("size", [(40, 23), (23, 40), (16, 16), (7, 5)])
+@pytest.mark.parametrize("ending", ["png", "jpg"])
+def test_pictures_are_read_as_the_reader_of_picture_folders_reads_them(tmp_path, size, ending):
+    path = tmp_path / f"plain.{ending}"
+    painted(*size).save(path)
+    expected = decode(path, 16)
+    assert torch.equal(read_picture(path, 3, 16), expected)
+    opaque = tmp_path / "opaque.png"  # the way of the transparent ones; nothing shows through here
+    with Image.open(path) as picture:
+        picture.convert("RGBA").save(opaque)
+    with Image.open(path) as picture:
+        picture.convert("RGB").save(tmp_path / "same.png")
+    assert torch.equal(read_picture(opaque, 3, 16), decode(tmp_path / "same.png", 16))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("ending", ["png", "jpg"])
+def test_a_picture_is_turned_as_its_exif_data_say(tmp_path, orientation, ending):
+    upright = painted(48, 32)
+    stored = {  # how a camera stores what should be seen as `upright`
+        1: upright,
+        2: upright.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+        3: upright.transpose(Image.Transpose.ROTATE_180),
+        4: upright.transpose(Image.Transpose.FLIP_TOP_BOTTOM),
+        5: upright.transpose(Image.Transpose.TRANSPOSE),
+        6: upright.transpose(Image.Transpose.ROTATE_90),
+        7: upright.transpose(Image.Transpose.TRANSVERSE),
+        8: upright.transpose(Image.Transpose.ROTATE_270),
+    }[orientation]
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    path, plain = tmp_path / f"turned.{ending}", tmp_path / "plain.png"
+    stored.save(path, exif=exif)
+    upright.save(plain)
+    difference = read_picture(path, 3, 16).int() - read_picture(plain, 3, 16).int()
+    # A JPEG loses up to 8 levels here, turned or not; a picture turned wrongly is 157 levels off and more.
+    assert difference.abs().max() <= (0 if ending == "png" else 20)
+
+
+def test_transparency_is_white_and_grey_is_luma_and_16_bits_become_8(tmp_path):
+    clear, half, palette, deep, red = (tmp_path / f"{name}.png" for name in ("clear", "half", "palette", "deep", "red"))
+    Image.new("RGBA", (9, 9), (255, 0, 0, 0)).save(clear)
+    assert bool((read_picture(clear, 3, 4) == 255).all())
+    Image.new("RGBA", (9, 9), (0, 0, 0, 51)).save(half)
+    assert bool((read_picture(half, 1, 4) == 204).all())
+    indexed = Image.new("P", (9, 9), 1)
+    indexed.putpalette([0, 0, 0, 10, 200, 30])
+    for picture, invisible in ((indexed, 1), (Image.new("L", (9, 9), 7), 7), (Image.new("RGB", (9, 9), 9), (9, 0, 0))):
+        picture.save(palette, transparency=invisible)
+        assert bool((read_picture(palette, 3, 4) == 255).all())
+    indexed.save(palette, transparency=0)  # another entry of the palette than the one in use
+    assert read_picture(palette, 3, 4)[:, 0, 0].tolist() == [10, 200, 30]
+    Image.fromarray(np.full((9, 9), 128 * 257, dtype=np.uint16)).save(deep)
+    assert read_picture(deep, 1, 4).unique().tolist() == [128]
+    Image.new("RGB", (9, 9), (255, 0, 0)).save(red)
+    assert read_picture(red, 1, 4).unique().tolist() == [76] and read_picture(red, 1, 4).shape == (1, 4, 4)
+
+
+def test_a_picture_made_to_fill_the_memory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    path = tmp_path / "large.png"
+    painted(14, 14).save(path)
+    with warnings.catch_warnings(), pytest.raises(DataError, match="large.png is not a readable picture"):
+        read_picture(path, 3, 8)

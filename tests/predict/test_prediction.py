@@ -1,0 +1,143 @@
+"""`kerneq predict` and the library behind it, on runs of an epoch or less."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from predict_helpers import painted, trained, write_digits
+
+from kerneq.config import load as load_config
+from kerneq.data import DataError, load
+from kerneq.data.pipeline import normalise
+from kerneq.evaluate import evaluate, restore
+from kerneq.predict import Predictor, predict
+from kerneq.solution import Status
+from kerneq.training import Folder, TrainingError
+from kerneq.training.model import build_model
+
+
+def test_a_prediction_is_what_the_model_itself_says_about_the_same_pixels(digits_run, tmp_path):
+    paths = write_digits(tmp_path, 70)  # more than one forward pass
+    found = predict(digits_run, paths, top=10, device="cpu")
+    config, images = load_config(digits_run / "config.toml"), load("digits", "test")
+    model = build_model(config, images).eval()
+    restore(model, Folder(digits_run).checkpoint("best"))
+    mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (images.mean, images.std))
+    with torch.no_grad():
+        logits, solutions = model(normalise(images.pixels[:70], mean, std), solutions=True)
+    expected = logits.double().softmax(1)
+    [solution] = solutions.values()
+    assert [p.path for p in found] == paths
+    for p, row, steps, residual in zip(found, expected, solution.steps, solution.residual, strict=True):
+        assert list(p.probabilities) == sorted(p.probabilities, reverse=True)
+        assert sum(p.probabilities) == pytest.approx(1)
+        shares = dict(zip(p.classes, p.probabilities, strict=True))
+        assert [shares[name] for name in images.classes] == pytest.approx(row.tolist(), abs=1e-5)
+        assert p.status is Status.CONVERGED and p.converged and p.steps == steps
+        assert p.residual == pytest.approx(float(residual), rel=1e-2)
+
+
+def test_predictions_of_the_whole_test_set_have_the_accuracy_that_evaluation_gives(digits_run, tmp_path):
+    labels = load("digits", "test").labels.tolist()
+    found = predict(digits_run, write_digits(tmp_path, len(labels)), which="last", top=1, device="cpu")
+    accuracy = sum(p.classes == (str(label),) for p, label in zip(found, labels, strict=True)) / len(labels)
+    assert accuracy == pytest.approx(evaluate(digits_run, "last", "cpu").scores["test"].accuracy, abs=1e-9)
+    assert accuracy > 0.5
+
+
+def test_the_command_shows_a_table_or_prints_json(kerneq, digits_run, tmp_path):
+    first, second = write_digits(tmp_path, 2)
+    code, out, err = kerneq("predict", digits_run, first, second, "--top", "2", "--device", "cpu")
+    assert code == 0 and err == "" and "digit0.png" in out and "digit1.png" in out
+    assert out.count("%") == 4 and out.count("converged") == 2 and "not converged" not in out
+    code, out, err = kerneq("predict", digits_run, first, "--top", "99", "--which", "last", "--json")
+    result = json.loads(out)
+    assert code == 0 and err == "" and result["failures"] == [] and result["checkpoint"] == "last"
+    [row] = result["predictions"]
+    assert row["path"] == str(first) and row["converged"] is True and row["status"] == "converged"
+    assert row["steps"] > 1 and 0 < row["residual"] < 1e-2
+    assert sorted(entry["class"] for entry in row["top"]) == [str(digit) for digit in range(10)]
+    assert sum(entry["probability"] for entry in row["top"]) == pytest.approx(1)
+
+
+def test_an_equilibrium_that_was_not_reached_is_marked(kerneq, tmp_path):
+    settings = ["model.name=geq-dense-tiny", "model.settings.max_steps=1", "model.settings.tol=1e-6"]
+    run = trained(tmp_path / "hasty", *settings)
+    [path] = write_digits(tmp_path, 1)
+    [prediction] = predict(run, [path], device="cpu")
+    assert prediction.status is Status.MAX_STEPS and not prediction.converged and prediction.residual > 1e-6
+    code, out, _ = kerneq("predict", run, path, "--device", "cpu")
+    assert code == 0 and "not converged" in out and "1 of 1 predictions come from an unfinished equilibrium" in out
+    code, out, _ = kerneq("predict", run, path, "--json")
+    assert json.loads(out)["predictions"][0]["converged"] is False
+
+
+def test_files_that_are_no_pictures_get_a_sentence_and_the_others_a_prediction(kerneq, digits_run, tmp_path):
+    [good] = write_digits(tmp_path, 1)
+    names = ("text.png", "cut.png", "moving.gif", "deep.tif", "empty.jpg", "[bold]none.png")
+    text, cut, moving, deep, empty, none = (tmp_path / name for name in names)
+    text.write_text("not a picture")
+    painted(64, 64).save(cut)
+    cut.write_bytes(cut.read_bytes()[:200])
+    painted(9, 9).save(moving, save_all=True, append_images=[painted(9, 9).rotate(90)])
+    Image.fromarray(np.ones((9, 9), dtype=np.float32)).save(deep)
+    empty.touch()
+    bad = [text, cut, moving, deep, empty, none, tmp_path]
+    code, out, err = kerneq("predict", digits_run, *bad[:3], good, *bad[3:], "--device", "cpu")
+    assert code == 1 and "digit0.png" in out and "text.png" not in out and "Traceback" not in err
+    lines = err.splitlines()
+    assert len(lines) == len(bad)
+    for path, line, words in zip(
+        bad,
+        lines,
+        ("not a readable", "not a readable", "holds 2 pictures", "32 bits", "not a readable", "no file", "a folder"),
+        strict=True,
+    ):
+        assert str(path) in line and words in line
+    code, out, err = kerneq("predict", digits_run, *bad, "--json")
+    result = json.loads(out)
+    assert code == 1 and result["predictions"] == [] and [f["path"] for f in result["failures"]] == list(map(str, bad))
+    with pytest.raises(DataError, match="text.png is not a readable picture"):
+        predict(digits_run, [good, text], device="cpu")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes any bytes as a file's name")
+def test_a_name_that_is_no_text_is_shown_all_the_same(kerneq, digits_run, tmp_path):
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png"))
+    painted(8, 8).save(path)
+    code, out, _ = kerneq("predict", digits_run, path, "--device", "cpu")
+    assert code == 0 and "?.png" in out
+    code, _, err = kerneq("predict", digits_run, str(path) + "x", "--device", "cpu")
+    assert code == 1 and "?.pngx" in err
+
+
+def test_a_wrong_request_ends_in_a_sentence_and_a_code(kerneq, digits_run, tmp_path):
+    [path] = write_digits(tmp_path, 1)
+    for arguments, code, words in (
+        ([tmp_path, path], 1, "is not a run folder: it has no config.toml."),
+        ([digits_run], 2, "Missing argument"),
+        ([digits_run, path, "--which", "first"], 2, "--which must be best or last, got `first`."),
+        ([digits_run, path, "--top", "0"], 2, "Invalid value"),
+        ([digits_run, path, "--device", "tpu"], 1, "`device` must be auto, cpu, cuda or cuda:N"),
+    ):
+        got, out, err = kerneq("predict", *arguments)
+        assert got == code and out == "" and words in " ".join(err.split()) and "Traceback" not in err
+    with pytest.raises(ValueError, match="`top` must be a whole number, at least 1, got 0."):
+        predict(digits_run, [path], top=0, device="cpu")
+
+
+def test_a_damaged_or_absent_checkpoint_is_named(digits_run, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "config.toml").write_bytes((digits_run / "config.toml").read_bytes())
+    with pytest.raises(TrainingError, match="There is no checkpoint .*best.safetensors"):
+        Predictor.open(tmp_path, device="cpu")
+    whole = Folder(digits_run).checkpoint("best").read_bytes()
+    for damage in (whole[:-7], whole[:40], b"", whole[:-1] + bytes([whole[-1] ^ 1])):
+        Folder(tmp_path).checkpoint("best").write_bytes(damage)
+        with pytest.raises(TrainingError, match="best.safetensors is damaged"):
+            Predictor.open(tmp_path, device="cpu")

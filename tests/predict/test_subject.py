@@ -1,0 +1,74 @@
+"""What a run was trained on, known without its data set."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from kerneq.config import parse
+from kerneq.data import DATA_SETS, DataError, load
+from kerneq.data.packed import Packed
+from kerneq.predict import Predictor, predict
+from kerneq.predict.subject import SIDES, subject
+
+
+def test_a_model_without_an_equilibrium_names_the_classes_of_its_folder(kerneq, colour_run, tmp_path):
+    run, _ = colour_run
+    red = tmp_path / "red.jpg"
+    Image.new("RGB", (300, 200), (210, 30, 30)).save(red)
+    [prediction] = predict(run, [red], device="cpu")
+    assert prediction.classes == ("red wine", "blue sky") and prediction.converged
+    assert prediction.status is prediction.steps is prediction.residual is None
+    code, out, _ = kerneq("predict", run, red, "--json")
+    [row] = json.loads(out)["predictions"]
+    assert code == 0 and row["converged"] is row["status"] is row["steps"] is row["residual"] is None
+    code, out, _ = kerneq("predict", run, red)
+    assert code == 0 and "red wine" in out and "converged" not in out and "not known" not in out
+
+
+def test_without_its_folder_of_pictures_a_run_numbers_the_classes_and_says_so(kerneq, colour_run, tmp_path):
+    run, pictures = colour_run
+    red = tmp_path / "red.png"
+    Image.new("RGB", (30, 20), (210, 30, 30)).save(red)
+    hidden = pictures.rename(pictures.with_name("hidden"))
+    try:
+        code, out, _ = kerneq("predict", run, red, "--top", "1")
+        assert code == 0 and "red wine" not in out and "names of the classes are not known" in out
+        code, out, _ = kerneq("predict", run, red, "--json")
+        result = json.loads(out)
+        assert result["named"] is False and result["predictions"][0]["top"][0]["class"] == "1"
+    finally:
+        hidden.rename(pictures)
+    (pictures / "train" / "green grass").mkdir()  # a class that the model has never heard of
+    try:
+        assert not Predictor.open(run, device="cpu").named
+    finally:
+        (pictures / "train" / "green grass").rmdir()
+
+
+@pytest.mark.parametrize("name", sorted(name for name, found in DATA_SETS.items() if isinstance(found, Packed)))
+def test_the_size_and_classes_of_a_packed_data_set_are_known_without_it(name, monkeypatch, tmp_path):
+    try:
+        images = load(name, "test")
+    except DataError as error:
+        images = None
+        reason = str(error)
+    monkeypatch.setenv("KERNEQ_DATA", str(tmp_path))
+    config = parse("", [f"data.name={name}"])
+    known, named = subject(config, outputs=10)
+    assert named and known.shape[1:] == (SIDES[name], SIDES[name]) and len(known) == 0
+    if images is None:
+        pytest.skip(f"{reason} Its pictures' size could not be compared.")
+    assert (known.shape, known.classes, known.mean, known.std) == (
+        images.shape,
+        images.classes,
+        images.mean,
+        images.std,
+    )
+
+
+def test_a_run_on_some_of_the_classes_names_those():
+    some, _ = subject(parse("", ["data.name=cifar10", "data.subset=first-five-classes"]), outputs=5)
+    assert some.classes == ("airplane", "automobile", "bird", "cat", "deer")
+    photographs, named = subject(parse("", ["data.name=imagenette", "data.size=64"]), outputs=10)
+    assert named and photographs.classes[0] == "tench" and photographs.shape == (3, 64, 64)

@@ -44,7 +44,7 @@ def evaluate(
     if not folder.config.exists():
         raise TrainingError(f"{path} is not a run folder: it has no config.toml.")
     process = Process(0, 1, choose(device))
-    config = _laid_out(load(folder.config), process)
+    config = laid_out(load(folder.config), process)
     images = read(config, "test")
     model = place(build(config, images), config, process)
     epoch = restore(model, folder.checkpoint(which))
@@ -59,7 +59,7 @@ def evaluate(
     return result
 
 
-def _laid_out(config: Config, process: Process) -> Config:
+def laid_out(config: Config, process: Process) -> Config:
     """On a CPU channels-last whatever the training used: oneDNN's convolutions then need no reordering."""
     if process.device.type != "cpu":
         return config

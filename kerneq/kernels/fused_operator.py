@@ -11,13 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cards import capability
+from ..cards import runs_triton
 from . import fused_reference as reference
-
-
-def _on_triton(a: Tensor) -> bool:
-    """Whether this card's matrix units take bfloat16: older ones run the operator in plain PyTorch."""
-    return capability(a) >= (8, 0)
 
 
 @torch.library.custom_op("kerneq::patch_step", mutates_args=())
@@ -31,7 +26,7 @@ def step(
     negated: bool,
     similarity: bool,
 ) -> tuple[Tensor, Tensor]:
-    if _on_triton(a):
+    if runs_triton(a):
         from . import fused_launch
 
         return fused_launch.forward(a, v, Q, gamma, split, patch, negated, similarity)
@@ -66,7 +61,7 @@ def step_backward(
     negated: bool,
     wanted: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if _on_triton(a):
+    if runs_triton(a):
         from . import fused_launch
 
         return fused_launch.backward(u, t, a, v, Q, gamma, split, patch, negated, wanted)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kerneq.config import Config, load
 from kerneq.data import Images
-from kerneq.evaluate import restore
+from kerneq.evaluate import laid_out, restore
 from kerneq.predict.picture import read_picture
 from kerneq.predict.prediction import Prediction
 from kerneq.predict.subject import subject
@@ -59,10 +59,8 @@ class Predictor:
         if not folder.config.exists():
             raise TrainingError(f"{run} is not a run folder: it has no config.toml.")
         process = Process(0, 1, choose(device))
-        config = load(folder.config)
-        # On a CPU channels-last whatever the training used: oneDNN's convolutions then need no reordering.
-        channels_last = config.training.channels_last or process.device.type == "cpu"
-        training = dataclasses.replace(config.training, batch_size=BATCH // WIDER, channels_last=channels_last)
+        config = laid_out(load(folder.config), process)
+        training = dataclasses.replace(config.training, batch_size=BATCH // WIDER)
         config = dataclasses.replace(config, training=training)
         images, named = subject(config, _outputs(folder.checkpoint(which)))
         model = place(build(config, images), config, process)

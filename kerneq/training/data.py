@@ -12,7 +12,7 @@ from kerneq.training.errors import TrainingError
 from kerneq.training.process import Process
 
 Pictures = Images | Folder
-WIDER = 2  # times the images in a batch without gradients: they need half the memory, and launches cost as much
+WIDER = 2  # times the images in a batch that keeps nothing for gradients: half the launches
 
 
 def prepare(config: Config, process: Process) -> tuple[Pictures, Batches, Batches | None]:

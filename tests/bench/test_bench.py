@@ -17,15 +17,8 @@ from kerneq.bench.scaling import _flops, _grown, _works
 from kerneq.bench.table import Result, save, text
 from kerneq.bench.timing import Bench, Timing, alternate, measure
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_a_measurement_repeats_the_work_and_takes_its_median():

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from predict_helpers import trained
 
@@ -13,11 +12,8 @@ from kerneq.cli import main
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def every_test_here(one_thread):
+    """On one thread."""
 
 
 @pytest.fixture(scope="module")

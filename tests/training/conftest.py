@@ -1,18 +1,13 @@
 import pytest
-import torch
 from toys import build_toy
 
 from kerneq.config import parse
 from kerneq.training import train
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small models are fastest on one thread, and the tests share the machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+@pytest.fixture(autouse=True, scope="module")
+def every_test_here(one_thread):
+    """On one thread."""
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """How time and memory of one layer, forward and backward, grow with batch, picture size, steps and width."""
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -68,10 +69,15 @@ def _point(bench: Bench, sizes: dict[str, int], matmul: float, what: str) -> tup
 
 
 def _flops(sizes: dict[str, int]) -> float:
-    """Of the convolutions: those of an image of 8 × 8, by a twin on the CPU, times images and pixels."""
+    """Of the convolutions: those of an image of 8 × 8 times images and pixels."""
+    return _flops_of_8_by_8(sizes["steps"], sizes["width"]) * sizes["batch"] * (sizes["picture"] / 8) ** 2
+
+
+@functools.cache
+def _flops_of_8_by_8(steps: int, width: int) -> int:
+    """By a twin on the CPU."""
     cpu = torch.device("cpu")
-    one = flops_of_an_image(lambda batch: _works(cpu, batch, 8, sizes["steps"], sizes["width"])[0], OBSERVED + 1)
-    return one * sizes["batch"] * (sizes["picture"] / 8) ** 2
+    return flops_of_an_image(lambda batch: _works(cpu, batch, 8, steps, width)[0], OBSERVED + 1)
 
 
 def _grown(row: dict[str, Any], last: dict[str, Any] | None, by: str) -> dict[str, Any]:

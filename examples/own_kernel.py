@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import kerneq
-from kerneq.kernels.inner import AbstractInnerKernel
+from kerneq.kernels import AbstractInnerKernel
 from kerneq.prox import AbstractProx, Scale
 
 
@@ -38,7 +38,7 @@ class SparseReLU(AbstractProx):
         inside = z.flatten(1).amin(1) >= 0
         return torch.where(inside, self.threshold * z.flatten(1).sum(1), torch.inf)
 
-    def pull(self, z: Tensor, g: Tensor) -> Tensor:
+    def vjp(self, z: Tensor, g: Tensor) -> Tensor:
         return torch.where(z > 0, g, 0.0)
 
 

@@ -22,14 +22,14 @@ def main(steps: int, norm: float) -> dict[str, list[tuple[float, float]]]:
     traces: dict[str, list[tuple[float, float]]] = {}
     for solver in (Picard(), Picard(relaxation=0.5), Anderson(), Broyden(), Proximal(memory=0), Proximal()):
         with torch.no_grad():
-            at = f.evaluate(torch.zeros(1, 32))
+            at = f.evaluate(torch.zeros(1, 32), drive=True, energy=True)
             memory = solver.init(f, at.z)
             trace = []
             for _ in range(steps):
                 residual = float((at.image - at.z).norm() / at.image.norm())
                 trace.append((residual, float(at.energy)))
-                z, memory = solver.step(at, memory)
-                at = f.evaluate(z)
+                z, memory = solver.step(f, at, memory)
+                at = f.evaluate(z, drive=True, energy=True)
         traces[repr(solver)] = trace
 
     for name, trace in traces.items():

@@ -1,16 +1,24 @@
-"""The equation z = σ(d(z)) at one batch of inputs, as the solvers see it."""
+"""The equation z = σ(d(z)) at one batch of inputs: what a solver and a gradient see.
+
+`AbstractMap` is any map z ↦ f(z). `Equation` is the map of a cell, which knows more: the hidden problem it comes from,
+a smaller space to be solved in (`FeatureMap`), and its own derivative in closed form (`FeatureAdjoint`).
+"""
 
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Self
+import types
+from collections.abc import Callable, Hashable
+from typing import Any, Self, final
 
+import torch
 from torch import Tensor
 
-from .prox import AbstractProx
-
-Linear = Callable[[Tensor], Tensor]
+from .fused.residual import relative_residual
+from .kernels.base import AbstractKernel, Binding, Slope
+from .operators import BoundOperator, bound
+from .prox import AbstractProx, ReLU
+from .tensors import per_sample_norm, take_samples, zeros_stored_like
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,108 +30,403 @@ class Evaluation:
     drive: Tensor | None = None  # d(z)
     energy: Tensor | None = None  # E(z)
     rounding: Tensor | None = None  # how far E(z) may be off by rounding alone
+    state: Tensor | None = None  # what z stands for, where the map lives in another space than the equilibrium
 
     @functools.cached_property
     def gap(self) -> Tensor:
         """f(z) − z, computed once for the residual and for the solver."""
         return self.image - self.z
 
+    @property
+    def value(self) -> Tensor:
+        """The point of the equation's own space that was evaluated."""
+        return self.z if self.state is None else self.state
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """How far samples are from their equilibrium, and what decides which of two points is the better one."""
+
+    residual: Tensor  # ‖f(z) − z‖ / ‖f(z)‖
+    gap: Tensor  # ‖f(z) − z‖
+    merit: Tensor | None = None  # lower is better; None: the residual
+    slack: Tensor | None = None  # a merit higher by no more than this counts as equal
+
+
+@dataclasses.dataclass(frozen=True)
+class Linearisation:
+    """f at z through the graph of one evaluation: J = ∂f/∂z, and for an equation H = ∂d/∂z, which is symmetric."""
+
+    z: Tensor  # a leaf
+    image: Tensor  # f(z), with its graph
+    drive: Tensor | None = None  # d(z), for an equation
+    prox: AbstractProx | None = None
+
+    def vjp(self, u: Tensor) -> Tensor:
+        """Jᵀu."""
+        return self._vjp(self.image, u)
+
+    def symmetric(self, w: Tensor) -> Tensor:
+        """(I − DHD) w for w = Dw, D the 0/1 slope of σ."""
+        assert self.drive is not None
+        return w - self.masked(self._vjp(self.drive, w))
+
+    def masked(self, g: Tensor) -> Tensor:
+        """Dg."""
+        assert self.prox is not None
+        return self.prox.vjp(self.image.detach().to(g.dtype), g)
+
+    def _vjp(self, output: Tensor, u: Tensor) -> Tensor:
+        with torch.enable_grad():
+            (pulled,) = torch.autograd.grad(output, self.z, u.to(output.dtype), retain_graph=True, allow_unused=True)
+        return torch.zeros_like(u) if pulled is None else pulled.to(u.dtype)
+
 
 class AbstractMap(abc.ABC):
-    """A map z ↦ f(z) of batches which can be restricted to some of its samples, so that finished ones cost nothing."""
+    """A map z ↦ f(z) of batches (batch, ...) whose fixed point is wanted.
+
+    To write one: `__call__`, and `rows`, so that finished samples cost nothing. The other methods say what more is
+    known of a map; here they say "nothing", which is right for any function.
+    """
 
     @abc.abstractmethod
     def __call__(self, z: Tensor) -> Tensor: ...
 
     @abc.abstractmethod
-    def rows(self, index: Tensor) -> Self:
-        """The same map for the samples in `index` only."""
+    def rows(self, index: Tensor) -> Self | None:
+        """The same map for the samples in `index` only; None where that cannot be had."""
 
+    def evaluate(self, z: Tensor, drive: bool = False, energy: bool = False) -> Evaluation:
+        """One evaluation, with the drive and the energy where they are wanted and known."""
+        return Evaluation(z, self(z))
 
-class AbstractFeatures(AbstractMap):
-    """v ↦ Wσ(…), whose fixed point is v = Wz of an equilibrium z."""
+    def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
+        """The evaluation at z0, which settles the dtype of the iterates: that of f, which autocast may choose."""
+        if z0 is None:
+            raise TypeError(f"`z0` may be None only for the equation of a cell, got {type(self).__name__}.")
+        _check_start(z0)
+        at = self.evaluate(z0, drive, energy)
+        if not isinstance(at.image, Tensor) or at.image.shape != z0.shape:
+            got = tuple(at.image.shape) if isinstance(at.image, Tensor) else type(at.image).__name__
+            raise ValueError(f"f must keep the shape of z: it got {tuple(z0.shape)} and gave {got}.")
+        return dataclasses.replace(at, z=z0.to(at.image.dtype))
 
-    @abc.abstractmethod
-    def state(self, v: Tensor) -> Tensor:
-        """z = σ(Wᵀ∂S/∂v + ∂S/∂z) at v."""
+    def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
+        """The residual at an evaluation, and E as the merit where it was asked for.
 
-    @abc.abstractmethod
-    def start(self, z0: Tensor | None) -> Tensor:
-        """Wz₀; zero without a z₀."""
+        With a `tol`, whoever asks wants to know only whether it is reached: see `FeatureMap`.
+        """
+        return Measurement(*relative_residual(at), at.energy, at.rounding)
 
+    def answer(self, at: Evaluation, following: Tensor) -> Tensor:
+        """What a solve that ends at an evaluation returns, if the step from there, to `following`, is no loss."""
+        return following
 
-@dataclasses.dataclass(frozen=True)
-class Closing:
-    """The loop z = σ(Wᵀm + ∂S/∂z), m = ∂S/∂v at v = Wz, opened at its last link, for the backward pass.
+    def error_bound(self, gap: Tensor) -> Tensor | None:
+        """A bound on ‖z − z*‖, given ‖f(z) − z‖ of each sample."""
+        return None
 
-    The backward system w = D(g + Hw), H = ±WᵀNW, becomes y = WDg ± WDWᵀNy in the (smaller) space of y = Ww, and w
-    follows from y. The sign is apart from N, which saves a pass.
-    """
+    def in_features(self) -> "FeatureMap":
+        """The same equation for v = Wz."""
+        raise TypeError(
+            "`InFeatures` needs the equation of a cell with a radial or a linear kernel; give the solver itself for "
+            f"others, got {type(self).__name__}."
+        )
 
-    m: Tensor  # with its graph
-    dz: Tensor | None  # ∂S/∂z, with its graph
-    weight: Tensor  # of W, with its graph
-    apply: Linear  # W
-    added: Callable[[Tensor, Tensor, int], Tensor]  # v, z, ± ↦ v ± Wz
-    weight_gradient: Callable[[Tensor, Tensor], Tensor]  # of ⟨Wz, v⟩, given z and v
-    bend: Linear  # N = ±∂²S/∂v²
-    sign: int
-    pull: Linear  # D
-    pull_adjoint: Callable[[Tensor, Tensor | None, int], Tensor]  # n, g, ± ↦ D(g ± Wᵀn), or ±DWᵀn without g
+    def descend(self, at: Evaluation) -> Tensor:
+        """A step that lowers the energy."""
+        raise TypeError(
+            f"`Proximal` descends an energy, so it needs an equation from `cell.bind(x)`, got {type(self).__name__}. "
+            "Use `Picard`, `Anderson` or `Broyden` for a plain function."
+        )
 
-    def source(self, g: Tensor) -> Tensor:
-        return self.apply(self.pull(g))
+    def project(self, z: Tensor) -> Tensor:
+        """z moved into the domain of φ, which a mixture of points may have left."""
+        return z
 
-    def step(self, source: Tensor, y: Tensor) -> Tensor:
-        return self.added(source, self.pull_adjoint(self.bend(y), None, 1), self.sign)
+    def safe_step(self, z: Tensor) -> Tensor:
+        """The step that is surest to converge, with a graph."""
+        return self(z)
 
-    def recover(self, g: Tensor, y: Tensor) -> Tensor:
-        return self.pull_adjoint(self.bend(y), g, self.sign)
+    def linearise(self, z: Tensor) -> Linearisation:
+        """f at z, ready to be differentiated any number of times."""
+        with torch.enable_grad():
+            z = z.requires_grad_()
+            at = self.evaluate(z, drive=True)
+            return Linearisation(z, at.image, at.drive)
 
+    def feature_adjoint(self, z: Tensor) -> "FeatureAdjoint | None":
+        """The derivative at the equilibrium z in the space of the features, where there is such a thing."""
+        return None
 
-class AbstractEquation(AbstractMap):
-    """f(z) = σ(d(z)), the optimality condition of min E(z) = ½‖z‖² + 1ᵀφ(z) − S(z), with d = ∇S.
-
-    `bound` is L, the Lipschitz constant of d; `convexity` is μ, the strong convexity of E (it may be negative).
-    """
-
-    bound: Tensor
-    convexity: Tensor
-    prox: AbstractProx
-
-    @abc.abstractmethod
-    def evaluate(self, z: Tensor, drive: bool = True, energy: bool = True) -> Evaluation:
-        """One evaluation; with `energy`, E(z) comes out of the same products. Without `drive` σ may be part of them."""
-
-    @abc.abstractmethod
-    def evaluate_zero(self, drive: bool = True, energy: bool = True) -> Evaluation:
-        """The evaluation at z = 0, where there is no Wz to compute; its z holds one zero for all entries."""
-
-    @abc.abstractmethod
-    def in_features(self) -> AbstractFeatures | None:
-        """The same equation for v = Wz; None where z acts in other ways too."""
-
-    @abc.abstractmethod
-    def closing(self, z: Tensor) -> Closing | None:
-        """The last link of the loop at the equilibrium z, where the kernel allows a backward solve in the features."""
-
-    @abc.abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
-        """Everything f depends on that may have a gradient."""
+        """Everything f is known to depend on that may have a gradient."""
+        return ()
 
-    @abc.abstractmethod
     def on(self, *tensors: Tensor) -> Self:
-        """The same equation on other tensors, in the order of `tensors`."""
+        """The same map on other tensors, in the order of `tensors`."""
+        return self
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Function(AbstractMap):
+    """Any function of a batch of states."""
+
+    function: Callable[[Tensor], Tensor]
 
     def __call__(self, z: Tensor) -> Tensor:
-        return self.evaluate(z, drive=False, energy=False).image
+        return self.function(z)
+
+    def rows(self, index: Tensor) -> None:
+        return None
+
+
+Map = Callable[[Tensor], Tensor]  # what users may give; an `AbstractMap` is one
+
+
+def as_map(f: Map) -> AbstractMap:
+    """f itself if it is a map of ours, else the function as one."""
+    return f if isinstance(f, AbstractMap) else Function(f)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Equation(AbstractMap):
+    """f(z) = σ(d(z)), the optimality condition of min E(z) = ½‖z‖² + 1ᵀφ(z) − S(z), at one batch of inputs.
+
+    d(z) = ∇S = ∂S/∂z + Wᵀ ∂S/∂v at v = Wz. `bound` is L, the Lipschitz constant of d; `convexity` is μ, the strong
+    convexity of E (it may be negative).
+    """
+
+    kernel: AbstractKernel
+    binding: Binding
+    operator: BoundOperator  # W, scaled
+    prox: AbstractProx
+    compiled: bool = False
+
+    @property
+    def bound(self) -> Tensor:
+        return self.binding.lipschitz
+
+    @property
+    def convexity(self) -> Tensor:
+        return self.binding.convexity
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return self.evaluate(z).image
 
     def drive(self, z: Tensor) -> Tensor:
-        drive = self.evaluate(z, energy=False).drive
+        """d(z)."""
+        drive = self.evaluate(z, drive=True).drive
         assert drive is not None
         return drive
 
     def energy(self, z: Tensor) -> Tensor:
-        energy = self.evaluate(z).energy
+        """E(z) of each sample, (batch,), φ included."""
+        energy = self.evaluate(z, energy=True).energy
         assert energy is not None
         return energy
+
+    def evaluate(self, z: Tensor, drive: bool = False, energy: bool = False) -> Evaluation:
+        """One evaluation; with `energy`, E(z) comes out of the same products. Without `drive` σ may be part of them."""
+        if self.compiled and not torch.is_grad_enabled():
+            bare = self.on(*[tensor.detach() for tensor in self.tensors()])  # dynamo warns of tensors with a graph
+            for tensor in (z, bare.binding.a):  # one program for every batch: samples leave as they finish
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+            kind = (self.operator.weight.shape, self.binding.a.shape[2:], self.kernel)
+            return Evaluation(z, *_compiled(kind)(bare, z, drive, energy))
+        return Evaluation(z, *self.products(z, drive, energy))
+
+    def products(
+        self, z: Tensor, drive: bool, energy: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """f(z) and, where they are wanted, d(z) and E(z) with its rounding error."""
+        slope = self.kernel.differentiate(self.binding, z, self.operator(z), value=energy)
+        return *self.image(slope, drive), *self._total(z, slope.value)
+
+    def image(self, slope: Slope, drive: bool) -> tuple[Tensor, Tensor | None]:
+        """σ(∂S/∂z + Wᵀ ∂S/∂v) and, where it is wanted, its argument d."""
+        if slope.dv is None:
+            assert slope.dz is not None
+            return self.prox(slope.dz), slope.dz
+        if not drive and isinstance(self.prox, ReLU):
+            return self.operator.adjoint_relu(slope.dv, slope.dz), None
+        d = self.operator.adjoint(slope.dv)
+        d = d if slope.dz is None else d + slope.dz
+        return self.prox(d), d
+
+    def _total(self, z: Tensor, similarity: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """E = ½‖z‖² + 1ᵀφ(z) − S of each sample, and how far rounding may have put it off."""
+        if similarity is None:
+            return None, None
+        half = 0.5 * per_sample_norm(z).square()
+        rounding = 16 * torch.finfo(z.dtype).eps * (half + similarity.abs())
+        return half + self.prox.penalty(z) - similarity, rounding
+
+    def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
+        """At z = 0 (None) there is no Wz to compute; the z of the evaluation holds one zero for all entries."""
+        if z0 is not None:
+            return super().start(z0, drive, energy)
+        slope = self.kernel.differentiate(self.binding, None, None, value=energy)
+        image, d = self.image(slope, drive)
+        zero = image.new_zeros(()).expand_as(image)
+        return Evaluation(zero, image, d, *self._total(zero, slope.value))
+
+    def descend(self, at: Evaluation) -> Tensor:
+        """T(z) = prox_{αφ}((1 − α) z + α d(z)), α = 2/(2 + L): the relaxation is inside the prox.
+
+        Its fixed points are those of f, and E falls by at least ½‖T(z) − z‖², whatever the weights (facts, 3).
+        """
+        assert at.drive is not None
+        alpha = (2 / (2 + self.bound)).to(at.z.dtype)
+        return self.prox(torch.lerp(at.z, at.drive, alpha), alpha)
+
+    def project(self, z: Tensor) -> Tensor:
+        return self.prox(z, 0.0)
+
+    def safe_step(self, z: Tensor) -> Tensor:
+        """T(z): it converges for any weights."""
+        return self.descend(self.evaluate(z, drive=True))
+
+    def error_bound(self, gap: Tensor) -> Tensor:
+        """‖z − z*‖ ≤ (1 + L/μ)‖f(z) − z‖ where E is μ-strongly convex (facts, 4), else infinite."""
+        return torch.where(self.convexity > 0, (1 + self.bound / self.convexity) * gap, torch.inf)
+
+    def linearise(self, z: Tensor) -> Linearisation:
+        return dataclasses.replace(super().linearise(z), prox=self.prox)
+
+    def in_features(self) -> "FeatureMap":
+        return FeatureMap(self) if self.kernel.through_features else super().in_features()
+
+    def feature_adjoint(self, z: Tensor) -> "FeatureAdjoint | None":
+        if not self.kernel.through_features:
+            return None
+        v = self.operator(z)
+        slope = self.kernel.differentiate(self.binding, z, v, value=False)
+        assert slope.dv is not None
+        hvp = self.kernel.hvp(self.binding, v.detach())
+        operator = bound(self.operator.weight.detach())
+        return FeatureAdjoint(
+            z, slope.dv, slope.dz, self.operator.weight, operator, self.prox, hvp, self.kernel.hvp_sign
+        )
+
+    def rows(self, index: Tensor) -> Self:
+        return dataclasses.replace(
+            self, binding=dataclasses.replace(self.binding, a=take_samples(self.binding.a, index))
+        )
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        parts = (self.operator.weight, self.binding.a, self.binding.Q, self.binding.gamma)
+        return tuple(tensor for tensor in parts if tensor is not None)
+
+    def on(self, *tensors: Tensor) -> Self:
+        weight, a, *rest = tensors
+        Q, gamma = rest or (None, None)
+        binding = dataclasses.replace(self.binding, a=a, Q=Q, gamma=gamma)
+        return dataclasses.replace(self, operator=bound(weight), binding=binding)
+
+
+@functools.cache
+def _compiled(kind: Hashable) -> Any:
+    """A code object for every kind of equation: dynamo gives one up after eight variants, and a model has many."""
+    own = types.FunctionType(Equation.products.__code__.replace(), globals(), "products")
+    return torch.compile(own)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class FeatureMap(AbstractMap):
+    """The equation for v = Wz, which is smaller than z: v ↦ Wσ(Wᵀ∂S/∂v + ∂S/∂z), where σ(…) is z."""
+
+    equation: Equation
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return self.evaluate(v).image
+
+    def evaluate(self, v: Tensor, drive: bool = False, energy: bool = False) -> Evaluation:
+        return self._evaluation(v, self.lift(v))
+
+    def _evaluation(self, v: Tensor, z: Tensor) -> Evaluation:
+        return Evaluation(v, self.equation.operator(z), state=z)
+
+    def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
+        """At v = Wz₀; without a z₀ at v = 0, where there is no Wz to compute."""
+        if z0 is not None:
+            _check_start(z0)
+            return self.evaluate(self.equation.operator(z0))
+        at = self._evaluation(torch.empty(0), self.equation.start(None).image)
+        return dataclasses.replace(at, z=zeros_stored_like(at.image, tuple(at.image.shape)))
+
+    def answer(self, at: Evaluation, following: Tensor) -> Tensor:
+        """z = σ(…) is a step further than v already."""
+        return at.value
+
+    def lift(self, v: Tensor) -> Tensor:
+        """z = σ(Wᵀ∂S/∂v + ∂S/∂z) at v."""
+        f = self.equation
+        slope = f.kernel.differentiate(f.binding, v, v, value=False)  # whatever stands for z is not looked at
+        return f.image(slope, drive=False)[0]
+
+    def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
+        """The residual of z in the equation itself, f(z) − z = lift(Wz) − z.
+
+        That costs half an evaluation. With a `tol`, the residual of v stands for it as long as no sample is below.
+        """
+        near, gap = relative_residual(at)
+        if tol is not None and not bool((near <= tol).any()):
+            return Measurement(near, gap, near, torch.zeros_like(near))
+        exact = relative_residual(Evaluation(at.value, self.lift(at.image)))
+        return Measurement(*exact, near, torch.zeros_like(near))
+
+    def rows(self, index: Tensor) -> Self:
+        return dataclasses.replace(self, equation=self.equation.rows(index))
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class FeatureAdjoint:
+    """The loop z = σ(Wᵀm + ∂S/∂z), m = ∂S/∂v at v = Wz, opened at its last link, for the backward pass.
+
+    The adjoint system w = D(g + Hw), H = ±WᵀNW, becomes y = WDg ± WDWᵀNy in the (smaller) space of y = Ww, and
+    w = D(g ± WᵀNy) follows. N = ±∂²S/∂v² is known in closed form; its sign is apart, which saves a pass.
+    """
+
+    z: Tensor  # the equilibrium
+    m: Tensor  # with its graph
+    dz: Tensor | None  # ∂S/∂z, with its graph
+    weight: Tensor  # of W, with its graph
+    operator: BoundOperator  # W, without
+    prox: AbstractProx
+    hvp: Callable[[Tensor], Tensor]  # N
+    sign: int
+
+    def source(self, g: Tensor) -> Tensor:
+        """WDg."""
+        return self.operator(self.prox.vjp(self.z, g))
+
+    def step(self, source: Tensor, y: Tensor) -> Tensor:
+        """WDg ± WDWᵀNy."""
+        return self.operator.added(source, self._masked_adjoint(self.hvp(y), None, 1), self.sign)
+
+    def recover(self, g: Tensor, y: Tensor) -> Tensor:
+        """w = D(g ± WᵀNy)."""
+        return self._masked_adjoint(self.hvp(y), g, self.sign)
+
+    def _masked_adjoint(self, n: Tensor, g: Tensor | None, sign: int) -> Tensor:
+        """D(g ± Wᵀn), or ±DWᵀn without g."""
+        if isinstance(self.prox, ReLU):
+            return self.operator.adjoint_masked(n, self.z, g, sign)
+        drive = sign * self.operator.adjoint(n)
+        return self.prox.vjp(self.z, drive if g is None else g + drive)
+
+
+def _check_start(z0: Tensor) -> None:
+    """Refuse a start no solver can work from."""
+    if not isinstance(z0, Tensor):
+        raise TypeError(f"`z0` must be a tensor (batch, ...), got {type(z0).__name__}.")
+    if z0.dim() == 0 or len(z0) == 0 or not z0.is_floating_point():
+        raise ValueError(
+            f"`z0` must be a floating-point tensor whose first dimension is the batch, of one sample at least, "
+            f"got dtype {z0.dtype} and shape {tuple(z0.shape)}."
+        )

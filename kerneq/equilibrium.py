@@ -6,27 +6,35 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from .cells.base import AbstractCell
-from .equation import AbstractEquation
+from .cells import AbstractCell
 from .gradients import AbstractGradient, Implicit
-from .solution import OnFailure, Solution, check_limits, check_on_failure, check_whole
-from .solvers import AbstractSolver, InFeatures, Proximal
-from .solvers.loop import solve
+from .solution import OnFailure, Solution, check_limits, check_on_failure
+from .solvers import AbstractSolver, Proximal, solve
+from .tensors import check_whole
 
 
 @final
 class Equilibrium(nn.Module):
     """x ↦ the z* with z* = σ(d(z*; x)), as a `Solution`; its value carries gradients in `train()` and `eval()` alike.
 
-    `on_failure` says what happens when a sample does not converge: "return" leaves it to the reader of the solution,
-    "warn" and "raise" wait for the device after every solve to find out. `check_every`: see `kerneq.solve`.
+    x is (batch, ...) as the cell takes it; `solution.value` is (batch, ...), the state of the cell, and `residual`,
+    `steps`, `converged`, `error_bound` are (batch,).
+
+        cell = kq.cells.ConvCell(kq.kernels.Gaussian(gamma=0.2), inputs=16, state=64, features=32)
+        layer = kq.Equilibrium(cell, tol=1e-3)
+        z = layer(torch.randn(8, 16, 32, 32)).value  # (8, 64, 32, 32)
+
+    `solver` finds z*, to a relative residual of `tol` within `max_steps` evaluations; `gradient` says how ∂L/∂z*
+    reaches the parameters. `on_failure` says what happens when a sample does not converge: "return" leaves it to the
+    reader of the solution, "warn" and "raise" wait for the device after every solve to find out. `check_every`: see
+    `kerneq.solve`.
     """
 
     def __init__(
         self,
         cell: AbstractCell,
         *,
-        solver: AbstractSolver[Any] | InFeatures = Proximal(),  # noqa: B008  (a frozen value)
+        solver: AbstractSolver[Any] = Proximal(),  # noqa: B008  (a frozen value)
         gradient: AbstractGradient = Implicit(),  # noqa: B008
         tol: float = 1e-3,
         max_steps: int = 50,
@@ -36,7 +44,7 @@ class Equilibrium(nn.Module):
         super().__init__()
         kinds = (
             ("cell", cell, AbstractCell),
-            ("solver", solver, AbstractSolver | InFeatures),
+            ("solver", solver, AbstractSolver),
             ("gradient", gradient, AbstractGradient),
         )
         for name, value, kind in kinds:
@@ -50,6 +58,9 @@ class Equilibrium(nn.Module):
         self.tol, self.max_steps = tol, max_steps
         self.check_every, self.on_failure = check_every, on_failure
 
+    def extra_repr(self) -> str:
+        return f"solver={self.solver}, gradient={self.gradient}, tol={self.tol:g}, max_steps={self.max_steps}"
+
     def forward(self, x: Tensor) -> Solution:
         # The loop looks at the residual; what is worth compiling is the map inside it. As a decorator, `disable` would
         # import the compiler, a second, for everybody.
@@ -60,11 +71,9 @@ class Equilibrium(nn.Module):
 
     def _run(self, x: Tensor) -> Solution:
         f = self.cell.bind(x)
-        # An equation starts at z = 0, which `solve` knows how to make cheap.
-        z0 = None if isinstance(f, AbstractEquation) else self.cell.initial(f)
         solution = solve(
             f,
-            z0,
+            self.cell.initial(f),
             self.solver,
             tol=self.tol,
             max_steps=self.max_steps,

@@ -2,77 +2,59 @@
 
 import abc
 import dataclasses
-import functools
+from collections.abc import Callable
 from typing import Any, Self, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.grad import conv2d_weight
 
-from . import convolution
-from .spectrum import top_singular_vector
+from .fused.convolution import Convolution
+from .tensors import is_traced, widened
 
 SETTLE_STEPS = 40  # Lanczos steps for a weight not seen before
 TRACK_STEPS = 1  # power iterations a training step, from the vector of the step before
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class BoundOperator:
-    """W with its weight fixed for one solve; `size` is the size of a convolution's kernel, 0 for a dense matrix."""
+class Matrix:
+    """v = Wz with W a matrix (features, state), fixed for one solve; `Convolution` is the same for feature maps."""
 
     weight: Tensor
-    size: int
 
     def __call__(self, z: Tensor) -> Tensor:
-        if self.size == 0:
-            return F.linear(z, self.weight)
-        if convolution.triton_fuses(z, self.weight, adjoint=False):
-            return convolution.product(z, self.weight, adjoint=False)
-        return F.conv2d(z, self.weight, padding=self.size // 2)
+        return F.linear(z, self.weight)
 
     def added(self, v: Tensor, z: Tensor, sign: int) -> Tensor:
         """v ± Wz, without a graph."""
-        if self.size and convolution.triton_fuses(z, self.weight, adjoint=False):
-            return convolution.product(z, self.weight, adjoint=False, add=v, sign=sign)
         return torch.add(v, self(z), alpha=sign)
 
     def adjoint(self, v: Tensor) -> Tensor:
-        if self.size == 0:
-            return F.linear(v, self.weight.mT)
-        return F.conv_transpose2d(v, self.weight, padding=self.size // 2)
+        """Wᵀv."""
+        return F.linear(v, self.weight.mT)
 
     def adjoint_relu(self, v: Tensor, shift: Tensor | None) -> Tensor:
-        """max(Wᵀv + shift, 0), where nothing has to be differentiated in one pass over memory if cuDNN can do it."""
-        if self.size and convolution.cudnn_fuses(v, self.weight):
-            return convolution.relu(v, self._flipped, shift)
+        """max(Wᵀv + shift, 0)."""
         drive = self.adjoint(v)
         return torch.relu(drive if shift is None else drive + shift)
 
     def adjoint_masked(self, v: Tensor, z: Tensor, g: Tensor | None, sign: int) -> Tensor:
         """g ± Wᵀv where z > 0, else 0; without a graph."""
-        if self.size and convolution.triton_fuses(v, self.weight, adjoint=True):
-            return convolution.product(v, self.weight, adjoint=True, add=g, sign=sign, mask=z)
-        drive = self.adjoint(v)
-        if g is not None:
-            drive = torch.add(g, drive, alpha=sign)
-        elif sign < 0:
-            drive = -drive
-        return torch.ops.aten.threshold_backward(drive, z, 0)  # one vectorised pass, where a Boolean mask takes two
-
-    @functools.cached_property
-    def _flipped(self) -> Tensor:
-        """The weight of Wᵀ as a convolution of its own."""
-        return self.weight.transpose(0, 1).flip(2, 3).contiguous(memory_format=torch.channels_last)
+        drive = sign * self.adjoint(v)
+        return torch.ops.aten.threshold_backward(drive if g is None else g + drive, z, 0)
 
     def weight_gradient(self, z: Tensor, v: Tensor) -> Tensor:
         """The gradient of ⟨Wz, v⟩ with respect to the weight."""
-        if self.size == 0:
-            return v.mT @ z
-        return conv2d_weight(z, list(self.weight.shape), v, padding=self.size // 2)  # type: ignore[no-untyped-call]
+        return v.mT @ z
 
-    def detach(self) -> "BoundOperator":
-        return BoundOperator(self.weight.detach(), self.size)
+
+BoundOperator = Matrix | Convolution
+
+
+def bound(weight: Tensor) -> BoundOperator:
+    """A weight (features, state) as a matrix, (features, state, size, size) as a zero-padded convolution."""
+    return Matrix(weight) if weight.dim() == 2 else Convolution(weight)
 
 
 class AbstractOperator(nn.Module, abc.ABC):
@@ -83,14 +65,12 @@ class AbstractOperator(nn.Module, abc.ABC):
     then stays. ‖W u‖ is differentiated with respect to W, which gives the gradient of the norm.
     """
 
-    size: int
     weight: nn.Parameter
     vector: Tensor
 
-    def __init__(self, weight: Tensor, size: int):
+    def __init__(self, weight: Tensor):
         super().__init__()
         self.weight = nn.Parameter(weight)
-        self.size = size
         self.register_buffer("vector", torch.zeros(0))
         self._settled: tuple[int, int] | None = None  # address and version of the weight `vector` was settled for
 
@@ -103,7 +83,7 @@ class AbstractOperator(nn.Module, abc.ABC):
         weight, kind = self.weight * scale, self.weight.device.type
         if torch.is_autocast_enabled(kind):
             weight = weight.to(torch.get_autocast_dtype(kind))
-        return BoundOperator(weight, self.size)
+        return bound(weight)
 
     def norm(self, example: Tensor) -> Tensor:
         """‖W‖ on states of the size that goes with `example`, as a differentiable number."""
@@ -112,18 +92,18 @@ class AbstractOperator(nn.Module, abc.ABC):
 
     def last_norm(self) -> Tensor:
         """‖W u‖ at the vector followed so far."""
-        u = _wide(self.vector).clone()  # a later step may move the buffer while this one waits for its backward pass
+        u = widened(self.vector).clone()  # a later step may move the buffer while this one waits for its backward pass
         with torch.autocast(u.device.type, enabled=False):
-            image = BoundOperator(_wide(self.weight), self.size)(u.unsqueeze(0))
+            image = bound(widened(self.weight))(u.unsqueeze(0))
             return torch.linalg.vector_norm(image) / torch.linalg.vector_norm(u)
 
     @torch.inference_mode(False)  # `vector` outlives the call: made in inference mode, it could not be followed later
     @torch.no_grad()
     def _follow(self, shape: tuple[int, ...]) -> None:
         """Move `vector` towards the top singular vector of the weight as it is now."""
-        w = BoundOperator(_wide(self.weight.detach()), self.size)
+        w = bound(widened(self.weight.detach()))
         fresh = tuple(self.vector.shape) != shape
-        traced = torch.compiler.is_compiling() or torch.compiler.is_exporting()
+        traced = is_traced()
         if fresh and traced:  # no numbers to settle on: the program would hold a wrong norm for ever
             raise RuntimeError(
                 f"The norm of W on states of shape {shape} is not known yet: call the model once, in `eval()` and on "
@@ -142,7 +122,7 @@ class AbstractOperator(nn.Module, abc.ABC):
                 self.vector = self.vector.clone()
             steps = TRACK_STEPS if track else SETTLE_STEPS
             with torch.autocast(self.weight.device.type, enabled=False):
-                self.vector.copy_(top_singular_vector(w, w.adjoint, _wide(self.vector), steps, lanczos=not track))
+                self.vector.copy_(top_singular_vector(w, w.adjoint, widened(self.vector), steps, lanczos=not track))
             self._settled = None if track else now
 
     def train(self, mode: bool = True) -> Self:
@@ -173,7 +153,7 @@ class Dense(AbstractOperator):
     """v = W z, W a matrix (features × state)."""
 
     def __init__(self, state: int, features: int):
-        super().__init__(torch.randn(features, state) / state**0.5, size=0)
+        super().__init__(torch.randn(features, state) / state**0.5)
 
     def state_shape(self, example: Tensor) -> tuple[int, ...]:
         return (self.weight.shape[1],)
@@ -184,17 +164,52 @@ class Conv(AbstractOperator):
     """v = W ∗ z, a zero-padded convolution (features, state, size, size) that keeps the size of the picture."""
 
     def __init__(self, state: int, features: int, size: int):
-        super().__init__(torch.randn(features, state, size, size) / (size * state**0.5), size=size)
+        super().__init__(torch.randn(features, state, size, size) / (size * state**0.5))
 
     def state_shape(self, example: Tensor) -> tuple[int, ...]:
         return (self.weight.shape[1], *example.shape[-2:])
 
 
-def _wide(t: Tensor) -> Tensor:
-    """In float32 at least: a norm is no place for half precision."""
-    return t.to(torch.promote_types(t.dtype, torch.float32))
-
-
 def limited(norm: Tensor, limit: float) -> Tensor:
     """The factor min(1, limit / norm) that holds an operator under its limit."""
     return (limit / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0)
+
+
+def top_singular_vector(
+    apply: Callable[[Tensor], Tensor], adjoint: Callable[[Tensor], Tensor], start: Tensor, steps: int, lanczos: bool
+) -> Tensor:
+    """A unit vector u with ‖A u‖ close to ‖A‖, from `start`, by `steps` products with AᵀA.
+
+    Power iteration needs no small eigenproblem, so nothing waits for the device; Lanczos takes the best vector of
+    the whole Krylov space and is far ahead of it where singular values crowd, as they do for convolutions.
+    """
+
+    def gram(u: Tensor) -> Tensor:
+        return adjoint(apply(u.unsqueeze(0))).squeeze(0)
+
+    u = _unit(start)
+    if not lanczos:
+        for _ in range(steps):
+            new = gram(u)
+            u = torch.where(new.any(), _unit(new), u)  # a zero operator has no direction to offer
+        return u
+    basis = [u.flatten()]
+    images: list[Tensor] = []
+    for _ in range(min(steps, u.numel())):
+        w = gram(basis[-1].view_as(u)).flatten()
+        images.append(w)
+        stacked = torch.stack(basis)
+        for _ in range(2):  # twice is enough: full reorthogonalisation keeps the basis exact
+            w = w - stacked.mT @ (stacked @ w)
+        length = torch.linalg.vector_norm(w)
+        if len(images) == steps or not bool(length > 1e-6 * torch.linalg.vector_norm(images[0])):
+            break
+        basis.append(w / length)
+    stacked = torch.stack(basis[: len(images)])
+    small = stacked @ torch.stack(images).mT
+    vectors = torch.linalg.eigh((small + small.mT) / 2).eigenvectors
+    return _unit((vectors[:, -1] @ stacked).view_as(u))
+
+
+def _unit(u: Tensor) -> Tensor:
+    return u / torch.linalg.vector_norm(u).clamp_min(torch.finfo(u.dtype).tiny)

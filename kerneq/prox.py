@@ -10,6 +10,8 @@ from typing import final
 import torch
 from torch import Tensor
 
+from .tensors import check_nonnegative, working_dtype
+
 Scale = float | Tensor
 
 
@@ -24,8 +26,8 @@ class AbstractProx(abc.ABC):
         """1ᵀφ(z) of each sample (infinite outside the domain)."""
 
     @abc.abstractmethod
-    def pull(self, z: Tensor, g: Tensor) -> Tensor:
-        """D g, D the derivative of prox_φ where its value is z: a diagonal of ones and zeros."""
+    def vjp(self, z: Tensor, g: Tensor) -> Tensor:
+        """D g, D the derivative of prox_φ where its value is z: a diagonal of ones and zeros, so its own transpose."""
 
 
 @final
@@ -38,9 +40,9 @@ class ReLU(AbstractProx):
 
     def penalty(self, z: Tensor) -> Tensor:
         inside = z.flatten(1).amin(1) >= 0
-        return torch.where(inside, 0.0, torch.inf).to(torch.promote_types(z.dtype, torch.float32))
+        return torch.where(inside, 0.0, torch.inf).to(working_dtype(z.dtype))
 
-    def pull(self, z: Tensor, g: Tensor) -> Tensor:
+    def vjp(self, z: Tensor, g: Tensor) -> Tensor:
         return torch.ops.aten.threshold_backward(g, z, 0)  # one vectorised pass, where a Boolean mask takes two
 
 
@@ -52,16 +54,15 @@ class SoftThreshold(AbstractProx):
     threshold: float = 0.1  # λ
 
     def __post_init__(self) -> None:
-        if not self.threshold >= 0:
-            raise ValueError(f"`threshold` must not be negative, got {self.threshold}.")
+        check_nonnegative("threshold", self.threshold)
 
     def __call__(self, d: Tensor, scale: Scale = 1.0) -> Tensor:
         return torch.sign(d) * torch.relu(d.abs() - scale * self.threshold)
 
     def penalty(self, z: Tensor) -> Tensor:
-        return self.threshold * z.flatten(1).abs().sum(1, dtype=torch.promote_types(z.dtype, torch.float32))
+        return self.threshold * z.flatten(1).abs().sum(1, dtype=working_dtype(z.dtype))
 
-    def pull(self, z: Tensor, g: Tensor) -> Tensor:
+    def vjp(self, z: Tensor, g: Tensor) -> Tensor:
         return torch.where(z != 0, g, 0.0)
 
 
@@ -74,7 +75,7 @@ class Identity(AbstractProx):
         return d
 
     def penalty(self, z: Tensor) -> Tensor:
-        return z.new_zeros(len(z), dtype=torch.promote_types(z.dtype, torch.float32))
+        return z.new_zeros(len(z), dtype=working_dtype(z.dtype))
 
-    def pull(self, z: Tensor, g: Tensor) -> Tensor:
+    def vjp(self, z: Tensor, g: Tensor) -> Tensor:
         return g

@@ -5,8 +5,9 @@ import enum
 import warnings
 from typing import Literal
 
-import torch
 from torch import Tensor
+
+from .tensors import check_positive, check_whole
 
 OnFailure = Literal["raise", "warn", "return"]
 
@@ -35,11 +36,12 @@ _REMEDY = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Solution:
     """The outcome of a solve; every tensor has one entry, or one row, per sample.
 
-    Reading `status` (or printing) waits for the device; the tensors do not.
+    value (batch, ...), residual, steps, codes and error_bound (batch,). Reading `status` (or printing) waits for the
+    device; the tensors do not. `on_failure` of a layer or a solve says whether a failure is also loud.
     """
 
     value: Tensor  # z*, as well as it was found
@@ -51,6 +53,7 @@ class Solution:
 
     @property
     def converged(self) -> Tensor:
+        """Whether each sample reached the tolerance, (batch,) of bool."""
         return self.codes == Status.CONVERGED.code
 
     @property
@@ -59,11 +62,14 @@ class Solution:
         return list(Status)[int(self.codes.max())]
 
     def __str__(self) -> str:
+        """The outcome as one sentence, which is also the `repr`."""
         good, total = int(self.converged.sum()), self.codes.numel()
         return (
             f"{self.status.value} {good} of {total} samples reached tol={self.tol:g}; worst residual "
             f"{float(self.residual.max()):.1e}, {int(self.steps.max())} steps at most."
         )
+
+    __repr__ = __str__  # the numbers of a batch of pictures would fill the screen
 
 
 class EquilibriumError(RuntimeError):
@@ -86,6 +92,7 @@ def settle(solution: Solution, on_failure: OnFailure, where: str = "The equilibr
 
 
 def check_on_failure(on_failure: str) -> None:
+    """Refuse a word that says nothing about what to do with a failed solve."""
     if on_failure not in ("raise", "warn", "return"):
         raise ValueError(f"`on_failure` must be 'raise', 'warn' or 'return', got {on_failure!r}.")
 
@@ -94,34 +101,3 @@ def check_limits(tol: float, max_steps: int) -> None:
     """Refuse a tolerance or a step limit that means nothing."""
     check_positive("tol", tol)
     check_whole("max_steps", max_steps)
-
-
-def check_positive(name: str, value: float) -> None:
-    """Refuse what is not a positive, finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise ValueError(f"`{name}` must be positive and finite, got {value!r}.")
-
-
-def check_whole(name: str, value: int, least: int = 1) -> None:
-    """Refuse what is not a whole number, or too small."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"`{name}` must be a whole number, at least {least}, got {value!r}.")
-
-
-def per_sample_norm(t: Tensor) -> Tensor:
-    """‖t‖₂ of each sample, accumulated in float32 at least."""
-    dims = tuple(range(1, t.dim()))
-    dtype = torch.promote_types(t.dtype, torch.float32)
-    return torch.linalg.vector_norm(t, dim=dims, dtype=dtype) if dims else t.abs().to(dtype)
-
-
-def per_sample(t: Tensor, like: Tensor) -> Tensor:
-    """View a tensor of one number per sample so that it broadcasts against `like`."""
-    return t.view(-1, *[1] * (like.dim() - 1))
-
-
-def take_samples(t: Tensor, index: Tensor) -> Tensor:
-    """The samples in `index`, stored as t is; `index_select` alone would forget channels-last."""
-    if t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last):
-        return t.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
-    return t.index_select(0, index)

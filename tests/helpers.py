@@ -7,12 +7,21 @@ import torch.nn.functional as F
 from hypothesis import settings
 from torch import Tensor
 
-from kerneq.cells import ConvCell, DenseCell
-from kerneq.cells.base import AbstractKernelCell
+from kerneq import kernels
+from kerneq.cells import AbstractKernelCell, ConvCell, DenseCell
 from kerneq.equation import AbstractMap
 from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom, Unrolled
-from kerneq.kernels import Adaptive, Gaussian, Linear, Polynomial, Sigmoid
-from kerneq.kernels.inner import AbstractInnerKernel
+from kerneq.kernels import (
+    AbstractInnerKernel,
+    AbstractRadialKernel,
+    Adaptive,
+    Cauchy,
+    Gaussian,
+    Linear,
+    Multiquadric,
+    Polynomial,
+    Sigmoid,
+)
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal
 
 examples = settings(max_examples=25, deadline=None, derandomize=True, database=None)
@@ -26,13 +35,19 @@ SOLVERS = {
     "broyden": Broyden(),
 }
 PLAIN_SOLVERS = {name: solver for name, solver in SOLVERS.items() if not isinstance(solver, Proximal)}
+# Whatever `kerneq.kernels` exports is tested: a new kernel needs no line here.
+RADIAL = {
+    name.lower(): kernel(gamma=0.5, patch=2, split=2, hidden=6)
+    for name, kernel in vars(kernels).items()
+    if isinstance(kernel, type) and issubclass(kernel, AbstractRadialKernel) and not name.startswith("Abstract")
+}
 KERNELS = {
     "linear": Linear(),
     "quadratic": Polynomial(degree=2, offset=1.0),
     "quadratic-published": Polynomial(degree=2, offset=0.0),
     "cubic": Polynomial(degree=3, offset=0.5),
     "sigmoid": Sigmoid(),
-    "gaussian": Gaussian(gamma=0.5, patch=2, split=2, hidden=6),
+    **RADIAL,
     "gaussian-adaptive": Gaussian(gamma=Adaptive(0.2), patch=2, split=2, hidden=10),
 }
 CELLS = ("dense", "conv")
@@ -112,30 +127,30 @@ class Reference:
         U, b = cell.inject.weight.detach(), cell.inject.bias.detach()
         self.a = F.linear(x, U, b) if x.dim() == 2 else F.conv2d(x, U, b, padding=U.shape[-1] // 2)
         W = operator_matrix(cell, x)
-        self.gaussian = hasattr(cell.similarity, "project")
-        self.gain, self.bend = 1.0, 0.0
+        self.radial = isinstance(cell.kernel, AbstractRadialKernel)
+        self.gain, self.curvature = 1.0, 0.0
         limit = cell.norm
-        if self.gaussian:
+        if self.radial:
             self.W_h = cell.similarity.project.weight.detach().mT
             self.gamma = cell.similarity.width().detach()
             self.gain = torch.linalg.matrix_norm(self.W_h, 2)
-        elif isinstance(kernel := getattr(cell.similarity, "kernel", None), AbstractInnerKernel):
+        elif isinstance(kernel := cell.kernel, AbstractInnerKernel) and not isinstance(kernel, Linear):
             limit = cell.norm / math.sqrt(2)
-            reach = kernel.reach(cell.norm)
+            longest = kernel.max_length(cell.norm)
             size = self.a.flatten(1).norm(dim=1).view(-1, *[1] * (self.a.dim() - 1))
-            self.a, self.bend = self.a * (reach / size).clamp(max=1), kernel.curvature * reach**2
+            self.a, self.curvature = self.a * (longest / size).clamp(max=1), kernel.curvature * longest**2
         self.W = W * (limit / (torch.linalg.matrix_norm(W, 2) * self.gain)).clamp(max=1)
-        self.L = (torch.linalg.matrix_norm(self.W, 2) * self.gain) ** 2 + self.bend
+        self.L = (torch.linalg.matrix_norm(self.W, 2) * self.gain) ** 2 + self.curvature
         self.state = (len(x), W.shape[1]) if x.dim() == 2 else (len(x), cell.operator.weight.shape[1], *x.shape[-2:])
 
     def similarity(self, z: Tensor) -> Tensor:
         v = z.flatten(1) @ self.W.mT
-        if self.gaussian:
+        if self.radial:
             r = self.a - v.view_as(self.a)
             part = self.cell.similarity
-            h = patches(r, part.split, part.patch) @ self.W_h
-            return (-self.gamma * h.square().sum(-1)).exp().sum(1) / (2 * self.gamma)
-        kernel = getattr(self.cell.similarity, "kernel", None)
+            t = (patches(r, part.split, part.patch) @ self.W_h).square().sum(-1)
+            return self.heights(t).sum(1)
+        kernel = self.cell.kernel
         t = (self.a * z).flatten(1).sum(1)
         if isinstance(kernel, Polynomial):
             t = (t + kernel.offset) ** kernel.degree
@@ -143,9 +158,22 @@ class Reference:
             t = t.tanh()
         return t + 0.5 * v.square().sum(1)
 
+    def heights(self, t: Tensor) -> Tensor:
+        """H(t): minus half of the integral of the weight w."""
+        gamma = self.gamma
+        match self.cell.kernel:
+            case Gaussian():
+                return (-gamma * t).exp() / (2 * gamma)  # w = e^{−γt}
+            case Multiquadric():
+                return (1 - (1 + gamma * t) ** 0.5) / gamma  # w = (1 + γt)^{−1/2}
+            case Cauchy():
+                return -(1 + gamma * t).log() / (2 * gamma)  # w = 1/(1 + γt)
+        return type(self.cell.kernel).height(gamma * t) / gamma
+
     def drive(self, z: Tensor) -> Tensor:
         z = z.detach().requires_grad_()
-        return torch.autograd.grad(self.similarity(z).sum(), z)[0]
+        with torch.enable_grad():
+            return torch.autograd.grad(self.similarity(z).sum(), z)[0]
 
     def energy(self, z: Tensor) -> Tensor:
         return 0.5 * z.flatten(1).square().sum(1) - self.similarity(z)

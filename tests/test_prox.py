@@ -48,7 +48,7 @@ def test_its_pullback_is_that_of_autograd(prox):
     d, g = torch.randn(3, 7, requires_grad=True), torch.randn(3, 7)
     z = prox(d)
     (expected,) = torch.autograd.grad(z, d, g)
-    torch.testing.assert_close(prox.pull(z.detach(), g), expected)
+    torch.testing.assert_close(prox.vjp(z.detach(), g), expected)
 
 
 @pytest.mark.parametrize("prox", ALL, ids=str)

@@ -2,21 +2,19 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from ..equation import AbstractEquation
-from ..prox import AbstractProx
-from ..solution import OnFailure, Solution, check_limits, check_on_failure, settle
+from ..equation import AbstractMap, FeatureAdjoint, Linearisation, Map, as_map
+from ..solution import OnFailure, Solution, Status, check_limits, check_on_failure, settle
 from ..solvers.anderson import Anderson
-from ..solvers.base import AbstractSolver, Map, looks, working_dtype
+from ..solvers.base import AbstractSolver, advance, look_stride, solve
 from ..solvers.features import InFeatures
-from ..solvers.loop import advance, solve
+from ..tensors import per_sample, working_dtype
 from .base import AbstractGradient
-from .conjugate import conjugate_gradient
-from .features import attach
 
 
 @final
@@ -36,9 +34,7 @@ class Implicit(AbstractGradient):
     otherwise. Can be differentiated again: u is an equilibrium like any other.
     """
 
-    solver: AbstractSolver[Any] | ConjugateGradient | InFeatures | None = (
-        None  # None: see above; Anderson for functions
-    )
+    solver: AbstractSolver[Any] | ConjugateGradient | None = None  # None: see above; Anderson for functions
     tol: float = 1e-6
     max_steps: int = 100
     check_every: int | None = None  # as for `kerneq.solve`
@@ -49,73 +45,40 @@ class Implicit(AbstractGradient):
         check_on_failure(self.on_failure)
 
     def attach(self, f: Map, z: Tensor) -> Tensor:
-        z = z.detach()
-        if isinstance(self.solver, ConjugateGradient | InFeatures) and not isinstance(f, AbstractEquation):
+        f, z = as_map(f), z.detach()
+        if isinstance(self.solver, InFeatures):
+            adjoint = f.feature_adjoint(z)
+            if adjoint is not None:
+                inputs = (adjoint.m, adjoint.weight, adjoint.dz, adjoint, self)
+                closed: Tensor = _InFeatures.apply(*inputs)  # type: ignore[no-untyped-call]
+                return closed
+        system = f.linearise(z)
+        if isinstance(self.solver, ConjugateGradient | InFeatures) and system.drive is None:
             name = type(self.solver).__name__
             raise TypeError(f"{name} needs the equation of a cell; give `Implicit` another solver for a function.")
-        if isinstance(self.solver, InFeatures) and isinstance(f, AbstractEquation):
-            closing = f.closing(z)
-            if closing is not None:
-                return attach(closing, z, self._solve, self.solver)
-        system = _System.at(f, z)
-        tensors = f.tensors() if isinstance(f, AbstractEquation) else ()
-        inputs = (system.image, z.detach(), self, f, system, *tensors)
-        out: Tensor = _Adjoint.apply(*inputs)  # type: ignore[no-untyped-call]
+        out: Tensor = _Adjoint.apply(system.image, z.detach(), self, f, system, *f.tensors())  # type: ignore[no-untyped-call]
         return out
 
-    def adjoint(self, system: "_System", g: Tensor) -> Tensor:
+    def adjoint(self, system: Linearisation, g: Tensor) -> Tensor:
         """u, or w = Du, which is the same to everything behind σ."""
-        if system.drive is None or isinstance(self.solver, AbstractSolver):
-            fixed_point = self.solver if isinstance(self.solver, AbstractSolver) else Anderson()
-            return self._solve(lambda u: system.pull(u) + g, g, fixed_point)
-        solution = system.symmetric_solve(g, self.tol, self.max_steps, looks(self.check_every, g))
+        fixed_point = isinstance(self.solver, AbstractSolver) and not isinstance(self.solver, InFeatures)
+        if system.drive is None or fixed_point:
+            return self.solve(lambda u: system.vjp(u) + g, g)
+        g = g.to(working_dtype(g.dtype))
+        stride = look_stride(self.check_every, g)
+        with torch.no_grad():
+            solution = conjugate_gradient(system.symmetric, system.masked(g), self.tol, self.max_steps, stride)
         return settle(solution, self.on_failure, where="The backward solve").value
 
-    def _solve(self, f: Map, start: Tensor, solver: AbstractSolver[Any]) -> Tensor:
-        if self.on_failure == "return" and looks(self.check_every, start) >= self.max_steps:
+    def solve(self, f: Map, start: Tensor) -> Tensor:
+        """The fixed point of f, by the solver of this rule, which works in the space of `start`."""
+        solver = self.solver.solver if isinstance(self.solver, InFeatures) else self.solver
+        if not isinstance(solver, AbstractSolver):
+            solver = Anderson()
+        if self.on_failure == "return" and look_stride(self.check_every, start) >= self.max_steps:
             return advance(f, start, solver, self.max_steps)  # nobody will ask for the residual
         solution = solve(f, start, solver, tol=self.tol, max_steps=self.max_steps, check_every=self.check_every)
         return settle(solution, self.on_failure, where="The backward solve").value
-
-
-@dataclasses.dataclass(frozen=True)
-class _System:
-    """f linearised at z, through the graph of one evaluation."""
-
-    z: Tensor  # a leaf
-    image: Tensor  # f(z), with its graph
-    drive: Tensor | None = None  # d(z), for an equation
-    prox: AbstractProx | None = None
-
-    @classmethod
-    def at(cls, f: Map, z: Tensor) -> "_System":
-        with torch.enable_grad():
-            z = z.requires_grad_()
-            if not isinstance(f, AbstractEquation):
-                return cls(z, f(z))
-            at = f.evaluate(z, energy=False)
-            return cls(z, at.image, at.drive, f.prox)
-
-    def pull(self, u: Tensor) -> Tensor:
-        """Jᵀu."""
-        return _vjp(self.image, self.z, u)
-
-    def symmetric_solve(self, g: Tensor, tol: float, max_steps: int, check_every: int) -> Solution:
-        assert self.drive is not None and self.prox is not None
-        drive, g = self.drive, g.to(working_dtype(g.dtype))
-        pull = functools.partial(self.prox.pull, self.image.detach().to(g.dtype))
-
-        def matvec(w: Tensor) -> Tensor:
-            return w - pull(_vjp(drive, self.z, w))
-
-        with torch.no_grad():
-            return conjugate_gradient(matvec, pull(g), tol, max_steps, check_every)
-
-
-def _vjp(output: Tensor, z: Tensor, u: Tensor) -> Tensor:
-    with torch.enable_grad():
-        (pulled,) = torch.autograd.grad(output, z, u.to(output.dtype), retain_graph=True, allow_unused=True)
-    return torch.zeros_like(u) if pulled is None else pulled.to(u.dtype)
 
 
 class _Adjoint(torch.autograd.Function):
@@ -127,7 +90,7 @@ class _Adjoint(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, image: Tensor, z: Tensor, rule: Implicit, f: Map, system: _System, *tensors: Tensor
+        ctx: Any, image: Tensor, z: Tensor, rule: Implicit, f: AbstractMap, system: Linearisation, *tensors: Tensor
     ) -> Tensor:
         ctx.rule, ctx.f, ctx.system, ctx.count = rule, f, system, len(tensors)
         return z.view_as(z).to(image.dtype)
@@ -138,12 +101,12 @@ class _Adjoint(torch.autograd.Function):
             u = ctx.rule.adjoint(ctx.system, g.detach())
         if not torch.is_grad_enabled():
             return u.to(g.dtype), *[None] * (4 + ctx.count)
-        if not isinstance(ctx.f, AbstractEquation):
+        if ctx.count == 0:
             return _Once.apply(u.to(g.dtype), ctx.system.image), *[None] * 4  # type: ignore[no-untyped-call]
         return None, *[None] * 4, *_differentiable(ctx.rule, ctx.f, ctx.system.z, u, g)
 
 
-def _differentiable(rule: Implicit, f: AbstractEquation, z: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiable(rule: Implicit, f: AbstractMap, z: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
     """(∂f/∂t)ᵀu for each tensor t of f that has a gradient, as a function of t and g, at z(t) and u(t, g)."""
     z = rule.attach(f, z)
     views = [t.view_as(t) for t in f.tensors()]  # ∂f/∂t at fixed z: z depends on the tensors, not on these views
@@ -172,3 +135,75 @@ class _Once(torch.autograd.Function):
             "`Implicit` differentiates a plain function once only; for second derivatives use the equation of a cell, "
             "or `Phantom` or `Unrolled`."
         )
+
+
+class _InFeatures(torch.autograd.Function):
+    """Forward: z as it was found, as a function of m = ∂S/∂v, W and ∂S/∂z. Backward: y by the rule's solver, then w.
+
+    No graph is walked, and neither the last Wᵀm of the forward pass nor Ww of the backward pass (it is y) is computed:
+    the cheapest way on a GPU. The gradients are those of ⟨w, Wᵀm + ∂S/∂z⟩.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, m: Tensor, weight: Tensor, dz: Tensor | None, adjoint: FeatureAdjoint, rule: Implicit
+    ) -> Tensor:
+        ctx.save_for_backward(m)
+        ctx.adjoint, ctx.rule = adjoint, rule
+        return adjoint.z.view_as(adjoint.z)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "`InFeatures` cannot be differentiated twice; use `Implicit()` or `Phantom()` for second derivatives."
+            )
+        (m,) = ctx.saved_tensors
+        adjoint: FeatureAdjoint = ctx.adjoint
+        g = g.to(m.dtype)
+        source = adjoint.source(g)
+        y = ctx.rule.solve(functools.partial(adjoint.step, source), source)
+        w = adjoint.recover(g, y)
+        grad_weight = adjoint.operator.weight_gradient(w, m) if ctx.needs_input_grad[1] else None
+        return y, grad_weight, w if ctx.needs_input_grad[2] else None, None, None
+
+
+def conjugate_gradient(
+    matvec: Callable[[Tensor], Tensor], b: Tensor, tol: float, max_steps: int, check_every: int
+) -> Solution:
+    """Solve A x = b, A symmetric positive definite per sample, to ‖b − Ax‖ ≤ tol·‖b‖, each sample on its own.
+
+    A sample that has converged, or that meets a direction of negative curvature, keeps its x from then on.
+    """
+    size = _dot(b, b)
+    limit = tol**2 * size
+    x, r, p, rr = torch.zeros_like(b), b, b, size
+    active = rr > limit
+    broken = torch.zeros_like(active)
+    steps = torch.zeros(len(b), dtype=torch.long, device=b.device)
+    for step in range(1, max_steps + 1):
+        if check_every < max_steps and step % check_every == 0 and not bool(active.any()):
+            break
+        Ap = matvec(p)
+        curvature = _dot(p, Ap)
+        positive = curvature > 0
+        broken |= active & ~positive
+        active = active & positive
+        alpha = torch.where(active, rr / torch.where(active, curvature, 1.0), 0.0)
+        x = torch.addcmul(x, per_sample(alpha, x), p)
+        r = torch.addcmul(r, per_sample(alpha, r), Ap, value=-1)
+        new = _dot(r, r)
+        beta = torch.where(active, new / torch.where(active, rr, 1.0), 0.0)
+        p = torch.addcmul(r, per_sample(beta, p), p)
+        rr = torch.where(active, new, rr)
+        steps = torch.where(active, step, steps)
+        active = active & (rr > limit)
+    residual = (rr / size.clamp_min(torch.finfo(size.dtype).tiny)).sqrt()
+    codes = torch.where(residual <= tol, Status.CONVERGED.code, Status.MAX_STEPS.code)
+    codes = torch.where(broken, Status.BREAKDOWN.code, codes)
+    codes = torch.where(residual.isfinite(), codes, Status.NONFINITE.code)
+    return Solution(x, residual, steps, codes, tol)
+
+
+def _dot(p: Tensor, q: Tensor) -> Tensor:
+    return (p * q).flatten(1).sum(1)

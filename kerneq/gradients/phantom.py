@@ -6,8 +6,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from ..solution import check_whole
-from ..solvers.base import Map
+from ..equation import Map
+from ..tensors import check_share, check_whole
 from .base import AbstractGradient
 
 
@@ -25,8 +25,7 @@ class Phantom(AbstractGradient):
 
     def __post_init__(self) -> None:
         check_whole("steps", self.steps)
-        if not 0 < self.relaxation <= 1:
-            raise ValueError(f"`relaxation` must lie in (0, 1], got {self.relaxation}.")
+        check_share("relaxation", self.relaxation)
 
     def attach(self, f: Map, z: Tensor) -> Tensor:
         z = z.detach()

@@ -6,10 +6,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from ..equation import AbstractEquation
-from ..solution import check_whole
-from ..solvers.base import Map
-from ..solvers.proximal import descend, safe_step
+from ..equation import Map, as_map
+from ..tensors import check_whole
 from .base import AbstractGradient
 
 
@@ -28,10 +26,7 @@ class Unrolled(AbstractGradient):
         check_whole("steps", self.steps)
 
     def attach(self, f: Map, z: Tensor) -> Tensor:
-        z = torch.zeros_like(z)
+        f, z = as_map(f), torch.zeros_like(z)
         for _ in range(self.steps):
-            if isinstance(f, AbstractEquation):
-                z = descend(f.evaluate(z, energy=False), f.prox, safe_step(f.bound))
-            else:
-                z = f(z)
+            z = f.safe_step(z)
         return z

@@ -1,9 +1,14 @@
-"""The similarity S between input and state, and its two derivatives: one kernel a file."""
+"""The similarity S between input and state, and its derivatives: two families, a kernel a few formulas."""
 
 from .base import AbstractKernel as AbstractKernel
-from .gaussian import Gaussian as Gaussian
-from .linear import Linear as Linear
-from .polynomial import Polynomial as Polynomial
-from .sigmoid import Sigmoid as Sigmoid
+from .inner import AbstractInnerKernel as AbstractInnerKernel
+from .inner import Linear as Linear
+from .inner import Polynomial as Polynomial
+from .inner import Sigmoid as Sigmoid
+from .radial import AbstractRadialKernel as AbstractRadialKernel
+from .radial import Cauchy as Cauchy
+from .radial import Gaussian as Gaussian
+from .radial import Multiquadric as Multiquadric
+from .width import AbstractWidth as AbstractWidth
 from .width import Adaptive as Adaptive
 from .width import Fixed as Fixed

@@ -1,9 +1,13 @@
-"""What a kernel is: a similarity S(a, z, v) between the input a = Ux + b and the state z with its features v = Wz."""
+"""What a kernel is: a similarity S(a, z, v) between the input a = Ux + b and the state z with its features v = Wz.
+
+A kernel is a value with pure functions of tensors. There are two families: `inner`, S = κ(⟨a, z⟩) + ½‖v‖², and
+`radial`, S = Σᵢ H(‖rᵢW_h‖²) on the patches of r = a − v. A new kernel of either is its formulas and nothing else.
+"""
 
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,89 +17,72 @@ from torch import Tensor, nn
 class Slope:
     """S and its two partial derivatives at one point; d(z) = ∂S/∂z + Wᵀ ∂S/∂v."""
 
-    dz: Tensor | None  # ∂S/∂z; None where S depends on z only through v
-    dv: Tensor | None  # ∂S/∂v; None where it is zero
-    value: Tensor | None = None  # S of each sample, where it was asked for
+    dz: Tensor | None  # ∂S/∂z, shaped as z; None where S depends on z only through v
+    dv: Tensor | None  # ∂S/∂v, shaped as v; None where it is zero
+    value: Tensor | None = None  # S of each sample, (batch,), where it was asked for
 
 
-class AbstractBoundSimilarity(abc.ABC):
-    """S(a, ·, ·) for one batch of inputs, with everything that does not change during a solve computed already."""
+@dataclasses.dataclass(frozen=True)
+class Binding:
+    """What S depends on beside z, for one batch: what does not change during a solve is computed already.
 
-    a: Tensor
-
-    @abc.abstractmethod
-    def slope(self, z: Tensor, v: Tensor, value: bool) -> Slope:
-        """The derivatives at (z, v), and S itself with `value`."""
-
-    @abc.abstractmethod
-    def slope_at_zero(self, value: bool) -> Slope:
-        """The same at z = 0 and v = 0."""
-
-    bend_sign: ClassVar[int]
-    through_features: ClassVar[bool]  # whether z acts through v = Wz alone, but for a term linear in z
-
-    @abc.abstractmethod
-    def bend(self, v: Tensor) -> Callable[[Tensor], Tensor]:
-        """y ↦ ±(∂²S/∂v²) y at v, with the sign `bend_sign`."""
-
-    @abc.abstractmethod
-    def lipschitz(self, operator_norm: Tensor) -> Tensor:
-        """L, the Lipschitz constant of d, given ‖W‖."""
-
-    @abc.abstractmethod
-    def convexity(self, lipschitz: Tensor) -> Tensor:
-        """μ, by how much E is strongly convex, given L."""
-
-    @abc.abstractmethod
-    def rows(self, index: Tensor) -> Self: ...
-
-    @abc.abstractmethod
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Everything S depends on that may have a gradient."""
-
-    @abc.abstractmethod
-    def on(self, *tensors: Tensor) -> Self:
-        """The same similarity on other tensors, in the order of `tensors`."""
-
-
-class AbstractSimilarity(nn.Module, abc.ABC):
-    """The trainable part of a kernel inside one cell.
-
-    `norm` bounds the whole equation, L ≤ norm²: `allowance` is what of it is left for ‖W‖·`gain`.
+    Also what the bound on the equation makes of W: the factor it is multiplied by, and the constants that follow.
     """
 
-    @abc.abstractmethod
-    def allowance(self, norm: float) -> float: ...
+    a: Tensor  # (batch, ...), as the kernel uses it
+    scale: Tensor  # W is multiplied by this
+    lipschitz: Tensor  # L, the Lipschitz constant of d
+    convexity: Tensor  # μ, by how much E is strongly convex; may be negative
+    Q: Tensor | None = None  # W_hW_hᵀ, (n, n)
+    gamma: Tensor | None = None  # γ
+    split: int = 1  # channels of a patch
+    patch: int = 1  # pixels of its side
+
+
+class AbstractParameters(nn.Module, abc.ABC):
+    """The trainable part of a kernel, which belongs to a cell."""
 
     @abc.abstractmethod
     def gain(self) -> Tensor | float:
         """What multiplies ‖W‖ in √L."""
 
     @abc.abstractmethod
-    def bind(self, a: Tensor, norm: float) -> AbstractBoundSimilarity: ...
+    def observe(self, a: Tensor, v: Callable[[], Tensor]) -> None:
+        """Look at an equilibrium found in training, its v = Wz made on demand; for kernels that adapt to it."""
 
+    @abc.abstractmethod
     def diagnostics(self) -> dict[str, float]:
         """Numbers worth following over a training run."""
-        return {}
-
-    @property
-    def adapts(self) -> bool:
-        """Whether `observe` has an effect."""
-        return False
-
-    def observe(self, a: Tensor, v: Tensor) -> None:  # noqa: B027
-        """Look at v = Wz of an equilibrium found in training; for kernels that adapt to it."""
 
 
 class AbstractKernel(abc.ABC):
-    """A choice of similarity: a value, safe to share between cells; each cell makes its own trainable part."""
+    """A choice of similarity: a frozen value, safe to share between cells."""
 
     in_state: ClassVar[bool]  # whether a lives in the space of z, not of v
+    hvp_sign: ClassVar[int]  # of what `hvp` gives
+
+    @property
+    @abc.abstractmethod
+    def through_features(self) -> bool:
+        """Whether z acts through v = Wz alone, but for a term linear in z: then the equation can be solved for v."""
 
     @abc.abstractmethod
-    def similarity(self, features: int, conv: bool) -> AbstractSimilarity: ...
+    def parameters(self, features: int, conv: bool) -> AbstractParameters:
+        """The parameters a cell with so many features owns."""
+
+    @abc.abstractmethod
+    def bind(self, parameters: AbstractParameters, a: Tensor, norm: float, operator_norm: Tensor) -> Binding:
+        """S at one batch of inputs, W scaled so that L ≤ norm², where ‖W‖ is `operator_norm` as it stands."""
+
+    @abc.abstractmethod
+    def differentiate(self, at: Binding, z: Tensor | None, v: Tensor | None, value: bool) -> Slope:
+        """The derivatives at (z, v), or at zero where both are None; S itself with `value`."""
+
+    @abc.abstractmethod
+    def hvp(self, at: Binding, v: Tensor) -> Callable[[Tensor], Tensor]:
+        """y ↦ ±(∂²S/∂v²) y at v, without a graph, with the sign `hvp_sign`: a sign apart saves a pass over memory."""
 
 
-def dot(p: Tensor, q: Tensor) -> Tensor:
-    """⟨p, q⟩ of each sample, in float32 at least."""
-    return (p * q).flatten(1).sum(1, dtype=torch.promote_types(p.dtype, torch.float32))
+def limited(norm: Tensor, limit: float) -> Tensor:
+    """The factor min(1, limit / norm) that holds an operator under its limit."""
+    return (limit / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0)

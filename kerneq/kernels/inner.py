@@ -1,25 +1,31 @@
-"""Kernels of the inner product t = ⟨a, z⟩: S = κ(t) + ½‖v‖². What polynomial and sigmoid share."""
+"""Kernels of the inner product t = ⟨a, z⟩: S = κ(t) + ½‖v‖².
+
+Linear (OptEq, MOptEq), polynomial and sigmoid (GEQ, Table 4).
+"""
 
 import abc
 import dataclasses
+import math
 from collections.abc import Callable
-from typing import ClassVar, Self, final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
-from ..solution import take_samples
-from .base import AbstractBoundSimilarity, AbstractKernel, AbstractSimilarity, Slope, dot
+from ..tensors import check_nonnegative, check_whole, per_sample, per_sample_dot, per_sample_norm, working_dtype
+from .base import AbstractKernel, AbstractParameters, Binding, Slope, limited
 
 
 class AbstractInnerKernel(AbstractKernel):
-    """S = κ(⟨a, z⟩) + ½‖v‖², so d(z) = κ′(t) a + WᵀWz and L = max κ″·‖a‖² + ‖W‖².
+    """S = κ(⟨a, z⟩) + ½‖v‖², so d(z) = κ′(t) a + WᵀWz, L = max|κ″|·‖a‖² + ‖W‖² and μ = 1 − L.
 
-    On feature maps t sums thousands of terms, so a is shortened, per sample, to ‖a‖ ≤ `reach`: half of norm² is left
-    to it and half to W, and with norm ≤ 1 the equilibrium exists and is unique (docs/facts.md, fact 8).
+    On feature maps t sums thousands of terms, so where κ is curved a is shortened, per sample, to ‖a‖ ≤ `max_length`:
+    half of norm² is left to it and half to W, and with norm ≤ 1 the equilibrium exists and is unique (docs/facts.md,
+    fact 8). A new kernel is κ, κ′ and a bound on |κ″|.
     """
 
     in_state: ClassVar[bool] = True
+    hvp_sign: ClassVar[int] = 1
 
     @abc.abstractmethod
     def value(self, t: Tensor) -> Tensor:
@@ -32,74 +38,138 @@ class AbstractInnerKernel(AbstractKernel):
     @property
     @abc.abstractmethod
     def curvature(self) -> float:
-        """A bound on |κ″(t)| where iterates from z = 0 can be."""
+        """A bound on |κ″(t)| where iterates from z = 0 can be; 0 for the linear kernel."""
 
-    def reach(self, norm: float) -> float:
+    def max_length(self, norm: float) -> float:
         """How long a may be."""
-        return norm / (2 * self.curvature) ** 0.5
+        return norm / (2 * self.curvature) ** 0.5 if self.curvature else math.inf
 
-    def similarity(self, features: int, conv: bool) -> "InnerSimilarity":
-        return InnerSimilarity(self)
+    @property
+    def through_features(self) -> bool:
+        return self.curvature == 0
+
+    def parameters(self, features: int, conv: bool) -> "NoParameters":
+        return NoParameters()
+
+    def bind(self, parameters: AbstractParameters, a: Tensor, norm: float, operator_norm: Tensor) -> Binding:
+        longest = self.max_length(norm)
+        scale = limited(operator_norm, norm if self.curvature == 0 else norm / 2**0.5)
+        lipschitz = (operator_norm * scale).detach() ** 2
+        if self.curvature:
+            a = a * per_sample(longest / per_sample_norm(a).clamp_min(longest), a).to(a.dtype)
+            lipschitz = lipschitz + self.curvature * longest**2
+        return Binding(a, scale, lipschitz, 1 - lipschitz)
+
+    def differentiate(self, at: Binding, z: Tensor | None, v: Tensor | None, value: bool) -> Slope:
+        a = at.a
+        if z is None:
+            t = a.new_zeros(len(a), dtype=working_dtype(a.dtype))
+        elif self.curvature == 0 and not value:  # κ′ is a constant: no need of t
+            return Slope(a, v)
+        else:
+            t = per_sample_dot(a, z)
+        dz = a if self.curvature == 0 else per_sample(self.derivative(t), a).to(a.dtype) * a
+        if not value:
+            return Slope(dz, v)
+        return Slope(dz, v, self.value(t) if v is None else self.value(t) + 0.5 * per_sample_dot(v, v))
+
+    def hvp(self, at: Binding, v: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda y: y
 
 
 @final
-class InnerSimilarity(AbstractSimilarity):
-    """No parameters of its own; shortens a."""
-
-    def __init__(self, kernel: AbstractInnerKernel):
-        super().__init__()
-        self.kernel = kernel
-
-    def allowance(self, norm: float) -> float:
-        return norm / 2**0.5
+class NoParameters(AbstractParameters):
+    """An inner kernel has nothing to train."""
 
     def gain(self) -> float:
         return 1.0
 
-    def bind(self, a: Tensor, norm: float) -> "BoundInner":
-        reach = self.kernel.reach(norm)
-        dims = tuple(range(1, a.dim()))
-        length = torch.linalg.vector_norm(a, dim=dims, keepdim=True, dtype=torch.promote_types(a.dtype, torch.float32))
-        shortened = a * (reach / length.clamp_min(reach)).to(a.dtype)
-        kernel = self.kernel
-        return BoundInner(shortened, kernel.value, kernel.derivative, kernel.curvature * reach**2)
+    def observe(self, a: Tensor, v: Callable[[], Tensor]) -> None:
+        return None
+
+    def diagnostics(self) -> dict[str, float]:
+        return {}
 
 
 @final
 @dataclasses.dataclass(frozen=True)
-class BoundInner(AbstractBoundSimilarity):
-    a: Tensor
-    kappa: Callable[[Tensor], Tensor]
-    derivative: Callable[[Tensor], Tensor]
-    stiffness: float  # max κ″·‖a‖²
+class Linear(AbstractInnerKernel):
+    """κ(t) = t, the kernel of OptEq and MOptEq: d(z) = a + WᵀWz.
 
-    bend_sign: ClassVar[int] = 1
-    through_features: ClassVar[bool] = False
+    L = ‖W‖² and E is strongly convex with μ = 1 − L; from L = 1 on it need not have a minimum.
+    """
 
-    def slope(self, z: Tensor, v: Tensor, value: bool) -> Slope:
-        t = dot(self.a, z)
-        pull = self.derivative(t).to(z.dtype).view(-1, *[1] * (z.dim() - 1))
-        return Slope(pull * self.a, v, self.kappa(t) + 0.5 * dot(v, v) if value else None)
+    def value(self, t: Tensor) -> Tensor:
+        return t
 
-    def slope_at_zero(self, value: bool) -> Slope:
-        t = self.a.new_zeros(len(self.a), dtype=torch.promote_types(self.a.dtype, torch.float32))
-        pull = self.derivative(t).to(self.a.dtype).view(-1, *[1] * (self.a.dim() - 1))
-        return Slope(pull * self.a, None, self.kappa(t) if value else None)
+    def derivative(self, t: Tensor) -> Tensor:
+        return torch.ones_like(t)
 
-    def bend(self, v: Tensor) -> Callable[[Tensor], Tensor]:
-        return lambda y: y
+    @property
+    def curvature(self) -> float:
+        return 0.0
 
-    def lipschitz(self, operator_norm: Tensor) -> Tensor:
-        return operator_norm**2 + self.stiffness
 
-    def convexity(self, lipschitz: Tensor) -> Tensor:
-        return 1 - lipschitz
+@final
+@dataclasses.dataclass(frozen=True)
+class Sigmoid(AbstractInnerKernel):
+    """κ(t) = tanh t. |tanh″| ≤ 4/(3√3), so E is strongly convex if (4/3√3)‖a‖² + ‖W‖² < 1."""
 
-    def rows(self, index: Tensor) -> Self:
-        return dataclasses.replace(self, a=take_samples(self.a, index))
+    def value(self, t: Tensor) -> Tensor:
+        return torch.tanh(t)
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.a,)
+    def derivative(self, t: Tensor) -> Tensor:
+        return 1 - torch.tanh(t) ** 2
 
-    def on(self, *tensors: Tensor) -> Self:
-        return dataclasses.replace(self, a=tensors[0])
+    @property
+    def curvature(self) -> float:
+        return 4 / (3 * 3**0.5)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Polynomial(AbstractInnerKernel):
+    """κ(t) = (t + c)ᵏ.
+
+    As published c = 0: then z = 0 is an equilibrium for every input, and the only one wherever the map contracts;
+    with c = 1 the input speaks. For k = 2, κ″ = 2 everywhere. For k ≥ 3, κ″ grows and E is unbounded below far away:
+    the bound then holds for |t| ≤ s, s = max(c, 1), a region that iterates from z = 0 never leave (see `max_length`).
+    """
+
+    degree: int = 2  # k
+    offset: float = 1.0  # c
+
+    def __post_init__(self) -> None:
+        check_whole("degree", self.degree, least=2)
+        check_nonnegative("offset", self.offset)
+
+    def value(self, t: Tensor) -> Tensor:
+        return (t + self.offset) ** self.degree
+
+    def derivative(self, t: Tensor) -> Tensor:
+        return self.degree * (t + self.offset) ** (self.degree - 1)
+
+    @property
+    def region(self) -> float:
+        """s: how large |t| may become."""
+        return max(self.offset, 1.0)
+
+    @property
+    def curvature(self) -> float:
+        k = self.degree
+        return k * (k - 1) * (self.region + self.offset) ** (k - 2)
+
+    def max_length(self, norm: float) -> float:
+        """Short enough for L ≤ norm² and, for k ≥ 3, for the region to be kept.
+
+        In the ball ‖z‖ ≤ s/‖a‖, where |t| ≤ s: ‖f(z)‖ ≤ k(s + c)ᵏ⁻¹‖a‖ + ‖W‖²s/‖a‖ ≤ s/‖a‖ as soon as
+        k(s + c)ᵏ⁻¹‖a‖² ≤ (1 − ‖W‖²)s, and ‖W‖² ≤ norm²/2 here.
+        """
+        length = norm / (2 * self.curvature) ** 0.5
+        if self.degree == 2:
+            return length
+        if norm**2 >= 2:
+            raise ValueError(f"A polynomial kernel of degree {self.degree} needs `norm` below √2, got {norm}.")
+        room = (1 - norm**2 / 2) * self.region
+        steepest = self.degree * (self.region + self.offset) ** (self.degree - 1)
+        return min(length, (room / steepest) ** 0.5)

@@ -1,32 +1,32 @@
-"""γ, the inverse width of the Gaussian kernel: fixed (KerDEQ) or following the data (GEQ)."""
+"""γ, the inverse width of a radial kernel: fixed (KerDEQ) or following the data (GEQ)."""
 
 import abc
 import dataclasses
+from collections.abc import Mapping
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
 
-from ..solution import check_positive
+from ..tensors import check_positive, check_share
 
 
 class AbstractWidth(abc.ABC):
-    """A rule for γ: a value; each cell makes its own state for it."""
+    """A rule for γ: a value. What it has to remember is in the `Width` of each cell."""
+
+    adapts: ClassVar[bool]  # whether `update` has an effect, and the state is saved with the model
 
     @abc.abstractmethod
-    def module(self, size: int) -> "Width": ...
+    def initial(self, size: int) -> dict[str, Tensor]:
+        """What is remembered, before the first equilibrium; `size` is E‖rᵢ‖² for patches of unit entries."""
 
-
-class Width(nn.Module, abc.ABC):
     @abc.abstractmethod
-    def forward(self) -> Tensor:
+    def current(self, state: Mapping[str, Tensor]) -> Tensor:
         """γ, as it is used during one solve."""
 
-    adapts: ClassVar[bool]  # whether `observe` has an effect
-
     @abc.abstractmethod
-    def observe(self, distances: Tensor) -> None:
-        """Take note of ‖rᵢW_h‖² of every patch at an equilibrium."""
+    def update(self, state: Mapping[str, Tensor], distances: Tensor) -> None:
+        """Take note, in place, of ‖rᵢW_h‖² of every patch at an equilibrium."""
 
 
 @final
@@ -34,27 +34,20 @@ class Width(nn.Module, abc.ABC):
 class Fixed(AbstractWidth):
     """γ as given (KerDEQ: 0.5)."""
 
+    adapts: ClassVar[bool] = False
+
     gamma: float = 0.5
 
     def __post_init__(self) -> None:
         check_positive("gamma", self.gamma)
 
-    def module(self, size: int) -> "FixedWidth":
-        return FixedWidth(self.gamma)
+    def initial(self, size: int) -> dict[str, Tensor]:
+        return {"gamma": torch.tensor(float(self.gamma))}
 
+    def current(self, state: Mapping[str, Tensor]) -> Tensor:
+        return state["gamma"]
 
-@final
-class FixedWidth(Width):
-    adapts: ClassVar[bool] = False
-
-    def __init__(self, gamma: float):
-        super().__init__()
-        self.register_buffer("gamma", torch.tensor(float(gamma)), persistent=False)
-
-    def forward(self) -> Tensor:
-        return self.get_buffer("gamma")
-
-    def observe(self, distances: Tensor) -> None:
+    def update(self, state: Mapping[str, Tensor], distances: Tensor) -> None:
         return None
 
 
@@ -68,39 +61,43 @@ class Adaptive(AbstractWidth):
     r ≈ 0, and then γ without limit, which switches the equilibrium off; so M is never below a share of the mean.
     """
 
+    adapts: ClassVar[bool] = True
+
     share: float = 0.2
     momentum: float = 0.1
     floor: float = 0.2  # M is at least this share of the mean over the patches
 
     def __post_init__(self) -> None:
         check_positive("share", self.share)
-        if not 0 < self.momentum <= 1:
-            raise ValueError(f"`momentum` must lie in (0, 1], got {self.momentum}.")
+        check_share("momentum", self.momentum)
         check_positive("floor", self.floor)
 
-    def module(self, size: int) -> "AdaptiveWidth":
-        return AdaptiveWidth(self, size)
+    def initial(self, size: int) -> dict[str, Tensor]:
+        return {"smallest": torch.tensor(float(size)), "looks": torch.tensor(0.0)}  # M, and how often it was updated
+
+    def current(self, state: Mapping[str, Tensor]) -> Tensor:
+        return self.share / state["smallest"].clone()
+
+    def update(self, state: Mapping[str, Tensor], distances: Tensor) -> None:
+        smallest, looks = state["smallest"], state["looks"]
+        found = torch.maximum(distances.min(), self.floor * distances.mean()).to(smallest)
+        found = torch.where(found.isfinite(), found, smallest)  # one bad batch must not spoil γ for good
+        smallest.lerp_(found, torch.where(looks == 0, 1.0, self.momentum).to(smallest))
+        looks += 1
 
 
 @final
-class AdaptiveWidth(Width):
-    adapts: ClassVar[bool] = True
+class Width(nn.Module):
+    """γ of one cell: a rule and, as buffers, what the rule remembers."""
 
-    smallest: Tensor
-    looks: Tensor
-
-    def __init__(self, rule: Adaptive, size: int):
+    def __init__(self, rule: AbstractWidth, size: int):
         super().__init__()
         self.rule = rule
-        self.register_buffer("smallest", torch.tensor(float(size)))  # M; `size` is E‖rᵢ‖² for unit entries
-        self.register_buffer("looks", torch.tensor(0.0))  # how often M was looked at
+        for name, value in rule.initial(size).items():
+            self.register_buffer(name, value, persistent=rule.adapts)
 
     def forward(self) -> Tensor:
-        return self.rule.share / self.smallest.clone()
+        return self.rule.current(dict(self.named_buffers()))
 
     def observe(self, distances: Tensor) -> None:
-        found = torch.maximum(distances.min(), self.rule.floor * distances.mean()).to(self.smallest)
-        found = torch.where(found.isfinite(), found, self.smallest)  # one bad batch must not spoil γ for good
-        weight = torch.where(self.looks == 0, 1.0, self.rule.momentum).to(self.smallest)
-        self.smallest.lerp_(found, weight)
-        self.looks += 1
+        self.rule.update(dict(self.named_buffers()), distances)

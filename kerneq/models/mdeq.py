@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..cells import AbstractCell
 from ..equation import AbstractMap
-from ..solution import take_samples
+from ..tensors import take_samples
 from .config import SolveConfig
 
 

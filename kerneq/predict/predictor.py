@@ -15,7 +15,8 @@ from kerneq.evaluate import laid_out, restore
 from kerneq.predict.picture import read_picture
 from kerneq.predict.prediction import Prediction
 from kerneq.predict.subject import subject
-from kerneq.solution import Solution, Status, check_whole
+from kerneq.solution import Solution, Status
+from kerneq.tensors import check_whole
 from kerneq.training.data import WIDER, plain_batches
 from kerneq.training.errors import CheckpointError, TrainingError
 from kerneq.training.folder import Folder

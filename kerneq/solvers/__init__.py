@@ -2,8 +2,8 @@
 
 from .anderson import Anderson as Anderson
 from .base import AbstractSolver as AbstractSolver
+from .base import solve as solve
 from .broyden import Broyden as Broyden
 from .features import InFeatures as InFeatures
-from .loop import solve as solve
 from .picard import Picard as Picard
 from .proximal import Proximal as Proximal

@@ -5,10 +5,10 @@ from typing import final
 
 from torch import Tensor
 
-from ..equation import Evaluation
-from ..solution import check_whole
-from .base import AbstractSolver, Map
-from .history import History
+from ..equation import AbstractMap, Evaluation
+from ..fused.history import History
+from ..tensors import check_nonnegative, check_share, check_whole
+from .base import AbstractSolver
 
 
 @final
@@ -26,25 +26,11 @@ class Anderson(AbstractSolver[History]):
 
     def __post_init__(self) -> None:
         check_whole("memory", self.memory)
-        if not self.ridge >= 0:
-            raise ValueError(f"`ridge` must not be negative, got {self.ridge}.")
-        if not 0 < self.relaxation <= 1:
-            raise ValueError(f"`relaxation` must lie in (0, 1], got {self.relaxation}.")
+        check_nonnegative("ridge", self.ridge)
+        check_share("relaxation", self.relaxation)
 
-    @property
-    def steady(self) -> bool:
-        return False
-
-    @property
-    def needs_drive(self) -> bool:
-        return False
-
-    @property
-    def needs_energy(self) -> bool:
-        return False
-
-    def init(self, f: Map, z0: Tensor) -> History:
+    def init(self, f: AbstractMap, z0: Tensor) -> History:
         return History.empty(z0, self.memory)
 
-    def step(self, at: Evaluation, memory: History) -> tuple[Tensor, History]:
+    def step(self, f: AbstractMap, at: Evaluation, memory: History) -> tuple[Tensor, History]:
         return memory.extrapolate(at, self.ridge, self.relaxation)

@@ -1,60 +1,107 @@
-"""What a solver is: a rule for the next iterate, given one evaluation at this one."""
+"""What a solver is, and `solve`: the one loop that runs every solver, each sample on its own."""
 
 import abc
 import dataclasses
 import sys
-from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..equation import AbstractEquation, Evaluation
-from ..solution import check_whole, take_samples
+from ..equation import AbstractMap, Evaluation, Map, Measurement, as_map
+from ..solution import OnFailure, Solution, Status, check_limits, check_on_failure, settle
+from ..tensors import check_whole, per_sample, restrict, take_samples, working_dtype
 
 Memory = TypeVar("Memory")
+Array = npt.NDArray[Any]
+
 CUDA_STRIDE = 4  # steps between two looks at the residual on a GPU: each look waits for the device
 NEVER = sys.maxsize
-Map = Callable[[Tensor], Tensor]  # any function of a batch of states; an `AbstractMap` can do more
+SHRINK = 0.25  # finished samples leave the computation once they are this share of it
+PATIENCE = 5  # steps without a lower residual before a sample near its dtype's rounding error is given up
 
 
 class AbstractSolver(abc.ABC, Generic[Memory]):
-    """A rule z, f(z) ↦ next z. The loop in `solve` calls f once a step, measures, and decides when to stop.
+    """A rule z, f(z) ↦ next z, a frozen value. The loop in `solve` calls f once a step, measures, and decides.
 
-    `steady`: a step is never worse than the point it starts from, so a solve that runs out of steps returns the
-    last step, not the last point measured. `needs_drive`: the rule looks at d(z).
-    `needs_energy`: the rule looks at E, and E decides what is best.
+    To write one: `init` and `step`. The properties say what the rule looks at and what may be relied on; `space` lets
+    it iterate in another space than that of z.
     """
 
     @property
-    @abc.abstractmethod
-    def steady(self) -> bool: ...
+    def steady(self) -> bool:
+        """A step is never worse than where it starts: a solve out of steps returns the last step, not its start."""
+        return False
 
     @property
-    @abc.abstractmethod
-    def needs_drive(self) -> bool: ...
+    def needs_drive(self) -> bool:
+        """The rule looks at d(z)."""
+        return False
 
     @property
-    @abc.abstractmethod
-    def needs_energy(self) -> bool: ...
+    def needs_energy(self) -> bool:
+        """The rule looks at E, and E decides what is best."""
+        return False
+
+    def space(self, f: AbstractMap) -> AbstractMap:
+        """The map that is iterated; its evaluations know which z they stand for."""
+        return f
 
     @abc.abstractmethod
-    def init(self, f: Map, z0: Tensor) -> Memory:
+    def init(self, f: AbstractMap, z0: Tensor) -> Memory:
         """The memory before the first step: None, or a dataclass of tensors whose dimension 0 is the sample."""
 
     @abc.abstractmethod
-    def step(self, at: Evaluation, memory: Memory) -> tuple[Tensor, Memory]:
-        """The next iterate and the memory that goes with it."""
+    def step(self, f: AbstractMap, at: Evaluation, memory: Memory) -> tuple[Tensor, Memory]:
+        """The next iterate and the memory that goes with it; f has been evaluated, and is not called."""
 
 
-def evaluate(f: Map, z: Tensor, solver: AbstractSolver[Any]) -> Evaluation:
-    """One evaluation of f at z, with the drive and the energy where f has them and the solver wants them."""
-    if isinstance(f, AbstractEquation):
-        return f.evaluate(z, solver.needs_drive, solver.needs_energy)
-    return Evaluation(z, f(z))
+def solve(
+    f: Map,
+    z0: Tensor | None,
+    solver: AbstractSolver[Any],
+    *,
+    tol: float = 1e-3,
+    max_steps: int = 50,
+    check_every: int | None = None,
+    on_failure: OnFailure = "return",
+) -> Solution:
+    """Look for z = f(z), each sample on its own, from z0 (batch, ...), with at most `max_steps` evaluations of f.
+
+    A sample stops at the first look at which its residual is at most `tol`; its value is the very point whose
+    residual is reported. One that runs out of steps returns its best point, moved one step on where the solver is
+    `steady`. The residual is looked at every `check_every` steps: by default each step on a CPU and every fourth on
+    a GPU, where a look waits for the device. With `check_every >= max_steps` nothing waits: a fixed number of
+    steps, fit for `torch.export` and CUDA graphs, whose last iterate is the value. For the equation of a cell z0 may be
+    None: z = 0, whose evaluation needs no Wz.
+    """
+    check_limits(tol, max_steps)
+    check_on_failure(on_failure)
+    f = as_map(f)
+    with torch.no_grad():
+        space = solver.space(f)
+        at = space.start(z0, solver.needs_drive, solver.needs_energy)
+        stride = look_stride(check_every, at.z)
+        record, value = _iterate(space, at, solver, tol, max_steps, stride)
+        if space is not f and stride < max_steps and not bool((record.codes == Status.CONVERGED.code).all()):
+            exact = f.measure(f.evaluate(value))  # what was measured on the way to a failure need not be z's residual
+            record = dataclasses.replace(record, residual=exact.residual, gap=exact.gap)
+    gap, residual, steps, codes = (
+        t.to(value.device) for t in (record.gap, record.residual, record.steps, record.codes)
+    )
+    return settle(Solution(value, residual, steps, codes, tol, f.error_bound(gap)), on_failure)
 
 
-def looks(check_every: int | None, z: Tensor) -> int:
+@torch.no_grad()
+def advance(f: Map, z0: Tensor, solver: AbstractSolver[Any], steps: int) -> Tensor:
+    """The value `solve` would return after so many steps, for callers who do not ask how good it is."""
+    f = as_map(f)
+    return _iterate(f, f.start(z0), solver, None, steps, NEVER)[1]
+
+
+def look_stride(check_every: int | None, z: Tensor) -> int:
     """Steps between two looks at the residual; unless said, each step, or every fourth where a look waits.
 
     An export has nothing to look at.
@@ -67,34 +114,167 @@ def looks(check_every: int | None, z: Tensor) -> int:
     return check_every
 
 
-def restrict(part: Any, index: Tensor) -> Any:
-    """A solver's memory for the samples in `index` only: the rows of every per-sample tensor in it."""
-    if isinstance(part, Tensor):
-        return take_samples(part, index) if part.dim() > 0 else part
-    if dataclasses.is_dataclass(part) and not isinstance(part, type):
-        fields = {field.name: restrict(getattr(part, field.name), index) for field in dataclasses.fields(part)}
-        return dataclasses.replace(part, **fields)
-    return part
+def _iterate(
+    f: AbstractMap, at: Evaluation, solver: AbstractSolver[Any], tol: float | None, max_steps: int, stride: int
+) -> tuple["Record", Tensor]:
+    """Step until every sample has finished, or, with a stride of `max_steps` or more, without a look at any number.
+
+    The record of a solve that looks is on the host, where reading it is free; that of one that does not is made at its
+    end, on the device, and says nothing where there is no `tol`.
+    """
+    looking = stride < max_steps
+    if looking and at.z.stride() != at.image.stride():
+        at = dataclasses.replace(at, z=torch.empty_like(at.image).copy_(at.z))  # it may become a value
+    memory = solver.init(f, at.z)
+    record = Record.open(len(at.z), tol or 0.0, at.image.dtype)
+    finished: list[tuple[Record, Tensor]] = []  # samples that have left the computation, with their values
+    z, best = at.z, at.value
+    for step in range(1, max_steps + 1):
+        if step > 1:
+            at = f.evaluate(z, solver.needs_drive, solver.needs_energy)
+        last = step == max_steps
+        better = None
+        if looking and (last or step % stride == 0):
+            better = record.observe(step, f.measure(at, None if last else tol))
+            if bool(record.finished.all()):
+                best = _pick(better, at.value, best)
+                break
+        moves = solver.steady or step == 1
+        if moves or not last:
+            with torch.autocast(at.z.device.type, enabled=False):  # for f only, not for the solver's small systems
+                z, memory = solver.step(f, at, memory)
+        if better is None:
+            continue
+        best = _pick(better, _pick(record.finished, at.value, f.answer(at, z) if moves else at.value), best)
+        if SHRINK * len(best) <= int(record.finished.sum()):
+            done, keep = record.finished.nonzero().flatten(), (~record.finished).nonzero().flatten()
+            index = keep.to(best.device)
+            rest = f.rows(index)
+            if rest is not None:
+                finished.append((restrict(record, done), take_samples(best, done.to(best.device))))
+                f, memory, record = rest, restrict(memory, index), restrict(record, keep)
+                z, best = take_samples(z, index), take_samples(best, index)
+    if looking:
+        return _gather([*finished, (record, best)])
+    value = f.answer(at, z) if solver.steady or max_steps == 1 else at.value
+    return record if tol is None else Record.single(max_steps, f.measure(at), tol), value
 
 
-def check_start(z0: Tensor) -> None:
-    """Refuse a start no solver can work from."""
-    if not isinstance(z0, Tensor):
-        raise TypeError(f"`z0` must be a tensor (batch, ...), got {type(z0).__name__}.")
-    if z0.dim() == 0 or len(z0) == 0 or not z0.is_floating_point():
-        raise ValueError(
-            f"`z0` must be a floating-point tensor whose first dimension is the batch, of one sample at least, "
-            f"got dtype {z0.dtype} and shape {tuple(z0.shape)}."
+def _pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """Rows of `new` where the mask holds, else of `old`; without touching the data where all rows agree."""
+    if bool(mask.all()):
+        return new
+    if not bool(mask.any()):
+        return old
+    return torch.where(per_sample(mask.to(new.device), new), new, old)
+
+
+@dataclasses.dataclass
+class Record:
+    """Who has finished, how, and after how many steps: an entry per sample still in the computation.
+
+    A tolerance the dtype cannot reach shows as a residual that has stopped falling within ε^¾ (ε: the dtype's
+    rounding unit); bfloat16 stalls near 0.5 ε, float32 and float64 at 10 to 1000 ε, depending on the width.
+    """
+
+    tol: float
+    rounding: float  # ε^¾
+    rows: Tensor  # where in the batch each sample stands
+    residual: Tensor  # of the best point
+    gap: Tensor  # ‖f(z) − z‖ there
+    merit: Tensor  # the lowest energy, or the lowest residual: what "best" means
+    lowest: Tensor  # residual so far
+    fell: Tensor  # the step at which `lowest` last fell
+    steps: Tensor
+    codes: Tensor
+    finished: Tensor
+
+    @classmethod
+    def open(cls, batch: int, tol: float, dtype: torch.dtype) -> "Record":
+        """Nothing known yet, on the host; every column has memory of its own, since `observe` writes in place."""
+        rows = torch.arange(batch)
+        residual, gap, merit, lowest = torch.full((4, batch), torch.inf, dtype=working_dtype(dtype))
+        fell, steps = torch.zeros(2, batch, dtype=torch.int64)
+        codes = torch.full_like(rows, Status.MAX_STEPS.code)
+        finished = torch.zeros(batch, dtype=torch.bool)
+        rounding = torch.finfo(dtype).eps ** 0.75
+        return cls(tol, rounding, rows, residual, gap, merit, lowest, fell, steps, codes, finished)
+
+    @classmethod
+    def single(cls, step: int, measured: Measurement, tol: float) -> "Record":
+        """Of a solve that was looked at only once, at its end; on its device."""
+        residual = measured.residual
+        rows = torch.arange(len(residual), device=residual.device)
+        missed = torch.where(residual.isfinite(), Status.MAX_STEPS.code, Status.NONFINITE.code)
+        codes = torch.where(residual <= tol, Status.CONVERGED.code, missed)
+        steps = torch.full_like(rows, step)
+        return cls(tol, 0.0, rows, residual, measured.gap, residual, residual, steps, steps, codes, codes >= 0)
+
+    def observe(self, step: int, measured: Measurement) -> Tensor:
+        """Enter one measurement; True where it is the best so far: by its merit, give or take its slack."""
+        # Dynamo would take the NumPy for its own. As a decorator, `disable` would import it for everybody.
+        if not torch.compiler.is_compiling():
+            return self._enter(step, measured)
+        better: Tensor = torch.compiler.disable(self._enter)(step, measured)  # type: ignore[no-untyped-call]
+        return better
+
+    def _enter(self, step: int, measured: Measurement) -> Tensor:
+        """In NumPy, on the memory of the tensors: on a CPU this runs at every step, and on so few numbers an operation
+        of PyTorch costs several of NumPy's."""
+        found = (measured.residual, measured.gap, measured.merit, measured.slack)
+        residual, gap, *rest = _on_host([t for t in found if t is not None], self.residual.dtype)
+        merit, slack = rest or (residual, None)
+        limit = self.merit.numpy()
+        if slack is not None:
+            with np.errstate(over="ignore"):  # an energy near the largest number
+                limit = limit + slack
+        finished = self.finished.numpy()
+        running, finite = ~finished, np.isfinite(residual)
+        better = running & finite & (merit <= limit)
+        np.copyto(self.steps.numpy(), step, where=running)
+        for column, new in ((self.residual, residual), (self.gap, gap), (self.merit, merit)):
+            np.copyto(column.numpy(), new, where=better)
+        ends = (
+            (~finite, Status.NONFINITE),
+            (self._stalled(step, residual), Status.PRECISION),
+            (better & (residual <= self.tol), Status.CONVERGED),
         )
+        for mask, status in ends:
+            if np.count_nonzero(mask):
+                np.copyto(self.codes.numpy(), status.code, where=mask & running)
+                finished |= mask
+        return torch.from_numpy(better)
+
+    def _stalled(self, step: int, residual: Array) -> Array:
+        """Where the residual is within reach of rounding and has not fallen for a while."""
+        lowest, fell = self.lowest.numpy(), self.fell.numpy()
+        falls = residual < 0.99 * lowest
+        np.copyto(fell, step, where=falls)
+        np.copyto(lowest, residual, where=falls)
+        stalled: Array = (residual <= self.rounding) & (step - fell >= PATIENCE)
+        return stalled
 
 
-def check_image(z: Tensor, image: Tensor) -> None:
-    """Refuse a map that does not keep the shape of its argument."""
-    if not isinstance(image, Tensor) or image.shape != z.shape:
-        got = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
-        raise ValueError(f"f must keep the shape of z: it got {tuple(z.shape)} and gave {got}.")
+def _on_host(measured: list[Tensor], dtype: torch.dtype) -> list[Array]:
+    """Measurements as arrays; from another device in one transfer, since each would wait for it."""
+    if measured[0].device.type != "cpu":
+        return list(torch.stack([t.to(dtype) for t in measured]).cpu().numpy())
+    return [t.to(dtype).numpy() for t in measured]
 
 
-def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the small per-sample systems: float32, or float64 for a float64 state."""
-    return torch.promote_types(dtype, torch.float32)
+def _gather(parts: list[tuple[Record, Tensor]]) -> tuple[Record, Tensor]:
+    """Records and values of all samples, in the order of the batch."""
+    records = [record for record, _ in parts]
+    values = [value for _, value in parts]
+    if len(parts) == 1:
+        return parts[0]
+    joined = Record(
+        records[0].tol,
+        records[0].rounding,
+        *(torch.cat([getattr(r, name) for r in records]) for name in _COLUMNS),
+    )
+    order = joined.rows.argsort()
+    return restrict(joined, order), take_samples(torch.cat(values), order.to(values[0].device))
+
+
+_COLUMNS = [field.name for field in dataclasses.fields(Record) if field.type is Tensor]

@@ -6,10 +6,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from ..equation import Evaluation
-from ..solution import check_whole
-from .base import AbstractSolver, Map
-from .history import flat, inner, is_channels_last, unflat
+from ..equation import AbstractMap, Evaluation
+from ..fused.history import flat, inner, unflat
+from ..tensors import check_whole, is_channels_last
+from .base import AbstractSolver
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,25 +46,13 @@ class Broyden(AbstractSolver[Secants]):
     def __post_init__(self) -> None:
         check_whole("memory", self.memory)
 
-    @property
-    def steady(self) -> bool:
-        return False
-
-    @property
-    def needs_drive(self) -> bool:
-        return False
-
-    @property
-    def needs_energy(self) -> bool:
-        return False
-
-    def init(self, f: Map, z0: Tensor) -> Secants:
+    def init(self, f: AbstractMap, z0: Tensor) -> Secants:
         numbers = z0[0].numel()
         empty = z0.new_zeros(len(z0), numbers)
         pairs = z0.new_zeros(2, len(z0), self.memory, numbers)
         return Secants(pairs[0], pairs[1], empty, empty)
 
-    def step(self, at: Evaluation, memory: Secants) -> tuple[Tensor, Secants]:
+    def step(self, f: AbstractMap, at: Evaluation, memory: Secants) -> tuple[Tensor, Secants]:
         last = memory.last if memory.started else is_channels_last(at.image)
         z, gap = flat(at.z, last), flat(at.gap, last)
         if memory.started and memory.used == self.memory:

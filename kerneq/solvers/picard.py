@@ -6,8 +6,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from ..equation import Evaluation
-from .base import AbstractSolver, Map
+from ..equation import AbstractMap, Evaluation
+from ..tensors import check_share
+from .base import AbstractSolver
 
 
 @final
@@ -22,25 +23,16 @@ class Picard(AbstractSolver[None]):
     relaxation: float = 1.0  # α
 
     def __post_init__(self) -> None:
-        if not 0 < self.relaxation <= 1:
-            raise ValueError(f"`relaxation` must lie in (0, 1], got {self.relaxation}.")
+        check_share("relaxation", self.relaxation)
 
     @property
     def steady(self) -> bool:
         return True
 
-    @property
-    def needs_drive(self) -> bool:
-        return False
-
-    @property
-    def needs_energy(self) -> bool:
-        return False
-
-    def init(self, f: Map, z0: Tensor) -> None:
+    def init(self, f: AbstractMap, z0: Tensor) -> None:
         return None
 
-    def step(self, at: Evaluation, memory: None) -> tuple[Tensor, None]:
+    def step(self, f: AbstractMap, at: Evaluation, memory: None) -> tuple[Tensor, None]:
         if self.relaxation == 1:
             return at.image, None
         return torch.lerp(at.z, at.image, self.relaxation), None

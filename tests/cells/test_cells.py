@@ -7,7 +7,7 @@ from torch import nn
 
 import kerneq
 from kerneq.cells import ConvCell, DenseCell
-from kerneq.equation import AbstractEquation
+from kerneq.equation import Equation
 from kerneq.kernels import Gaussian, Linear, Polynomial, Sigmoid
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.usefixtures("float64")
 def test_bind_gives_the_equation_with_its_four_names(kernel, form):
     cell, x = cell_of(form, KERNELS[kernel]), input_of(form)
     f = cell.bind(x)
-    assert isinstance(f, AbstractEquation)
-    z = cell.initial(f)
+    assert isinstance(f, Equation)
+    z = f.start(cell.initial(f)).z
     assert z.shape == Reference(cell, x).state and not z.any()
     assert f(z).shape == f.drive(z).shape == z.shape and f.energy(z).shape == (4,)
     assert f.bound.shape == () and f.bound > 0 and not f.bound.requires_grad
@@ -31,15 +31,15 @@ def test_bind_gives_the_equation_with_its_four_names(kernel, form):
 def test_a_lives_in_the_state_or_in_the_features_as_the_kernel_asks(kernel, in_state):
     dense = DenseCell(kernel, inputs=3, state=5, features=8)
     conv = ConvCell(kernel, inputs=2, state=3, features=8)
-    assert dense.bind(input_of("dense")).similarity.a.shape == (4, 5 if in_state else 8)
-    assert conv.bind(input_of("conv")).similarity.a.shape == (4, 3 if in_state else 8, 4, 4)
+    assert dense.bind(input_of("dense")).binding.a.shape == (4, 5 if in_state else 8)
+    assert conv.bind(input_of("conv")).binding.a.shape == (4, 3 if in_state else 8, 4, 4)
 
 
 def test_a_module_of_ones_own_may_make_a():
     inject = nn.Sequential(nn.Linear(3, 6), nn.LayerNorm(6))
     cell = DenseCell(Gaussian(), inputs=3, state=5, features=6, inject=inject)
     x = input_of("dense").requires_grad_()
-    assert torch.equal(cell.bind(x).similarity.a, inject(x))
+    assert torch.equal(cell.bind(x).binding.a, inject(x))
     kerneq.Equilibrium(cell)(x).value.sum().backward()
     assert x.grad.abs().max() > 0 and all(p.grad is not None for p in inject.parameters())
 
@@ -60,15 +60,15 @@ def test_what_does_not_depend_on_z_is_computed_once_a_solve():
 @pytest.mark.parametrize("kernel", [Polynomial(2), Polynomial(3, 0.5), Sigmoid()], ids=str)
 def test_an_inner_kernel_shortens_a_per_sample_and_leaves_short_ones_alone(kernel):
     cell = cell_of("conv", kernel)
-    reach = kernel.reach(cell.norm)
+    longest = kernel.max_length(cell.norm)
     x = input_of("conv") * torch.tensor([1e-4, 1.0, 10.0, 1e3]).view(-1, 1, 1, 1)
     with torch.no_grad():
         cell.inject.bias.zero_()
-        a, raw = cell.bind(x).similarity.a, cell.inject(x)
+        a, raw = cell.bind(x).binding.a, cell.inject(x)
     sizes = a.flatten(1).norm(dim=1)
     torch.testing.assert_close(a[0], raw[0])
-    assert sizes[0] < reach
-    torch.testing.assert_close(sizes[1:], torch.full((3,), reach))
+    assert sizes[0] < longest
+    torch.testing.assert_close(sizes[1:], torch.full((3,), longest))
     cosine = torch.nn.functional.cosine_similarity(a.flatten(1), raw.flatten(1))
     torch.testing.assert_close(cosine, torch.ones(4))
 

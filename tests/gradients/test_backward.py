@@ -8,7 +8,7 @@ from helpers import GRADIENTS, KERNELS, affine, away_from_kinks, cell_of, input_
 
 import kerneq
 from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom, Unrolled
-from kerneq.gradients.conjugate import conjugate_gradient
+from kerneq.gradients.implicit import conjugate_gradient
 from kerneq.solution import EquilibriumError, Status
 from kerneq.solvers import Anderson, Picard, Proximal
 

@@ -1,15 +1,16 @@
-"""Facts 1, 2, 4 and 8 of docs/facts.md as properties of random problems."""
+"""Facts 1, 2, 4, 8, 9 and 10 of docs/facts.md as properties of random problems."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
-from helpers import KERNELS, cell_of, descend, examples, input_of
+from helpers import KERNELS, RADIAL, cell_of, descend, examples, input_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 import kerneq
-from kerneq.kernels import Gaussian, Linear, Polynomial, Sigmoid
+from kerneq.kernels import Gaussian, Linear, Multiquadric, Polynomial, Sigmoid
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -58,6 +59,59 @@ def test_fact_2_the_smooth_part_of_the_energy_is_strongly_convex(seed, L, gamma,
     assert torch.linalg.eigvalsh(hessian).min() >= f.convexity - 1e-9
 
 
+@examples
+@given(
+    seed=seeds, L=st.floats(0.1, 60), gamma=gammas, scale=st.floats(0.01, 30), kernel=st.sampled_from(sorted(RADIAL))
+)
+def test_fact_9_holds_for_every_radial_kernel(seed, L, gamma, scale, kernel):
+    """−∂²S/∂v² has the eigenvalues ω and ω + 2sω′: L and μ follow, and the Hessian stays between their bounds."""
+    chosen = dataclasses.replace(RADIAL[kernel], gamma=gamma, split=3)
+    f, z = bound_at(cell_of("dense", chosen, norm=math.sqrt(L), stretch=50.0, seed=seed), seed, scale)
+    hessian = torch.eye(5) - jacobian(f.drive, z)
+    assert f.bound == pytest.approx(L)
+    assert torch.linalg.matrix_norm(torch.eye(5) - hessian, 2) <= L * (1 + 1e-9)
+    assert torch.linalg.eigvalsh(hessian).min() >= f.convexity - 1e-9
+
+
+@pytest.mark.parametrize("kernel", RADIAL)
+def test_the_formulas_and_constants_of_a_radial_kernel_belong_together(kernel):
+    formula = type(RADIAL[kernel])
+    s = torch.cat([torch.zeros(1), torch.logspace(-4, 8, 200001)]).requires_grad_()
+    (height,) = torch.autograd.grad(formula.height(s).sum(), s)
+    (slope,) = torch.autograd.grad(formula.weight(s).sum(), s)
+    torch.testing.assert_close(formula.weight(s), -2 * height)
+    torch.testing.assert_close(formula.slope(s), slope)
+    s = s.detach()
+    along = formula.weight(s) + 2 * s * formula.slope(s)
+    assert torch.maximum(formula.weight(s), along.abs()).max() == pytest.approx(formula.steepest)
+    assert along.min() == pytest.approx(formula.lowest, abs=1e-8) and (formula.weight(s) >= 0).all()
+
+
+@examples
+@given(seed=seeds, gamma=gammas, norm=st.floats(1, 30))
+def test_the_multiquadric_has_one_equilibrium_whatever_the_norm(seed, gamma, norm):
+    cell = cell_of("dense", Multiquadric(gamma=gamma, split=3), norm=norm, stretch=1000.0, seed=seed)
+    f = cell.eval().bind(input_of("dense", batch=1, seed=seed))
+    assert f.bound == pytest.approx(norm**2) and f.convexity == 1
+    found = [kerneq.solve(f, size * torch.rand(1, 5), Proximal(), tol=1e-9, max_steps=20000) for size in (0, 3, 300)]
+    for s in found:
+        assert s.converged.all()
+        assert (s.value - found[0].value).norm() <= s.error_bound + found[0].error_bound
+
+
+@examples
+@given(seed=seeds, c=st.floats(0.1, 10), kernel=st.sampled_from(sorted(RADIAL)))
+def test_fact_10_gamma_is_a_unit_of_length(seed, c, kernel):
+    """z solves the equation for (a, γ) exactly if cz solves it for (ca, γ/c²)."""
+    one = cell_of("dense", dataclasses.replace(RADIAL[kernel], gamma=0.5), seed=seed)
+    other = cell_of("dense", dataclasses.replace(RADIAL[kernel], gamma=0.5 / c**2), seed=seed)
+    with torch.no_grad():
+        other.inject.weight.copy_(c * one.inject.weight)
+        other.inject.bias.copy_(c * one.inject.bias)
+    x, z = input_of("dense"), torch.rand(4, 5)
+    torch.testing.assert_close(other.eval().bind(x)(c * z), c * one.eval().bind(x)(z))
+
+
 def test_the_constants_of_facts_1_and_2_cannot_be_improved():
     """W = W_h = I and one patch: at s = 3/2 the Hessian of −S is −2e^{−3/2} along r, and at r = 0 its norm is 1."""
     cell = kerneq.cells.DenseCell(Gaussian(gamma=1.0, hidden=2), inputs=2, state=2, features=2, norm=10.0)
@@ -98,7 +152,7 @@ def test_fact_4_the_stated_error_bound_really_bounds_the_distance_to_the_equilib
     x = input_of("dense", seed=seed)
     with torch.no_grad():
         f = cell.eval().bind(x)
-        s = kerneq.solve(f, cell.initial(f), which, tol=1e-10, max_steps=steps)
+        s = kerneq.solve(f, None, which, tol=1e-10, max_steps=steps)
     distance = (s.value - descend(cell, x)).norm(dim=1)
     assert s.error_bound is not None and (distance <= s.error_bound + 1e-9).all()
 
@@ -110,7 +164,7 @@ def test_fact_4_bounds_the_image_by_l_over_mu_and_says_nothing_without_convexity
     assert (distance <= f.bound / f.convexity * (f(z) - z).norm(dim=1)).all()
     wide = cell_of("dense", KERNELS["gaussian"], norm=2.0, stretch=50.0)
     f = wide.eval().bind(x)
-    assert f.convexity < 0 and kerneq.solve(f, wide.initial(f), Proximal()).error_bound.isinf().all()
+    assert f.convexity < 0 and kerneq.solve(f, None, Proximal()).error_bound.isinf().all()
     assert kerneq.solve(torch.cos, torch.zeros(1, 2), Picard()).error_bound is None
 
 
@@ -192,11 +246,11 @@ def test_for_degree_three_and_more_iterates_from_zero_stay_where_the_bound_holds
     with torch.no_grad():
         f = cell.bind(size * input_of("dense", seed=seed))
         for steps in (1, 2, 5, 40):
-            z = kerneq.solve(f, cell.initial(f), which, tol=1e-12, max_steps=steps).value
-            t = (f.similarity.a * z).sum(1)
+            z = kerneq.solve(f, None, which, tol=1e-12, max_steps=steps).value
+            t = (f.binding.a * z).sum(1)
             assert (t.abs() <= kernel.region * (1 + 1e-9)).all()
-            bend = degree * (degree - 1) * (t + offset).abs() ** (degree - 2) * f.similarity.a.square().sum(1)
-            assert (bend <= kernel.curvature * kernel.reach(norm) ** 2 * (1 + 1e-9)).all()
+            curvature = degree * (degree - 1) * (t + offset).abs() ** (degree - 2) * f.binding.a.square().sum(1)
+            assert (curvature <= kernel.curvature * kernel.max_length(norm) ** 2 * (1 + 1e-9)).all()
 
 
 def test_the_linear_energy_need_not_have_a_minimum_from_l_one_on():

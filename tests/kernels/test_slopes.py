@@ -47,7 +47,7 @@ def test_the_energy_is_that_of_the_hidden_problem_and_its_gradient_is_z_minus_th
 def test_the_first_evaluation_at_zero_needs_no_features_and_agrees(kernel, form):
     f, problem, _ = equation(kernel, form)
     zero = torch.zeros(problem.state)
-    short, full = f.evaluate_zero(), f.evaluate(zero)
+    short, full = f.start(None, energy=True), f.evaluate(zero, energy=True)
     assert torch.equal(short.z, zero)
     torch.testing.assert_close(short.image, full.image)
     torch.testing.assert_close(short.energy, full.energy)

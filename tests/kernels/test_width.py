@@ -8,6 +8,7 @@ from helpers import KERNELS, cell_of, input_of, patches
 
 import kerneq
 from kerneq.kernels import Adaptive, Fixed, Gaussian
+from kerneq.kernels.width import Width
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -18,7 +19,7 @@ def smallest_distance(layer: kerneq.Equilibrium, x: torch.Tensor) -> torch.Tenso
     with torch.no_grad():
         f = cell.bind(x)
         z = layer(x).value
-        r = patches(f.similarity.a - f.operator(z), cell.similarity.split, cell.similarity.patch)
+        r = patches(f.binding.a - f.operator(z), cell.similarity.split, cell.similarity.patch)
         return (r @ cell.similarity.project.weight.mT).square().sum(-1).min()
 
 
@@ -58,7 +59,7 @@ def test_it_is_frozen_in_evaluation_and_saved_with_the_model():
 
 
 def test_it_never_falls_below_the_floor_and_survives_a_nan():
-    width = Adaptive(0.2, floor=0.5).module(8)
+    width = Width(Adaptive(0.2, floor=0.5), 8)
     width.observe(torch.tensor([0.0, 3.0]))
     assert width() == pytest.approx(0.2 / 0.75)  # half of the mean, 1.5
     width.observe(torch.tensor([torch.nan, 3.0]))

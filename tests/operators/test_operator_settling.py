@@ -7,7 +7,7 @@ from test_operator_norm import held
 from test_operator_survival import layer_of, value
 
 from kerneq import operators
-from kerneq.spectrum import top_singular_vector
+from kerneq.operators import top_singular_vector
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -11,12 +11,12 @@ import sys
 
 import pytest
 import torch
+from kerneq.solvers.history import History, eliminate, inner
 from torch import Tensor
 
 import kerneq
 from kerneq.equation import Evaluation
 from kerneq.solvers import Anderson, Broyden
-from kerneq.solvers.history import History, eliminate, inner
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed.")
 

@@ -58,7 +58,7 @@ def test_without_a_nonlinearity_the_linear_kernel_is_a_linear_system():
     cell = cell_of("dense", KERNELS["linear"], prox=Identity())
     f = cell.bind(input_of("dense"))
     s = kerneq.solve(f, cell.initial(f), Proximal(), tol=1e-12, max_steps=500)
-    W, a = f.operator.weight, f.similarity.a
+    W, a = f.operator.weight, f.binding.a
     torch.testing.assert_close(s.value, torch.linalg.solve(torch.eye(5) - W.mT @ W, a.mT).mT, rtol=1e-8, atol=1e-8)
 
 

@@ -1,0 +1,179 @@
+"""A cell is the trainable equation z = σ(d(z; x)); `bind(x)` is that equation at one batch of inputs."""
+
+import abc
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from .equation import AbstractMap, Equation
+from .kernels.base import AbstractKernel
+from .operators import AbstractOperator, Conv, Dense
+from .prox import AbstractProx, ReLU
+from .tensors import check_positive, check_whole, is_traced
+
+OBSERVED = 32  # samples of a batch that `observe` looks at: enough for a statistic, next to nothing in cost
+
+
+class AbstractCell(nn.Module, abc.ABC):
+    """A module that turns an input into a map whose fixed point is wanted. To write one: `bind` and `initial`."""
+
+    @abc.abstractmethod
+    def bind(self, x: Tensor) -> AbstractMap:
+        """The map at x. What does not depend on z (input drive, weight normalisation) is computed here, once."""
+
+    @abc.abstractmethod
+    def initial(self, f: AbstractMap) -> Tensor | None:
+        """Where a solve of f starts; None for z = 0, where f knows how to make that cheap."""
+
+    def observe(self, f: AbstractMap, z: Tensor) -> None:  # noqa: B027
+        """Look at an equilibrium found in training; for cells that adapt to it."""
+
+    def compile_map(self) -> None:  # noqa: B027
+        """Use torch.compile for the map inside a solve, where that pays."""
+
+    def diagnostics(self) -> dict[str, float]:
+        """Numbers worth following over a training run."""
+        return {}
+
+
+class AbstractKernelCell(AbstractCell):
+    """Kernel + operator + prox. a = Ux + b is made by `inject`; norm bounds ‖W‖‖W_h‖, so that L ≤ norm²."""
+
+    inject: nn.Module
+    shape: tuple[int | None, ...]  # of the input; None where any number will do
+
+    def __init__(
+        self, kernel: AbstractKernel, operator: AbstractOperator, features: int, norm: float, prox: AbstractProx
+    ):
+        super().__init__()
+        if not isinstance(kernel, AbstractKernel):
+            raise TypeError(f"`kernel` must be a kernel such as `Gaussian()`, got {kernel!r}.")
+        check_positive("norm", norm)
+        self.kernel, self.operator = kernel, operator
+        self.similarity = kernel.parameters(features, conv=operator.weight.dim() == 4)
+        self.norm, self.prox = float(norm), prox
+        self.compiled = False
+        self.seen: tuple[Tensor, Tensor] | None = None  # a and z of some samples of the last batch in training
+
+    def bind(self, x: Tensor) -> Equation:
+        self._check(x)
+        a = self.inject(x)
+        return self._equation(a, self.operator.norm(a))
+
+    def _equation(self, a: Tensor, operator_norm: Tensor) -> Equation:
+        """The equation for a = Ux + b, where the norm of W as it is now is known."""
+        binding = self.kernel.bind(self.similarity, a, self.norm, operator_norm)
+        return Equation(self.kernel, binding, self.operator.bind(binding.scale), self.prox, self.compiled)
+
+    def initial(self, f: AbstractMap) -> None:
+        """z = 0, whose evaluation needs no Wz."""
+        return None
+
+    def compile_map(self) -> None:
+        self.compiled = True
+
+    @torch.no_grad()
+    def observe(self, f: AbstractMap, z: Tensor) -> None:
+        """Keep a few samples for `diagnostics`; what follows the data follows it now."""
+        assert isinstance(f, Equation)
+        a, z = f.binding.a[:OBSERVED], z[:OBSERVED]
+        self.seen = a.clone(), z.clone()
+        self.similarity.observe(a, lambda: f.operator(z))
+
+    @torch.no_grad()
+    def diagnostics(self) -> dict[str, float]:
+        """‖W‖‖W_h‖ before and under its bound and mean E, as last seen, and what the kernel has to tell."""
+        numbers = self.similarity.diagnostics()
+        if self.operator.vector.numel() == 0:
+            return numbers
+        raw = self.operator.last_norm()
+        gained = float(raw * self.similarity.gain())
+        a, z = self.seen if self.seen is not None else (raw.new_zeros(1), None)  # the bound does not depend on a
+        f = self._equation(a.to(self.operator.weight), raw)
+        energy = float(f.energy(z.to(self.operator.weight)).mean()) if z is not None else torch.nan
+        return {"norm_raw": gained, "norm": gained * float(f.binding.scale), "energy": energy} | numbers
+
+    def extra_repr(self) -> str:
+        features, state = self.operator.weight.shape[:2]
+        return f"kernel={self.kernel}, state={state}, features={features}, norm={self.norm:g}, prox={self.prox}"
+
+    def _check(self, x: Tensor) -> None:
+        """Refuse an input this cell cannot work with, in one sentence."""
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"The input must be a floating-point tensor, got {got}.")
+        if x.dim() != len(self.shape) or any(
+            w not in (g, None) for w, g in zip(self.shape[1:], x.shape[1:], strict=True)
+        ):
+            want = ", ".join(str(n or "any") for n in self.shape)
+            raise ValueError(f"The input must have shape ({want}), got {tuple(x.shape)}.")
+        if x.numel() == 0:
+            raise ValueError(f"The input must hold at least one sample, got shape {tuple(x.shape)}.")
+        dtype = self.operator.weight.dtype
+        if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(
+                f"The input is {x.dtype} but the weights are {dtype}: convert one with `.to({dtype})`, or use autocast."
+            )
+        # On a GPU a look at the numbers would wait for the device; there the solve ends with Status.NONFINITE.
+        if not x.is_cuda and not is_traced() and not bool(x.isfinite().all()):
+            raise ValueError("The input has infinite or NaN entries; clean it before the equilibrium layer.")
+
+
+@final
+class DenseCell(AbstractKernelCell):
+    """The equation on vectors: x (batch, inputs) ↦ z (batch, state), v = Wz (batch, features), W a matrix.
+
+    a = Ux + b, or whatever `inject` makes of x: (batch, features), or (batch, state) for an inner kernel.
+    """
+
+    def __init__(
+        self,
+        kernel: AbstractKernel,
+        *,
+        inputs: int,
+        state: int,
+        features: int,
+        norm: float = 1.0,  # bound on ‖W‖‖W_h‖
+        prox: AbstractProx = ReLU(),  # noqa: B008  (a frozen value)
+        inject: nn.Module | None = None,
+    ):
+        _check_sizes(inputs=inputs, state=state, features=features)
+        super().__init__(kernel, Dense(state, features), features, norm, prox)
+        self.shape = (None, inputs)
+        self.inject = inject or nn.Linear(inputs, state if kernel.in_state else features)
+
+
+@final
+class ConvCell(AbstractKernelCell):
+    """The equation on feature maps: x (batch, inputs, height, width) ↦ z (batch, state, height, width).
+
+    v = W ∗ z has `features` channels, W a zero-padded convolution of `size` × `size`. a = U ∗ x + b, or whatever
+    `inject` makes of x, has `features` channels, or `state` for an inner kernel. For a radial kernel `patch` must
+    divide height and width, and `split` the features.
+    """
+
+    def __init__(
+        self,
+        kernel: AbstractKernel,
+        *,
+        inputs: int,
+        state: int,
+        features: int,
+        size: int = 3,
+        norm: float = 1.0,  # bound on ‖W‖‖W_h‖
+        prox: AbstractProx = ReLU(),  # noqa: B008  (a frozen value)
+        inject: nn.Module | None = None,
+    ):
+        _check_sizes(inputs=inputs, state=state, features=features, size=size)
+        if size % 2 == 0:
+            raise ValueError(f"`size` must be odd, so that the convolution keeps the picture's size, got {size}.")
+        super().__init__(kernel, Conv(state, features, size), features, norm, prox)
+        self.shape = (None, inputs, None, None)
+        channels = state if kernel.in_state else features
+        self.inject = inject or nn.Conv2d(inputs, channels, size, padding=size // 2)
+
+
+def _check_sizes(*, inputs: int, state: int, features: int, size: int = 1) -> None:
+    for name, value in (("inputs", inputs), ("state", state), ("features", features), ("size", size)):
+        check_whole(name, value)

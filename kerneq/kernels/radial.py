@@ -1,0 +1,216 @@
+"""Radial kernels on patches: S = Σᵢ H(tᵢ), tᵢ = ‖rᵢW_h‖², r = a − v.
+
+Gaussian (KerDEQ, GEQ), multiquadric and Cauchy (ours).
+Every one is a robust loss ρ of the hidden problem min ½‖z‖² + φ(z) + Σᵢ ρ(‖(a − Wz)ᵢW_h‖) (docs/facts.md, fact 9).
+"""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from ..fused.radial import patch_distances, radial_hvp, radial_step
+from ..operators import Dense
+from ..tensors import check_whole
+from .base import AbstractKernel, AbstractParameters, Binding, Slope, limited
+from .width import AbstractWidth, Fixed, Width
+
+
+@dataclasses.dataclass(frozen=True)
+class AbstractRadialKernel(AbstractKernel):
+    """S = Σᵢ H(tᵢ) with the weight w = −2H′: ∂S/∂v is w(tᵢ) rᵢQ, the Hessian block −(w Q + 2w′ qᵢᵀqᵢ), qᵢ = rᵢQ.
+
+    γ is a unit of length: H(t) = η(s)/γ and w(t) = ω(s), s = γt. So a kernel is three functions of one variable, η
+    (`height`), ω = −2η′ (`weight`) and ω′ (`slope`), written with torch's functions, and two constants:
+    `steepest`, the supremum of |ω| and |ω + 2sω′|, and `lowest`, the infimum of ω + 2sω′. All else follows: dense and
+    patched form, energy, L = steepest·‖W‖²‖W_h‖², μ = 1 + min(0, lowest)·‖W‖²‖W_h‖², backward product, fused kernel.
+
+    In a convolutional cell a patch is `split` channels × `patch` × `patch` pixels (8 channels where not said); in a
+    dense one it is `split` entries, or the whole vector. W_h (n × hidden) enters only through Q = W_hW_hᵀ (n × n).
+    """
+
+    in_state: ClassVar[bool] = False
+    hvp_sign: ClassVar[int] = -1
+    steepest: ClassVar[float]
+    lowest: ClassVar[float]
+
+    gamma: float | AbstractWidth = 0.5  # γ: a number, or how it follows the data
+    patch: int = 2  # p
+    split: int | None = None  # c_s
+    hidden: int = 64  # columns of W_h
+
+    def __post_init__(self) -> None:
+        for name, value in (("patch", self.patch), ("split", self.split), ("hidden", self.hidden)):
+            if value is not None:
+                check_whole(name, value)
+        _ = self.width  # checks γ
+
+    @staticmethod
+    @abc.abstractmethod
+    def height(s: Tensor) -> Tensor:
+        """η(s)."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def weight(s: Tensor) -> Tensor:
+        """ω(s) = −2η′(s)."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def slope(s: Tensor) -> Tensor:
+        """ω′(s)."""
+
+    @property
+    def width(self) -> AbstractWidth:
+        """The rule for γ."""
+        return self.gamma if isinstance(self.gamma, AbstractWidth) else Fixed(self.gamma)
+
+    @property
+    def through_features(self) -> bool:
+        return True
+
+    def parameters(self, features: int, conv: bool) -> "PatchParameters":
+        split = self.split or (8 if conv else features)
+        if features % split:
+            raise ValueError(f"`split` must divide the number of features: {features} is not a multiple of {split}.")
+        return PatchParameters(split, self.patch if conv else 1, self.hidden, self.width)
+
+    def bind(self, parameters: AbstractParameters, a: Tensor, norm: float, operator_norm: Tensor) -> Binding:
+        assert isinstance(parameters, PatchParameters)
+        patch = parameters.patch
+        if a.dim() == 4 and (a.shape[2] % patch or a.shape[3] % patch):
+            raise ValueError(
+                f"`patch` must divide the picture: {a.shape[2]}×{a.shape[3]} is not a multiple of {patch}."
+            )
+        product = operator_norm * parameters.gain()
+        scale = limited(product, norm / self.steepest**0.5)
+        square = (product * scale).detach() ** 2
+        return Binding(
+            a,
+            scale,
+            lipschitz=self.steepest * square,
+            convexity=1 + min(0.0, self.lowest) * square,
+            Q=parameters.Q(),
+            gamma=parameters.width(),
+            split=parameters.split,
+            patch=patch,
+        )
+
+    def differentiate(self, at: Binding, z: Tensor | None, v: Tensor | None, value: bool) -> Slope:
+        assert at.Q is not None and at.gamma is not None
+        m, total = radial_step(type(self), at.a, v, at.Q, at.gamma, split=at.split, patch=at.patch, value=value)
+        return Slope(None, m, total)
+
+    def hvp(self, at: Binding, v: Tensor) -> Callable[[Tensor], Tensor]:
+        assert at.Q is not None and at.gamma is not None
+        Q, gamma = at.Q, at.gamma
+        return lambda y: radial_hvp(type(self), y, at.a, v, Q, gamma, split=at.split, patch=at.patch)
+
+
+@final
+class PatchParameters(AbstractParameters):
+    """W_h, as r ↦ W_hᵀr (`project`, hidden × n), and γ (`width`)."""
+
+    def __init__(self, split: int, patch: int, hidden: int, width: AbstractWidth):
+        super().__init__()
+        self.split, self.patch = split, patch
+        size = split * patch * patch
+        self.project = Dense(size, hidden)
+        nn.init.orthogonal_(self.project.weight)
+        self.width = Width(width, size)
+
+    def gain(self) -> Tensor:
+        """‖W_h‖."""
+        return self.project.norm(self.project.weight)
+
+    def Q(self) -> Tensor:
+        """W_hW_hᵀ, (n, n), in the precision of the weights."""
+        with torch.autocast(self.project.weight.device.type, enabled=False):
+            return self.project.weight.mT @ self.project.weight
+
+    @torch.no_grad()
+    def observe(self, a: Tensor, v: Callable[[], Tensor]) -> None:
+        if self.width.rule.adapts:
+            r = a - v()
+            self.width.observe(patch_distances(r, self.project.weight, split=self.split, patch=self.patch))
+
+    def diagnostics(self) -> dict[str, float]:
+        return {"gamma": float(self.width())}
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Gaussian(AbstractRadialKernel):
+    """ω = e^{−s}, the kernel of KerDEQ and GEQ: S = (1/2γ) Σᵢ exp(−γ‖rᵢW_h‖²). As a loss: Welsch's.
+
+    L = ‖W‖²‖W_h‖² whatever γ and the input, and E is strongly convex, so that the equilibrium is unique, for
+    L < ½e^{3/2} ≈ 2.24.
+    """
+
+    steepest: ClassVar[float] = 1.0  # at s = 0
+    lowest: ClassVar[float] = -2 * math.exp(-1.5)  # at s = 3/2
+
+    @staticmethod
+    def height(s: Tensor) -> Tensor:
+        return 0.5 * torch.exp(-s)
+
+    @staticmethod
+    def weight(s: Tensor) -> Tensor:
+        return torch.exp(-s)
+
+    @staticmethod
+    def slope(s: Tensor) -> Tensor:
+        return -torch.exp(-s)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Multiquadric(AbstractRadialKernel):
+    """ω = (1 + s)^{−1/2}. As a loss: pseudo-Huber, quadratic near zero and linear far away.
+
+    ω + 2sω′ = (1 + s)^{−3/2} > 0, so E is strongly convex with μ ≥ 1 for EVERY weight: one equilibrium, whatever
+    `norm`.
+    """
+
+    steepest: ClassVar[float] = 1.0  # at s = 0
+    lowest: ClassVar[float] = 0.0  # as s → ∞
+
+    @staticmethod
+    def height(s: Tensor) -> Tensor:
+        return 1 - torch.sqrt(1 + s)
+
+    @staticmethod
+    def weight(s: Tensor) -> Tensor:
+        return torch.rsqrt(1 + s)
+
+    @staticmethod
+    def slope(s: Tensor) -> Tensor:
+        return -0.5 * torch.rsqrt(1 + s) / (1 + s)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Cauchy(AbstractRadialKernel):
+    """ω = 1/(1 + s). As a loss: the Lorentzian, ½ log(1 + s).
+
+    ω + 2sω′ = (1 − s)/(1 + s)² ≥ −1/8, so E is strongly convex for L < 8.
+    """
+
+    steepest: ClassVar[float] = 1.0  # at s = 0
+    lowest: ClassVar[float] = -1 / 8  # at s = 3
+
+    @staticmethod
+    def height(s: Tensor) -> Tensor:
+        return -0.5 * torch.log(1 + s)
+
+    @staticmethod
+    def weight(s: Tensor) -> Tensor:
+        return 1 / (1 + s)
+
+    @staticmethod
+    def slope(s: Tensor) -> Tensor:
+        return -1 / ((1 + s) * (1 + s))

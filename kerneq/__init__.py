@@ -1,5 +1,8 @@
 """kerneq: kernel equilibrium models.
 
+    layer = kerneq.Equilibrium(kerneq.cells.ConvCell(kerneq.kernels.Gaussian(), inputs=16, state=64, features=32))
+    layer(x).value  # the z* with z* = σ(d(z*; x)), with gradients
+
 The public names are loaded when first used, so that `kerneq --help` does not wait for torch.
 """
 
@@ -22,15 +25,26 @@ if TYPE_CHECKING:
     from .solvers import solve as solve
 
 __version__ = "0.1.0"
-__all__ = ["Equilibrium", "EquilibriumError", "Solution", "Status", "solve"]
 
 _MODULES = ("cells", "data", "gradients", "kernels", "kglm", "models", "prox", "solvers")
-_HOME = {"Equilibrium": "equilibrium", "solve": "solvers"}  # the others live in `solution`
+_HOME = {
+    "Equilibrium": "equilibrium",
+    "EquilibriumError": "solution",
+    "Solution": "solution",
+    "Status": "solution",
+    "solve": "solvers",
+}
+__all__ = [*_HOME, *_MODULES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f".{name}", __name__)
-    if name in __all__:
-        return getattr(importlib.import_module(f".{_HOME.get(name, 'solution')}", __name__), name)
+    if name in _HOME:
+        return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
     raise AttributeError(f"module 'kerneq' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, for `dir(kerneq)` and Tab, loaded or not."""
+    return sorted([*__all__, "__version__"])

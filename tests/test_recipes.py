@@ -1,0 +1,58 @@
+"""The recipes of CONTRIBUTING.md are code that works: each block is run, and what it makes is put to use."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import ClassVar, final
+
+import pytest
+import torch
+from helpers import Reference, affine, cell_of, input_of
+from torch import Tensor
+
+import kerneq
+from kerneq.equation import AbstractMap, Evaluation
+from kerneq.kernels import AbstractRadialKernel
+from kerneq.solvers import AbstractSolver
+
+pytestmark = pytest.mark.usefixtures("float64")
+TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+NAMES = (dataclasses, torch, Tensor, ClassVar, final, AbstractMap, Evaluation, AbstractRadialKernel, AbstractSolver)
+
+
+def block(name: str) -> str:
+    found = re.search(rf"```python {name}\n(.*?)```", TEXT, re.DOTALL)
+    assert found, name
+    return found.group(1)
+
+
+def made_by(name: str, tmp_path: Path) -> dict:
+    """The names a block defines; in a file, since Triton and dataclasses look up the source."""
+    space = {getattr(value, "__name__", str(value)).rpartition(".")[2]: value for value in NAMES}
+    space |= {"ClassVar": ClassVar, "__name__": __name__}
+    exec(compile(block(name), str(tmp_path / f"{name}.py"), "exec"), space)
+    return space
+
+
+@pytest.mark.parametrize("form", ["dense", "conv"])
+def test_a_kernel_is_its_formulas(form, tmp_path):
+    assert len(block("kernel").splitlines()) <= 30
+    kernel = made_by("kernel", tmp_path)["GemanMcClure"](gamma=0.5, patch=2, split=2, hidden=6)
+    cell, x = cell_of(form, kernel, norm=1.5, stretch=50.0), input_of(form)
+    f, problem = cell.eval().bind(x), Reference(cell, x)
+    z = torch.rand(problem.state)
+    torch.testing.assert_close(f.drive(z).detach(), problem.drive(z))
+    torch.testing.assert_close(f.energy(z).detach(), problem.energy(z))
+    torch.testing.assert_close(f.convexity, 1 - f.bound / 4)
+    for solver in (kerneq.solvers.Proximal(), kerneq.solvers.InFeatures()):
+        layer = kerneq.Equilibrium(cell, solver=solver, tol=1e-11, max_steps=300)
+        assert layer(x).converged.all()
+        assert torch.autograd.gradcheck(lambda x, layer=layer: layer(x).value, x.clone().requires_grad_(), atol=1e-5)
+
+
+def test_a_solver_is_two_methods(tmp_path):
+    halpern = made_by("solver", tmp_path)["Halpern"]()
+    A, b, z_star = affine(rate=0.5)
+    found = kerneq.solve(lambda z: z @ A.mT + b, torch.zeros_like(b), halpern, tol=1e-3, max_steps=2000)
+    assert found.converged.all()
+    torch.testing.assert_close(found.value, z_star, rtol=1e-2, atol=1e-2)

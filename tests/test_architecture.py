@@ -35,7 +35,6 @@ LAYERS = [
     "evaluate",
     "predict",
     "report",
-    "bench",
     "commands",
     "cli",
 ]

@@ -28,23 +28,27 @@ EAGER, GRAPH = "one by one", "as one CUDA graph"  # how kernels are launched
 STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: small files
     "svg.hashsalt": "kerneq",  # and the same bytes every time
+    "font.size": 8,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "figure.labelsize": 8,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
     "text.color": GREY,
     "axes.labelcolor": GREY,
     "axes.edgecolor": GREY,
     "xtick.color": GREY,
     "ytick.color": GREY,
     "grid.color": GREY,
-    "grid.alpha": 0.3,
-    "axes.titlesize": 9,
-    "axes.titlelocation": "left",
-    "axes.labelsize": 8,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "legend.fontsize": 8,
-    "figure.labelsize": 8,
-    "legend.frameon": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
+}
+# The benchmarks drawn as dots: which of their tables, which column, and what the axis says.
+DOTS = {
+    "solvers": ("residual", "÷ torchdeq's best", "time to a residual of 1e-3 ÷ torchdeq's best"),
+    "layer": ("layer", "÷ torchdeq's best", "forward + backward ÷ torchdeq's best"),
+    "inference": ("prediction", "time (ms)", "prediction (ms), with the 90th percentile"),
+    "train": ("step", "time (ms)", "training step (ms)"),
 }
 
 
@@ -61,23 +65,17 @@ def draw(record: Record) -> bytes | None:
 
 
 def draw_figure(record: Record) -> Figure | None:
-    """What is drawn of each benchmark; None if the record has no such table."""
-    if record.name == "solvers":
-        tables = [table for table in record.tables("residual") if table.asked["tol"] == 1e-3]
-        panels = [_ratios(table, f"{table.asked['map']} map, L = {table.asked['L']:g}") for table in tables]
-        return dots(panels, "time to a residual of 1e-3 ÷ torchdeq's best", reference=1.0) if panels else None
-    if record.name == "layer":
-        panels = [_ratios(table, f"L = {table.asked['L']:g}") for table in record.tables("layer")]
-        return dots(panels, "forward + backward ÷ torchdeq's best", reference=1.0) if panels else None
-    if record.name == "inference":
-        panels = [_times(table) for table in record.tables("prediction")]
-        return dots(panels, "prediction (ms), with the 90th percentile") if panels else None
-    if record.name == "train":
-        if record.tables("parts"):
-            return stacked(record.tables("parts"))
-        panels = [_times(table) for table in record.tables("step")]
-        return dots(panels, "training step (ms)") if panels else None
-    return curves(record.tables("growth")) if record.tables("growth") else None
+    """What is drawn of a benchmark: growth as curves, parts of a step as stacked bars, all else as dots."""
+    growth, parts = record.tables("growth"), record.tables("parts")
+    if growth:
+        return curves(growth)
+    if parts:
+        return stacked(parts)
+    if record.name not in DOTS:
+        return None
+    kind, column, label = DOTS[record.name]
+    tables = [table for table in record.tables(kind) if table.asked.get("tol", 1e-3) == 1e-3]
+    return dots([_panel(table, column) for table in tables], label, "÷" in column) if tables else None
 
 
 # Dots
@@ -98,8 +96,8 @@ class Row:
     """The dots of one solver, layer or model."""
 
     label: str
-    dots: Sequence[Dot]  # none: it did not reach what was asked
-    remark: str = ""
+    dots: Sequence[Dot]
+    remark: str  # written behind the dots, or in their place
 
     @property
     def library(self) -> str:
@@ -116,47 +114,44 @@ class Panel:
     rows: Sequence[Row]
 
 
-def _ratios(table: Result, title: str) -> Panel:
-    """Time over torchdeq's best; a remark where the gradient is too far off to compare."""
+def _panel(table: Result, column: str) -> Panel:
+    """`column` and, if there is one, its captured form; with a remark where a gradient is too far off to compare."""
     rows = []
     for row in table.rows:
-        label, value, captured = _label(row), row["÷ torchdeq's best"], row.get("captured ÷ torchdeq's best")
+        label, value, captured = _label(row), row[column], row.get(f"captured {column}")
         found = []
         if value:
             half = row.get("spread (%)", 0.0) / 200
-            found.append(Dot(value, value * (1 - half), value * (1 + half), EAGER))
+            high = row.get("late (ms)", value * (1 + half))
+            launch = GRAPH if label.endswith("captured") else EAGER
+            found.append(Dot(value, value * (1 - half), high, launch))
         if captured:
             found.append(Dot(captured, captured, captured, GRAPH))
-        error = row.get("gradient off by", 0.0)
-        rows.append(Row(label, found, f"gradient off {error:.2g}" if error > CLOSE else ""))
-    return Panel(title, rows)
+        remark, error = "", row.get("gradient off by", 0.0)
+        if not found:
+            remark = "nothing to compare with" if row.get("time (ms)") else "not reached"
+        elif error > CLOSE:
+            remark = f"gradient off {error:.2g}"
+        rows.append(Row(label, found, remark))
+    asked = table.asked
+    title = f"L = {asked['L']:g}" if "L" in asked else f"batch {asked['batch']}"
+    return Panel(f"{asked['map']} map, {title}" if "map" in asked else title, rows)
 
 
-def _times(table: Result) -> Panel:
-    """Milliseconds, up to the 90th percentile where it was recorded."""
-    rows = []
-    for row in table.rows:
-        value, half = row["time (ms)"], row.get("spread (%)", 0.0) / 200
-        high = row.get("late (ms)", value * (1 + half))
-        launch = GRAPH if _label(row).endswith("captured") else EAGER
-        rows.append(Row(_label(row), [Dot(value, value * (1 - half), high, launch)]))
-    return Panel(f"batch {table.asked['batch']}", rows)
-
-
-def dots(panels: Sequence[Panel], label: str, reference: float | None = None) -> Figure:
-    """A row of dots for every label, on a logarithmic axis; words where a row has none."""
+def dots(panels: Sequence[Panel], label: str, ratios: bool) -> Figure:
+    """A row of dots for every label, on a logarithmic axis, for ratios with a line at 1; words where a row has none."""
     height = 0.6 + 0.3 * max(len(panel.rows) for panel in panels)
     figure, grid = _grid(len(panels), columns=2, height=height)
     for axes, panel in zip(grid, panels, strict=True):
         ends = [end for row in panel.rows for dot in row.dots for end in (dot.low, dot.high)]
-        ends += [reference] if reference else []
-        room = 60 if any(row.remark for row in panel.rows) else 4  # for what is written behind the dots
+        if ratios:
+            ends.append(1.0)
+            axes.axvline(1.0, color=GREY, linewidth=0.8, linestyle=":")
+        room = 60 if any(row.dots and row.remark for row in panel.rows) else 4  # for what is written behind the dots
         low, high = min(ends, default=1.0) / 1.5, max(ends, default=1.0) * room
         axes.set_xscale("log")
         axes.set_xlim(low, high)
         _few_ticks(axes.xaxis, high / low)
-        if reference:
-            axes.axvline(reference, color=GREY, linewidth=0.8, linestyle=":")
         for i, row in enumerate(panel.rows):
             _draw_row(axes, i, row, low)
         axes.set_yticks(range(len(panel.rows)), [row.label for row in panel.rows])
@@ -175,7 +170,7 @@ def dots(panels: Sequence[Panel], label: str, reference: float | None = None) ->
 def _draw_row(axes: Axes, at: int, row: Row, left: float) -> None:
     colour = LIBRARIES[row.library]
     if not row.dots:
-        axes.text(left, at, " not reached", va="center", fontsize=7, style="italic")
+        axes.text(left, at, f" {row.remark}", va="center", fontsize=7, style="italic")
     else:
         axes.plot([left, max(dot.high for dot in row.dots)], [at, at], color=GREY, alpha=0.3, linewidth=0.8, zorder=0)
     for k, dot in enumerate(row.dots):

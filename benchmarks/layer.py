@@ -10,7 +10,7 @@ from torch import Tensor
 
 import kerneq as kq
 
-from .measure import Setup, compare
+from .measure import SPREAD, Setup, compare
 from .problems import PRECISION, Problem, conv
 from .results import Result
 
@@ -80,6 +80,7 @@ def _table(problem: Problem, setup: Setup) -> Result:
         f"÷ bare f: in bare evaluations of the map without gradients, {1e3 * one:.3g} ms each.",
         "gradient off by: relative difference of ∂L/∂W to the first Proximal row (the tolerance shows in it).",
         f"torchdeq's best: the fastest of its rows whose gradient is off by less than {CLOSE:g}.",
+        SPREAD,
         PRECISION,
     )
     return Result("layer", title, rows, notes, {"table": "layer", "L": problem.norm**2, "batch": batch})

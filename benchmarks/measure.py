@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 Call = Callable[[], object]
 MAX_CALLS = 200  # in one turn
+SPREAD = "spread: the middle half of the calls, relative to the median."  # a note for tables that have this column
 
 
 @dataclasses.dataclass(frozen=True)

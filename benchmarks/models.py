@@ -12,6 +12,7 @@ import kerneq as kq
 
 from .measure import (
     PARTS,
+    SPREAD,
     Cost,
     Limits,
     Setup,
@@ -124,7 +125,7 @@ def _step_table(
         row["% of matmul"] = ratio(count, limits.matmul * seconds / 100)
         rows.append(row)
     precision = "bfloat16, channels-last, one CUDA graph where it can be" if setup.cuda else "float32"
-    notes = (str(limits), "GFLOP, TFLOP/s: of the convolutions, over the whole step.", *failures)
+    notes = (str(limits), "GFLOP, TFLOP/s: of the convolutions, over the whole step.", SPREAD, *failures)
     title = f"Training step, batch {batch}, 32 × 32, {precision}"
     return Result("train", title, rows, notes, {"table": "step", "batch": batch})
 

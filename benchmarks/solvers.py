@@ -11,7 +11,7 @@ from torch import Tensor
 
 import kerneq as kq
 
-from .measure import Call, Setup, compare
+from .measure import SPREAD, Call, Setup, compare
 from .problems import PRECISION, Problem, conv, dense
 from .results import Result, ratio
 
@@ -71,8 +71,9 @@ def _cost_of_a_step(problem: Problem, setup: Setup) -> Result:
         rows.append(row)
     notes = [f"A step: one of {STEPS} evaluations by the solver, looks at the residual included, no gradients."]
     if setup.cuda:
-        graphs = f"one of {CAPTURED_STEPS} steps in a CUDA graph, where nothing looks; torchdeq always does."
-        notes.append(f"captured: {graphs}")
+        notes.append(
+            f"captured: one of {CAPTURED_STEPS} steps in a CUDA graph, where nothing looks; torchdeq always does."
+        )
     title = f"Price of a step: {_title(problem, z0)}"
     return Result("solvers", title, rows, (*notes, PRECISION, *failures), problem.asked | {"table": "step"})
 
@@ -120,6 +121,7 @@ def _cost_of_a_residual(problem: Problem, setup: Setup, tol: float) -> Result:
     notes = [
         f"To a true residual of {SLACK:g} × {tol:g} or less in every sample; –: not within {limit} evaluations.",
         "torchdeq's best: the fastest of its solvers that got there; its time and its peak.",
+        SPREAD,
         PRECISION,
     ]
     if setup.cuda:

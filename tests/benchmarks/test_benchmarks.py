@@ -5,35 +5,27 @@ import json
 import pytest
 import torch
 from rich.console import Console
-from typer.testing import CliRunner
 
-from kerneq.bench.cli import app
-from kerneq.bench.limits import convolution_flops, limits
-from kerneq.bench.memory import peak_memory
-from kerneq.bench.peers import OURS, fewest, ours, residual_of
-from kerneq.bench.problems import conv, dense
-from kerneq.bench.profile import part_of
-from kerneq.bench.scaling import _flops, _grown, _works
-from kerneq.bench.table import Result, save, text
-from kerneq.bench.timing import Bench, Timing, alternate, measure
+from benchmarks import __main__ as command_line
+from benchmarks.measure import Setup, Timing, compare, convolution_flops, machine_limits, part_of, peak_memory
+from benchmarks.problems import conv, dense
+from benchmarks.results import Result, format_cell, save
+from benchmarks.scaling import _layer, _with_growth, flops
+from benchmarks.solvers import OURS, fewest_steps, residual, solve_fixed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 
 
-def test_a_measurement_repeats_the_work_and_takes_its_median():
-    calls = []
-    timing = measure(lambda: calls.append(1), CPU, budget=0.0, warmup=2)
-    assert len(calls) == 4 and timing.seconds > 0
-
-
-def test_works_measured_side_by_side_take_turns():
+def test_calls_measured_side_by_side_take_turns():
     order = []
-    works = {name: (lambda name=name: order.append(name)) for name in "ab"}
+    calls = {name: (lambda name=name: order.append(name)) for name in "ab"}
     said = []
-    assert set(alternate(works, Bench(CPU, False, said.append), "work")) == {"a", "b"}
+    costs, failures = compare(calls, Setup(CPU, False, said.append), "work")
+    assert set(costs) == {"a", "b"} and failures == ()
+    assert all(cost.eager.seconds > 0 and cost.captured is None for cost in costs.values())
     turns = [name for i, name in enumerate(order) if i == 0 or order[i - 1] != name]
-    assert turns == ["a", "b"] * 3
+    assert turns == ["a", "b"] * 3 + ["a", "b"], "three rounds, then the memory of each"
     assert said[:2] == ["work: a, round 1 of 3", "work: b, round 1 of 3"]
 
 
@@ -56,22 +48,23 @@ def test_peak_memory_counts_what_is_held_at_once():
 
 @pytest.mark.parametrize("norm", [1.0, 2.0])
 def test_the_equations_measured_sit_at_their_bound(norm):
-    for cell, x in (dense(CPU, norm, batch=2), conv(CPU, norm, batch=1, size=8)):
-        assert float(cell.bind(x).bound) == pytest.approx(norm**2, rel=1e-4)
+    for problem in (dense(CPU, norm, batch=2), conv(CPU, norm, batch=1, size=8)):
+        f, _ = problem.bind()
+        assert float(f.bound) == pytest.approx(norm**2, rel=1e-4)
 
 
 def test_a_result_is_a_table_and_a_file_with_its_environment(tmp_path):
     result = Result("solvers", "a title", [{"solver": "Picard", "time (ms)": 1.5, "evaluations": None}])
     console = Console(record=True, width=100)
     result.show(console)
-    assert "Picard" in console.export_text() and text(None) == "–"
+    assert "Picard" in console.export_text() and format_cell(None) == "–"
     written = json.loads(save([result], tmp_path, CPU).read_text())
     assert written["results"][0]["rows"] == result.rows
     assert written["environment"]["torch"] == torch.__version__
 
 
 def test_large_numbers_are_written_out_and_small_ones_with_three_digits():
-    assert [text(x) for x in (0.012345, 12.345, 5140.4, 22224, "Picard")] == [
+    assert [format_cell(x) for x in (0.012345, 12.345, 5140.4, 22224, "Picard")] == [
         "0.0123",
         "12.3",
         "5140",
@@ -99,29 +92,28 @@ def test_the_operations_of_convolutions_are_counted_forward_and_backward():
 
 def test_operations_counted_by_a_small_twin_are_those_of_the_work_itself():
     sizes = {"batch": 40, "picture": 16, "steps": 3, "width": 32}
-    direct = convolution_flops(_works(CPU, 40, 16, 3, 32)[0])
-    assert 0.95 * direct < _flops(sizes) <= direct  # less what is done once, whatever the batch
+    direct = convolution_flops(_layer(CPU, 40, 16, 3, 32)[0])
+    assert 0.95 * direct < flops(sizes) <= direct  # less what is done once, whatever the batch
 
 
 def test_the_limits_of_the_machine_are_rates():
-    best = limits(CPU, quick=True)
-    assert 1e8 < best["copy"] < 1e13 and 1e8 < best["matmul"] < 1e14
+    limits = machine_limits(Setup(CPU, True, lambda doing: None))
+    assert 1e8 < limits.copy < 1e13 and 1e8 < limits.matmul < 1e14
+    assert "float32 matrix products" in str(limits)
 
 
 def test_the_fewest_steps_reach_the_tolerance_and_one_less_does_not():
-    cell, x = dense(CPU, 2.0, batch=4)
-    with torch.no_grad():
-        f = cell.bind(x)
-    z0, solver = cell.initial(f), OURS["Anderson(5)"]
-    steps = fewest(f, z0, solver, most=30, tol=1e-3)
+    f, z0 = dense(CPU, 2.0, batch=4).bind()
+    solver = OURS["Anderson(5)"]
+    steps = fewest_steps(f, z0, solver, most=30, tol=1e-3)
     assert steps is not None and steps > 1
-    assert residual_of(f, ours(f, z0, solver, steps)) <= 1e-3 < residual_of(f, ours(f, z0, solver, steps - 1))
-    assert fewest(f, z0, solver, most=2, tol=1e-6) is None
+    assert residual(f, solve_fixed(f, z0, solver, steps)) <= 1e-3 < residual(f, solve_fixed(f, z0, solver, steps - 1))
+    assert fewest_steps(f, z0, solver, most=2, tol=1e-6) is None
 
 
 def test_growth_is_the_exponent_between_two_rows():
-    first = _grown({"batch": 2, "time (ms)": 1.0, "captured (ms)": None, "peak (MiB)": 3.0}, None, "batch")
-    second = _grown({"batch": 4, "time (ms)": 8.0, "captured (ms)": None, "peak (MiB)": 6.0}, first, "batch")
+    first = _with_growth({"batch": 2, "time (ms)": 1.0, "captured (ms)": None, "peak (MiB)": 3.0}, None, "batch")
+    second = _with_growth({"batch": 4, "time (ms)": 8.0, "captured (ms)": None, "peak (MiB)": 6.0}, first, "batch")
     assert first["time ∝ n^"] is None
     assert second["time ∝ n^"] == pytest.approx(3) and second["peak ∝ n^"] == pytest.approx(1)
     assert second["captured ∝ n^"] is None
@@ -138,15 +130,40 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_the_command_prints_ratios_and_writes_its_results(name, tmp_path):
+def test_the_command_prints_ratios_and_writes_its_results(name, tmp_path, capsys):
     if name in ("solvers", "layer"):
         pytest.importorskip("torchdeq", reason="torchdeq is what these are compared with")
-    arguments = [name, "--device", "cpu", "--quick", "--out", str(tmp_path), "--threads", "1"]
-    ran = CliRunner().invoke(app, arguments)
+    command_line.main([name, "--device", "cpu", "--quick", "--out", str(tmp_path), "--threads", "1"])
     count, tables, ratio = TABLES[name]
-    assert ran.exit_code == 0, ran.output
-    assert ratio in ran.output
+    assert ratio in capsys.readouterr().out
     results = json.loads((tmp_path / f"{name}-cpu.json").read_text())["results"]
     assert len(results) == count and {result["asked"]["table"] for result in results} == tables
     for result in results:
         assert all(list(row) == list(result["rows"][0]) for row in result["rows"])
+
+
+def test_only_a_run_told_to_record_replaces_a_tracked_result(tmp_path, monkeypatch):
+    def bench_nothing(setup):
+        yield Result("solvers", "a title", [{"solver": "Picard", "time (ms)": 1.5}])
+
+    records = tmp_path / "records"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command_line, "RECORDS", records)
+    monkeypatch.setitem(command_line.BENCHMARKS, "solvers", bench_nothing)
+    command_line.main(["solvers", "--device", "cpu"])
+    assert not records.exists()
+    assert (tmp_path / "runs" / "bench" / "solvers-cpu.json").exists()
+    command_line.main(["solvers", "--device", "cpu", "--record"])
+    assert (records / "solvers-cpu.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["solvers", "--quick", "--record"], "a --quick run is too short to --record"),
+        (["page", "--page", "nowhere.md"], "nowhere.md could not be read"),
+    ],
+)
+def test_a_wrong_request_ends_in_one_sentence(arguments, sentence):
+    with pytest.raises(SystemExit, match=sentence):
+        command_line.main(arguments)

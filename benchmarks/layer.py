@@ -1,0 +1,128 @@
+"""One equilibrium layer, forward and backward, by solver and gradient rule; beside torchdeq on the same equation."""
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import kerneq as kq
+
+from .measure import SPREAD, Setup, compare
+from .problems import PRECISION, Problem, conv
+from .results import Result
+
+TOL, MAX_STEPS = 1e-3, 50
+CLOSE = 1e-2  # a gradient further off than this is no rival
+SOLVERS: dict[str, kq.solvers.AbstractSolver[Any]] = {
+    "Picard": kq.solvers.Picard(),
+    "Proximal": kq.solvers.Proximal(),
+    "Anderson(5)": kq.solvers.Anderson(5),
+}
+GRADIENTS: dict[str, kq.gradients.AbstractGradient] = {
+    "Implicit, conjugate gradient": kq.gradients.Implicit(
+        kq.gradients.ConjugateGradient(), tol=TOL, max_steps=MAX_STEPS, on_failure="return"
+    ),
+    "Implicit, in features": kq.gradients.Implicit(
+        kq.gradients.InFeatures(), tol=TOL, max_steps=MAX_STEPS, on_failure="return"
+    ),
+    "Phantom(5)": kq.gradients.Phantom(),
+}
+EXACT = "Proximal; Implicit, conjugate gradient"  # whose gradient the others are compared with
+TORCHDEQ: dict[str, dict[str, Any]] = {
+    "torchdeq fixed_point_iter, ift": {"f_solver": "fixed_point_iter", "b_solver": "fixed_point_iter", "ift": True},
+    "torchdeq anderson, ift": {"f_solver": "anderson", "b_solver": "anderson", "ift": True},
+    "torchdeq anderson, phantom 5": {"f_solver": "anderson", "grad": 5, "tau": 0.8},
+}
+
+
+def bench_layer(setup: Setup) -> Iterator[Result]:
+    """One equilibrium layer forward and backward, by gradient rule, beside torchdeq on the same equation."""
+    batch, size = (128 if setup.cuda else 8), 32
+    if setup.quick:
+        batch, size = 2, 8
+    for norm in (1.0,) if setup.quick else (1.0, 2.0):
+        yield _table(conv(setup.device, norm, batch, size), setup)
+
+
+def _table(problem: Problem, setup: Setup) -> Result:
+    f, z0 = problem.bind()
+    bare = torch.no_grad()(partial(f, z0))
+    calls = _layers(problem)
+    gradients = {name: call() for name, call in calls.items()}
+    exact = gradients[EXACT]
+    error = {name: float((gradient - exact).norm() / exact.norm()) for name, gradient in gradients.items()}
+    costs, _ = compare({"bare f": bare, **calls}, setup, f"L = {problem.norm**2:g}")
+    one = costs["bare f"].eager.seconds
+    rivals = [costs[name] for name in TORCHDEQ if name in calls and error[name] < CLOSE]
+    best = min(rivals, key=lambda cost: cost.eager.seconds, default=None)
+    rows = []
+    for name in calls:
+        timing, peak = costs[name].eager, costs[name].peak
+        rows.append(
+            {
+                "layer": name,
+                "time (ms)": 1e3 * timing.seconds,
+                "spread (%)": 100 * timing.spread,
+                "÷ bare f": timing.seconds / one,
+                "÷ torchdeq's best": timing.seconds / best.eager.seconds if best else None,
+                "peak (MiB)": peak / 2**20,
+                "peak ÷ torchdeq's best": peak / best.peak if best else None,
+                "gradient off by": error[name],
+            }
+        )
+    batch, _, size, _ = problem.x.shape
+    title = f"Forward + backward, L = {problem.norm**2:g}, batch {batch}, 256 × {size} × {size} states, float32"
+    notes = (
+        f"Solved to a relative residual of {TOL:g}, at most {MAX_STEPS} steps, forward and backward.",
+        f"÷ bare f: in bare evaluations of the map without gradients, {1e3 * one:.3g} ms each.",
+        "gradient off by: relative difference of ∂L/∂W to the first Proximal row (the tolerance shows in it).",
+        f"torchdeq's best: the fastest of its rows whose gradient is off by less than {CLOSE:g}.",
+        SPREAD,
+        PRECISION,
+    )
+    return Result("layer", title, rows, notes, {"table": "layer", "L": problem.norm**2, "batch": batch})
+
+
+def _layers(problem: Problem) -> dict[str, Callable[[], Tensor]]:
+    """Every pair of solver and gradient rule, and torchdeq's where it is installed: calls that return ∂L/∂W."""
+    calls: dict[str, Callable[[], Tensor]] = {}
+    for solver_name, solver in SOLVERS.items():
+        for gradient_name, gradient in GRADIENTS.items():
+            layer = kq.Equilibrium(problem.cell, solver=solver, gradient=gradient, tol=TOL, max_steps=MAX_STEPS)
+            calls[f"{solver_name}; {gradient_name}"] = partial(_gradient, problem, partial(_forward, layer))
+    if importlib.util.find_spec("torchdeq") is not None:
+        for name, settings in TORCHDEQ.items():
+            calls[name] = partial(_gradient, problem, _torchdeq(problem, settings))
+    return calls
+
+
+def _gradient(problem: Problem, forward: Callable[[Tensor], Tensor]) -> Tensor:
+    """∂L/∂W of L = ½‖z*‖²."""
+    problem.cell.zero_grad(set_to_none=True)
+    torch.autograd.backward(forward(problem.x).square().sum() / 2)
+    gradient = problem.cell.operator.weight.grad
+    assert gradient is not None
+    return gradient
+
+
+def _forward(layer: kq.Equilibrium, x: Tensor) -> Tensor:
+    value: Tensor = layer(x).value
+    return value
+
+
+def _torchdeq(problem: Problem, settings: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+    from torchdeq import get_deq
+
+    limits = {"f_max_iter": MAX_STEPS, "b_max_iter": MAX_STEPS, "f_tol": TOL, "b_tol": TOL}
+    deq = get_deq(**settings, **limits, f_stop_mode="rel", b_stop_mode="rel").train()
+
+    def forward(x: Tensor) -> Tensor:
+        f = problem.cell.bind(x)
+        states, _ = deq(lambda z: f(z), problem.cell.initial(f))
+        value: Tensor = states[-1]
+        return value
+
+    return forward

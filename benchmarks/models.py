@@ -1,0 +1,211 @@
+"""GEQ-5M beside ResNet-18: a training step in the same loop, on a GPU also where its time goes; and prediction."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import kerneq as kq
+
+from .measure import (
+    PARTS,
+    SPREAD,
+    Cost,
+    Limits,
+    Setup,
+    compare,
+    convolution_flops,
+    convolution_flops_per_image,
+    in_layout,
+    layout,
+    machine_limits,
+    profile_kernels,
+)
+from .results import Result, ratio
+
+# The settings of GEQ-5M, all here: they follow the fields of `[model]` in an experiment file.
+FIXED = {"solver": "picard", "max_steps": 4, "check_every": 4}
+TO_TOL = {"solver": "proximal", "tol": 1e-2, "max_steps": 30}
+SMALL = {"width": 32, "features": (8,) * 6}  # for --quick
+ONE_STREAM = {"overlap": False}  # branches one after another, so that kernels can be told apart
+# 4 + 4: four evaluations forward; backward four products with the adjoint (the source and the recovery are one).
+TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
+    "geq-5m, implicit in features, 4 + 4": ("geq-5m", FIXED | {"gradient_solver": "picard", "gradient_steps": 3}),
+    "geq-5m, phantom, 4 + 4": ("geq-5m", FIXED | {"gradient": "phantom", "gradient_steps": 4}),
+    "geq-5m, as published": ("geq-5m", {"solver": "anderson", "gradient": "phantom", "gradient_steps": 5}),
+    "resnet18": ("resnet18", {}),
+}
+ADAPTIVE = "geq-5m, as published"  # its solver looks at the residual, so no graph holds it
+
+
+def _build(name: str, settings: dict[str, Any], setup: Setup) -> nn.Module:
+    small = SMALL if setup.quick and name != "resnet18" else {}
+    return kq.models.build(name, settings=settings | small)
+
+
+# Training
+
+
+def bench_train(setup: Setup) -> Iterator[Result]:
+    """A training step of GEQ-5M and of ResNet-18, and where its time goes."""
+    limits = machine_limits(setup)
+    for batch in (512, 128) if setup.cuda else (2 if setup.quick else 16,):
+        what = f"training step, batch {batch}"
+        steps = {name: _training_step(*case, batch, setup) for name, case in TRAINED.items()}
+        fixed = {name: step for name, step in steps.items() if name != ADAPTIVE}
+        costs, failures = compare(steps, setup, what, fixed)
+        setup.progress(f"{what}: operations")
+        flops = {name: _flops(name, batch, setup) for name in TRAINED}
+        yield _step_table(costs, flops, batch, limits, setup, failures)
+        if setup.cuda:
+            setup.progress(f"{what}: kernels")
+            yield _kernel_table(flops, batch, limits, setup)
+
+
+def _training_step(model: str, settings: dict[str, Any], batch: int, setup: Setup) -> Callable[[], Tensor]:
+    """Forward, backward and SGD on one batch of noise; returns the loss."""
+    torch.manual_seed(0)
+    device = setup.device
+    network = in_layout(_build(model, settings, setup).to(device).train(), setup.cuda)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    x = torch.randn(batch, 3, 32, 32, device=device).to(memory_format=layout(setup.cuda))
+    y = torch.randint(10, (batch,), device=device)
+
+    def step() -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, torch.bfloat16, enabled=setup.cuda):
+            loss = cross_entropy(network(x), y, label_smoothing=0.1)
+        torch.autograd.backward(loss)
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def _flops(name: str, batch: int, setup: Setup) -> int | None:
+    """Of the convolutions of a step. On a GPU counted by a twin on the CPU, which cannot know where a solve stops."""
+    if not setup.cuda:
+        return convolution_flops(_training_step(*TRAINED[name], batch, setup))
+    return None if name == ADAPTIVE else batch * _flops_per_image(name, setup.quick)
+
+
+@functools.cache
+def _flops_per_image(name: str, quick: bool) -> int:
+    on_cpu = Setup(torch.device("cpu"), quick, lambda doing: None)
+    return convolution_flops_per_image(lambda batch: _training_step(*TRAINED[name], batch, on_cpu))
+
+
+def _step_table(
+    costs: dict[str, Cost],
+    flops: dict[str, int | None],
+    batch: int,
+    limits: Limits,
+    setup: Setup,
+    failures: tuple[str, ...],
+) -> Result:
+    reference = costs["resnet18"].best.seconds
+    rows = []
+    for name, cost in costs.items():
+        seconds, count = cost.best.seconds, flops[name]
+        row: dict[str, Any] = {
+            "model": name,
+            "time (ms)": 1e3 * seconds,
+            "spread (%)": 100 * cost.best.spread,
+            "images/s": round(batch / seconds),
+            "÷ resnet18": seconds / reference,
+        }
+        if setup.cuda:
+            row["uncaptured (ms)"] = 1e3 * cost.eager.seconds
+        row["peak (MiB)"] = cost.peak / 2**20
+        row["GFLOP/image"] = ratio(count, 1e9 * batch)
+        row["TFLOP/s"] = ratio(count, 1e12 * seconds)
+        row["% of matmul"] = ratio(count, limits.matmul * seconds / 100)
+        rows.append(row)
+    precision = "bfloat16, channels-last, one CUDA graph where it can be" if setup.cuda else "float32"
+    notes = (str(limits), "GFLOP, TFLOP/s: of the convolutions, over the whole step.", SPREAD, *failures)
+    title = f"Training step, batch {batch}, 32 × 32, {precision}"
+    return Result("train", title, rows, notes, {"table": "step", "batch": batch})
+
+
+def _kernel_table(flops: dict[str, int | None], batch: int, limits: Limits, setup: Setup) -> Result:
+    rows = []
+    for name, (model, settings) in TRAINED.items():
+        serial = settings | ONE_STREAM if model != "resnet18" else settings
+        profile = profile_kernels(_training_step(model, serial, batch, setup))
+        convolutions = profile.seconds["convolution"]
+        row: dict[str, Any] = {"model": name, "kernels": profile.kernels, "card time (ms)": 1e3 * profile.total}
+        for part in PARTS:
+            row[f"{part} %"] = 100 * profile.seconds[part] / profile.total
+        row["not convolution (ms)"] = 1e3 * (profile.total - convolutions)
+        row["convolutions, % of matmul"] = ratio(flops[name], limits.matmul * convolutions / 100)
+        rows.append(row)
+    notes = (
+        "Sums over all kernels of one step, branches one after another; a step whose branches overlap is shorter.",
+        "convolutions, % of matmul: their rate while they run, over that of a large matrix product.",
+    )
+    title = f"Where the card's time goes, batch {batch}"
+    return Result("train", title, rows, notes, {"table": "parts", "batch": batch})
+
+
+# Prediction
+
+
+def bench_inference(setup: Setup) -> Iterator[Result]:
+    """Latency and throughput of prediction."""
+    models = _predicting_models(setup)
+    for batch in (1, 32, 512) if setup.cuda else (1, 4 if setup.quick else 32):
+        calls = {name: _prediction(model, batch, setup, last) for name, (model, last) in models.items()}
+        fixed = {name: call for name, call in calls.items() if "residual" not in name}
+        costs, failures = compare(calls, setup, f"prediction, batch {batch}", fixed)
+        times = {name: cost.eager for name, cost in costs.items()}
+        times |= {f"{name}, captured": cost.captured for name, cost in costs.items() if cost.captured}
+        rows = []
+        for name, timing in times.items():  # each beside ResNet-18 run the same way, captured or not
+            reference = times.get("resnet18, captured" if "captured" in name else "resnet18")
+            rows.append(
+                {
+                    "model": name,
+                    "time (ms)": 1e3 * timing.seconds,
+                    "late (ms)": 1e3 * timing.p90,
+                    "images/s": round(batch / timing.seconds),
+                    "÷ resnet18 likewise": timing.seconds / reference.seconds if reference else None,
+                }
+            )
+        notes = ["late: the 90th percentile of the calls."]
+        if setup.cuda:
+            notes.append("captured: the whole forward pass as one CUDA graph.")
+        precision = "bfloat16, channels-last" if setup.cuda else "float32"
+        title = f"Prediction, batch {batch}, 32 × 32, {precision}"
+        yield Result("inference", title, rows, (*notes, *failures), {"table": "prediction", "batch": batch})
+
+
+def _predicting_models(setup: Setup) -> dict[str, tuple[nn.Module, bool]]:
+    """Each with whether its memory is channels-last."""
+    made = {
+        "geq-5m, to a residual of 1e-2": (_build("geq-5m", TO_TOL, setup), setup.cuda),
+        "geq-5m, 4 steps": (_build("geq-5m", FIXED, setup), setup.cuda),
+        "resnet18": (_build("resnet18", {}, setup), setup.cuda),
+    }
+    if not setup.cuda:
+        made["geq-5m, 4 steps, channels-last"] = (_build("geq-5m", FIXED, setup), True)
+    if not (setup.quick or setup.cuda):
+        compiled = _build("geq-5m", FIXED, setup)
+        assert isinstance(compiled, kq.models.Classifier)
+        compiled.compile_map()
+        made["geq-5m, 4 steps, compiled map"] = (compiled, False)
+    return {name: (in_layout(model.to(setup.device).eval(), last), last) for name, (model, last) in made.items()}
+
+
+def _prediction(model: nn.Module, batch: int, setup: Setup, channels_last: bool) -> Callable[[], Tensor]:
+    x = torch.randn(batch, 3, 32, 32, device=setup.device).to(memory_format=layout(channels_last))
+
+    @torch.no_grad()
+    def predict() -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+            logits: Tensor = model(x)
+        return logits
+
+    return predict

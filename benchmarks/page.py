@@ -1,0 +1,150 @@
+"""The benchmarks page of the docs: goals, figures and tables made from the records, so that none of them is typed."""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from .figures import draw
+from .results import DEVICES, NAMES, BenchmarkError, Record, Result, command, format_cell, read
+from .solvers import OURS
+
+BLOCK = re.compile(r"<!-- begin (\S+) -->\n.*?<!-- end \1 -->", re.DOTALL)
+
+
+def write(results: Path, page: Path) -> list[str]:
+    """Draw the figures and fill the tables of the benchmarks page from the records; return what was skipped."""
+    try:
+        old = page.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BenchmarkError(f"{page} could not be read ({error.strerror}): give the page with --page.") from None
+    records = read(results)
+    drawings = {key: draw(record) for key, record in records.items()}
+    folder = page.with_suffix("")
+    made = {"goals": _goal_table(records)}
+    skipped = []
+    for key in [f"{name}-{device}" for device in DEVICES for name in NAMES]:
+        if key not in records:
+            to_measure = command(*key.split("-"))
+            made[key] = f"Not measured yet: `{to_measure}`."
+            skipped.append(f"{key}: no result yet; measure with: {to_measure}")
+            continue
+        record = records[key]
+        made[key] = f"`{record.command}`: [tables]({folder.name}/{key}.md). {record.origin}."
+        if drawings[key] is not None:
+            made[key] = f"![{record.command}]({folder.name}/{key}.svg)\n\n{made[key]}"
+        else:
+            skipped.append(f"{key}: no figure, its tables are of an older kind; measure again: {record.command}")
+    new = _fill(old, made, page)
+    folder.mkdir(parents=True, exist_ok=True)
+    for key, record in records.items():
+        (folder / f"{key}.md").write_text(_tables(record), encoding="utf-8")
+        drawing = drawings[key]
+        if drawing is not None:
+            (folder / f"{key}.svg").write_bytes(drawing)
+    page.write_text(new, encoding="utf-8")
+    return skipped
+
+
+def _fill(old: str, made: dict[str, str], page: Path) -> str:
+    """The page with what stands between `<!-- begin KEY -->` and `<!-- end KEY -->` replaced."""
+    unknown = [key for key in BLOCK.findall(old) if key not in made]
+    if unknown:
+        raise BenchmarkError(f"{page} has a block `{unknown[0]}`; there are only {', '.join(made)}.")
+    return BLOCK.sub(lambda block: f"<!-- begin {block[1]} -->\n{made[block[1]]}\n<!-- end {block[1]} -->", old)
+
+
+def _tables(record: Record) -> str:
+    """All tables of a record, as a page of their own."""
+    parts = [f"# {record.command}", f"{record.origin}. Made by `python -m benchmarks page`; do not edit."]
+    for result in record.results:
+        parts += [f"## {result.title}", markdown([list(row.values()) for row in result.rows], list(result.rows[0]))]
+        parts += ["\n".join(f"- {note}" for note in result.notes)] if result.notes else []
+    return "\n\n".join(parts) + "\n"
+
+
+def markdown(rows: Sequence[Sequence[Any]], columns: Sequence[str]) -> str:
+    """A Markdown table, numbers to the right."""
+    rule = ["---" if i == 0 else "--:" for i in range(len(columns))]
+    lines = [columns, rule, *[[format_cell(value) for value in row] for row in rows]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# The goals of the project's speed, each beside what was measured on a GPU
+
+MODEL = "geq-5m, implicit in features, 4 + 4"
+IMAGES_PER_SECOND = {512: 22_000, 128: 16_000}  # at least, by batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """What was asked for and what was measured."""
+
+    what: str
+    asked: str
+    measured: float
+    met: bool
+
+
+def goals(records: dict[str, Record]) -> list[Goal]:
+    """Every goal that the records say something about."""
+    found: list[Goal] = []
+    if "train-cuda" in records:
+        found += _training_goals(records["train-cuda"])
+    if "solvers-cuda" in records:
+        found += _solver_goals(records["solvers-cuda"])
+    return found
+
+
+def _goal_table(records: dict[str, Record]) -> str:
+    found = goals(records)
+    if not found:
+        return "Not measured yet."
+    rows = [[goal.what, goal.asked, goal.measured, "yes" if goal.met else "no"] for goal in found]
+    return markdown(rows, ["goal", "asked", "measured", "met"])
+
+
+def _training_goals(record: Record) -> Iterator[Goal]:
+    for table in record.tables("step"):
+        batch, row = table.asked["batch"], _row(table, "model", MODEL)
+        if row is not None and batch in IMAGES_PER_SECOND:
+            least, speed = IMAGES_PER_SECOND[batch], row["images/s"]
+            what = f"training step, batch {batch}"
+            yield Goal(f"{what}, images/s", f"≥ {least}", speed, speed >= least)
+            yield _at_most(f"{what}, ÷ ResNet-18's", 2, row["÷ resnet18"])
+    for table in record.tables("parts"):
+        row = _row(table, "model", MODEL)
+        if row is not None and table.asked["batch"] == 512:
+            yield _at_most("not in convolutions, batch 512, % of card time", 15, 100 - row["convolution %"])
+
+
+def _solver_goals(record: Record) -> Iterator[Goal]:
+    for table in record.tables("step"):
+        row = _row(table, "solver", "Picard")
+        if row is not None and row["captured ÷ bare f captured"]:
+            what = f"a Picard step ÷ bare f, captured, {_map(table)}"
+            yield _at_most(what, 1.05, row["captured ÷ bare f captured"])
+    launches = {"÷ torchdeq's best": "", "captured ÷ torchdeq's best": ", captured"}
+    for table in record.tables("residual"):
+        if table.asked["tol"] != 1e-3:
+            continue
+        ours = [row for row in table.rows if row["solver"] in OURS]
+        found = [(row[column], launch, row) for column, launch in launches.items() for row in ours if row[column]]
+        if found:
+            ratio, launch, row = min(found, key=lambda entry: entry[0])
+            what = f"to a residual of 1e-3 ÷ torchdeq's best, {_map(table)} ({row['solver']}{launch})"
+            yield _at_most(f"time {what}", 0.125, ratio)
+            yield _at_most(f"memory {what}", 1 / 3, row["peak ÷ torchdeq's best"])
+
+
+def _at_most(what: str, most: float, measured: float) -> Goal:
+    return Goal(what, f"≤ {format_cell(float(most))}", measured, measured <= most)
+
+
+def _map(table: Result) -> str:
+    return f"{table.asked['map']} map, L = {table.asked['L']:g}"
+
+
+def _row(table: Result, column: str, name: str) -> dict[str, Any] | None:
+    return next((row for row in table.rows if row[column] == name), None)

@@ -1,1 +1,0 @@
-"""`kerneq bench`: what things cost, measured side by side."""

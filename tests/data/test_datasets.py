@@ -6,8 +6,7 @@ import torch
 from data_files import picture
 from PIL import Image
 
-from kerneq.data import Augment, Batches, DataError, Folder, describe, load, split_validation
-from kerneq.data.decode import decode
+from kerneq.data import Augment, Batches, DataError, ImageFolder, describe, load, split_validation
 
 # From Python 3.12 on, forking a worker beside torch's threads warns.
 FORKS = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -25,7 +24,7 @@ def animals(tmp_path):
     return tmp_path
 
 
-def colours(folder: Folder) -> list[int]:
+def colours(folder: ImageFolder) -> list[int]:
     """The channel that dominates each picture: 0 for ants, 1 for bees, 2 for cats."""
     return folder.decode().pixels.float().mean(dim=(2, 3)).argmax(1).tolist()
 
@@ -100,28 +99,6 @@ def test_a_folder_that_makes_no_sense_is_explained(animals, arrange, split, mess
 def test_a_folder_that_is_not_there_is_explained(tmp_path):
     with pytest.raises(DataError, match=f"There is no folder {tmp_path}/no"):
         load(f"folder:{tmp_path}/no", "train")
-
-
-def test_decoding_takes_the_central_square(tmp_path):
-    array = np.zeros((10, 30, 3), dtype=np.uint8)
-    array[:, 10:20] = 200
-    Image.fromarray(array).save(tmp_path / "p.png")
-    assert (decode(tmp_path / "p.png", 10) == 200).all()
-    left = decode(tmp_path / "p.png", 10, (0.0, 0.0, 1 / 3, 1.0))
-    assert (left == 0).all()
-
-
-@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "1"])
-def test_pictures_of_every_mode_become_colour(tmp_path, mode):
-    path = tmp_path / ("p.tif" if mode == "CMYK" else "p.png")
-    Image.new("RGB", (9, 9), (255, 255, 255)).convert(mode).save(path)
-    assert (decode(path, 4) == 255).all()
-
-
-def test_a_picture_made_to_fill_the_memory_is_refused(tmp_path, monkeypatch):
-    picture(tmp_path / "p.png", (1, 2, 3))
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    assert "not a readable picture (Image size" in str(decode(tmp_path / "p.png", 4))
 
 
 @FORKS

@@ -1,7 +1,7 @@
 """Data: files to images, images to batches.
 
-`load(name, split)` gives Images (in memory) or an ImageFolder (decoded when needed); `Batches` makes normalised,
-augmented batches of either on the device; `describe` says which data sets are there."""
+`load(name, split)` gives Images, in memory or in files that are decoded when needed; `Batches` makes normalised,
+augmented batches of them on the device; `describe` says which data sets are there."""
 
 from .augment import Augment as Augment
 from .augment import normalise as normalise
@@ -14,7 +14,7 @@ from .catalogue import find as find
 from .catalogue import load as load
 from .datasets import AbstractDataSet as AbstractDataSet
 from .images import DataError as DataError
-from .images import ImageFolder as ImageFolder
+from .images import ImageFiles as ImageFiles
 from .images import Images as Images
 from .images import decode as decode
 from .images import split_validation as split_validation

@@ -4,7 +4,6 @@ import dataclasses
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import final
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from .augment import Augment, augment_pixels, cut_out, mix, normalise, random_boxes, resized_crop
-from .images import Box, DataError, ImageFolder, Images, decode_batch
+from .images import DataError, ImageFiles, Images
 from .randomness import Place, Purpose, generator, to_device
 
 
@@ -23,10 +22,10 @@ class Batches:
     """Global batches of `batch_size` images, of which this rank yields its contiguous share.
 
     Everything random depends on (seed, epoch, batch, position in the global batch) only, so an epoch can be entered in
-    the middle and any number of ranks together see what one process would see. Images live on the device; an
-    ImageFolder is decoded by worker processes while the model computes."""
+    the middle and any number of ranks together see what one process would see. Pixels in memory live on the device;
+    files are decoded by worker processes while the model computes."""
 
-    images: Images | ImageFolder
+    images: Images
     batch_size: int
     augment: Augment = Augment()
     shuffle: bool = True
@@ -87,10 +86,10 @@ class Batches:
         indices = to_device(order, self._device)  # one copy for the whole epoch
         places = [self._place(n, batch) for batch in range(start, len(self))]
         rows = [slice(p.batch * self.batch_size + p.first, p.batch * self.batch_size + p.last) for p in places]
-        if isinstance(self.images, Images):
-            pictures = self._resident(self.images.pixels, [indices[row] for row in rows], places)
+        if isinstance(self.images.pixels, ImageFiles):
+            pictures = self._decoded(self.images.pixels, [order[row] for row in rows], places)
         else:
-            pictures = self._decoded(self.images, [order[row] for row in rows], places)
+            pictures = self._resident(self.images.pixels, [indices[row] for row in rows], places)
         for place, row, pixels in zip(places, rows, pictures, strict=True):
             yield self._finish(pixels, self.images.labels[indices[row]], place)
 
@@ -106,13 +105,15 @@ class Batches:
                 chosen = resized_crop(chosen, random_boxes(place, self.augment.area))
             yield chosen
 
-    def _decoded(self, folder: ImageFolder, indices: list[np.ndarray], places: list[Place]) -> Iterator[Tensor]:
+    def _decoded(self, files: ImageFiles, indices: list[np.ndarray], places: list[Place]) -> Iterator[Tensor]:
         """The batches at `indices`, decoded in worker processes, in order."""
-        boxes = [_boxes(place, self.augment.area) for place in places]
         loader = DataLoader(
-            _Decoder(folder.paths, folder.size),
+            _Decoder(files),
             batch_size=None,
-            sampler=[(index.tolist(), parts) for index, parts in zip(indices, boxes, strict=True)],
+            sampler=[
+                (index, None if self.augment.area == 1 else random_boxes(place, self.augment.area))
+                for index, place in zip(indices, places, strict=True)
+            ],
             num_workers=_default_workers() if self.workers is None else self.workers,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator().manual_seed(0),  # or it would take a number from torch's global one
@@ -140,23 +141,15 @@ class _Decoder(Dataset[Tensor | str]):
     A file that cannot be read gives the sentence that says so instead: an exception would come out of a worker process
     wrapped in that process's traceback."""
 
-    def __init__(self, paths: tuple[Path, ...], size: int) -> None:
-        self.paths = paths
-        self.size = size
+    def __init__(self, files: ImageFiles) -> None:
+        self.files = files
 
-    def __getitem__(self, request: tuple[list[int], list[Box] | list[None]]) -> Tensor | str:
-        indices, boxes = request
+    def __getitem__(self, request: tuple[np.ndarray, np.ndarray | None]) -> Tensor | str:
+        index, boxes = request
         try:
-            return decode_batch([self.paths[index] for index in indices], self.size, boxes)
+            return self.files[index].decode(None if boxes is None else boxes.tolist())
         except DataError as error:
             return str(error)
-
-
-def _boxes(place: Place, area: float) -> list[Box] | list[None]:
-    """The part of each picture to decode; None: its largest central square."""
-    if area == 1:
-        return [None] * (place.last - place.first)
-    return [(left, top, right, bottom) for left, top, right, bottom in random_boxes(place, area).tolist()]
 
 
 def _default_workers() -> int:

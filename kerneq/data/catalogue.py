@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import final
 
 from .datasets import AbstractDataSet, DigitsDataSet, FolderDataSet, PackedDataSet
-from .images import DataError, ImageFolder, Images
+from .images import DataError, Images
 from .readers import File, Release, Split, parse_cifar_binary, parse_cifar_python, parse_idx
 
 _FOLDER = "folder:"
@@ -193,7 +193,7 @@ def find(name: str) -> AbstractDataSet:
     raise DataError(f"There is no data set {name!r}.{hint} There are: {', '.join(DATA_SETS)}, {_FOLDER}PATH.")
 
 
-def load(name: str, split: Split, root: str | Path | None = None, size: int | None = None) -> Images | ImageFolder:
+def load(name: str, split: Split, root: str | Path | None = None, size: int | None = None) -> Images:
     """One split, "train" or "test", of a data set of DATA_SETS or of your own pictures, "folder:PATH".
 
     `root` is where data sets lie (by default $KERNEQ_DATA, else ~/.cache/kerneq); `size` is the side to which pictures

@@ -10,7 +10,7 @@ from typing import final
 import numpy as np
 import torch
 
-from .images import DataError, ImageFolder, Images
+from .images import DataError, ImageFiles, Images
 from .readers import Release, Split
 
 _SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"))
@@ -36,7 +36,7 @@ class AbstractDataSet(abc.ABC):
         """A DataError unless the files of both splits are there with the right sizes; opens none of them."""
 
     @abc.abstractmethod
-    def load(self, name: str, split: Split, root: Path, size: int | None) -> Images | ImageFolder:
+    def load(self, name: str, split: Split, root: Path, size: int | None) -> Images:
         """One split; the other split's files are never opened."""
 
     def locate(self, name: str, root: Path) -> str:
@@ -108,7 +108,7 @@ class DigitsDataSet(AbstractDataSet):
         for label in range(len(self.class_names)):
             test[torch.nonzero(labels == label)[4::5]] = True
         images = Images(pixels[:, None], labels, self.class_names, self.mean, self.std)
-        return images.select(test if split == "test" else ~test)
+        return images.select(torch.nonzero(test if split == "test" else ~test).flatten())
 
 
 def _refuse_resizing(name: str, side: int, size: int | None) -> None:
@@ -146,24 +146,24 @@ class FolderDataSet(AbstractDataSet):
         self._split_folder(folder, "train", classes)
         self._split_folder(folder, "test", classes)
 
-    def load(self, name: str, split: Split, root: Path, size: int | None) -> ImageFolder:
+    def load(self, name: str, split: Split, root: Path, size: int | None) -> Images:
         folder = root / self.locate(name, root)
         classes = self._classes(folder, root)
         place = self._split_folder(folder, split, classes)
         paths: list[Path] = []
         labels: list[int] = []
         for label, entry in enumerate(classes):
-            files = [path for path in _entries(place / entry) if path.suffix.lower() in _SUFFIXES]
+            found = [path for path in _entries(place / entry) if path.suffix.lower() in _SUFFIXES]
             if place == folder:
-                files = _split_by_hash(files, split)
-            if not files and split == "train":
+                found = _split_by_hash(found, split)
+            if not found and split == "train":
                 raise DataError(f"{place / entry} holds no pictures: put some there or remove the class.")
-            paths += files
-            labels += [label] * len(files)
+            paths += found
+            labels += [label] * len(found)
         if not paths:
             raise DataError(f"{place} holds no pictures: put some into its folders of classes.")
-        side = self.size if size is None else size
-        return ImageFolder(tuple(paths), torch.tensor(labels), tuple(classes.values()), side, self.mean, self.std)
+        files = ImageFiles(tuple(paths), self.size if size is None else size)
+        return Images(files, torch.tensor(labels), tuple(classes.values()), self.mean, self.std)
 
     def _classes(self, folder: Path, root: Path) -> dict[str, str]:
         """The folder of each class and the name to show, in the order of the labels."""

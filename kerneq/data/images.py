@@ -4,7 +4,7 @@ import dataclasses
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar, final
+from typing import final
 
 import numpy as np
 import torch
@@ -23,25 +23,56 @@ class DataError(Exception):
 
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
+class ImageFiles:
+    """Pixels that lie in picture files and stand for a tensor uint8 (count, 3, size, size), decoded when needed."""
+
+    paths: tuple[Path, ...]
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"`size` must be at least 1, got {self.size}.")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that the decoded pixels will have."""
+        return len(self.paths), 3, self.size, self.size
+
+    def __getitem__(self, index: Tensor | np.ndarray) -> "ImageFiles":
+        return ImageFiles(tuple(self.paths[i] for i in index.tolist()), self.size)
+
+    def decode(self, boxes: Sequence[Box] | None = None) -> Tensor:
+        """All of them in memory, each cut to its box, or to its largest central square where there are no boxes."""
+        pixels = torch.empty(self.shape, dtype=torch.uint8)
+        for i, path in enumerate(self.paths):
+            pixels[i] = decode(path, self.size, None if boxes is None else boxes[i])
+        return pixels
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
 class Images:
-    """Images in memory, with what is needed to normalise them.
+    """Labelled images, in memory or, if they are too many or too large for it, in files.
 
     `mean` and `std` per channel, for pixels scaled to [0, 1], are those of the whole training split."""
 
-    pixels: Tensor  # uint8 (count, channels, height, width)
+    pixels: Tensor | ImageFiles  # uint8 (count, channels, height, width)
     labels: Tensor  # int64 (count)
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4:
+        if isinstance(self.pixels, Tensor) and (self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4):
             got = f"{self.pixels.dtype} {tuple(self.pixels.shape)}"
             raise ValueError(f"`pixels` must be uint8 (count, channels, height, width), got {got}.")
-        _check_labels(self.labels, len(self.pixels))
-        if not len(self.mean) == len(self.std) == self.pixels.shape[1]:
+        count, channels = self.pixels.shape[:2]
+        if self.labels.dtype != torch.int64 or self.labels.shape != (count,):
+            got = f"{self.labels.dtype} {tuple(self.labels.shape)}"
+            raise ValueError(f"`labels` must be int64 ({count},), got {got}.")
+        if not len(self.mean) == len(self.std) == channels:
             got = f"{len(self.mean)} and {len(self.std)}"
-            raise ValueError(f"`mean` and `std` must have {self.pixels.shape[1]} entries, got {got}.")
+            raise ValueError(f"`mean` and `std` must have {channels} entries, got {got}.")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -53,68 +84,17 @@ class Images:
         return channels, height, width
 
     def to(self, device: torch.device) -> "Images":
-        """The same with pixels and labels on `device`."""
-        return dataclasses.replace(self, pixels=self.pixels.to(device), labels=self.labels.to(device))
+        """The same on `device`; pixels in files get there when they are decoded."""
+        pixels = self.pixels.to(device) if isinstance(self.pixels, Tensor) else self.pixels
+        return dataclasses.replace(self, pixels=pixels, labels=self.labels.to(device))
 
     def select(self, index: Tensor) -> "Images":
-        """The images at `index` (int64), in that order."""
+        """The images at `index`, int64, in that order."""
         return dataclasses.replace(self, pixels=self.pixels[index], labels=self.labels[index])
 
-
-@final
-@dataclasses.dataclass(frozen=True, eq=False)
-class ImageFolder:
-    """Images too many or too large for memory: their paths and labels.
-
-    Plays the part of Images. Every file is decoded to uint8 (3, size, size) when a batch needs it, or all of them at
-    once by `decode`, if they are few."""
-
-    paths: tuple[Path, ...]
-    labels: Tensor  # int64 (count)
-    classes: tuple[str, ...]
-    size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"`size` must be at least 1, got {self.size}.")
-        _check_labels(self.labels, len(self.paths))
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of every decoded image."""
-        return 3, self.size, self.size
-
-    def to(self, device: torch.device) -> "ImageFolder":
-        """The same with the labels on `device`; pixels get there when they are decoded."""
-        return dataclasses.replace(self, labels=self.labels.to(device))
-
-    def select(self, index: Tensor) -> "ImageFolder":
-        """The images at `index` (int64), in that order."""
-        paths = tuple(self.paths[i] for i in index.tolist())
-        return dataclasses.replace(self, paths=paths, labels=self.labels[index])
-
-    def decode(self) -> Images:
-        """All images decoded into memory, for a folder small enough to live on the device."""
-        pixels = decode_batch(self.paths, self.size, [None] * len(self))
-        return Images(pixels, self.labels, self.classes, self.mean, self.std)
-
-
-def _check_labels(labels: Tensor, count: int) -> None:
-    if labels.dtype != torch.int64 or labels.shape != (count,):
-        raise ValueError(f"`labels` must be int64 ({count},), got {labels.dtype} {tuple(labels.shape)}.")
-
-
-def decode_batch(paths: Sequence[Path], size: int, boxes: Sequence[Box | None]) -> Tensor:
-    """The pictures at `paths`, each cut to its box, as uint8 (count, 3, size, size)."""
-    pixels = torch.empty((len(paths), 3, size, size), dtype=torch.uint8)
-    for row, (path, box) in enumerate(zip(paths, boxes, strict=True)):
-        pixels[row] = decode(path, size, box)
-    return pixels
+    def decode(self) -> Tensor:
+        """The pixels in memory, uint8 (count, channels, height, width)."""
+        return self.pixels if isinstance(self.pixels, Tensor) else self.pixels.decode()
 
 
 def decode(path: Path, size: int, box: Box | None = None) -> Tensor:
@@ -148,10 +128,7 @@ def _corners(shape: tuple[int, int], box: Box | None) -> Box:
     return left * width, top * height, right * width, bottom * height
 
 
-Source = TypeVar("Source", Images, ImageFolder)
-
-
-def split_validation(images: Source, count: int, seed: int) -> tuple[Source, Source]:
+def split_validation(images: Images, count: int, seed: int) -> tuple[Images, Images]:
     """The training and the validation part, the latter of `count` images, class by class in proportion.
 
     Which images go where depends on the labels, `count` and `seed` alone. Both parts keep the order of the

@@ -7,7 +7,7 @@ import pytest
 import torch
 from data_files import idx
 
-from kerneq.data import DATA_SETS, Augment, Batches, DataError, ImageFolder, Images, data_root, describe, load
+from kerneq.data import DATA_SETS, Augment, Batches, DataError, Images, data_root, describe, load
 
 COUNTS = {
     "mnist": (60000, 10000, 10),
@@ -101,7 +101,7 @@ def test_describe_tells_whole_damaged_and_missing_sets_apart(tmp_path):
     assert all(row.get and row.licence for row in rows.values())
 
 
-def found(name: str, split: str) -> Images | ImageFolder:
+def found(name: str, split: str) -> Images:
     try:
         return load(name, split)
     except DataError as error:

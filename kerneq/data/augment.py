@@ -20,7 +20,10 @@ from .randomness import Place, Purpose, to_device
 @final
 @dataclasses.dataclass(frozen=True)
 class Augment:
-    """Random changes to every training picture, each picture with its own draws, in the order below."""
+    """Random changes to every training picture, each picture with its own draws, in the order below.
+
+    Up to `share` they work on bytes and give bytes; cutout, mixup and CutMix work on normalised pictures, in which the
+    mean is 0. Everything is off by default: `Augment()` changes nothing."""
 
     area: float = 1.0  # smallest share of the picture that a random resized crop keeps; 1: off
     crop: int = 0  # shift by up to so many pixels each way (pad and crop); 0: off
@@ -117,7 +120,9 @@ def normalise(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def cut_out(x: Tensor, side: int, place: Place) -> Tensor:
-    """Set a square of each normalised picture to the mean, in place; it may hang over the border."""
+    """Set a square of each normalised picture (batch, channels, height, width) to the mean, in place.
+
+    Its centre may be any pixel, so that it may hang over the border."""
     height, width = x.shape[2:]
     y, z = place.uniform(Purpose.CUTOUT, 2)
     top, left = np.floor(y * height) - side // 2, np.floor(z * width) - side // 2
@@ -125,7 +130,11 @@ def cut_out(x: Tensor, side: int, place: Place) -> Tensor:
 
 
 def mix(x: Tensor, labels: Tensor, classes: int, settings: Augment, place: Place) -> tuple[Tensor, Tensor]:
-    """λx + (1 − λ)x′ or x with a box of x′, and the labels' one-hot rows in the same proportion, (batch, classes)."""
+    """mixup's λx + (1 − λ)x′, or CutMix's x with a box of x′, and the targets in the same proportion.
+
+    x is (batch, channels, height, width), x′ its neighbour, λ ~ Beta(α, α) for each picture; CutMix's box has the share
+    1 − λ of the surface before it is clipped to the picture, and its pixels are counted after. The targets are rows of
+    class probabilities, float32 (batch, classes)."""
     height, width = x.shape[2:]
     kind, y, z = place.uniform(Purpose.MIX, 3)
     boxed = kind < 0.5 if settings.mixup and settings.cutmix else np.full(len(kind), settings.cutmix > 0)

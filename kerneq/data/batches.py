@@ -1,4 +1,8 @@
-"""The batches of an epoch, on the device, the same whoever asks for them and whenever."""
+"""The batches of an epoch, on the device, the same whoever asks for them and whenever.
+
+Images in memory are moved to the device once, and a batch is gathered, augmented and normalised there; the host only
+draws random numbers, runs ahead and never waits. Images in files are decoded ahead by worker processes.
+"""
 
 import dataclasses
 import os
@@ -20,6 +24,10 @@ from .randomness import Place, Purpose, generator, to_device
 @dataclasses.dataclass(eq=False)
 class Batches:
     """Global batches of `batch_size` images, of which this rank yields its contiguous share.
+
+        batches = Batches(load("cifar10", "train"), 512, Augment(crop=4, flip=True), device="cuda")
+        for x, labels in batches.epoch(0):
+            ...
 
     Everything random depends on (seed, epoch, batch, position in the global batch) only, so an epoch can be entered in
     the middle and any number of ranks together see what one process would see. Pixels in memory live on the device;
@@ -94,11 +102,13 @@ class Batches:
             yield self._finish(pixels, self.images.labels[indices[row]], place)
 
     def _place(self, epoch: int, batch: int) -> Place:
+        """Rank r of w works on the rows ⌊rn/w⌋ … ⌊(r + 1)n/w⌋ − 1 of a batch of n; only the last batch may be short."""
         count = min(self.batch_size, len(self.images) - batch * self.batch_size)
         first, last = (rank * count // self.world for rank in (self.rank, self.rank + 1))
         return Place(self.seed, epoch, batch, count, first, last)
 
     def _resident(self, pixels: Tensor, indices: list[Tensor], places: list[Place]) -> Iterator[Tensor]:
+        """The batches at `indices` of pixels that are on the device."""
         for index, place in zip(indices, places, strict=True):
             chosen = pixels[index]
             if self.augment.area < 1:
@@ -106,7 +116,9 @@ class Batches:
             yield chosen
 
     def _decoded(self, files: ImageFiles, indices: list[np.ndarray], places: list[Place]) -> Iterator[Tensor]:
-        """The batches at `indices`, decoded in worker processes, in order."""
+        """The batches at `indices` of pixels in files, decoded in worker processes, in order.
+
+        A random resized crop is taken here from the picture in its own resolution, before it becomes small."""
         loader = DataLoader(
             _Decoder(files),
             batch_size=None,
@@ -124,6 +136,7 @@ class Batches:
             yield batch.to(self._device, non_blocking=True)
 
     def _finish(self, pixels: Tensor, labels: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+        """From bytes to what a model trains on: augment, normalise, cut out, mix."""
         x = normalise(augment_pixels(pixels, self.augment, place), self._mean, self._std)
         if self.augment.cutout:
             x = cut_out(x, self.augment.cutout, place)

@@ -1,4 +1,7 @@
-"""The data sets kerneq knows: where their files lie, what they hold, how to get them, and one of them by its name."""
+"""The data sets kerneq knows: where their files lie, what they hold, how to get them, and one of them by its name.
+
+A new data set is an entry of DATA_SETS; one in files of a new form is a parser in `readers` as well.
+"""
 
 import dataclasses
 import difflib
@@ -119,6 +122,9 @@ DATA_SETS: Mapping[str, AbstractDataSet] = MappingProxyType(
     {
         "digits": DigitsDataSet(
             class_names=_DIGITS,
+            size=8,
+            mean=(0.3052,),
+            std=(0.3760,),
             get="nothing to do: it comes with scikit-learn",
             licence="CC BY 4.0; cite Alpaydin and Kaynak, Optical recognition of handwritten digits, 1998",
         ),
@@ -185,7 +191,7 @@ def find(name: str) -> AbstractDataSet:
     if name.startswith(_FOLDER):
         path = _user_path(name)
         get = f"put pictures into {path}/train/CLASS and {path}/test/CLASS"
-        return FolderDataSet((str(path),), size=224, get=get, licence="your own")
+        return FolderDataSet(folders=(str(path),), size=224, get=get, licence="your own")
     if name in DATA_SETS:
         return DATA_SETS[name]
     close = difflib.get_close_matches(name, DATA_SETS, n=1)
@@ -196,8 +202,13 @@ def find(name: str) -> AbstractDataSet:
 def load(name: str, split: Split, root: str | Path | None = None, size: int | None = None) -> Images:
     """One split, "train" or "test", of a data set of DATA_SETS or of your own pictures, "folder:PATH".
 
+        images = load("cifar10", "train")
+        images = load("folder:~/birds", "test", size=64)
+
     `root` is where data sets lie (by default $KERNEQ_DATA, else ~/.cache/kerneq); `size` is the side to which pictures
-    of a folder are resized. The other split's files are never opened."""
+    of a folder are resized. Small published sets are read into memory whole, every file checked by its size and, where
+    one was published, its MD5; pictures in folders are only listed. The other split's files are never opened. What is
+    missing or damaged is a DataError that says what to do."""
     if split not in ("train", "test"):
         raise DataError(f"There is no split {split!r}: ask for 'train' or 'test'.")
     if size is not None and size < 1:
@@ -226,7 +237,9 @@ class Description:
 
 
 def describe(root: str | Path | None = None) -> list[Description]:
-    """A row for every data set of DATA_SETS; looks at names and sizes of files only, so it is quick."""
+    """A row for every data set of DATA_SETS, there or not.
+
+    Looks at names and sizes of files only, so it is quick; MD5s are for `load` to check."""
     return [_describe(name, data_set, data_root(root)) for name, data_set in DATA_SETS.items()]
 
 

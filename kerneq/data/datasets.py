@@ -1,4 +1,7 @@
-"""What a data set is: where its files lie, whether they are all there, and how they become images."""
+"""What a data set is: where its files lie, whether they are all there, and how they become images.
+
+There are three kinds: published sets packed into a few files, scikit-learn's digits, and folders of pictures.
+"""
 
 import abc
 import dataclasses
@@ -17,15 +20,19 @@ _SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", 
 _CLASS_LIST = "classes.txt"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AbstractDataSet(abc.ABC):
-    """A data set that may lie under the data root, and what is known of its images without reading them."""
+    """A data set that may lie under the data root, and what is known of its images without reading them.
 
-    class_names: tuple[str, ...] | None  # in the order of the labels; None: its files say
+    `mean` and `std` per channel are those of the training images scaled to [0, 1], so that testing need not read them;
+    unless others are given they are ImageNet's, as is usual for photographs."""
+
     size: int  # side of its images; pictures in folders can be resized to another
-    mean: tuple[float, ...]  # per channel, of the training images scaled to [0, 1]: testing need not read them
-    std: tuple[float, ...]
     get: str  # how to get it
     licence: str  # and whom to cite
+    class_names: tuple[str, ...] | None = None  # in the order of the labels; None: its files say
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
     @abc.abstractmethod
     def candidates(self) -> tuple[str, ...]:
@@ -37,7 +44,7 @@ class AbstractDataSet(abc.ABC):
 
     @abc.abstractmethod
     def load(self, name: str, split: Split, root: Path, size: int | None) -> Images:
-        """One split; the other split's files are never opened."""
+        """One split, resized to `size` where that is possible; the other split's files are never opened."""
 
     def locate(self, name: str, root: Path) -> str:
         """Which of the candidates is there; a DataError where none is."""
@@ -49,17 +56,14 @@ class AbstractDataSet(abc.ABC):
 
 
 @final
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PackedDataSet(AbstractDataSet):
-    """A published data set of small images, packed into a few files; each folder that may hold it has one release."""
+    """A published data set of small images, packed into a few files and read into memory whole.
+
+    It may have been published in several releases, each of which unpacks to a folder of its own."""
 
     releases: Mapping[str, Release]  # by folder
     class_names: tuple[str, ...]
-    size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    get: str
-    licence: str
 
     def candidates(self) -> tuple[str, ...]:
         return tuple(self.releases)
@@ -78,18 +82,13 @@ class PackedDataSet(AbstractDataSet):
 
 
 @final
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DigitsDataSet(AbstractDataSet):
     """scikit-learn's 1797 handwritten digits, 8×8: the set that is always there.
 
     It comes inside scikit-learn, so there is no folder; every fifth image of each class is for testing."""
 
     class_names: tuple[str, ...]
-    get: str
-    licence: str
-    size: int = 8
-    mean: tuple[float, ...] = (0.3052,)
-    std: tuple[float, ...] = (0.3760,)
 
     def candidates(self) -> tuple[str, ...]:
         return ()
@@ -112,30 +111,24 @@ class DigitsDataSet(AbstractDataSet):
 
 
 def _refuse_resizing(name: str, side: int, size: int | None) -> None:
+    """Small images come in the size in which they were published."""
     if size not in (None, side):
         raise DataError(f"The pictures of {name} are {side}×{side}, not {size}×{size}: leave `size` out.")
 
 
 @final
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class FolderDataSet(AbstractDataSet):
     """A data set of picture files: train/CLASS/FILE for training, test/CLASS/FILE or else val/CLASS/FILE for testing.
 
     Where there is no train/, the folder itself holds the classes, and a fifth of each class's pictures, chosen by the
     hash of their names, is for testing. The classes are those of `class_folders`, or of a file classes.txt (a folder
-    name on each line, then optionally the name to show), or else the folders found in train/, sorted. Normalisation is
-    ImageNet's, as is usual for photographs."""
+    name on each line, then optionally the name to show), or else the folders found in train/, sorted."""
 
-    folders: tuple[str, ...]
-    size: int
-    get: str
-    licence: str
-    class_folders: tuple[str, ...] | None = None
-    class_names: tuple[str, ...] | None = None  # one for each of `class_folders`
+    folders: tuple[str, ...]  # that may hold it
+    class_folders: tuple[str, ...] | None = None  # one for each of `class_names`
     class_count: int | None = None  # where a class list must be given
     class_lists: tuple[str, ...] = ()  # further places of the class list, under the data root
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
     def candidates(self) -> tuple[str, ...]:
         return self.folders

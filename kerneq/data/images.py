@@ -24,7 +24,9 @@ class DataError(Exception):
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class ImageFiles:
-    """Pixels that lie in picture files and stand for a tensor uint8 (count, 3, size, size), decoded when needed."""
+    """Pixels that lie in picture files and stand for a tensor uint8 (count, 3, size, size).
+
+    They are decoded when a batch needs them. Indexing with int64 (n) selects n files and opens none."""
 
     paths: tuple[Path, ...]
     size: int
@@ -53,6 +55,9 @@ class ImageFiles:
 @dataclasses.dataclass(frozen=True, eq=False)
 class Images:
     """Labelled images, in memory or, if they are too many or too large for it, in files.
+
+    A value: `to`, `select` and `split_validation` give new ones, and copy no picture file. Pixels are bytes until a
+    batch normalises them, (pixels / 255 − mean) / std.
 
     `mean` and `std` per channel, for pixels scaled to [0, 1], are those of the whole training split."""
 
@@ -145,7 +150,9 @@ def split_validation(images: Images, count: int, seed: int) -> tuple[Images, Ima
 
 
 def _quotas(sizes: np.ndarray, count: int) -> np.ndarray:
-    """Images to take of each class: proportional, whole, summing to `count` (largest remainders)."""
+    """Images to take of each class: proportional to its size, whole, summing to `count`.
+
+    The method of largest remainders: every quota is within 1 of the exact share."""
     exact = sizes * (count / sizes.sum())
     quotas = np.floor(exact).astype(np.int64)
     order = np.argsort(quotas - exact, kind="stable")  # largest remainder first, the lower label on a tie

@@ -42,7 +42,9 @@ class Operation(enum.IntEnum):
 @final
 @dataclasses.dataclass(frozen=True)
 class Ranges:
-    """What each operation does at full level; at level 0 it does nothing."""
+    """What each operation does at full level; at level 0 it does nothing, and in between it is proportional.
+
+    Autocontrast and equalize have no level."""
 
     shear: float
     pixels: float  # translation in pixels …
@@ -93,7 +95,7 @@ def _operate_at_random(
 
 
 def operate(pixels: Tensor, operation: np.ndarray, amount: np.ndarray) -> Tensor:
-    """Apply operation[b] with amount[b] to picture b."""
+    """Apply operation[b] with amount[b] to picture b; both are host arrays (batch)."""
     order = np.argsort(operation, kind="stable")[np.count_nonzero(operation == Operation.IDENTITY) :]
     operation, amount = operation[order], amount[order]
     index = to_device(order, pixels.device)
@@ -160,19 +162,21 @@ def colour(pixels: Tensor, amount: Tensor) -> Tensor:
 
 
 def contrast(pixels: Tensor, amount: Tensor) -> Tensor:
-    """Away from the picture's mean grey by the factor `amount`."""
+    """Away from the picture's mean grey by the factor `amount`: m + amount (pixels − m)."""
     total = grey(pixels).sum(dim=(1, 2, 3), keepdim=True, dtype=torch.int64)
     count = pixels[0, 0].numel()
     return _blend((2 * total + count) // (2 * count), pixels, amount)  # the mean rounded, halves up
 
 
 def sharpness(pixels: Tensor, amount: Tensor) -> Tensor:
-    """Away from the smoothed picture by the factor `amount`; the border is never smoothed."""
+    """Away from the smoothed picture by the factor `amount`; the border is never smoothed.
+
+    Smoothing is Pillow's 3×3 filter: weight 5 for the pixel, 1 for each neighbour, over 13."""
     wide = pixels.to(torch.int16)
     rows = wide[:, :, :-2] + wide[:, :, 1:-1] + wide[:, :, 2:]
     box = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
     smooth = wide.clone()
-    smooth[:, :, 1:-1, 1:-1] = (2 * box + 8 * wide[:, :, 1:-1, 1:-1] + 13) // 26  # weights 1, centre 5, over 13
+    smooth[:, :, 1:-1, 1:-1] = (2 * box + 8 * wide[:, :, 1:-1, 1:-1] + 13) // 26
     return _blend(smooth, pixels, amount)
 
 
@@ -198,7 +202,10 @@ def autocontrast(pixels: Tensor, amount: Tensor) -> Tensor:
 
 
 def equalize(pixels: Tensor, amount: Tensor) -> Tensor:
-    """Level the histogram of each channel; `amount` is unused."""
+    """Level the histogram of each channel; `amount` is unused.
+
+    A level v becomes (s / 2 + count of levels below v) / s, where s is a 255th of the pixels, the brightest left out;
+    a channel for which s = 0 stays as it is."""
     flat = pixels.flatten(2).long()
     counts = flat.new_zeros((*flat.shape[:2], 256))
     counts.scatter_add_(2, flat, torch.ones_like(flat))

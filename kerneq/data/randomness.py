@@ -39,7 +39,9 @@ def generator(purpose: Purpose, seed: int, epoch: int = 0, batch: int = 0) -> np
 @final
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A batch of a run, and the rows of it (first … last − 1 of `count`) that this rank works on."""
+    """A batch of a run, and the rows of it (first … last − 1 of `count`) that this rank works on.
+
+    Numbers are drawn for all `count` rows and cut afterwards, so that they do not depend on the number of ranks."""
 
     seed: int
     epoch: int

@@ -123,14 +123,17 @@ def parse_idx(contents: Contents, shape: Shape, classes: int) -> Arrays:
 
 
 def _idx_array(path: Path, content: bytes, shape: tuple[int, ...]) -> np.ndarray:
-    header = struct.pack(f">{1 + len(shape)}I", 0x0800 + len(shape), *shape)  # 0x08: unsigned bytes
+    """The bytes after a header of big-endian words: 0x08 for unsigned bytes with the number of sizes, the sizes."""
+    header = struct.pack(f">{1 + len(shape)}I", 0x0800 + len(shape), *shape)
     if not content.startswith(header) or len(content) != len(header) + math.prod(shape):
         raise DataError(f"{path} is not the idx file of {' × '.join(map(str, shape))} bytes: download it again.")
     return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape)
 
 
 def parse_cifar_python(contents: Contents, shape: Shape, classes: int, key: bytes) -> Arrays:
-    """CIFAR's python version (Krizhevsky, 2009): pickled dictionaries, pictures under `data`, labels under `key`."""
+    """CIFAR's python version (Krizhevsky, 2009): pickled dictionaries, unpickled by a machine that runs nothing.
+
+    Pictures are a table of bytes (count, 3072) under `data`, labels a list of whole numbers under `key`."""
     parts: list[Arrays] = []
     for path, content in contents:
         table = unpickle(path, content)
@@ -146,7 +149,9 @@ def parse_cifar_python(contents: Contents, shape: Shape, classes: int, key: byte
 def parse_cifar_binary(
     contents: Contents, shape: Shape, classes: int, label_bytes: int = 1, label_byte: int = 0
 ) -> Arrays:
-    """CIFAR's binary version: records of `label_bytes` bytes, of which number `label_byte` counts, and 3072 pixels."""
+    """CIFAR's binary version: records of a few label bytes and 3072 pixels.
+
+    CIFAR-10 has one label byte, CIFAR-100 two: the coarse label (`label_byte` 0) and the fine one (1)."""
     record = label_bytes + math.prod(shape)
     parts: list[Arrays] = []
     for path, content in contents:

@@ -59,6 +59,7 @@ def unpickle(path: Path, content: bytes) -> dict[bytes, Any]:
 
 
 def _array(path: Path, item: _Inert) -> np.ndarray:
+    """The array of unsigned bytes whose state NumPy would have been given: (version, shape, dtype, order, bytes)."""
     match item.state:
         case (int(), (int() as rows, int() as columns), _Inert(arguments=(b"u1", *_)), False, bytes() as content):
             if rows >= 0 and columns >= 0 and rows * columns == len(content):

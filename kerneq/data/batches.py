@@ -48,7 +48,7 @@ class Batches:
 
     def __post_init__(self) -> None:
         self._check()
-        self._device = torch.device(self.device)
+        self.device = self._device = torch.device(self.device)
         self.images = self.images.to(self._device)
         self._mean = torch.tensor(self.images.mean, device=self._device)[:, None, None]
         self._std = torch.tensor(self.images.std, device=self._device)[:, None, None]

@@ -82,6 +82,10 @@ class Images:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        where = "in memory" if isinstance(self.pixels, Tensor) else "in files"
+        return f"Images({len(self)} of shape {self.shape} {where}, {len(self.classes)} classes)"
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of every image."""

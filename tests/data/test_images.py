@@ -51,6 +51,10 @@ def test_a_count_that_leaves_nothing_is_refused(count):
         split_validation(numbered([0, 1] * 4), count, 0)
 
 
+def test_images_say_in_a_line_what_they_are():
+    assert repr(numbered([0, 1, 2])) == "Images(3 of shape (1, 1, 1) in memory, 4 classes)"
+
+
 def test_images_of_the_wrong_form_are_refused():
     good = numbered([0, 1])
     for pixels, labels, mean, message in (

@@ -1,14 +1,21 @@
-"""Data: files to tensors, tensors to batches."""
+"""Data: files to images, images to batches.
+
+`load(name, split)` gives Images, in memory or in files that are decoded when needed; `Batches` makes normalised,
+augmented batches of them on the device; `describe` says which data sets are there."""
 
 from .augment import Augment as Augment
+from .augment import normalise as normalise
 from .batches import Batches as Batches
 from .catalogue import DATA_SETS as DATA_SETS
-from .dataset import AbstractDataSet as AbstractDataSet
-from .dataset import data_root as data_root
-from .errors import DataError as DataError
-from .folder import Folder as Folder
+from .catalogue import Description as Description
+from .catalogue import data_root as data_root
+from .catalogue import describe as describe
+from .catalogue import find as find
+from .catalogue import load as load
+from .datasets import AbstractDataSet as AbstractDataSet
+from .images import DataError as DataError
+from .images import ImageFiles as ImageFiles
 from .images import Images as Images
-from .load import Description as Description
-from .load import describe as describe
-from .load import load as load
-from .validation import split_validation as split_validation
+from .images import decode as decode
+from .images import split_validation as split_validation
+from .operations import grey as grey

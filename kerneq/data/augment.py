@@ -1,13 +1,29 @@
-"""The settings of training-time augmentation; what they do is in geometry, policy and mixing."""
+"""Training-time augmentation: its settings, and what they do to a batch in the order in which it is done.
+
+Random resized crop, shift and flip, a policy of operations and cutout work picture by picture; mixup (Zhang et al.,
+2018) and CutMix (Yun et al., 2019) on pairs: picture 2k is mixed with picture 2k + 1 of the batch and the other way
+round. In a shuffled batch the neighbour is as random as any other picture, and it is on the same rank.
+"""
 
 import dataclasses
 from typing import Literal, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .operations import fetch, rand_augment, trivial_augment
+from .randomness import Place, Purpose, to_device
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Augment:
-    """Random changes to every training picture, each picture with its own draws, in the order below."""
+    """Random changes to every training picture, each picture with its own draws, in the order below.
+
+    Up to `share` they work on bytes and give bytes; cutout, mixup and CutMix work on normalised pictures, in which the
+    mean is 0. Everything is off by default: `Augment()` changes nothing."""
 
     area: float = 1.0  # smallest share of the picture that a random resized crop keeps; 1: off
     crop: int = 0  # shift by up to so many pixels each way (pad and crop); 0: off
@@ -40,3 +56,120 @@ class Augment:
     def mixes(self) -> bool:
         """Whether targets become soft: a distribution over the classes for each picture."""
         return self.mixup > 0 or self.cutmix > 0
+
+
+def random_boxes(place: Place, area: float) -> np.ndarray:
+    """For each picture left, top, right, bottom, as shares of its sides, of a part of it, (batch, 4).
+
+    The part has `area` … 1 of the surface and is up to 4:3 out of the picture's own proportions."""
+    surface, ratio, y, x = place.uniform(Purpose.AREA, 4)
+    side = np.sqrt(area + (1 - area) * surface)
+    stretch = np.exp((ratio - 0.5) * np.log(4 / 3))  # (3/4)^½ … (4/3)^½, of width to √surface
+    width, height = np.minimum(side * stretch, 1), np.minimum(side / stretch, 1)
+    left, top = x * (1 - width), y * (1 - height)
+    return np.stack([left, top, left + width, top + height], axis=1)
+
+
+def resized_crop(pixels: Tensor, boxes: np.ndarray) -> Tensor:
+    """Each picture's part in its box, by bilinear interpolation at the picture's own size."""
+    left, top, right, bottom = 2 * boxes.T - 1  # grid_sample's corners are ±1
+    zero = np.zeros_like(left)
+    rows = [[(right - left) / 2, zero, (right + left) / 2], [zero, (bottom - top) / 2, (bottom + top) / 2]]
+    theta = np.stack([np.stack(row, axis=1) for row in rows], axis=1).astype(np.float32)
+    grid = functional.affine_grid(to_device(theta, pixels.device), list(pixels.shape), align_corners=False)
+    found = functional.grid_sample(pixels.float(), grid, padding_mode="border", align_corners=False)
+    return found.round_().to(torch.uint8)
+
+
+def augment_pixels(pixels: Tensor, settings: Augment, place: Place) -> Tensor:
+    """Shift, flip and change the levels of the batch at `place`, uint8 to uint8; the crop has been taken before."""
+    if settings.crop or settings.flip:
+        down, right, side = place.uniform(Purpose.CROP, 3)
+        down, right = (np.floor(u * (2 * settings.crop + 1)) - settings.crop for u in (down, right))
+        flip = (side < 0.5) & settings.flip
+        pixels = crop_and_flip(pixels, down, right, flip, reflect=settings.padding == "reflect")
+    if settings.randaugment:
+        pixels = rand_augment(pixels, settings.randaugment, settings.magnitude, settings.share, place)
+    if settings.trivial:
+        pixels = trivial_augment(pixels, settings.share, place)
+    return pixels
+
+
+def crop_and_flip(pixels: Tensor, down: np.ndarray, right: np.ndarray, flip: np.ndarray, reflect: bool) -> Tensor:
+    """Shift each picture by (down, right) whole pixels, as pad-and-crop does, then mirror it where `flip`.
+
+    What comes in from outside is the picture's reflection or black."""
+    height, width = pixels.shape[2:]
+    moves = to_device(np.stack([down, right, flip]).astype(np.int64), pixels.device)[:, :, None]  # (3, batch, 1)
+    rows = torch.arange(height, device=pixels.device) + moves[0]
+    columns = torch.arange(width, device=pixels.device)
+    columns = torch.where(moves[2] > 0, width - 1 - columns, columns) + moves[1]
+    if reflect:
+        rows, columns = _reflect(rows, height), _reflect(columns, width)
+    return fetch(pixels, rows[:, :, None], columns[:, None, :])
+
+
+def _reflect(index: Tensor, size: int) -> Tensor:
+    """Fold an index within one picture of the border back inside; the border pixel is not repeated."""
+    return (size - 1) - (index.abs() - (size - 1)).abs()
+
+
+def normalise(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """(pixels / 255 − mean) / std in float32; mean and std are (channels, 1, 1)."""
+    return pixels.to(torch.float32).div_(255).sub_(mean).div_(std)
+
+
+def cut_out(x: Tensor, side: int, place: Place) -> Tensor:
+    """Set a square of each normalised picture (batch, channels, height, width) to the mean, in place.
+
+    Its centre may be any pixel, so that it may hang over the border."""
+    height, width = x.shape[2:]
+    y, z = place.uniform(Purpose.CUTOUT, 2)
+    top, left = np.floor(y * height) - side // 2, np.floor(z * width) - side // 2
+    return x.masked_fill_(_box_mask(x, top, top + side, left, left + side), 0.0)
+
+
+def mix(x: Tensor, labels: Tensor, classes: int, settings: Augment, place: Place) -> tuple[Tensor, Tensor]:
+    """mixup's λx + (1 − λ)x′, or CutMix's x with a box of x′, and the targets in the same proportion.
+
+    x is (batch, channels, height, width), x′ its neighbour, λ ~ Beta(α, α) for each picture; CutMix's box has the share
+    1 − λ of the surface before it is clipped to the picture, and its pixels are counted after. The targets are rows of
+    class probabilities, float32 (batch, classes)."""
+    height, width = x.shape[2:]
+    kind, y, z = place.uniform(Purpose.MIX, 3)
+    boxed = kind < 0.5 if settings.mixup and settings.cutmix else np.full(len(kind), settings.cutmix > 0)
+    keep = np.ones(len(kind))  # λ of mixup
+    if settings.mixup:
+        keep = np.where(boxed, 1.0, place.beta(Purpose.MIXUP, settings.mixup))
+    top, bottom, left, right = np.zeros((4, len(kind)))
+    if settings.cutmix:
+        side = np.where(boxed, np.sqrt(1 - place.beta(Purpose.CUTMIX, settings.cutmix)), 0.0)
+        top, bottom = _span(y, side, height)
+        left, right = _span(z, side, width)
+    own = keep * (1 - (bottom - top) * (right - left) / (height * width))  # share of the picture itself
+    shares = to_device(np.stack([keep, own]).astype(np.float32), x.device)
+    weight = torch.where(_box_mask(x, top, bottom, left, right), 0.0, shares[0, :, None, None, None])
+    target = functional.one_hot(labels, classes).to(torch.float32)
+    return _mix_neighbours(x, weight), _mix_neighbours(target, shares[1, :, None])
+
+
+def _mix_neighbours(x: Tensor, weight: Tensor) -> Tensor:
+    """weight · x + (1 − weight) · x′, where x′ is the other picture of each pair."""
+    neighbour = x.view(len(x) // 2, 2, *x.shape[1:]).flip(1).view_as(x)
+    return x * weight + neighbour * (1 - weight)
+
+
+def _span(centre: np.ndarray, share: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The pixels of an interval of `share` of the side around a uniform centre, clipped to the picture."""
+    middle, half = np.floor(centre * size), np.floor(share * size) // 2
+    return np.clip(middle - half, 0, size), np.clip(middle + half, 0, size)
+
+
+def _box_mask(x: Tensor, top: np.ndarray, bottom: np.ndarray, left: np.ndarray, right: np.ndarray) -> Tensor:
+    """Whether each pixel lies in its picture's box, top ≤ row < bottom, left ≤ column < right, (batch, 1, h, w)."""
+    edges = to_device(np.stack([top, bottom, left, right]).astype(np.int64), x.device)[:, :, None]
+    rows = torch.arange(x.shape[2], device=x.device)
+    columns = torch.arange(x.shape[3], device=x.device)
+    inside_rows = (rows >= edges[0]) & (rows < edges[1])
+    inside_columns = (columns >= edges[2]) & (columns < edges[3])
+    return inside_rows[:, None, :, None] & inside_columns[:, None, None, :]

@@ -1,9 +1,8 @@
 """Where every random number of the data comes from: a place in the run, never a hidden state.
 
-All numbers are drawn on the host, for the whole global batch, from a generator keyed by (purpose, seed,
-epoch, batch); a rank then keeps its own rows. So a resumed run and a run on more processes see the same
-pictures, and the CPU and the GPU too; and the host knows which picture gets which operation, so that no
-device has to be asked.
+All numbers are drawn on the host, for the whole global batch, from a generator keyed by (purpose, seed, epoch, batch);
+a rank then keeps its own rows. So a resumed run and a run on more processes see the same pictures, and the CPU and the
+GPU too; and the host knows which picture gets which operation, so that no device has to be asked.
 """
 
 import dataclasses
@@ -11,6 +10,8 @@ import enum
 from typing import final
 
 import numpy as np
+import torch
+from torch import Tensor
 
 
 @final
@@ -28,8 +29,8 @@ class Purpose(enum.IntEnum):
     AREA = 9
 
 
-def stream(purpose: Purpose, seed: int, epoch: int = 0, batch: int = 0) -> np.random.Generator:
-    """The generator of one purpose at one place."""
+def generator(purpose: Purpose, seed: int, epoch: int = 0, batch: int = 0) -> np.random.Generator:
+    """The generator of one purpose at one place of the run."""
     if min(seed, epoch, batch) < 0:
         raise ValueError(f"`seed`, epoch and batch must not be negative, got {seed}, {epoch} and {batch}.")
     return np.random.default_rng([purpose, epoch, batch, seed])
@@ -38,7 +39,9 @@ def stream(purpose: Purpose, seed: int, epoch: int = 0, batch: int = 0) -> np.ra
 @final
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A batch of a run, and the rows of it (first … last − 1 of `count`) that this rank works on."""
+    """A batch of a run, and the rows of it (first … last − 1 of `count`) that this rank works on.
+
+    Numbers are drawn for all `count` rows and cut afterwards, so that they do not depend on the number of ranks."""
 
     seed: int
     epoch: int
@@ -49,10 +52,18 @@ class Place:
 
     def uniform(self, purpose: Purpose, columns: int) -> np.ndarray:
         """Numbers in [0, 1), (columns, rows of this rank)."""
-        numbers = stream(purpose, self.seed, self.epoch, self.batch).random((columns, self.count))
+        numbers = generator(purpose, self.seed, self.epoch, self.batch).random((columns, self.count))
         return numbers[:, self.first : self.last]
 
     def beta(self, purpose: Purpose, alpha: float) -> np.ndarray:
         """Beta(α, α) numbers, (rows of this rank)."""
-        numbers = stream(purpose, self.seed, self.epoch, self.batch).beta(alpha, alpha, self.count)
+        numbers = generator(purpose, self.seed, self.epoch, self.batch).beta(alpha, alpha, self.count)
         return numbers[self.first : self.last]
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """The array as a tensor on `device`; the host does not wait for the copy."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cuda":  # from pinned memory the copy is asynchronous
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

@@ -8,9 +8,7 @@ import torch
 from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
-from kerneq.data import DataError
-from kerneq.data.colour import grey
-from kerneq.data.decode import decode
+from kerneq.data import DataError, decode, grey
 
 _OPAQUE = ("1", "L", "P", "RGB", "CMYK", "YCbCr", "LAB", "HSV")  # modes of 8 bits a channel, without transparency
 

@@ -1,17 +1,17 @@
 """The images a run trains on, those it holds out, and those it is evaluated on."""
 
 import dataclasses
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from kerneq.config import Config
-from kerneq.data import Augment, Batches, Folder, Images, load, split_validation
+from kerneq.data import Augment, Batches, Images, load, split_validation
 from kerneq.training.errors import TrainingError
 from kerneq.training.process import Process
 
-Pictures = Images | Folder
+Pictures = Images
 WIDER = 2  # times the images in a batch that keeps nothing for gradients: half the launches
 
 
@@ -25,7 +25,7 @@ def prepare(config: Config, process: Process) -> tuple[Pictures, Batches, Batche
     held_out = None
     count = round(config.data.validation * len(images))
     if count:
-        images, held_out = split_validation(cast(Images, images), count, config.seed)  # or Folder: both go
+        images, held_out = split_validation(images, count, config.seed)
     batches = _batches(images, config, process, config.augment)
     return images, batches, plain_batches(held_out, config, process) if held_out is not None else None
 

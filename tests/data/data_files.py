@@ -1,9 +1,10 @@
-"""Writing data files as their publishers did, small or whole."""
+"""Writing data files as their publishers did, small or whole, and damaging them."""
 
 import struct
 from pathlib import Path
 
 import numpy as np
+from hypothesis import strategies as st
 from PIL import Image
 
 
@@ -46,3 +47,22 @@ def python2_pickle(pixels: np.ndarray, labels: list[int], key: bytes = b"labels"
 def picture(path: Path, colour: tuple[int, int, int], size: tuple[int, int] = (20, 12)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, colour).save(path)
+
+
+@st.composite
+def damaged(draw: st.DrawFn, content: bytes) -> bytes:
+    """The content cut short, with flipped bits, with a stretch overwritten, or with something added.
+
+    Positions near the ends are favoured: that is where the structure is, the middle is pixels."""
+    near = st.one_of(st.integers(0, min(300, len(content) - 1)), st.integers(0, len(content) - 1))
+    at = draw(near)
+    match draw(st.sampled_from(["cut", "flip", "overwrite", "append"])):
+        case "cut":
+            return content[:at]
+        case "flip":
+            return content[:at] + bytes([content[at] ^ (1 << draw(st.integers(0, 7)))]) + content[at + 1 :]
+        case "overwrite":
+            patch = draw(st.binary(min_size=1, max_size=40))
+            return content[:at] + patch + content[at + len(patch) :]
+        case _:
+            return content + draw(st.binary(min_size=1, max_size=40))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kerneq.data import Augment, Batches, Images
-from kerneq.data.area import boxes, zoom
+from kerneq.data.augment import random_boxes, resized_crop
 from kerneq.data.randomness import Place
 
 
@@ -59,7 +59,7 @@ def test_cutout_sets_one_square_to_the_mean():
 
 
 def test_boxes_have_the_asked_area_and_lie_inside():
-    left, top, right, bottom = boxes(Place(0, 0, 0, 5000, 0, 5000), 0.3).T
+    left, top, right, bottom = random_boxes(Place(0, 0, 0, 5000, 0, 5000), 0.3).T
     area = (right - left) * (bottom - top)
     assert min(left.min(), top.min()) >= 0 and max(right.max(), bottom.max()) <= 1
     assert 0.29 < area.min() < 0.33 and 0.95 < area.max() <= 1 and left.std() > 0.05
@@ -67,11 +67,11 @@ def test_boxes_have_the_asked_area_and_lie_inside():
 
 def test_zooming_on_the_whole_picture_changes_nothing_and_on_a_quarter_shows_that_quarter():
     pixels = pictures(4).pixels
-    whole = zoom(pixels, np.tile([0.0, 0.0, 1.0, 1.0], (4, 1)))
+    whole = resized_crop(pixels, np.tile([0.0, 0.0, 1.0, 1.0], (4, 1)))
     assert torch.equal(whole, pixels)
     flat = torch.zeros(1, 1, 16, 16, dtype=torch.uint8)
     flat[:, :, 8:, :8] = 90
-    assert (zoom(flat, np.array([[0.0, 0.5, 0.5, 1.0]]))[:, :, 1:, :-1] == 90).all()
+    assert (resized_crop(flat, np.array([[0.0, 0.5, 0.5, 1.0]]))[:, :, 1:, :-1] == 90).all()
 
 
 def mixed(augment: Augment, count: int = 400) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

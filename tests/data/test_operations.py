@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from kerneq.data.policy import RANDAUGMENT, TRIVIAL_WIDE, Operation, operate
+from kerneq.data.operations import RANDAUGMENT, TRIVIAL_WIDE, Operation, operate
 
 SIDE = (24, 32)  # height and width differ, so that a mix-up of the two would show
 

@@ -8,8 +8,7 @@ import torch
 from PIL import Image
 from predict_helpers import painted
 
-from kerneq.data import DataError
-from kerneq.data.decode import decode
+from kerneq.data import DataError, decode
 from kerneq.predict.picture import read_picture
 
 ORIENTATION = 0x0112

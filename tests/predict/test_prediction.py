@@ -12,8 +12,7 @@ from PIL import Image
 from predict_helpers import painted, trained, write_digits
 
 from kerneq.config import load as load_config
-from kerneq.data import DataError, load
-from kerneq.data.pipeline import normalise
+from kerneq.data import DataError, load, normalise
 from kerneq.evaluate import evaluate, restore
 from kerneq.predict import Predictor, predict
 from kerneq.solution import Status

@@ -1,11 +1,14 @@
-"""The validation split."""
+"""Images in memory and in files: what they must be, how files are decoded, and the validation split."""
 
+import numpy as np
 import pytest
 import torch
+from data_files import damaged, picture
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
-from kerneq.data import Images, split_validation
+from kerneq.data import DataError, Images, decode, split_validation
 
 
 def numbered(labels: list[int]) -> Images:
@@ -48,6 +51,10 @@ def test_a_count_that_leaves_nothing_is_refused(count):
         split_validation(numbered([0, 1] * 4), count, 0)
 
 
+def test_images_say_in_a_line_what_they_are():
+    assert repr(numbered([0, 1, 2])) == "Images(3 of shape (1, 1, 1) in memory, 4 classes)"
+
+
 def test_images_of_the_wrong_form_are_refused():
     good = numbered([0, 1])
     for pixels, labels, mean, message in (
@@ -57,3 +64,46 @@ def test_images_of_the_wrong_form_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             Images(pixels, labels, good.classes, mean, (0.5,))
+
+
+def test_decoding_takes_the_central_square(tmp_path):
+    array = np.zeros((10, 30, 3), dtype=np.uint8)
+    array[:, 10:20] = 200
+    Image.fromarray(array).save(tmp_path / "p.png")
+    assert (decode(tmp_path / "p.png", 10) == 200).all()
+    left = decode(tmp_path / "p.png", 10, (0.0, 0.0, 1 / 3, 1.0))
+    assert (left == 0).all()
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "1"])
+def test_pictures_of_every_mode_become_colour(tmp_path, mode):
+    path = tmp_path / ("p.tif" if mode == "CMYK" else "p.png")
+    Image.new("RGB", (9, 9), (255, 255, 255)).convert(mode).save(path)
+    assert (decode(path, 4) == 255).all()
+
+
+def test_a_picture_made_to_fill_the_memory_is_refused(tmp_path, monkeypatch):
+    picture(tmp_path / "p.png", (1, 2, 3))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(DataError, match=r"not a readable picture \(Image size"):
+        decode(tmp_path / "p.png", 4)
+
+
+@pytest.fixture(scope="module", params=["png", "jpg", "webp", "gif", "bmp", "tif", "ppm"])
+def encoded(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("pictures") / f"p.{request.param}"
+    picture(path, (200, 30, 90))
+    return path, path.read_bytes()
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_damaged_picture_decodes_or_says_what_is_wrong(encoded, data):
+    path, content = encoded
+    broken = path.with_name(f"broken{path.suffix}")
+    broken.write_bytes(data.draw(damaged(content)))
+    try:
+        assert decode(broken, 8).shape == (3, 8, 8)
+    except DataError as error:
+        assert str(error).startswith(f"{broken} is not a readable picture (")
+        assert str(error).endswith("replace or remove it.")

@@ -1,0 +1,234 @@
+"""RandAugment (Cubuk et al., 2020) and TrivialAugmentWide (Müller and Hutter, 2021), picture by picture.
+
+Which picture gets which operation is drawn on the host. The pictures are sorted by operation there, so the device
+gathers once, works on contiguous groups of known size and puts the result back: no masks, no operation computed for a
+picture that does not get it, and nothing the host must wait for. The five geometric operations are one group, since
+each is a matrix. Results are those of Pillow to the bit (autocontrast: to one level), whatever the device.
+
+Pixels are uint8 (batch, channels, height, width), amounts of the colour operations float32 (batch, 1, 1, 1).
+"""
+
+import dataclasses
+import enum
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .randomness import Place, Purpose, to_device
+
+
+@final
+class Operation(enum.IntEnum):
+    """The fourteen operations, equally likely: nothing, five moves of pixels, eight changes of their levels."""
+
+    IDENTITY = 0
+    SHEAR_X = 1
+    SHEAR_Y = 2
+    TRANSLATE_X = 3
+    TRANSLATE_Y = 4
+    ROTATE = 5
+    BRIGHTNESS = 6
+    COLOUR = 7
+    CONTRAST = 8
+    SHARPNESS = 9
+    POSTERIZE = 10
+    SOLARIZE = 11
+    AUTOCONTRAST = 12
+    EQUALIZE = 13
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Ranges:
+    """What each operation does at full level; at level 0 it does nothing, and in between it is proportional.
+
+    Autocontrast and equalize have no level."""
+
+    shear: float
+    pixels: float  # translation in pixels …
+    share: float  # … plus a share of the side
+    degrees: float
+    factor: float  # of brightness, colour, contrast, sharpness: 1 ± factor
+    bits: int  # taken away by posterize
+
+    def amounts(self, operation: np.ndarray, level: np.ndarray, sign: np.ndarray, sides: tuple[int, int]) -> np.ndarray:
+        """The number that each operation takes, for levels in [0, 1], signs ±1 and (height, width)."""
+        table = np.zeros((len(Operation), len(level)))
+        table[[Operation.SHEAR_X, Operation.SHEAR_Y]] = sign * level * self.shear
+        for kind, side in zip((Operation.TRANSLATE_Y, Operation.TRANSLATE_X), sides, strict=True):
+            table[kind] = sign * np.trunc(level * (self.pixels + self.share * side))
+        table[Operation.ROTATE] = sign * level * self.degrees
+        table[Operation.BRIGHTNESS : Operation.SHARPNESS + 1] = 1 + sign * level * self.factor
+        table[Operation.POSTERIZE] = 8 - np.rint(level * self.bits)
+        table[Operation.SOLARIZE] = 256 * (1 - level)
+        return np.take_along_axis(table, operation[None], axis=0)[0]
+
+
+RANDAUGMENT = Ranges(shear=0.3, pixels=0.0, share=150 / 331, degrees=30.0, factor=0.9, bits=4)
+TRIVIAL_WIDE = Ranges(shear=0.99, pixels=32.0, share=0.0, degrees=135.0, factor=0.99, bits=6)
+
+
+def rand_augment(pixels: Tensor, count: int, magnitude: float, share: float, place: Place) -> Tensor:
+    """`count` operations after one another at level magnitude / 30, on about `share` of the pictures."""
+    chosen, *draws = place.uniform(Purpose.POLICY, 1 + 2 * count)
+    level = np.full(len(chosen), magnitude / 30)
+    for which, sign in zip(draws[::2], draws[1::2], strict=True):
+        pixels = _operate_at_random(pixels, RANDAUGMENT, chosen < share, which, level, sign)
+    return pixels
+
+
+def trivial_augment(pixels: Tensor, share: float, place: Place) -> Tensor:
+    """One operation at one of 31 levels, both drawn for each picture, on about `share` of the pictures."""
+    chosen, which, sign, level = place.uniform(Purpose.POLICY, 4)
+    return _operate_at_random(pixels, TRIVIAL_WIDE, chosen < share, which, np.floor(level * 31) / 30, sign)
+
+
+def _operate_at_random(
+    pixels: Tensor, ranges: Ranges, chosen: np.ndarray, which: np.ndarray, level: np.ndarray, sign: np.ndarray
+) -> Tensor:
+    """One operation on each chosen picture, from the draws `which` and `sign` in [0, 1)."""
+    operation = np.where(chosen, np.floor(which * len(Operation)).astype(np.int64), Operation.IDENTITY)
+    amount = ranges.amounts(operation, level, np.where(sign < 0.5, -1.0, 1.0), (pixels.shape[2], pixels.shape[3]))
+    return operate(pixels, operation, amount)
+
+
+def operate(pixels: Tensor, operation: np.ndarray, amount: np.ndarray) -> Tensor:
+    """Apply operation[b] with amount[b] to picture b; both are host arrays (batch)."""
+    order = np.argsort(operation, kind="stable")[np.count_nonzero(operation == Operation.IDENTITY) :]
+    operation, amount = operation[order], amount[order]
+    index = to_device(order, pixels.device)
+    amounts = to_device(amount.astype(np.float32), pixels.device)[:, None, None, None]
+    work = pixels[index]
+    first = int(np.count_nonzero(operation <= Operation.ROTATE))
+    parts = [affine(work[:first], _matrices(operation[:first], amount[:first], *pixels.shape[2:]))]
+    for kind, function in enumerate(_COLOUR_FUNCTIONS, start=Operation.BRIGHTNESS):
+        last = first + int(np.count_nonzero(operation == kind))
+        if last > first:
+            parts.append(function(work[first:last], amounts[first:last]))
+        first = last
+    return pixels.index_copy(0, index, torch.cat(parts))
+
+
+def _matrices(operation: np.ndarray, amount: np.ndarray, height: int, width: int) -> np.ndarray:
+    """The inverse map (a, b, c, d, e, f) of each geometric operation; rotation is about the centre."""
+    table = np.tile(np.array([1.0, 0.0, 0.0, 0.0, 1.0, 0.0]), (len(operation), 1))
+    columns = {Operation.SHEAR_X: 1, Operation.SHEAR_Y: 3, Operation.TRANSLATE_X: 2, Operation.TRANSLATE_Y: 5}
+    for kind, column in columns.items():
+        table[operation == kind, column] = amount[operation == kind]
+    turned = operation == Operation.ROTATE
+    angle = np.deg2rad(-amount[turned])
+    cos, sin, x, y = np.cos(angle).round(15), np.sin(angle).round(15), width / 2, height / 2
+    table[turned] = np.stack([cos, sin, x - cos * x - sin * y, -sin, cos, y + sin * x - cos * y], axis=1)
+    return table
+
+
+def affine(pixels: Tensor, matrices: np.ndarray) -> Tensor:
+    """Nearest-neighbour resampling; row (a, b, c, d, e, f) fetches from (ax + by + c, dx + ey + f).
+
+    As in Pillow's Image.transform, the coordinates are those of pixel centres in 16.16 fixed point. Whole numbers make
+    the result exact and the same on every device, which a float grid_sample would not."""
+    height, width = pixels.shape[2:]
+    a, b, c, d, e, f = matrices.T
+    table = np.stack([a, b, c + (a + b) / 2, d, e, f + (d + e) / 2], axis=1)
+    fixed = to_device(np.floor(table * 65536 + 0.5).astype(np.int64), pixels.device)
+    a, b, c, d, e, f = fixed.T[:, :, None, None]
+    y = torch.arange(height, device=pixels.device)[:, None]
+    x = torch.arange(width, device=pixels.device)
+    return fetch(pixels, (d * x + e * y + f) >> 16, (a * x + b * y + c) >> 16)
+
+
+def fetch(pixels: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """pixels[b, :, rows[b, i, j], columns[b, i, j]], black where that lies outside the picture.
+
+    `rows` and `columns` are int64 and broadcast to (batch, height, width)."""
+    batch, channels, height, width = pixels.shape
+    y, x = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
+    inside = (y == rows) & (x == columns)
+    source = (y * width + x).view(batch, 1, height * width)
+    found = pixels.flatten(2).gather(2, source.expand(-1, channels, -1)).view_as(pixels)
+    return found * inside.unsqueeze(1)
+
+
+def brightness(pixels: Tensor, amount: Tensor) -> Tensor:
+    """Away from black by the factor `amount`."""
+    return (pixels * amount).clamp_(max=255).to(torch.uint8)
+
+
+def colour(pixels: Tensor, amount: Tensor) -> Tensor:
+    """Away from the grey picture by the factor `amount`."""
+    return _blend(grey(pixels), pixels, amount)
+
+
+def contrast(pixels: Tensor, amount: Tensor) -> Tensor:
+    """Away from the picture's mean grey by the factor `amount`: m + amount (pixels − m)."""
+    total = grey(pixels).sum(dim=(1, 2, 3), keepdim=True, dtype=torch.int64)
+    count = pixels[0, 0].numel()
+    return _blend((2 * total + count) // (2 * count), pixels, amount)  # the mean rounded, halves up
+
+
+def sharpness(pixels: Tensor, amount: Tensor) -> Tensor:
+    """Away from the smoothed picture by the factor `amount`; the border is never smoothed.
+
+    Smoothing is Pillow's 3×3 filter: weight 5 for the pixel, 1 for each neighbour, over 13."""
+    wide = pixels.to(torch.int16)
+    rows = wide[:, :, :-2] + wide[:, :, 1:-1] + wide[:, :, 2:]
+    box = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
+    smooth = wide.clone()
+    smooth[:, :, 1:-1, 1:-1] = (2 * box + 8 * wide[:, :, 1:-1, 1:-1] + 13) // 26
+    return _blend(smooth, pixels, amount)
+
+
+def posterize(pixels: Tensor, amount: Tensor) -> Tensor:
+    """Keep the `amount` highest bits of every level."""
+    mask = torch.bitwise_left_shift(255, 8 - amount.to(torch.int32))
+    return (pixels & mask).to(torch.uint8)
+
+
+def solarize(pixels: Tensor, amount: Tensor) -> Tensor:
+    """Invert the levels from `amount` up."""
+    return torch.where(pixels < amount, pixels, 255 - pixels)
+
+
+def autocontrast(pixels: Tensor, amount: Tensor) -> Tensor:
+    """Stretch each channel to 0 … 255; `amount` is unused.
+
+    Floor of the exact quotient, where Pillow truncates a rounded one: at most one level apart."""
+    wide = pixels.to(torch.int32)
+    low, high = wide.amin(dim=(2, 3), keepdim=True), wide.amax(dim=(2, 3), keepdim=True)
+    stretched = (wide - low) * 255 // (high - low).clamp_(min=1)
+    return torch.where(high > low, stretched, wide).to(torch.uint8)
+
+
+def equalize(pixels: Tensor, amount: Tensor) -> Tensor:
+    """Level the histogram of each channel; `amount` is unused.
+
+    A level v becomes (s / 2 + count of levels below v) / s, where s is a 255th of the pixels, the brightest left out;
+    a channel for which s = 0 stays as it is."""
+    flat = pixels.flatten(2).long()
+    counts = flat.new_zeros((*flat.shape[:2], 256))
+    counts.scatter_add_(2, flat, torch.ones_like(flat))
+    brightest = counts.gather(2, flat.amax(dim=2, keepdim=True))
+    step = (flat.shape[2] - brightest) // 255
+    table = (step // 2 + counts.cumsum(2) - counts) // step.clamp(min=1)
+    level = table.gather(2, flat).clamp_(max=255)
+    return torch.where(step > 0, level, flat).to(torch.uint8).view_as(pixels)
+
+
+# In the order of Operation, from BRIGHTNESS on.
+_COLOUR_FUNCTIONS = (brightness, colour, contrast, sharpness, posterize, solarize, autocontrast, equalize)
+
+
+def grey(pixels: Tensor) -> Tensor:
+    """ITU-R 601 luma in Pillow's fixed point, int32 (batch, 1, height, width), of grey or RGB pictures."""
+    if pixels.shape[1] == 1:
+        return pixels.to(torch.int32)
+    red, green, blue = pixels.to(torch.int32).unbind(1)
+    luma = (red * 19595).add_(green, alpha=38470).add_(blue, alpha=7471).add_(32768) >> 16
+    return luma.unsqueeze(1)
+
+
+def _blend(start: Tensor, end: Tensor, amount: Tensor) -> Tensor:
+    """start + amount (end − start), cut to a whole level."""
+    return (start + amount * (end - start)).clamp_(0, 255).to(torch.uint8)

@@ -112,12 +112,6 @@ def bench(context: typer.Context) -> None:
     import_module("kerneq.bench.cli").app(context.args, prog_name="kerneq bench")
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
-def kglm(context: typer.Context) -> None:
-    """Kernel GLMs that are equilibrium models: the paper's experiments."""
-    import_module("kerneq.kglm.cli").app(context.args, prog_name="kerneq kglm")
-
-
 def main() -> None:
     """Run the command; whatever goes wrong for a reason the user can act on ends in one sentence."""
     guarded(app)

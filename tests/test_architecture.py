@@ -30,7 +30,6 @@ LAYERS = [
     "models",
     "data",
     "config",
-    "kglm.experiments",
     "training",
     "evaluate",
     "predict",
@@ -47,9 +46,8 @@ def parsed(path: pathlib.Path) -> ast.Module:
 
 
 def named(parts: list[str]) -> str:
-    """The layer of a dotted name inside kerneq; the experiments and commands of kglm stand above its library."""
-    special = {("kglm", "experiments"): "kglm.experiments", ("kglm", "cli"): "commands"}
-    return special.get(tuple(parts[:2]), parts[0])
+    """The layer of a dotted name inside kerneq."""
+    return parts[0]
 
 
 def layer(path: pathlib.Path) -> str:

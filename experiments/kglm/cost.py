@@ -82,5 +82,7 @@ def summarise(settings: Cost, result: Result) -> list[str]:
     return lines
 
 
+EXPERIMENT = Experiment("cost", Cost, run, draw, summarise, label=lambda settings: "")
+
 if __name__ == "__main__":
-    main(Experiment("cost", Cost, run, draw, summarise, label=lambda settings: ""))
+    main(EXPERIMENT)

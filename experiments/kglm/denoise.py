@@ -255,5 +255,7 @@ def label(settings: Denoise) -> str:
     return f"hsi-{settings.channels}{kind}" if settings.source == "hsi" and find_scenes() else f"hsi-stand-in{kind}"
 
 
+EXPERIMENT = Experiment("denoise", Denoise, run, draw, summarise, label)
+
 if __name__ == "__main__":
-    main(Experiment("denoise", Denoise, run, draw, summarise, label))
+    main(EXPERIMENT)

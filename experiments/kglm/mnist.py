@@ -262,5 +262,7 @@ def summarise(settings: Mnist, result: Result) -> list[str]:
     return lines
 
 
+EXPERIMENT = Experiment("mnist", Mnist, run, draw, summarise, label=lambda settings: "mnist")
+
 if __name__ == "__main__":
-    main(Experiment("mnist", Mnist, run, draw, summarise, label=lambda settings: "mnist"))
+    main(EXPERIMENT)

@@ -119,5 +119,7 @@ def summarise(settings: MnistTrain, result: Result) -> list[str]:
     ]
 
 
+EXPERIMENT = Experiment("mnist_train", MnistTrain, run, draw, summarise, label=lambda settings: "mnist")
+
 if __name__ == "__main__":
-    main(Experiment("mnist_train", MnistTrain, run, draw, summarise, label=lambda settings: "mnist"))
+    main(EXPERIMENT)

@@ -209,5 +209,7 @@ def summarise(settings: Smooth, result: Result) -> list[str]:
     return lines
 
 
+EXPERIMENT = Experiment("smooth", Smooth, run, draw, summarise, label=lambda settings: "smooth")
+
 if __name__ == "__main__":
-    main(Experiment("smooth", Smooth, run, draw, summarise, label=lambda settings: "smooth"))
+    main(EXPERIMENT)

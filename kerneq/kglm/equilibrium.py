@@ -15,7 +15,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
-from ..cells.base import AbstractCell
+from ..cells import AbstractCell
 from ..equation import AbstractMap
 from ..equilibrium import Equilibrium
 from ..gradients import Implicit

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..solution import check_positive
+
 
 class AbstractFamily(abc.ABC):
     """A log-partition A with its first two derivatives, and the sufficient statistic T; all elementwise.
@@ -107,8 +109,7 @@ class Gaussian(AbstractFamily):
     noise: float = 1.0  # s²
 
     def __post_init__(self) -> None:
-        if not self.noise > 0:
-            raise ValueError(f"`noise` is a variance and must be positive, got {self.noise}.")
+        check_positive("noise", self.noise)
 
     def log_partition(self, eta: Tensor) -> Tensor:
         return eta.square() / (2 * self.noise)
@@ -188,8 +189,7 @@ class Ising(AbstractFamily):
     temperature: float = 1.0  # t
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(f"`temperature` must be positive, got {self.temperature}.")
+        check_positive("temperature", self.temperature)
 
     def log_partition(self, eta: Tensor) -> Tensor:
         x = (eta / self.temperature).abs()

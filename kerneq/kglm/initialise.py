@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..cells.base import AbstractKernelCell
+from ..cells import ConvCell, DenseCell
 from ..equilibrium import Equilibrium
+from ..solution import check_positive
 from .equilibrium import GLMCell, KernelEquilibrium
 from .guarantee import spectral_norm
 from .kernels import SquaredExponential, Truncated, as_kernel, coordinates, random_lengthscales
@@ -34,8 +35,7 @@ def initialise(
     Layers: `KernelEquilibrium` and `GLMCell` (Theorem 3; with "naive" the readout is random, as in the paper),
     `Equilibrium` and every kerneq cell (its operator W), `nn.Linear`, `nn.Conv2d`.
     """
-    if not norm > 0:
-        raise ValueError(f"`norm` must be positive, got {norm}.")
+    check_positive("norm", norm)
     if isinstance(kernel, str) and kernel not in ("naive", "random"):
         raise ValueError(f"A scheme is a kernel, 'naive' or 'random', got {kernel!r}.")
     random = isinstance(kernel, str) and kernel == "random"
@@ -66,7 +66,7 @@ def initialise(
                 layer.W3.copy_(draw(layer.W3, X) if random else -K)
         case Equilibrium():
             initialise(layer.cell, kernel, norm=norm, X=X, X2=X2, size=size, generator=generator)
-        case AbstractKernelCell():
+        case DenseCell() | ConvCell():
             layer.operator.weight.copy_(draw(layer.operator.weight, X2))
         case nn.Linear() | nn.Conv2d():
             layer.weight.copy_(draw(layer.weight, X2))

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..solution import check_positive
+
 
 class AbstractCovariance(abc.ABC):
     """A positive semi-definite function of two coordinates, evaluated on all pairs."""
@@ -90,7 +92,7 @@ class SquaredExponential(AbstractCovariance):
     lengthscale: float = 1.0  # ℓ
 
     def __post_init__(self) -> None:
-        _check_positive("lengthscale", self.lengthscale)
+        check_positive("lengthscale", self.lengthscale)
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
         return (-0.5 * _squared_distance(X, X2) / self.lengthscale**2).exp()
@@ -105,8 +107,8 @@ class Periodic(AbstractCovariance):
     lengthscale: float = math.sqrt(2)  # ℓ
 
     def __post_init__(self) -> None:
-        _check_positive("period", self.period)
-        _check_positive("lengthscale", self.lengthscale)
+        check_positive("period", self.period)
+        check_positive("lengthscale", self.lengthscale)
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
         distance = _squared_distance(X, X2).sqrt()
@@ -122,7 +124,7 @@ class Matern(AbstractCovariance):
     smoothness: float = 1.5  # ν
 
     def __post_init__(self) -> None:
-        _check_positive("lengthscale", self.lengthscale)
+        check_positive("lengthscale", self.lengthscale)
         if self.smoothness not in (0.5, 1.5, 2.5):
             raise ValueError(f"`smoothness` must be 0.5, 1.5 or 2.5, got {self.smoothness}.")
 
@@ -240,8 +242,3 @@ def coordinates(X: Tensor) -> Tensor:
 def _squared_distance(X: Tensor, X2: Tensor) -> Tensor:
     """‖xᵢ − x2ⱼ‖² from the differences themselves: exactly symmetric, exactly zero on the diagonal."""
     return (X[:, None, :] - X2[None, :, :]).square().sum(-1)
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"`{name}` must be positive, got {value}.")

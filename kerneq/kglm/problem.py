@@ -6,13 +6,13 @@ A is the family's log-partition, Q = −log q the prior factor's penalty, m the 
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import final
 
 import torch
 from torch import Tensor
 
+from ..solution import check_positive
 from .families import AbstractFamily, Gaussian, Ising
 
 
@@ -59,8 +59,7 @@ def Normal(precision: float) -> Prior:
 
 def Logistic(scale: float = 1.0) -> Prior:
     """q a logistic density of scale s: Q = 2 log 2cosh(η/2s), a Laplace prior without its kink."""
-    if not 0 < scale < math.inf:
-        raise ValueError(f"`scale` must be positive and finite, got {scale}.")
+    check_positive("scale", scale)
     return Prior(Ising(2 * scale), 2.0)
 
 

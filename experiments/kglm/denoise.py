@@ -59,12 +59,12 @@ def starts(settings: Denoise, size: tuple[int, int]) -> tuple[Tensor, Tensor, Te
     lengths = random_lengthscales(c, g, batch=(settings.norms, settings.seeds))
     if settings.kernel == "scripts":
         lengths = lengths.square()
-    table = Truncated(lengths, settings.radius, definite=settings.kernel == "definite").filters()
+    filters = Truncated(lengths, settings.radius, definite=settings.kernel == "definite").filters()
     if settings.kernel == "scripts":
         same = torch.eye(c, dtype=torch.bool)[:, :, None, None]
-        table = torch.where(same, table, 0.5 * table)
-    norm = norms_of(table.flatten(0, 1), size).view(settings.norms, settings.seeds, 1, 1, 1, 1)
-    kernel = (grid * table / norm).flatten(0, 1)
+        filters = torch.where(same, filters, 0.5 * filters)
+    norm = norms_of(filters.flatten(0, 1), size).view(settings.norms, settings.seeds, 1, 1, 1, 1)
+    kernel = (grid * filters / norm).flatten(0, 1)
     # entries N(0, ν²), with ν such that the norm is the grid's on average; the paper's ν is norm/19 at c = 3
     typical = norms_of(torch.randn(64, c, c, side, side, generator=g), size).mean()
     drawn = [

@@ -107,9 +107,6 @@ def demo(
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
-def kglm(context: typer.Context) -> None:
-    """Kernel GLMs that are equilibrium models: the paper's experiments."""
-    import_module("kerneq.kglm.cli").app(context.args, prog_name="kerneq kglm")
 
 
 def main() -> None:

@@ -1,14 +1,104 @@
-"""The exponential families of the paper, and the leaky-ReLU-like one that is admissible."""
+"""Exponential families p(y | η) = h(y) exp(η T(y) − A(η)): a target y, its canonical parameter η."""
 
+import abc
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import final
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kerneq.kglm.family import AbstractFamily, invert, within_support
+from ..solution import check_positive
+
+
+class AbstractFamily(abc.ABC):
+    """A log-partition A with its first two derivatives, and the sufficient statistic T; all elementwise.
+
+    σ = A′ is the activation of the equilibrium layer. The equivalence needs only A convex and differentiable, so a
+    family may also be a pure activation (`LeakyReLU`) that no density has; `admissible` tells the two apart.
+    """
+
+    admissible: bool = True  # is A the log-partition of a probability distribution?
+
+    @abc.abstractmethod
+    def log_partition(self, eta: Tensor) -> Tensor:
+        """A(η)."""
+
+    @abc.abstractmethod
+    def mean(self, eta: Tensor) -> Tensor:
+        """σ(η) = A′(η), the expectation of T."""
+
+    @abc.abstractmethod
+    def variance(self, eta: Tensor) -> Tensor:
+        """A″(η), the variance of T."""
+
+    @abc.abstractmethod
+    def variance_range(self, below: float = math.inf) -> tuple[float, float]:
+        """The infimum and the supremum of A″ on (−∞, below]; the supremum may be infinite."""
+
+    @abc.abstractmethod
+    def statistic(self, y: Tensor) -> Tensor:
+        """T(y); a ValueError where y is outside the support."""
+
+    def canonical(self, mean: Tensor) -> Tensor:
+        """The link (A′)⁻¹ by Newton's method inside a bracket; a ValueError where no η has that mean."""
+        low, high = torch.full_like(mean, -1.0), torch.full_like(mean, 1.0)
+        for _ in range(60):  # 2⁶⁰: beyond it a mean that has not been crossed never will
+            low = torch.where(self.mean(low) > mean, 2 * low, low)
+            high = torch.where(self.mean(high) < mean, 2 * high, high)
+        eta = 0.5 * (low + high)
+        for _ in range(200):
+            error = self.mean(eta) - mean
+            low, high = torch.where(error < 0, eta, low), torch.where(error > 0, eta, high)
+            newton = eta - error / self.variance(eta)
+            inside = (newton > low) & (newton < high)
+            proposal = torch.where(inside, newton, 0.5 * (low + high))
+            proposal = torch.where(error == 0, eta, proposal)
+            if torch.equal(proposal, eta):
+                break
+            eta = proposal
+        missed = (self.mean(eta) - mean).abs() > torch.finfo(mean.dtype).eps ** 0.5 * (1 + mean.abs())
+        if bool(missed.any()):
+            raise ValueError(f"{self!r} has no canonical parameter of mean {mean[missed].flatten()[0].item():g}.")
+        return eta
+
+
+def _check_support(y: Tensor, inside: Tensor, family: str, support: str) -> Tensor:
+    """y itself, or an error that names the first value outside the family's support."""
+    if not bool(inside.all()):
+        raise ValueError(f"{family} targets must be {support}, got {y[~inside].flatten()[0].item():g}.")
+    return y
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Custom(AbstractFamily):
+    """A family of your own, given by its log-partition alone; the derivatives come from autograd.
+
+    >>> squared = Custom(lambda eta: 0.5 * eta.square(), bound=1.0)      # the Gaussian again
+    """
+
+    partition: Callable[[Tensor], Tensor]  # A, elementwise and differentiable twice
+    bound: float = math.inf  # sup A″
+    admissible: bool = True
+
+    def log_partition(self, eta: Tensor) -> Tensor:
+        return self.partition(eta)
+
+    def mean(self, eta: Tensor) -> Tensor:
+        return torch.func.grad(lambda e: self.partition(e).sum())(eta)
+
+    def variance(self, eta: Tensor) -> Tensor:
+        second = torch.func.grad(lambda e: self.mean(e).sum())(eta)
+        return second.clamp(min=0)  # A is convex: less than 0 is rounding
+
+    def variance_range(self, below: float = math.inf) -> tuple[float, float]:
+        return 0.0, self.bound
+
+    def statistic(self, y: Tensor) -> Tensor:
+        return y
 
 
 @final
@@ -19,8 +109,7 @@ class Gaussian(AbstractFamily):
     noise: float = 1.0  # s²
 
     def __post_init__(self) -> None:
-        if not self.noise > 0:
-            raise ValueError(f"`noise` is a variance and must be positive, got {self.noise}.")
+        check_positive("noise", self.noise)
 
     def log_partition(self, eta: Tensor) -> Tensor:
         return eta.square() / (2 * self.noise)
@@ -31,14 +120,8 @@ class Gaussian(AbstractFamily):
     def variance(self, eta: Tensor) -> Tensor:
         return torch.full_like(eta, 1 / self.noise)
 
-    def canonical(self, mean: Tensor) -> Tensor:
-        return mean * self.noise
-
-    def curvature(self, below: float = math.inf) -> float:
-        return 1 / self.noise
-
-    def floor(self) -> float:
-        return 1 / self.noise
+    def variance_range(self, below: float = math.inf) -> tuple[float, float]:
+        return 1 / self.noise, 1 / self.noise
 
     def statistic(self, y: Tensor) -> Tensor:
         return y / self.noise
@@ -64,18 +147,12 @@ class Binomial(AbstractFamily):
     def variance(self, eta: Tensor) -> Tensor:
         return self.trials * eta.sigmoid() * (-eta).sigmoid()
 
-    def canonical(self, mean: Tensor) -> Tensor:
-        return torch.logit(mean / self.trials)
-
-    def curvature(self, below: float = math.inf) -> float:
-        return self.trials / 4
-
-    def floor(self) -> float:
-        return 0.0
+    def variance_range(self, below: float = math.inf) -> tuple[float, float]:
+        return 0.0, self.trials / 4
 
     def statistic(self, y: Tensor) -> Tensor:
         inside = (y >= 0) & (y <= self.trials) & (y == y.round())
-        return within_support(y, inside, type(self).__name__, f"whole numbers from 0 to {self.trials}")
+        return _check_support(y, inside, "Binomial", f"whole numbers from 0 to {self.trials}")
 
 
 def Bernoulli() -> Binomial:
@@ -97,17 +174,11 @@ class Poisson(AbstractFamily):
     def variance(self, eta: Tensor) -> Tensor:
         return eta.exp()
 
-    def canonical(self, mean: Tensor) -> Tensor:
-        return mean.log()
-
-    def curvature(self, below: float = math.inf) -> float:
-        return math.exp(below) if below < 700 else math.inf
-
-    def floor(self) -> float:
-        return 0.0
+    def variance_range(self, below: float = math.inf) -> tuple[float, float]:
+        return 0.0, math.exp(below) if below < 700 else math.inf
 
     def statistic(self, y: Tensor) -> Tensor:
-        return within_support(y, (y >= 0) & (y == y.round()), "Poisson", "whole numbers from 0")
+        return _check_support(y, (y >= 0) & (y == y.round()), "Poisson", "whole numbers from 0")
 
 
 @final
@@ -118,8 +189,7 @@ class Ising(AbstractFamily):
     temperature: float = 1.0  # t
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(f"`temperature` must be positive, got {self.temperature}.")
+        check_positive("temperature", self.temperature)
 
     def log_partition(self, eta: Tensor) -> Tensor:
         x = (eta / self.temperature).abs()
@@ -131,17 +201,11 @@ class Ising(AbstractFamily):
     def variance(self, eta: Tensor) -> Tensor:
         return (1 - (eta / self.temperature).tanh().square()) / self.temperature**2
 
-    def canonical(self, mean: Tensor) -> Tensor:
-        return self.temperature * torch.atanh(mean * self.temperature)
-
-    def curvature(self, below: float = math.inf) -> float:
-        return 1 / self.temperature**2
-
-    def floor(self) -> float:
-        return 0.0
+    def variance_range(self, below: float = math.inf) -> tuple[float, float]:
+        return 0.0, 1 / self.temperature**2
 
     def statistic(self, y: Tensor) -> Tensor:
-        return within_support(y, y.abs() == 1, "Ising", "−1 or 1") / self.temperature
+        return _check_support(y, y.abs() == 1, "Ising", "−1 or 1") / self.temperature
 
 
 @final
@@ -175,20 +239,45 @@ class Rectified(AbstractFamily):
         excess = torch.where(u < -1e3, 1 / u.square(), 1 - hazard * (u + hazard))
         return self.slope + (1 - self.slope) * excess.clamp(0, 1)
 
-    def canonical(self, mean: Tensor) -> Tensor:
-        return invert(self.mean, self.variance, mean)
-
-    def curvature(self, below: float = math.inf) -> float:
-        return 1.0
-
-    def floor(self) -> float:
-        return self.slope
+    def variance_range(self, below: float = math.inf) -> tuple[float, float]:
+        return self.slope, 1.0
 
     def statistic(self, y: Tensor) -> Tensor:
         inside = (y >= 0) if self.slope == 0 else y.isfinite()
-        return within_support(y, inside, "Rectified", "at least 0" if self.slope == 0 else "finite")
+        return _check_support(y, inside, "Rectified", "at least 0" if self.slope == 0 else "finite")
 
 
 def _hazard(u: Tensor) -> Tensor:
     """φ(u)/Φ(u), through logarithms so that the far left does not divide 0 by 0."""
     return torch.exp(-0.5 * u.square() - 0.5 * math.log(2 * math.pi) - torch.special.log_ndtr(u))
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class LeakyReLU(AbstractFamily):
+    """σ = max(η, aη), A = ½ηmax(η, aη). A log-partition is analytic and this A is not: not admissible.
+
+    Slope 0 is the ReLU, which has a canonical parameter for no negative mean.
+    """
+
+    slope: float = 0.1  # a
+    admissible: bool = dataclasses.field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.slope <= 1:
+            raise ValueError(f"`slope` must lie in [0, 1], got {self.slope}.")
+
+    def log_partition(self, eta: Tensor) -> Tensor:
+        return 0.5 * eta * self.mean(eta)
+
+    def mean(self, eta: Tensor) -> Tensor:
+        return torch.where(eta > 0, eta, self.slope * eta)
+
+    def variance(self, eta: Tensor) -> Tensor:
+        return torch.where(eta > 0, torch.ones_like(eta), torch.full_like(eta, self.slope))
+
+    def variance_range(self, below: float = math.inf) -> tuple[float, float]:
+        return self.slope, 1.0
+
+    def statistic(self, y: Tensor) -> Tensor:
+        return y

@@ -1,5 +1,6 @@
 """The kernel GLM: an exponential family whose canonical parameter is a function in a kernel's space."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, Self, final
@@ -7,20 +8,40 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
-from kerneq.kglm import closed_form
-from kerneq.kglm import posterior as laplace
-from kerneq.kglm.adapter import as_kernel
-from kerneq.kglm.convolution import Truncated
-from kerneq.kglm.family import AbstractFamily
-from kerneq.kglm.kernels import coordinates
-from kerneq.kglm.layer import KernelEquilibrium
-from kerneq.kglm.newton import Fit, newton
-from kerneq.kglm.posterior import Posterior
-from kerneq.kglm.prior import FLAT, AbstractPrior
-from kerneq.kglm.problem import Problem
-from kerneq.kglm.system import CHOLESKY, AbstractSystem
+from .equilibrium import KernelEquilibrium, convolutional_form, dense_form
+from .families import AbstractFamily
+from .kernels import Truncated, as_kernel, coordinates
+from .problem import FLAT, Fit, LinearSolver, Prior, Problem, cholesky, newton, scaled_factor
 
-Mean = Callable[[Tensor], Tensor]
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Posterior:
+    """What is known about f after the fit: f(X2) ≈ N(mode, covariance), in canonical coordinates.
+
+    Laplace's approximation; for the Gaussian family the Gaussian-process posterior itself.
+    """
+
+    mode: Tensor  # (…, m)
+    covariance: Tensor  # (…, m, m)
+    family: AbstractFamily
+
+    @property
+    def deviation(self) -> Tensor:
+        """The standard deviation of f at each coordinate, (…, m)."""
+        return self.covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
+
+    @property
+    def mean(self) -> Tensor:
+        """A′ at the mode: the response of the most probable f, (…, m)."""
+        return self.family.mean(self.mode)
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """The central interval of the mean response: A′ is monotone, so it carries quantiles over exactly."""
+        if not 0 < level < 1:
+            raise ValueError(f"`level` must lie between 0 and 1, got {level}.")
+        width = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=self.mode.dtype)).item() * self.deviation
+        return self.family.mean(self.mode - width), self.family.mean(self.mode + width)
 
 
 @final
@@ -31,7 +52,8 @@ class KernelGLM:
     >>> glm.predict(X2)                       # the mean response A′(f(X2))
     >>> layer = glm.as_equilibrium(X2)        # the same function of Y, as an equilibrium model
 
-    Y may be (n,) or (batch, n): many data sets on the same coordinates, fitted together.
+    X is (n,) or (n, d). Y may be (n,) or (batch, n): many data sets on the same coordinates, fitted together. The
+    kernel may be one of ours, of scikit-learn or of GPyTorch, or any function k(X, X2).
     """
 
     def __init__(
@@ -40,8 +62,8 @@ class KernelGLM:
         family: AbstractFamily,
         *,
         lam: float,
-        prior: AbstractPrior = FLAT,
-        offset: Mean | None = None,
+        prior: Prior = FLAT,
+        offset: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         if not 0 < lam < math.inf:
             raise ValueError(f"`lam` must be positive and finite, got {lam}.")
@@ -55,7 +77,7 @@ class KernelGLM:
         X: Tensor,
         Y: Tensor,
         *,
-        system: AbstractSystem = CHOLESKY,
+        linear_solver: LinearSolver = cholesky,
         tol: float = 1e-12,
         max_steps: int = 50,
     ) -> Self:
@@ -64,18 +86,15 @@ class KernelGLM:
         single, Y = Y.ndim == 1, (Y[None] if Y.ndim == 1 else Y).to(X.dtype)
         if Y.ndim != 2 or Y.shape[1] != X.shape[0]:
             raise ValueError(f"Targets must be (n,) or (batch, n) with n = {X.shape[0]}, got {tuple(Y.shape)}.")
-        K = self.kernel(X, X)
-        m = None if self.offset is None else self.offset(X).reshape(-1)
-        problem = Problem(K, self.family.statistic(Y), self.family, self.lam, self.prior, m)
-        self._state = X, problem, newton(problem, system=system, tol=tol, max_steps=max_steps), single
+        m = None if self.offset is None else self._offset(X)
+        problem = Problem(self.kernel(X, X), self.family.statistic(Y), self.family, self.lam, self.prior, m)
+        fit = newton(problem, linear_solver=linear_solver, tol=tol, max_steps=max_steps)
+        self._state = X, problem, fit, single
         return self
 
     @property
-    def coordinates(self) -> Tensor:
-        return self._fitted[0]
-
-    @property
     def problem(self) -> Problem:
+        """The inner problem at the fitted coordinates."""
         return self._fitted[1]
 
     @property
@@ -85,50 +104,57 @@ class KernelGLM:
 
     @torch.no_grad()
     def canonical(self, X2: Tensor | None = None) -> Tensor:
-        """η at X2 (default: at the fitted coordinates), k(X2, X)α + offset(X2)."""
+        """η = k(X2, X)α + offset(X2), (m,) or (batch, m); X2 defaults to the fitted coordinates."""
         X, _, fit, single = self._fitted
-        if X2 is None:
-            eta = fit.eta
-        else:
+        eta = fit.eta
+        if X2 is not None:
             X2 = coordinates(X2).to(X.dtype)
-            eta = fit.alpha @ self.kernel(X2, X).mT
-            eta = eta if self.offset is None else eta + self.offset(X2).reshape(-1)
+            eta = fit.alpha @ self.kernel(X2, X).mT + self._offset(X2)
         return eta[0] if single else eta
 
     def predict(self, X2: Tensor | None = None) -> Tensor:
-        """The mean response A′(η) at X2."""
+        """The mean response A′(η) at X2, (m,) or (batch, m)."""
         return self.family.mean(self.canonical(X2))
 
     @torch.no_grad()
     def posterior(self, X2: Tensor) -> Posterior:
-        """Laplace's approximation of f(X2); for the Gaussian family the Gaussian-process posterior itself."""
+        """Laplace's approximation of f(X2): covariance (k(X2,X2) − k(X2,X) S(λI + SKS)⁻¹S k(X,X2)) / λ."""
         X, problem, fit, single = self._fitted
         X2 = coordinates(X2).to(X.dtype)
-        cov = laplace.covariance(problem, fit, self.kernel(X2, X), self.kernel(X2, X2))
-        return Posterior(self.canonical(X2), cov[0] if single else cov, self.family)
+        s = problem.weights(fit.eta).sqrt()
+        factor = scaled_factor(problem.K, s, self.lam)
+        half = torch.linalg.solve_triangular(factor, (self.kernel(X2, X) * s[:, None, :]).mT, upper=False)
+        covariance = (self.kernel(X2, X2) - half.mT @ half) / self.lam
+        return Posterior(self.canonical(X2), covariance[0] if single else covariance, self.family)
 
     @torch.no_grad()
     def log_evidence(self) -> Tensor:
-        """Laplace's approximation of log p(Y) less Σ log h(y), to choose kernel and λ by."""
-        evidence = laplace.log_evidence(self.problem, self.result)
-        return evidence[0] if self._fitted[3] else evidence
+        """log ∫ p(Y | f) p(f) df by Laplace, less Σ log h(y), per data set: to choose kernel and λ by."""
+        _, problem, fit, single = self._fitted
+        if not self.prior.flat:
+            raise ValueError("The evidence needs a normalised prior: it is available for the flat factor q only.")
+        factor = scaled_factor(problem.K, problem.weights(fit.eta).sqrt(), self.lam)
+        log_det = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        evidence = -fit.objective[-1] - 0.5 * (log_det - problem.t.shape[-1] * math.log(self.lam))
+        return evidence[0] if single else evidence
 
     @torch.no_grad()
     def as_equilibrium(self, X2: Tensor | None = None, *, convolutional: bool = False) -> KernelEquilibrium:
         """The equilibrium model Y ↦ f*(X2; X, Y) with the closed-form weights; `.guarantee` says what holds.
 
-        X2 defaults to the fitted coordinates. `convolutional` needs a `Truncated` kernel on all pixels of
-        an image.
+        X2 defaults to the fitted coordinates. `convolutional` needs a `Truncated` kernel on all pixels of an image.
         """
         X, problem, _, _ = self._fitted
         if convolutional:
             if not isinstance(self.kernel, Truncated) or X2 is not None:
                 raise ValueError("The convolutional form needs a `Truncated` kernel and predicts at its own pixels.")
-            size = closed_form.grid_size(X, len(self.kernel.squared_lengthscales))
-            return closed_form.convolutional(problem, self.kernel, size)
+            return convolutional_form(problem, self.kernel, X)
         X2 = X if X2 is None else coordinates(X2).to(X.dtype)
-        offset = X2.new_zeros(len(X2)) if self.offset is None else self.offset(X2).reshape(-1)
-        return closed_form.dense(problem, self.kernel(X2, X), offset)
+        return dense_form(problem, self.kernel(X2, X), self._offset(X2))
+
+    def _offset(self, X: Tensor) -> Tensor:
+        """offset(X), (n,); zero where there is none."""
+        return X.new_zeros(len(X)) if self.offset is None else self.offset(X).reshape(-1)
 
     @property
     def _fitted(self) -> tuple[Tensor, Problem, Fit, bool]:

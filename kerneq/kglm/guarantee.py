@@ -1,4 +1,4 @@
-"""Which of the paper's assumptions hold for a kernel matrix, and what can be promised without them."""
+"""Spectra of kernel weights: which of the paper's assumptions hold, and what can be promised without them."""
 
 import dataclasses
 import math
@@ -7,8 +7,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from kerneq.kglm.family import AbstractFamily
-from kerneq.kglm.prior import FLAT, AbstractPrior
+from .families import AbstractFamily
+from .problem import FLAT, Prior, Problem
 
 
 @final
@@ -16,16 +16,15 @@ from kerneq.kglm.prior import FLAT, AbstractPrior
 class Guarantee:
     """What is known about z = σ(W₁z + W₂T + W₃ρ(z)); `str` says it in words.
 
-    Beyond the paper: A′ + Q′ is monotone, so whenever K is positive semi-definite the equilibrium exists,
-    is unique, and its readout is the kernel GLM's prediction. Assumption 1 is never needed (α = (T − z −
-    ρ)/λ minimises J for any such K, and k(·, X) does not see the null space of K), Assumption 2 only makes
-    plain iteration converge.
+    Beyond the paper: A′ + Q′ is monotone, so whenever K is positive semi-definite the equilibrium exists, is unique,
+    and its readout is the kernel GLM's prediction. Assumption 1 is never needed (α = (T − z − ρ)/λ minimises J for
+    any such K, and k(·, X) does not see the null space of K), Assumption 2 only makes plain iteration converge.
     """
 
     smallest: float  # least eigenvalue of K, or a lower bound
     norm: float  # ‖K/λ‖, or an upper bound
     contraction: float  # ‖K/λ‖ sup A″ sup(1 + ρ′), Assumption 2's number
-    canonical: float  # L = ‖K/λ‖ sup(A″ + Q″), the Lipschitz constant in canonical coordinates
+    lipschitz: float  # L = ‖K/λ‖ sup(A″ + Q″), of the map in canonical coordinates
     rounding: float  # eigenvalues closer to 0 than this are 0
 
     @property
@@ -35,6 +34,7 @@ class Guarantee:
 
     @property
     def semidefinite(self) -> bool:
+        """K is positive semi-definite to rounding: the layer is the kernel GLM."""
         return self.smallest >= -self.rounding
 
     @property
@@ -44,12 +44,11 @@ class Guarantee:
 
     @property
     def relaxation(self) -> float:
-        """2 / (2 + L): with it, iteration in canonical coordinates contracts by L / (2 + L) in the kernel's
-        norm.
+        """2 / (2 + L): with it, iteration in canonical coordinates contracts by L / (2 + L) in the kernel's norm.
 
         It is gradient descent on the inner problem in the kernel's space: λ-strongly convex, λ(1 + L)-smooth.
         """
-        return 2 / (2 + self.canonical)
+        return 2 / (2 + self.lipschitz)
 
     def __str__(self) -> str:
         words = f"{self._first()} {self._second()}"
@@ -80,7 +79,7 @@ class Guarantee:
         if not self.semidefinite:
             return f"Assumption 2 fails (its number is {number}): nothing is known about uniqueness."
         way = "A″ has no bound, so use Newton's method or state a bound on the data"
-        if math.isfinite(self.canonical):
+        if math.isfinite(self.lipschitz):
             way = f"relaxed iteration in canonical coordinates with step {self.relaxation:.2g} finds it"
         return (
             f"Assumption 2 fails (its number is {number}): plain iteration may not converge. "
@@ -92,39 +91,79 @@ def certify(
     K: Tensor,
     lam: float,
     family: AbstractFamily,
-    prior: AbstractPrior = FLAT,
+    prior: Prior = FLAT,
     *,
     t: Tensor | None = None,
     offset: Tensor | None = None,
 ) -> Guarantee:
-    """The guarantee for a dense kernel matrix. Targets `t` = T(Y) help a family whose A″ is unbounded
-    (Poisson).
+    """The guarantee for a kernel matrix. Targets `t` = T(Y) help a family whose A″ is unbounded (Poisson).
 
     There, if K ≥ 0 entrywise and σ > 0, iterates stay below η_max = max((K/λ)T + m), where A″ is bounded.
     """
     eigenvalues = torch.linalg.eigvalsh(K.double())
     below = math.inf
-    if t is not None and math.isinf(family.curvature()) and bool((K >= 0).all()):
+    if t is not None and math.isinf(family.variance_range()[1]) and bool((K >= 0).all()):
         top = t @ K / lam if offset is None else t @ K / lam + offset
         below = top.max().item()
     rounding = K.shape[0] * torch.finfo(K.dtype).eps * eigenvalues[-1].item()
-    return from_spectrum(eigenvalues[0].item(), eigenvalues.abs().max().item(), lam, family, prior, rounding, below)
+    return _from_spectrum(eigenvalues, lam, family, prior, rounding, below)
 
 
-def from_spectrum(
-    smallest: float,
-    largest: float,
+def certify_convolution(filters: Tensor, size: tuple[int, int], problem: Problem) -> Guarantee:
+    """The same for filters (c, c, k, k) on images (h, w), zero-padded: rigorous bounds, never exact.
+
+    The zero-padded convolution is a corner of the circular one on a larger torus, whose spectrum the FFT gives.
+    """
+    radius = filters.shape[-1] // 2
+    torus = size[0] + 2 * radius, size[1] + 2 * radius
+    row, column = (torch.arange(n, device=filters.device, dtype=torch.float64) / n for n in torus)
+    # moving the filter's centre to the origin makes a symmetric filter's symbol Hermitian
+    phase = torch.exp(2j * math.pi * radius * (row[:, None] + column[None, :]))
+    eigenvalues = torch.linalg.eigvalsh(_symbol(filters.double(), torus) * phase[:, :, None, None])
+    rounding = 1e3 * torch.finfo(filters.dtype).eps * eigenvalues.abs().max().item()
+    return _from_spectrum(eigenvalues, problem.lam, problem.family, problem.prior, rounding)
+
+
+def _from_spectrum(
+    eigenvalues: Tensor,
     lam: float,
     family: AbstractFamily,
-    prior: AbstractPrior,
+    prior: Prior,
     rounding: float,
     below: float = math.inf,
 ) -> Guarantee:
-    """The guarantee from bounds on the spectrum of K."""
-    norm, bend = largest / lam, prior.curvature()
-    # ρ′ = Q″ ∘ (A′)⁻¹ / A″ ∘ (A′)⁻¹; the published sup takes A″ and ρ′ at one z, but in the map they meet
-    # at two
-    floor = family.floor()
-    steepest = 0.0 if bend == 0 else (bend / floor if floor > 0 else math.inf)
-    curve = family.curvature(below)
-    return Guarantee(smallest, norm, norm * curve * (1 + steepest), norm * (curve + bend), rounding)
+    """The guarantee from eigenvalues between which the spectrum of K lies, for η ≤ below."""
+    norm, curvature = eigenvalues.abs().max().item() / lam, prior.max_curvature()
+    lowest, highest = family.variance_range(below)
+    # ρ′ = Q″ ∘ (A′)⁻¹ / A″ ∘ (A′)⁻¹; the published sup takes A″ and ρ′ at one z, but in the map they meet at two
+    steepest = 0.0
+    if curvature > 0:
+        steepest = curvature / lowest if lowest > 0 else math.inf
+    smallest = eigenvalues.min().item()
+    return Guarantee(smallest, norm, norm * highest * (1 + steepest), norm * (highest + curvature), rounding)
+
+
+def _symbol(weight: Tensor, size: tuple[int, int]) -> Tensor:
+    """The convolution's action per frequency (Sedghi et al., 2018): (…, out, in, k, k) → (…, h, w, out, in), complex.
+
+    Their singular values, all frequencies together, are those of the circular convolution.
+    """
+    if weight.shape[-2] > size[0] or weight.shape[-1] > size[1]:
+        raise ValueError(f"A filter {tuple(weight.shape[-2:])} does not fit an image {size}.")
+    return torch.fft.fft2(weight, s=size).movedim((-2, -1), (-4, -3))
+
+
+def convolution_norm(weight: Tensor, size: tuple[int, int]) -> Tensor:
+    """‖W‖ of the circular convolution on images of `size`; weights (…, out, in, k, k) give norms (…)."""
+    return torch.linalg.matrix_norm(_symbol(weight, size), ord=2).amax((-2, -1))
+
+
+def spectral_norm(weight: Tensor, size: tuple[int, int] | None = None) -> Tensor:
+    """‖W‖, exactly, of one dense weight (m, n) or one circular convolution (out, in, k, k) on images of `size`."""
+    if weight.ndim == 2:
+        return torch.linalg.matrix_norm(weight, ord=2)
+    if weight.ndim != 4:
+        raise ValueError(f"Expected a weight (m, n) or (out, in, kh, kw), got shape {tuple(weight.shape)}.")
+    if size is None:
+        raise ValueError("The norm of a convolution depends on the image: pass `size=(height, width)`.")
+    return convolution_norm(weight, size)

@@ -1,52 +1,56 @@
-"""Covariance functions k(X, X2): coordinates (n, d) and (m, d) → matrix (n, m); `+` and `*` compose them."""
+"""Covariance functions k(X, X2): coordinates (n, d) and (m, d) → matrix (n, m); `+` and `*` compose them.
+
+Not the kernels of `kerneq.kernels`, which define a layer's energy: these say how f(x) and f(x2) vary together.
+"""
 
 import abc
 import dataclasses
+import functools
 import math
-from typing import final
+import sys
+from collections.abc import Callable
+from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..solution import check_positive
 
-class AbstractKernel(abc.ABC):
+
+class AbstractCovariance(abc.ABC):
     """A positive semi-definite function of two coordinates, evaluated on all pairs."""
 
     @abc.abstractmethod
-    def __call__(self, X: Tensor, X2: Tensor) -> Tensor: ...
+    def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
+        """k(X, X2), (n, m)."""
 
-    def __add__(self, other: "AbstractKernel") -> "AbstractKernel":
-        return Sum(self, other)
+    def __add__(self, other: "AbstractCovariance") -> "AbstractCovariance":
+        return Composite(torch.add, self, other)
 
-    def __mul__(self, other: "AbstractKernel | float") -> "AbstractKernel":
-        return Product(self, Constant(float(other)) if isinstance(other, (int, float)) else other)
+    def __mul__(self, other: "AbstractCovariance | float") -> "AbstractCovariance":
+        factor = Constant(float(other)) if isinstance(other, int | float) else other
+        return Composite(torch.mul, self, factor)
 
     __rmul__ = __mul__
 
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Sum(AbstractKernel):
-    first: AbstractKernel
-    second: AbstractKernel
+class Composite(AbstractCovariance):
+    """The sum or the product of two kernels, entry by entry; written `k1 + k2`, `k1 * k2`, `2.0 * k1`."""
+
+    operation: Callable[[Tensor, Tensor], Tensor]
+    first: AbstractCovariance
+    second: AbstractCovariance
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
-        return self.first(X, X2) + self.second(X, X2)
+        return self.operation(self.first(X, X2), self.second(X, X2))
 
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Product(AbstractKernel):
-    first: AbstractKernel
-    second: AbstractKernel
-
-    def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
-        return self.first(X, X2) * self.second(X, X2)
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class Constant(AbstractKernel):
+class Constant(AbstractCovariance):
     """k = v: a random level; as a factor, the variance of another kernel."""
 
     value: float = 1.0
@@ -61,7 +65,7 @@ class Constant(AbstractKernel):
 
 @final
 @dataclasses.dataclass(frozen=True)
-class White(AbstractKernel):
+class White(AbstractCovariance):
     """k = v where the two coordinates are equal and 0 elsewhere: definite on distinct coordinates."""
 
     variance: float = 1e-8
@@ -73,7 +77,7 @@ class White(AbstractKernel):
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Linear(AbstractKernel):
+class DotProduct(AbstractCovariance):
     """k = ⟨x, x2⟩: the kernel GLM is the ridge-penalised GLM."""
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
@@ -82,57 +86,148 @@ class Linear(AbstractKernel):
 
 @final
 @dataclasses.dataclass(frozen=True)
-class SquaredExponential(AbstractKernel):
-    """k = exp(−‖x − x2‖² / 2ℓ²)."""
+class SquaredExponential(AbstractCovariance):
+    """k = exp(−‖x − x2‖² / 2ℓ²): infinitely smooth functions."""
 
     lengthscale: float = 1.0  # ℓ
 
     def __post_init__(self) -> None:
-        _positive("lengthscale", self.lengthscale)
+        check_positive("lengthscale", self.lengthscale)
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
-        return (-0.5 * squared_distance(X, X2) / self.lengthscale**2).exp()
+        return (-0.5 * _squared_distance(X, X2) / self.lengthscale**2).exp()
 
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Periodic(AbstractKernel):
+class Periodic(AbstractCovariance):
     """k = exp(−2 sin²(π‖x − x2‖/p) / ℓ²); the paper's exp(−sin²‖x − x2‖) has p = π, ℓ = √2."""
 
     period: float = math.pi  # p
     lengthscale: float = math.sqrt(2)  # ℓ
 
     def __post_init__(self) -> None:
-        _positive("period", self.period)
-        _positive("lengthscale", self.lengthscale)
+        check_positive("period", self.period)
+        check_positive("lengthscale", self.lengthscale)
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
-        distance = squared_distance(X, X2).sqrt()
+        distance = _squared_distance(X, X2).sqrt()
         return (-2 * (math.pi * distance / self.period).sin().square() / self.lengthscale**2).exp()
 
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Matern(AbstractKernel):
+class Matern(AbstractCovariance):
     """Smoothness ν = ½, 3/2 or 5/2: with r = √(2ν)‖x − x2‖/ℓ, e^{−r} times 1, 1 + r or 1 + r + r²/3."""
 
     lengthscale: float = 1.0  # ℓ
     smoothness: float = 1.5  # ν
 
     def __post_init__(self) -> None:
-        _positive("lengthscale", self.lengthscale)
+        check_positive("lengthscale", self.lengthscale)
         if self.smoothness not in (0.5, 1.5, 2.5):
             raise ValueError(f"`smoothness` must be 0.5, 1.5 or 2.5, got {self.smoothness}.")
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
-        r = math.sqrt(2 * self.smoothness) * squared_distance(X, X2).sqrt() / self.lengthscale
+        r = math.sqrt(2 * self.smoothness) * _squared_distance(X, X2).sqrt() / self.lengthscale
         polynomial = 1 + (self.smoothness > 1) * r + (self.smoothness > 2) * r.square() / 3
         return polynomial * (-r).exp()
 
 
-def squared_distance(X: Tensor, X2: Tensor) -> Tensor:
-    """‖xᵢ − x2ⱼ‖² from the differences themselves: exactly symmetric, exactly zero on the diagonal."""
-    return (X[:, None, :] - X2[None, :, :]).square().sum(-1)
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class Truncated(AbstractCovariance):
+    """Squared exponentials of their own length per pair of channels, cut off beyond `radius` pixels (Appendix E, F).
+
+    k(x, x′) = w(Δ₁) w(Δ₂) exp(−‖Δ‖² / 2ℓ²_ab) for coordinates x = (row, column, channel), Δ the pixel offset, a and b
+    the channels; its matrix on all pixels of an image is a convolution. As published, w(Δ) is the indicator of
+    |Δ| ≤ r, and it is not a kernel: that indicator is not positive semi-definite (its Fourier transform is a
+    Dirichlet kernel, negative in places), nor is a matrix of ones of different lengths per pair. `definite` repairs
+    both: w = 1 − |Δ|/(r + 1), and each pair of channels a ≠ b enters as a 2 × 2 block of ones.
+    """
+
+    squared_lengthscales: Tensor  # ℓ², (…, c, c), symmetric; a batch has filters but no k(X, X2)
+    radius: int = 2  # r; filters are (2r + 1) × (2r + 1)
+    definite: bool = False
+
+    def __post_init__(self) -> None:
+        lengths = self.squared_lengthscales
+        if lengths.ndim < 2 or not torch.equal(lengths, lengths.mT) or not bool((lengths > 0).all()):
+            raise ValueError("`squared_lengthscales` must be a symmetric matrix (c, c) of positive numbers.")
+        if self.radius < 0:
+            raise ValueError(f"`radius` must not be negative, got {self.radius}.")
+
+    def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
+        offset = (X[:, None, :2] - X2[None, :, :2]).abs()
+        table = self.filters().to(X)
+        inside = (offset <= self.radius).all(-1)
+        i, j = (offset.clamp(max=self.radius).long() + self.radius).unbind(-1)
+        first, second = X[:, None, 2].long(), X2[None, :, 2].long()
+        return table[first, second, i, j] * inside
+
+    def filters(self) -> Tensor:
+        """(…, c, c, 2r + 1, 2r + 1): C ∗ image equals k(X, X) @ image for X = `pixels(h, w, c)`."""
+        lengths = self.squared_lengthscales
+        offset = torch.arange(-self.radius, self.radius + 1, dtype=lengths.dtype, device=lengths.device)
+        distance = offset[:, None].square() + offset[None, :].square()
+        table = torch.exp(-0.5 * distance / lengths[..., None, None])
+        if not self.definite:
+            return table
+        taper = 1 - offset.abs() / (self.radius + 1)
+        table = table * (taper[:, None] * taper[None, :])
+        same = torch.eye(table.shape[-3], dtype=torch.bool, device=table.device)[:, :, None, None]
+        # the diagonal collects a block from every pair its channel is in
+        return torch.where(same, table.sum(-3, keepdim=True), table)
+
+
+def random_lengthscales(channels: int, generator: torch.Generator, *, batch: tuple[int, ...] = ()) -> Tensor:
+    """ℓ² ~ U(0, 4) for each unordered pair of channels, (*batch, c, c), as Appendix F draws them."""
+    draw = (torch.rand(*batch, channels, channels, generator=generator) * 4.0).clamp(min=1e-3)
+    return draw.tril() + draw.tril(-1).mT
+
+
+def pixels(height: int, width: int, channels: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Coordinates (row, column, channel) in the order of `image.flatten()` for an image (c, h, w)."""
+    grid = torch.cartesian_prod(torch.arange(channels), torch.arange(height), torch.arange(width))
+    return grid[:, [1, 2, 0]].to(dtype)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class FunctionKernel(AbstractCovariance):
+    """Any callable k(X, X2) on tensors that returns a tensor, an array or a GPyTorch lazy matrix."""
+
+    function: Callable[[Tensor, Tensor], Any]
+
+    def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
+        values = self.function(X, X2)
+        if not isinstance(values, np.ndarray):
+            values = values.to_dense()  # a tensor stays as it is, a lazy matrix is written out
+        matrix = torch.as_tensor(values, dtype=X.dtype, device=X.device)
+        if matrix.shape != (X.shape[0], X2.shape[0]):
+            raise ValueError(
+                f"The kernel must return a matrix ({X.shape[0]}, {X2.shape[0]}), got shape {tuple(matrix.shape)}."
+            )
+        return matrix
+
+
+def as_kernel(kernel: Any) -> AbstractCovariance:
+    """`kernel` itself if it is ours; a kernel of scikit-learn or GPyTorch, or a function k(X, X2), adapted."""
+    if isinstance(kernel, AbstractCovariance):
+        return kernel
+    scikit = sys.modules.get("sklearn.gaussian_process.kernels")  # not imported: then `kernel` is not one of them
+    if scikit is not None and isinstance(kernel, scikit.Kernel):
+        return FunctionKernel(functools.partial(_call_scikit, kernel))
+    if callable(kernel):
+        return FunctionKernel(kernel)
+    raise TypeError(f"A kernel must be callable as k(X, X2), got {type(kernel).__name__}.")
+
+
+def _call_scikit(kernel: Callable[..., Any], X: Tensor, X2: Tensor) -> Any:
+    """Equal coordinates are passed as one argument, so that scikit-learn's white noise counts."""
+    first, second = X.detach().cpu().numpy(), X2.detach().cpu().numpy()
+    same = first.shape == second.shape and np.array_equal(first, second)
+    return kernel(first) if same else kernel(first, second)
 
 
 def coordinates(X: Tensor) -> Tensor:
@@ -144,6 +239,6 @@ def coordinates(X: Tensor) -> Tensor:
     return X[:, None] if X.ndim == 1 else X
 
 
-def _positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"`{name}` must be positive, got {value}.")
+def _squared_distance(X: Tensor, X2: Tensor) -> Tensor:
+    """‖xᵢ − x2ⱼ‖² from the differences themselves: exactly symmetric, exactly zero on the diagonal."""
+    return (X[:, None, :] - X2[None, :, :]).square().sum(-1)

@@ -8,9 +8,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from kerneq.kglm.family import AbstractFamily
-from kerneq.kglm.guarantee import certify
-from kerneq.kglm.prior import FLAT, AbstractPrior
+from .families import AbstractFamily
+from .guarantee import certify
+from .problem import FLAT, Prior
 
 
 def jacobian_norm(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def proposition2(f: Callable[[Tensor], Tensor], z1: Tensor, z2: Tensor, points: 
     return ratio.item(), jacobian_norm(f, z1 + t * (z2 - z1)).max().item()
 
 
-def proposition4(K: Tensor, lam: float, family: AbstractFamily, prior: AbstractPrior = FLAT) -> float:
+def proposition4(K: Tensor, lam: float, family: AbstractFamily, prior: Prior = FLAT) -> float:
     """Assumption 2's number, ‖K/λ‖ sup A″ sup(1 + ρ′): below 1 the equilibrium map contracts by it."""
     return certify(K, lam, family, prior).contraction
 

@@ -1,9 +1,13 @@
-"""Small problems on one thread: two threads on a busy machine wait for each other."""
+"""Small problems on one thread: two threads on a busy machine wait for each other. The experiments are importable."""
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "kglm"))
 
 
 @pytest.fixture(autouse=True, scope="module")

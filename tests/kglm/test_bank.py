@@ -2,15 +2,10 @@
 
 import pytest
 import torch
+from bank import ConvBank, DenseBank, banded, train
 from torch.nn import functional as F
 
 from kerneq import kglm
-from kerneq.gradients import Implicit
-from kerneq.kglm.bank import ConvBank, DenseBank, banded, uniform
-from kerneq.kglm.experiments.training import squared_error, train
-from kerneq.solvers import Picard
-
-RULE = Implicit(Picard(), tol=1e-12, max_steps=200, on_failure="return")
 
 
 def gaussian(*shape, seed=0, scale=1.0):
@@ -20,18 +15,18 @@ def gaussian(*shape, seed=0, scale=1.0):
 def dense(models, n=5, m=4):
     W = gaussian(models, n, n, seed=1, scale=0.2), gaussian(models, n, n, seed=2, scale=0.3)
     V = gaussian(models, m, n, seed=3), gaussian(models, m, n, seed=4)
-    return DenseBank(W, V, "tanh", Picard(), RULE, 1e-13, 300)
+    return DenseBank(W, V, torch.tanh, tol=1e-13, max_steps=300)
 
 
-def conv(models, c=2, k=3, activation="tanh"):
+def conv(models, c=2, k=3):
     W, V = [
         (gaussian(models, c, c, k, k, seed=s, scale=0.1), gaussian(models, c, c, k, k, seed=s + 1, scale=0.2))
         for s in (1, 3)
     ]
-    return ConvBank(W, V, activation, Picard(), RULE, 1e-13, 300)
+    return ConvBank(W, V, torch.tanh, tol=1e-13, max_steps=300)
 
 
-@pytest.mark.parametrize("k", [1, 3, 5])
+@pytest.mark.parametrize("k", [1, 5])
 def test_the_banded_matrix_is_the_convolution(k):
     filters, images = gaussian(1, 3, 2, k, k), gaussian(4, 2, 6, 7, seed=1)
     rows = F.pad(images.transpose(1, 2).flatten(2), (0, 0, k // 2, k // 2))
@@ -67,23 +62,23 @@ def test_a_bank_with_kernel_weights_is_the_kernel_glm():
     Y = torch.where(gaussian(5, 12) > 0, 1.0, -1.0).double()
     glm = kglm.KernelGLM(kglm.Matern(), kglm.Ising(), lam=20.0).fit(X, Y)
     W = glm.problem.K[None] / 20.0
-    bank = DenseBank((-W, W), (-W, W), "tanh", Picard(), RULE, 1e-13, 300)
+    bank = DenseBank((-W, W), (-W, W), torch.tanh, tol=1e-13, max_steps=300)
     torch.testing.assert_close(bank(Y[None])[0][0].detach(), glm.canonical(), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("make", [dense, conv])
 def test_training_together_is_training_one_by_one(make):
     shared = make is conv
-    y = gaussian(4, 2, 6, 5, seed=5) if shared else gaussian(3, 6, 5, seed=5)
-    target = gaussian(4, 2, 6, 5, seed=6).expand(3, 4, 2, 6, 5) if shared else gaussian(3, 6, 4, seed=6)
-    together = make(3)
-    errors = train(together, lambda e: [(y, target)], lambda: [(y, target)], epochs=4, lr=0.01)
-    for model in range(3):
-        alone = make(3)
+    y = gaussian(4, 2, 6, 5, seed=5) if shared else gaussian(2, 6, 5, seed=5)
+    target = gaussian(4, 2, 6, 5, seed=6).expand(2, 4, 2, 6, 5) if shared else gaussian(2, 6, 4, seed=6)
+    together = make(2)
+    errors = train(together, lambda e: [(y, target)], lambda: [(y, target)], epochs=2, lr=0.01)
+    for model in range(2):
+        alone = make(2)
         for name, parameter in list(alone.named_parameters()):
             setattr(alone, name, torch.nn.Parameter(parameter.detach()[model : model + 1].clone()))
         own = (y if shared else y[model : model + 1], target[model : model + 1])
-        history = train(alone, lambda e, own=own: [own], lambda own=own: [own], epochs=4, lr=0.01)
+        history = train(alone, lambda e, own=own: [own], lambda own=own: [own], epochs=2, lr=0.01)
         torch.testing.assert_close(history[:, 0], errors[:, model], rtol=1e-8, atol=1e-10)
 
 
@@ -111,10 +106,3 @@ def test_frozen_models_keep_their_hidden_weights_and_train_their_readout():
         assert torch.equal(getattr(bank, name)[0], before[name][0])
         assert not torch.equal(getattr(bank, name)[1], before[name][1])
     assert not torch.equal(bank.V1[0], before["V1"][0])
-
-
-def test_the_random_start_is_pytorchs_default_range():
-    draw = uniform((200, 30, 30), 30, torch.Generator().manual_seed(0))
-    assert draw.abs().max() <= 30**-0.5
-    assert draw.std().item() == pytest.approx((30 * 3) ** -0.5, rel=0.02)
-    assert squared_error(draw, draw).abs().max() == 0

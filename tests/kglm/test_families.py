@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from kerneq import kglm
-from kerneq.kglm import prior
-from kerneq.kglm.family import AbstractFamily
+from kerneq.kglm.problem import FLAT
 
-FAMILIES: list[AbstractFamily] = [
+FAMILIES: list[kglm.AbstractFamily] = [
     kglm.Gaussian(),
     kglm.Gaussian(noise=0.3),
     kglm.Bernoulli(),
@@ -22,7 +21,7 @@ FAMILIES: list[AbstractFamily] = [
     kglm.LeakyReLU(0.2),
     kglm.Custom(lambda eta: torch.log(2 * torch.cosh(eta)), bound=1.0),
 ]
-PRIORS = [prior.Flat(), prior.Normal(0.7), prior.Logistic(0.5)]
+PRIORS = [FLAT, kglm.Normal(0.7), kglm.Logistic(0.5), kglm.Prior(kglm.Binomial(3), 0.4)]
 ETA = torch.linspace(-3.9, 3.9, 14, dtype=torch.float64)
 
 
@@ -40,12 +39,19 @@ def test_the_link_inverts_the_mean(family):
     torch.testing.assert_close(family.canonical(family.mean(ETA)), ETA, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize(("family", "mean"), [(kglm.Bernoulli(), 1.5), (kglm.LeakyReLU(0.0), -2.0)])
+def test_a_mean_that_no_canonical_parameter_has_is_refused_in_words(family, mean):
+    with pytest.raises(ValueError, match=f"no canonical parameter of mean {mean:g}"):
+        family.canonical(torch.tensor([0.5, mean], dtype=torch.float64))
+
+
 @pytest.mark.parametrize("family", FAMILIES, ids=repr)
 def test_the_variance_is_positive_and_below_its_stated_bound(family):
     eta = torch.linspace(-60, 4, 2001, dtype=torch.float64)
     variance = family.variance(eta)
     assert (variance >= 0).all()
-    assert (variance <= family.curvature(below=4.0) * (1 + 1e-12)).all()
+    lowest, highest = family.variance_range(below=4.0)
+    assert (variance >= lowest * (1 - 1e-12)).all() and (variance <= highest * (1 + 1e-12)).all()
 
 
 @pytest.mark.parametrize("factor", PRIORS, ids=repr)
@@ -54,8 +60,8 @@ def test_the_prior_factors_derivatives_are_right_and_bounded(factor):
     (slope,) = torch.autograd.grad(factor.penalty(eta).sum() + 0 * eta.sum(), eta, create_graph=True)
     (curve,) = torch.autograd.grad(slope.sum() + 0 * eta.sum(), eta)
     torch.testing.assert_close(factor.slope(ETA), slope.detach())
-    torch.testing.assert_close(factor.curve(ETA), curve)
-    assert (curve <= factor.curvature() + 1e-12).all()
+    torch.testing.assert_close(factor.curvature(ETA), curve)
+    assert (curve <= factor.max_curvature() + 1e-12).all()
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.1, 0.5])
@@ -111,8 +117,8 @@ def test_targets_outside_the_support_are_refused_in_words(family, y, words):
         lambda: kglm.Ising(-1.0),
         lambda: kglm.Rectified(1.0),
         lambda: kglm.LeakyReLU(-0.1),
-        lambda: prior.Normal(-1.0),
-        lambda: prior.Logistic(0.0),
+        lambda: kglm.Normal(-1.0),
+        lambda: kglm.Logistic(0.0),
     ],
 )
 def test_parameters_out_of_range_are_refused(make):

@@ -17,7 +17,7 @@ PAIRS = [
     (kernels.Matern(0.7, 0.5), sk.Matern(0.7, nu=0.5)),
     (kernels.Matern(0.7, 1.5), sk.Matern(0.7, nu=1.5)),
     (kernels.Matern(0.7, 2.5), sk.Matern(0.7, nu=2.5)),
-    (kernels.Linear(), sk.DotProduct(sigma_0=0.0)),
+    (kernels.DotProduct(), sk.DotProduct(sigma_0=0.0)),
     (kernels.White(0.3), sk.WhiteKernel(0.3)),
     (0.5 * kernels.Matern(0.7) + kernels.White(0.1), 0.5 * sk.Matern(0.7) + sk.WhiteKernel(0.1)),
     (kernels.SquaredExponential() * kernels.Periodic(2.0), sk.RBF() * sk.ExpSineSquared(math.sqrt(2), 2.0)),
@@ -82,7 +82,7 @@ def test_any_function_of_two_sets_of_coordinates_is_a_kernel_and_its_shape_is_ch
         lambda: kernels.SquaredExponential(0.0),
         lambda: kernels.Periodic(-1.0),
         lambda: kernels.Matern(1.0, 3.5),
-        lambda: -1.0 * kernels.Linear(),
+        lambda: -1.0 * kernels.DotProduct(),
     ],
 )
 def test_kernel_parameters_out_of_range_are_refused(make):

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from kerneq import kglm, solve
-from kerneq.kglm import kernels, prior
+from kerneq.kglm import kernels
+from kerneq.kglm.problem import FLAT
 from kerneq.kglm.propositions import (
     jacobian_norm,
     proposition2,
@@ -28,7 +29,7 @@ def fixed_point(A, y):
     return solve(lambda z: torch.tanh((y - z) @ A.mT), torch.zeros_like(y), Picard(), tol=1e-14, max_steps=2000).value
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_proposition_2_the_lipschitz_ratio_is_below_the_largest_jacobian_on_the_segment(seed):
     A, y = with_norm(gaussian(6, 6, seed=seed), 3.0), gaussian(6, seed=seed + 10)
     z1, z2 = gaussian(6, seed=seed + 20), gaussian(6, seed=seed + 30)
@@ -48,7 +49,7 @@ def test_proposition_2_admits_a_jacobian_of_norm_one_on_the_boundary():
     [kglm.Gaussian(), kglm.Binomial(4), kglm.Ising(1.5), kglm.LeakyReLU(0.3), kglm.Rectified()],
     ids=repr,
 )
-@pytest.mark.parametrize("factor", [prior.Flat(), prior.Normal(0.3)], ids=repr)
+@pytest.mark.parametrize("factor", [FLAT, kglm.Normal(0.3)], ids=repr)
 def test_proposition_4_bounds_the_jacobian_of_the_equilibrium_map(family, factor):
     X = torch.linspace(0, 5, 12, dtype=torch.float64)[:, None]
     K, lam = kernels.SquaredExponential()(X, X), 9.0
@@ -56,22 +57,23 @@ def test_proposition_4_bounds_the_jacobian_of_the_equilibrium_map(family, factor
     t = gaussian(12)
 
     def H(z):
-        rho = 0 if isinstance(factor, prior.Flat) else factor.slope(family.canonical(z))
+        rho = 0 if factor.flat else factor.slope(family.canonical(z))
         return family.mean(K @ (t - z - rho) / lam)
 
     if number == float("inf"):
-        assert family.floor() == 0 and factor.curvature() > 0  # ρ′ is unbounded at the edge of the domain
+        # ρ′ is unbounded at the edge of the domain
+        assert family.variance_range()[0] == 0 and factor.max_curvature() > 0
         return
     z = family.mean(gaussian(50, 12, seed=1))
-    if not isinstance(family, kglm.Rectified):
+    if factor.flat and not isinstance(family, kglm.Rectified):
         assert jacobian_norm(H, z).max() <= number * (1 + 1e-9)
-    else:  # torch has no batching rule for log Φ: difference quotients instead
+    else:  # torch has no batching rule for log Φ, nor the inverse link a derivative: difference quotients instead
         a, b = z[:25], z[25:]
         ratio = torch.stack([(H(p) - H(q)).norm() / (p - q).norm() for p, q in zip(a, b, strict=True)])
         assert ratio.max() <= number * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_proposition_12_bounds_the_distance_of_two_fixed_points(seed):
     A = with_norm(gaussian(8, 8, seed=seed), 0.6)
     B = with_norm(A + 0.3 * gaussian(8, 8, seed=seed + 50) / 8, 0.7)
@@ -83,7 +85,7 @@ def test_proposition_12_bounds_the_distance_of_two_fixed_points(seed):
         proposition12(2 * A, B, y, torch.tanh)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_proposition_13_finds_a_semi_definite_matrix_within_its_bound(seed):
     A, y = with_norm(gaussian(8, 8, seed=seed), 0.5), gaussian(4, 8, seed=seed + 99)
     B, bound = proposition13(A, y, torch.tanh)

@@ -1,22 +1,24 @@
-"""The smooth sequence-to-sequence task (Figure 5): one half of a Gaussian process sample from the other."""
+"""The smooth sequence-to-sequence task (Figure 5): one half of a Gaussian process sample from the other.
+
+Informed, naive and random starts: test error over training, and sample outputs.
+"""
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
+import numpy as np
 import torch
+from bank import DenseBank, train
+from common import COLOURS, Experiment, Figures, Report, Result, main, plain, setting, silent, subplots
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from kerneq.config.setting import setting
-from kerneq.kglm.bank import DenseBank, uniform
-from kerneq.kglm.experiments.training import backward, plain, train
-from kerneq.kglm.kernels import AbstractKernel, Periodic, SquaredExponential
-from kerneq.kglm.spectral import matrix_norm
-from kerneq.solvers import Picard
+from kerneq.kglm import AbstractCovariance, Periodic, SquaredExponential, spectral_norm
+from kerneq.kglm.initialise import uniform
 
 SCHEMES = ("informed", "naive", "random")
-TRUE: AbstractKernel = 0.1 * (SquaredExponential() * Periodic())
+TRUE: AbstractCovariance = 0.1 * (SquaredExponential() * Periodic())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +42,14 @@ class Smooth:
 
 @dataclasses.dataclass(frozen=True)
 class Coordinates:
+    """Where the two halves of a sample are observed."""
+
     X: Tensor  # (n, 1)
     X2: Tensor
 
     @classmethod
     def of(cls, n: int) -> "Coordinates":
+        """n points from −2π to 2π, and the same moved by −2."""
         X = torch.linspace(-2 * math.pi, 2 * math.pi, n, dtype=torch.float64)[:, None]
         return cls(X, X - 2)
 
@@ -71,28 +76,34 @@ def start(settings: Smooth, seeds: range) -> DenseBank:
     W1, W2, V1, V2 = [], [], [], []
     for seed in seeds:
         g = torch.Generator().manual_seed(seed)
-        drawn = [uniform((n, n), n, g) for _ in range(8)]
-        scale = settings.norm / matrix_norm(true)
+        drawn = [uniform(torch.empty(n, n), g) for _ in range(8)]
+        scale = settings.norm / spectral_norm(true)
         informed, readout = (scale * true).float(), (scale * TRUE(at.X2, at.X)).float()
-        naive = (settings.norm / matrix_norm(plain_kernel) * plain_kernel).float()
+        naive = (settings.norm / spectral_norm(plain_kernel) * plain_kernel).float()
         W1 += [-informed, -naive, drawn[0]]
         W2 += [informed, naive, drawn[1]]
         V1 += [-readout, drawn[2], drawn[4]]
         V2 += [readout, drawn[3], drawn[5]]
-    rule = backward(settings.relaxation, settings.tol, settings.max_steps)
-    weights = (torch.stack(W1), torch.stack(W2)), (torch.stack(V1), torch.stack(V2))
-    return DenseBank(*weights, "tanh", Picard(settings.relaxation), rule, settings.tol, settings.max_steps)
+    return DenseBank(
+        (torch.stack(W1), torch.stack(W2)),
+        (torch.stack(V1), torch.stack(V2)),
+        torch.tanh,
+        relaxation=settings.relaxation,
+        tol=settings.tol,
+        max_steps=settings.max_steps,
+    )
 
 
-def run(settings: Smooth, device: torch.device, report: Callable[[str], None] = lambda words: None) -> dict[str, Any]:
-    """Test errors (epoch, seed, scheme), and samples of the models' outputs for the figure."""
+def run(settings: Smooth, device: torch.device, report: Report = silent) -> Result:
+    """Test errors (epoch, seed, scheme)."""
     per = max(1, settings.models_together // len(SCHEMES))
     parts = [range(s, min(s + per, settings.seeds)) for s in range(0, settings.seeds, per)]
     errors = [_errors(settings, seeds, device, report) for seeds in parts]
     return {"schemes": SCHEMES, "errors": plain(torch.cat(errors, 1))}
 
 
-def _errors(settings: Smooth, seeds: range, device: torch.device, report: Callable[[str], None]) -> Tensor:
+def _errors(settings: Smooth, seeds: range, device: torch.device, report: Report) -> Tensor:
+    """Test errors of some of the seeds, trained side by side."""
     at, bank = Coordinates.of(settings.points), start(settings, seeds).to(device)
     draws = [torch.Generator().manual_seed(10_000 + seed) for seed in seeds]
     training = [_repeat([sample(settings.train, at, g) for g in draws], device)]
@@ -100,9 +111,12 @@ def _errors(settings: Smooth, seeds: range, device: torch.device, report: Callab
     naive = torch.arange(bank.models, device=device) % len(SCHEMES) == SCHEMES.index("naive")
 
     def say(epoch: int, losses: Tensor) -> None:
+        words = ""
         if epoch % max(1, settings.epochs // 10) == 0:
             means = losses.view(-1, len(SCHEMES)).mean(0).tolist()
-            report(f"epoch {epoch}: " + ", ".join(f"{s} {m:.4f}" for s, m in zip(SCHEMES, means, strict=True)))
+            words = f"epoch {epoch}: " + ", ".join(f"{s} {m:.4f}" for s, m in zip(SCHEMES, means, strict=True))
+        done = epoch / settings.epochs if settings.epochs else 1.0
+        report((seeds.start + len(seeds) * done) / settings.seeds, words)
 
     history = train(
         bank,
@@ -150,3 +164,52 @@ def outputs(settings: Smooth, epochs: int, count: int = 6) -> Iterator[tuple[str
     yield f"random, {epochs} epochs", trained[2]
     yield f"naive, {epochs} epochs", trained[1]
     yield "informed, no training", informed
+
+
+def draw(settings: Smooth, result: Result, device: torch.device) -> Figures:
+    """Figure 5: (a) the errors, (b) sample outputs."""
+    return {"errors": _curves(np.array(result["errors"], dtype=float)), "samples": _samples(settings)}
+
+
+def _curves(errors: np.ndarray) -> Figure:
+    """Every seed thin, the mean thick."""
+    figure, axes = subplots(1, 1, width=5, height=3.2)
+    axis = axes[0, 0]
+    for column, scheme in enumerate(SCHEMES):
+        runs = errors[:, :, column]
+        axis.plot(runs, color=COLOURS[scheme], alpha=0.15, linewidth=0.6)
+        axis.plot(runs.mean(1), color=COLOURS[scheme], linewidth=1.8, label=scheme)
+    axis.set(xlabel="epoch", ylabel="test MSE", yscale="log")
+    axis.legend(frameon=False)
+    return figure
+
+
+def _samples(settings: Smooth) -> Figure:
+    """Targets and outputs of one model a scheme, and the mean of the process."""
+    figure, axes = subplots(2, 2, width=7, height=4.2)
+    x = Coordinates.of(settings.points).X2[:, 0]
+    for axis, (title, values) in zip(axes.flat, outputs(settings, epochs=20), strict=True):
+        axis.plot(x, mean(x), color="black", linewidth=1.5)
+        axis.plot(x, values.mT.numpy(), linewidth=0.8)
+        axis.set(ylim=(-2, 2))
+        axis.set_title(title, fontsize=9)
+    return figure
+
+
+def summarise(settings: Smooth, result: Result) -> list[str]:
+    """Test error of each scheme before and after training."""
+    errors = torch.tensor(result["errors"])
+    lines = []
+    for column, scheme in enumerate(SCHEMES):
+        first, last = errors[0, :, column], errors[-1, :, column]
+        lines.append(
+            f"{scheme}: test MSE {first.mean():.4f} ± {first.std():.4f} before training, "
+            f"{last.mean():.4f} ± {last.std():.4f} after {settings.epochs} epochs ({settings.seeds} seeds)"
+        )
+    return lines
+
+
+EXPERIMENT = Experiment("smooth", Smooth, run, draw, summarise, label=lambda settings: "smooth")
+
+if __name__ == "__main__":
+    main(EXPERIMENT)

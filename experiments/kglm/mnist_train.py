@@ -1,17 +1,15 @@
 """Fine-tuning the MNIST equilibrium from kernel and from random weights (Figure 14)."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
+import numpy as np
 import torch
+from bank import DenseBank
+from common import COLOURS, Experiment, Figures, Report, Result, main, setting, silent, subplots
+from mnist import Mnist, binarised, corrupt, kernel_matrix
 from torch import Tensor
 
-from kerneq.config.setting import setting
-from kerneq.kglm.bank import DenseBank, uniform
-from kerneq.kglm.experiments.mnist import Mnist, binarised, corrupt, kernel_matrix
-from kerneq.kglm.experiments.training import backward
-from kerneq.solvers import Picard
+from kerneq.kglm.initialise import uniform
 
 SCHEMES = ("kernel", "random")
 
@@ -40,14 +38,13 @@ def start(settings: MnistTrain) -> DenseBank:
     generators = [torch.Generator().manual_seed(seed) for seed in range(settings.seeds)]
 
     def stack(sign: float) -> Tensor:
-        return torch.stack([sign * scaled] + [uniform((784, 784), 784, g) for g in generators])
+        return torch.stack([sign * scaled] + [uniform(torch.empty(784, 784), g) for g in generators])
 
     W1, W2, V1, V2 = (stack(sign) for sign in (-1.0, 1.0, -1.0, 1.0))
-    rule = backward(1.0, settings.tol, settings.max_steps)
-    return DenseBank((W1, W2), (V1, V2), "sigmoid", Picard(), rule, settings.tol, settings.max_steps)
+    return DenseBank((W1, W2), (V1, V2), torch.sigmoid, tol=settings.tol, max_steps=settings.max_steps)
 
 
-def run(settings: MnistTrain, device: torch.device, report: Callable[[str], None] = lambda w: None) -> dict[str, Any]:
+def run(settings: MnistTrain, device: torch.device, report: Report = silent) -> Result:
     """Per step the training error of the grey prediction, per look the test error of the binarised one."""
     bank = start(settings).to(device)
     clean = binarised("train", settings.images).float()
@@ -64,14 +61,15 @@ def run(settings: MnistTrain, device: torch.device, report: Callable[[str], None
         if step <= 10 or step % settings.measure == 0 or step == settings.steps:
             looks.append(step)
             test.append(_binarised_error(bank, held_out, target).tolist())
-            if step % (10 * settings.measure) == 0:
-                report(f"step {step}: test error kernel {test[-1][0]:.4f}, random {test[-1][1]:.4f}")
+            loud = step % (10 * settings.measure) == 0
+            words = f"step {step}: test error kernel {test[-1][0]:.4f}, random {test[-1][1]:.4f}" if loud else ""
+            report(step / max(1, settings.steps), words)
         if step == settings.steps:
             break
         index = torch.randint(len(noisy), (settings.batch,), generator=g).to(device)
         optimizer.zero_grad(set_to_none=True)
         loss = (predict(bank, noisy[index]) - clean[index]).square().flatten(1).mean(1)
-        loss.sum().backward()  # type: ignore[no-untyped-call]
+        loss.sum().backward()
         optimizer.step()
         training.append(loss.detach().tolist())
     return {"schemes": SCHEMES, "looks": looks, "test": test, "training": training}
@@ -91,3 +89,37 @@ def _binarised_error(bank: DenseBank, y: Tensor, target: Tensor) -> Tensor:
         part = slice(first, first + 1000)
         wrong += ((predict(bank, y[part]) > 0.5) != (target[part] > 0.5)).float().flatten(1).sum(1)
     return (wrong / target.numel()).cpu()
+
+
+def draw(settings: MnistTrain, result: Result, device: torch.device) -> Figures:
+    """Figure 14: test and training error over the gradient steps, the first hundred and all."""
+    looks, test = np.array(result["looks"]), np.array(result["test"])
+    training = np.array(result["training"])
+    figure, axes = subplots(2, 2, width=7.5, height=4.6)
+    for column, limit in enumerate((100, looks.max())):
+        for scheme, models in (("kernel", slice(0, 1)), ("random", slice(1, None))):
+            shown = looks <= limit
+            axes[0, column].plot(looks[shown], test[shown, models].mean(1), color=COLOURS[scheme], label=scheme)
+            axes[1, column].plot(training[:limit, models].mean(1), color=COLOURS[scheme], linewidth=0.8)
+        for row in (0, 1):
+            axes[row, column].set(yscale="log")
+        axes[1, column].set(xlabel="training step")
+    axes[0, 0].set_ylabel("test error, binarised")
+    axes[1, 0].set_ylabel("training error, grey")
+    axes[0, 0].legend(frameon=False)
+    return {"training": figure}
+
+
+def summarise(settings: MnistTrain, result: Result) -> list[str]:
+    """Test error before and after."""
+    first, last = result["test"][0], result["test"][-1]
+    return [
+        f"test error before training: kernel {first[0]:.4f}, random {first[1]:.4f}; after {settings.steps} steps: "
+        f"{last[0]:.4f}, {last[1]:.4f}."
+    ]
+
+
+EXPERIMENT = Experiment("mnist_train", MnistTrain, run, draw, summarise, label=lambda settings: "mnist")
+
+if __name__ == "__main__":
+    main(EXPERIMENT)

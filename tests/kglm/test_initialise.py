@@ -6,8 +6,10 @@ from torch import nn
 
 import kerneq
 from kerneq import kglm
-from kerneq.kglm.convolution import pixels, random_lengthscales
-from kerneq.kglm.spectral import convolution_norm, padded_norm_bound, spectral_norm
+from kerneq.kglm import spectral_norm
+from kerneq.kglm.guarantee import convolution_norm
+from kerneq.kglm.initialise import uniform
+from kerneq.kglm.kernels import random_lengthscales
 
 
 def matrix_of(f, shape):
@@ -16,9 +18,8 @@ def matrix_of(f, shape):
     return f(eye).flatten(1).mT
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_fft_norm_is_the_norm_of_the_circular_convolution(seed):
-    weight = torch.randn(3, 2, 5, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def test_the_fft_norm_is_the_norm_of_the_circular_convolution():
+    weight = torch.randn(3, 2, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     size = (7, 6)
 
     def circular(x):
@@ -28,22 +29,13 @@ def test_the_fft_norm_is_the_norm_of_the_circular_convolution(seed):
     torch.testing.assert_close(convolution_norm(weight, size), dense, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_padded_bound_is_above_the_zero_padded_norm_and_close(seed):
-    weight = torch.randn(2, 2, 3, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    size = (8, 8)
-    padded = matrix_of(lambda x: nn.functional.conv2d(x, weight, padding=1), torch.Size((2, *size)))
-    exact, bound = torch.linalg.matrix_norm(padded, 2), padded_norm_bound(weight, size)
-    assert exact <= bound <= 1.3 * exact
-
-
 def test_norms_of_many_filters_are_found_together():
     weights = torch.randn(4, 5, 3, 3, 5, 5)
     norms = convolution_norm(weights, (16, 16))
     torch.testing.assert_close(norms[2, 3], convolution_norm(weights[2, 3], (16, 16)))
 
 
-@pytest.mark.parametrize("norm", [0.1, 1.0, 7.0])
+@pytest.mark.parametrize("norm", [0.1, 7.0])
 @pytest.mark.parametrize("scheme", ["naive", kglm.Matern(0.4)])
 def test_dense_and_convolutional_weights_get_exactly_the_norm_asked_for(norm, scheme):
     linear = kglm.initialise(nn.Linear(12, 9, dtype=torch.float64), scheme, norm=norm)
@@ -93,13 +85,17 @@ def test_random_lengthscales_are_symmetric_and_uniform():
     draws = random_lengthscales(3, torch.Generator().manual_seed(0), batch=(4000,))
     assert torch.equal(draws, draws.mT)
     assert draws.mean().item() == pytest.approx(2.0, abs=0.05) and draws.max() <= 4
-    lengths = random_lengthscales(3, torch.Generator().manual_seed(0), batch=(4000,), squared=False)
-    torch.testing.assert_close(lengths, draws.square())
+
+
+def test_the_random_start_is_pytorchs_default_range():
+    draw = uniform(torch.empty(200, 30), torch.Generator().manual_seed(0))
+    assert draw.abs().max() <= 30**-0.5
+    assert draw.std().item() == pytest.approx((30 * 3) ** -0.5, rel=0.02)
 
 
 def test_the_filters_are_the_kernel_matrix_on_the_pixel_grid():
     kernel = kglm.Truncated(random_lengthscales(3, torch.Generator().manual_seed(1)).double(), radius=2)
-    X, image = pixels(6, 7, 3), torch.randn(1, 3, 6, 7, dtype=torch.float64)
+    X, image = kglm.pixels(6, 7, 3), torch.randn(1, 3, 6, 7, dtype=torch.float64)
     got = nn.functional.conv2d(image, kernel.filters(), padding=2)
     torch.testing.assert_close(got.flatten(), kernel(X, X) @ image.flatten(), rtol=0, atol=1e-12)
 

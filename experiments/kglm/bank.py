@@ -1,48 +1,46 @@
 """Many small equilibrium models side by side: one batched product trains a whole grid of seeds and settings.
 
-Every weight has a first dimension for the model. The models share nothing: their losses are summed, so each
-gets its own gradient, and Adam is elementwise, so training them together is training them one by one.
+Every weight has a first dimension for the model. The models share nothing: their losses are summed, so each gets its
+own gradient, and Adam is elementwise, so training them together is training them one by one.
 """
 
 import abc
-import math
-from collections.abc import Callable
-from typing import Any, final
+from collections.abc import Callable, Iterable
+from typing import final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import kerneq
-from kerneq.gradients import AbstractGradient
+from kerneq.gradients import Implicit
 from kerneq.solution import Solution
-from kerneq.solvers import AbstractSolver
+from kerneq.solvers import Picard
 
 Activation = Callable[[Tensor], Tensor]
-ACTIVATIONS: dict[str, Activation] = {"tanh": torch.tanh, "sigmoid": torch.sigmoid, "relu": torch.relu}
+Weights = tuple[Tensor, Tensor]
+Batches = Callable[[int], Iterable[tuple[Tensor, Tensor]]]  # epoch ↦ (input, target) pairs
 
 
 class AbstractBank(nn.Module, abc.ABC):
-    """z = σ(W₁z + W₂y + b), f = V₁z + V₂y + c, for `models` models at once; y and f are (models, batch, …)."""
+    """z = σ(W₁z + W₂y + b), f = V₁z + V₂y + c, for `models` models at once; y and f are (models, batch, …).
+
+    Solved forward and backward by the same relaxed Picard iteration; a model that fails does not stop the others.
+    """
 
     def __init__(
-        self,
-        W: tuple[Tensor, Tensor],
-        V: tuple[Tensor, Tensor],
-        activation: str,
-        solver: AbstractSolver[Any],
-        gradient: AbstractGradient,
-        tol: float,
-        max_steps: int,
+        self, W: Weights, V: Weights, activation: Activation, *, relaxation: float = 1.0, tol: float, max_steps: int
     ) -> None:
         super().__init__()
         self.W1, self.W2 = (nn.Parameter(w.clone()) for w in W)
         self.V1, self.V2 = (nn.Parameter(v.clone()) for v in V)
-        self.sigma = ACTIVATIONS[activation]
-        self.solver, self.gradient, self.tol, self.max_steps = solver, gradient, tol, max_steps
+        self.sigma, self.tol, self.max_steps = activation, tol, max_steps
+        self.solver = Picard(relaxation)
+        self.gradient = Implicit(self.solver, tol=tol, max_steps=max_steps, on_failure="return")
 
     @property
     def models(self) -> int:
+        """How many models there are."""
         return len(self.W1)
 
     @property
@@ -60,7 +58,8 @@ class AbstractBank(nn.Module, abc.ABC):
         """z ↦ W₁z for states stored as `solve` wants them, one sample a row; y tells the shape."""
 
     @abc.abstractmethod
-    def readout(self, z: Tensor, y: Tensor) -> Tensor: ...
+    def readout(self, z: Tensor, y: Tensor) -> Tensor:
+        """V₁z + V₂y + c, (models, batch, …)."""
 
     def forward(self, y: Tensor) -> tuple[Tensor, Solution]:
         """Predictions and the solution, whose samples are (model, sample) pairs."""
@@ -83,16 +82,9 @@ class DenseBank(AbstractBank):
     """Fully connected, with biases; y is (models, batch, n)."""
 
     def __init__(
-        self,
-        W: tuple[Tensor, Tensor],
-        V: tuple[Tensor, Tensor],
-        activation: str,
-        solver: AbstractSolver[Any],
-        gradient: AbstractGradient,
-        tol: float,
-        max_steps: int,
+        self, W: Weights, V: Weights, activation: Activation, *, relaxation: float = 1.0, tol: float, max_steps: int
     ) -> None:
-        super().__init__(W, V, activation, solver, gradient, tol, max_steps)
+        super().__init__(W, V, activation, relaxation=relaxation, tol=tol, max_steps=max_steps)
         self.b = nn.Parameter(torch.zeros_like(self.W1[:, :1, :]))
         self.c = nn.Parameter(self.V1.new_zeros(self.models, 1, self.V1.shape[1]))
 
@@ -109,13 +101,11 @@ class DenseBank(AbstractBank):
 
 @final
 class ConvBank(AbstractBank):
-    """Convolutional without biases, filters (models, c, c, k, k); y is (batch, c, h, w), the same for all
-    models.
+    """Convolutional without biases, filters (models, c, c, k, k); y is (batch, c, h, w), the same for all models.
 
-    A grouped convolution with three channels a group wastes most of any machine. Here a row of the output
-    is a matrix product of the k rows of the input around it with a banded matrix (k·c·w, c·w): more
-    arithmetic, but one batched matrix product for all models and rows. States are (models · batch, h, c ·
-    w).
+    A grouped convolution with three channels a group wastes most of any machine. Here a row of the output is a matrix
+    product of the k rows of the input around it with a banded matrix (k·c·w, c·w): more arithmetic, but one batched
+    matrix product for all models and rows. States are (models · batch, h, c · w).
     """
 
     def drive(self, y: Tensor) -> Tensor:
@@ -142,18 +132,14 @@ def _rows(images: Tensor) -> Tensor:
 
 
 def _windows(rows: Tensor, side: int) -> Tensor:
-    """Rows (models, batch, h, c · w) → each with its neighbours, zero beyond the edge: (models, batch · h,
-    k · c · w).
-    """
+    """Rows (models, batch, h, c · w) → each with its neighbours, 0 beyond the edge: (models, batch · h, k · c · w)."""
     height = rows.shape[2]
     padded = F.pad(rows, (0, 0, side // 2, side // 2))
     return torch.cat([padded[:, :, d : d + height] for d in range(side)], -1).flatten(1, 2)
 
 
 def banded(filters: Tensor, width: int) -> Tensor:
-    """Filters (models, out, in, k, k) → (models, k · in · w, out · w): from k rows of the input to one of
-    the output.
-    """
+    """Filters (models, out, in, k, k) → (models, k · in · w, out · w): from k rows of input to one of output."""
     side = filters.shape[-1]
     x = torch.arange(width, device=filters.device)
     shift = x[:, None] - x[None, :] + side // 2  # of column x of the input, seen from column x′ of the output
@@ -162,7 +148,55 @@ def banded(filters: Tensor, width: int) -> Tensor:
     return taps.permute(0, 3, 2, 4, 1, 5).flatten(4, 5).flatten(1, 3)
 
 
-def uniform(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> Tensor:
-    """PyTorch's default start, U(−1/√fan-in, 1/√fan-in), for a whole bank."""
-    reach = 1 / math.sqrt(fan_in)
-    return torch.rand(shape, generator=generator) * 2 * reach - reach
+def squared_error(prediction: Tensor, target: Tensor) -> Tensor:
+    """Mean squared error of each model, (models,)."""
+    return (prediction - target).square().flatten(1).mean(1)
+
+
+@torch.no_grad()
+def test_error(bank: AbstractBank, batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Mean squared error of each model over all batches."""
+    total, count = torch.zeros(bank.models, device=bank.W1.device), 0
+    for y, target in batches:
+        total = total + squared_error(bank(y)[0], target)
+        count += 1
+    return total / count
+
+
+def train(
+    bank: AbstractBank,
+    training: Batches,
+    testing: Callable[[], Iterable[tuple[Tensor, Tensor]]],
+    *,
+    epochs: int,
+    lr: float,
+    anneal_steps: int = 0,
+    frozen: Tensor | None = None,
+    freeze: int = 0,
+    report: Callable[[int, Tensor], None] = lambda epoch, errors: None,
+) -> Tensor:
+    """Test errors (epochs + 1, models), before training first.
+
+    `anneal_steps` > 0: the rate falls as a cosine to lr/1000 over so many steps. Models marked in `frozen`
+    keep their hidden weights for the first `freeze` epochs.
+    """
+    optimizer = torch.optim.Adam(bank.parameters(), lr=lr)
+    schedule = None
+    if anneal_steps:
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, anneal_steps, eta_min=lr / 1000)
+    history = [test_error(bank, testing())]
+    report(0, history[-1])
+    for epoch in range(epochs):
+        for y, target in training(epoch):
+            optimizer.zero_grad(set_to_none=True)
+            squared_error(bank(y)[0], target).sum().backward()
+            if frozen is not None and epoch < freeze:
+                for weight in bank.hidden:
+                    if weight.grad is not None:
+                        weight.grad[frozen] = 0.0
+            optimizer.step()
+            if schedule is not None:
+                schedule.step()
+        history.append(test_error(bank, testing()))
+        report(epoch + 1, history[-1])
+    return torch.stack(history).cpu()

@@ -5,15 +5,12 @@ import functools
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
+from common import COLOURS, Experiment, Figures, Report, Result, main, setting, silent, subplots
 from torch import nn
 
-from kerneq.config.setting import setting
-from kerneq.kglm.experiments.plots import COLOURS, save, subplots
-from kerneq.kglm.initialisation import initialise
+from kerneq.kglm import initialise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,20 +24,22 @@ class Cost:
     device: str = setting("cpu", "auto, cpu, cuda or cuda:N")
 
 
-def run(settings: Cost, device: torch.device) -> dict[str, Any]:
+def run(settings: Cost, device: torch.device, report: Report = silent) -> Result:
     """Median seconds to start W₁ and W₂ of each layer; a kernel layer needs one matrix for both."""
     dense: dict[str, list[float]] = {"kernel": [], "random": []}
     conv: dict[str, list[float]] = {"kernel": [], "random": []}
-    size = (settings.size, settings.size)
+    size, layers = (settings.size, settings.size), len(settings.widths) + len(settings.channels)
     for width in settings.widths:
         matrix = nn.Linear(width, width, bias=False, device=device)
         dense["kernel"].append(_median(functools.partial(initialise, matrix, "naive"), settings.runs, device))
         dense["random"].append(_median(functools.partial(_random, matrix), settings.runs, device))
+        report(len(dense["random"]) / layers)
     for channels in settings.channels:
         bank = nn.Conv2d(channels, channels, 5, bias=False, device=device)
         kernel = functools.partial(initialise, bank, "naive", size=size)
         conv["kernel"].append(_median(kernel, settings.runs, device))
         conv["random"].append(_median(functools.partial(_random, bank), settings.runs, device))
+        report((len(settings.widths) + len(conv["random"])) / layers)
     return {"widths": settings.widths, "channels": settings.channels, "dense": dense, "convolutional": conv}
 
 
@@ -61,7 +60,8 @@ def _median(action: Callable[[], object], runs: int, device: torch.device) -> fl
     return statistics.median(seconds)
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
+def draw(settings: Cost, result: Result, device: torch.device) -> Figures:
+    """Seconds against size, dense and convolutional."""
     figure, axes = subplots(1, 2, width=7, height=2.8)
     panels = (("dense", "widths", "width"), ("convolutional", "channels", "channels"))
     for axis, (kind, key, label) in zip(axes[0], panels, strict=True):
@@ -70,4 +70,19 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axis.set(xlabel=label, ylabel="seconds", yscale="log")
         axis.set_title(kind, fontsize=9)
     axes[0, 0].legend(frameon=False)
-    save(figure, path)
+    return {"cost": figure}
+
+
+def summarise(settings: Cost, result: Result) -> list[str]:
+    """The largest layer of each kind."""
+    lines = []
+    for kind, key in (("dense", "widths"), ("convolutional", "channels")):
+        kernel, random = (result[kind][scheme][-1] for scheme in ("kernel", "random"))
+        lines.append(f"{kind}, {result[key][-1]} {key}: kernel {kernel:.2g} s, random {random:.2g} s")
+    return lines
+
+
+EXPERIMENT = Experiment("cost", Cost, run, draw, summarise, label=lambda settings: "")
+
+if __name__ == "__main__":
+    main(EXPERIMENT)

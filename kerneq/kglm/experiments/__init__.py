@@ -1,1 +1,0 @@
-"""The paper's experiments, each a dataclass of settings and a function that runs it."""

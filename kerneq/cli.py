@@ -106,9 +106,6 @@ def demo(
     command.run(output, epochs)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
-
-
 def main() -> None:
     """Run the command; whatever goes wrong for a reason the user can act on ends in one sentence."""
     guarded(app)

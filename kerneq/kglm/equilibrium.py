@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Callable
 from typing import Any, Self, final
 
 import torch
@@ -19,7 +18,7 @@ from ..cells import AbstractCell
 from ..equation import AbstractMap
 from ..equilibrium import Equilibrium
 from ..gradients import Implicit
-from ..operators import BoundOperator
+from ..operators import BoundOperator, bound
 from ..solution import EquilibriumError, Solution, Status
 from ..solvers import AbstractSolver, Anderson, Picard
 from .families import AbstractFamily
@@ -27,21 +26,13 @@ from .guarantee import Guarantee, certify, certify_convolution, spectral_norm
 from .kernels import Truncated, pixels
 from .problem import FLAT, Prior, Problem
 
-LinearMap = Callable[[Tensor], Tensor]
-
-
-def bound(weight: Tensor) -> LinearMap:
-    """A weight (m, n) as a matrix, (out, in, k, k) as a zero-padded convolution."""
-    return BoundOperator(weight, 0 if weight.ndim == 2 else weight.shape[-1])
-
-
 @final
 @dataclasses.dataclass(frozen=True)
 class GLMMap(AbstractMap):
     """η ↦ W₁σ(η) + W₃Q′(η) + constant, at one batch of targets; η is (batch, n) or (batch, c, h, w)."""
 
-    W1: LinearMap
-    W3: LinearMap | None
+    W1: BoundOperator
+    W3: BoundOperator | None
     constant: Tensor  # W₂T + m
     family: AbstractFamily
     prior: Prior

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..solution import check_positive
+from ..tensors import check_positive
 
 
 class AbstractFamily(abc.ABC):

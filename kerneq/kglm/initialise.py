@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..cells import ConvCell, DenseCell
 from ..equilibrium import Equilibrium
-from ..solution import check_positive
+from ..tensors import check_positive
 from .equilibrium import GLMCell, KernelEquilibrium
 from .guarantee import spectral_norm
 from .kernels import SquaredExponential, Truncated, as_kernel, coordinates, random_lengthscales

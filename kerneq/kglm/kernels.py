@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..solution import check_positive
+from ..tensors import check_positive
 
 
 class AbstractCovariance(abc.ABC):

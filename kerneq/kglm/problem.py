@@ -12,7 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from ..solution import check_positive
+from ..tensors import check_positive
 from .families import AbstractFamily, Gaussian, Ising
 
 

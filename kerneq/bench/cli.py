@@ -73,11 +73,11 @@ def _run(name: str, device: str, quick: bool, out: Path, threads: int) -> None:
     from kerneq.bench.run import measurements
     from kerneq.bench.table import Result, save
     from kerneq.bench.timing import Bench
-    from kerneq.training.process import choose
+    from kerneq.training.process import choose_device
 
     if threads:
         torch.set_num_threads(threads)
-    where = choose(device, 0)
+    where = choose_device(device, 0)
     console = Console(width=None if sys.stdout.isatty() else 150)  # room for every column in a file
     results: list[Result] = []
     with console.status(f"kerneq bench {name}") as line:

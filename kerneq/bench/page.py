@@ -9,8 +9,8 @@ from kerneq.bench.plots import draw
 from kerneq.bench.records import DEVICES, NAMES, Record, read
 from kerneq.bench.table import text
 from kerneq.bench.targets import goals
-from kerneq.training.errors import TrainingError
-from kerneq.training.files import write_atomically
+from kerneq.run import TrainingError
+from kerneq.run import write_atomically
 
 BLOCK = re.compile(r"<!-- begin (\S+) -->\n.*?<!-- end \1 -->", re.DOTALL)
 

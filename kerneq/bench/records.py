@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kerneq.bench.table import Result
-from kerneq.training.errors import TrainingError
+from kerneq.run import TrainingError
 
 NAMES = ("solvers", "layer", "train", "inference", "scaling")
 DEVICES = ("cuda", "cpu")

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 import kerneq
-from kerneq.training.environment import revision
-from kerneq.training.files import write_atomically
+from kerneq.run.environment import revision
+from kerneq.run import write_atomically
 
 
 @dataclasses.dataclass(frozen=True)

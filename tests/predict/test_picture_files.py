@@ -10,7 +10,7 @@ from predict_helpers import painted
 
 from kerneq.data import DataError
 from kerneq.data.decode import decode
-from kerneq.predict.picture import read_picture
+from kerneq.predict import read_picture
 
 ORIENTATION = 0x0112
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from kerneq.training import checkpoint
-from kerneq.training.watch import AbstractWatcher
+from kerneq.run import checkpoint
+from kerneq.training import AbstractLogger
 
 
 def same_state(first: Path, second: Path) -> bool:
@@ -26,16 +26,16 @@ def metrics(folder: Path) -> list[dict]:
     return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
 
-class StopAt(AbstractWatcher):
+class StopAt(AbstractLogger):
     """Presses Ctrl-C when an epoch ends."""
 
     def __init__(self, epoch: int):
         self.at = epoch
 
-    def tick(self, moment):
+    def log_progress(self, progress):
         pass
 
-    def epoch(self, row):
+    def log_epoch(self, row):
         if row["epoch"] == self.at:
             os.kill(os.getpid(), signal.SIGINT)
 

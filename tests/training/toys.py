@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from kerneq.config import Config
 from kerneq.solution import Solution, Status
-from kerneq.training.data import Pictures
+from kerneq.training.build import ImageSet
 
 
 class Toy(nn.Module):
@@ -40,7 +40,7 @@ def solution(samples: int) -> Solution:
     return Solution(torch.zeros(samples, 1), residual, steps, codes, tol=1e-2)
 
 
-def build_toy(config: Config, images: Pictures) -> nn.Module:
+def build_toy(config: Config, images: ImageSet) -> nn.Module:
     settings = config.model.settings
     dropout, norm = float(settings.get("dropout", 0.1)), bool(settings.get("norm", True))
     return Toy(images.shape[0], len(images.classes), dropout=dropout, norm=norm)

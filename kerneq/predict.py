@@ -1,0 +1,225 @@
+"""What a trained run says about picture files that are not in its data set."""
+
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import final
+
+import numpy as np
+import torch
+from PIL import ExifTags, Image, ImageOps
+from torch import Tensor, nn
+
+from .config import Config
+from .data import DataError, Images
+from .data.catalogue import user_folder
+from .data.colour import grey
+from .data.decode import decode
+from .data.load import find
+from .data.packed import Packed
+from .data.pictures import IMAGENET_MEAN, IMAGENET_STD, Pictures
+from .run import CheckpointError, Run, TrainingError, checkpoint
+from .solution import Solution, Status, check_whole
+from .training.build import WIDER, Builder, build_model, for_inference, place, plain_batches, read_images
+from .training.process import Process, choose_device
+
+BATCH = 64  # pictures in one forward pass, at most
+SIDES: Mapping[str, int] = MappingProxyType(  # of the pictures of the sets that come packed
+    {"digits": 8, "mnist": 28, "fashion-mnist": 28, "cifar10": 32, "cifar100": 32, "cifar100-coarse": 32}
+)
+_OPAQUE = ("1", "L", "P", "RGB", "CMYK", "YCbCr", "LAB", "HSV")  # modes of 8 bits a channel, without transparency
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """The likeliest classes, best first. With several equilibrium layers, the worst of each number.
+
+    `status`, `steps` and `residual` are None for a model without an equilibrium.
+    """
+
+    path: Path
+    classes: tuple[str, ...]
+    probabilities: tuple[float, ...]
+    status: Status | None
+    steps: int | None  # of the layer that took the most
+    residual: float | None  # ‖f(z) − z‖ / ‖f(z)‖ of the layer that is furthest from its equilibrium
+
+    @property
+    def converged(self) -> bool:
+        """Whether the prediction comes from equilibria that were found (or from a model that has none)."""
+        return self.status in (None, Status.CONVERGED)
+
+
+def predict(
+    run: Path,
+    pictures: Sequence[Path],
+    which: str = "best",
+    top: int = 5,
+    device: str = "auto",
+    build: Builder = build_model,
+) -> list[Prediction]:
+    """The `top` likeliest classes of each picture file, by the best or last weights of a run.
+
+    A file that is not a readable picture is a `DataError`; a `Predictor` lets you skip it, and stays open.
+    """
+    predictor = Predictor.open(run, which, device, build)
+    return predictor.predict([(path, predictor.read(path)) for path in map(Path, pictures)], top)
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class Predictor:
+    """The model with its weights on its device, in `eval()`, and what the pictures it was trained on looked like."""
+
+    model: nn.Module
+    config: Config
+    process: Process
+    images: Images  # none: only their shape, scale and classes
+    named: bool  # whether the classes' names are known; otherwise they are numbers
+    epoch: int
+
+    @classmethod
+    def open(cls, path: Path, which: str = "best", device: str = "auto", build: Builder = build_model) -> "Predictor":
+        """Open the run in `path` with its best or last weights; its data set is not needed."""
+        run = Run(path)
+        process = Process(0, 1, choose_device(device))
+        config = for_inference(run.config(), process)
+        training = dataclasses.replace(config.training, batch_size=BATCH // WIDER)
+        config = dataclasses.replace(config, training=training)
+        file = run.checkpoint(which)
+        weights, epoch = checkpoint.trained_weights(file)
+        if "head.bias" not in weights:
+            raise CheckpointError(f"{file} belongs to another run: it has no `head.bias`.")
+        images, named = trained_on(config, outputs=len(weights["head.bias"]))
+        model = place(build(config, images), config, process)
+        checkpoint.load_weights(model, weights, file)
+        return cls(model.eval(), config, process, images, named, epoch)
+
+    def read(self, path: Path) -> Tensor:
+        """The pixels (channels, side, side) of a picture file; a `DataError` says why there are none."""
+        channels, side, _ = self.images.shape
+        return read_picture(path, channels, side)
+
+    def predict(self, pictures: Sequence[tuple[Path, Tensor]], top: int = 5) -> list[Prediction]:
+        """The `top` likeliest classes of pictures that `read` gave, in forward passes of at most 64."""
+        check_whole("top", top)
+        if not pictures:
+            return []
+        pixels = torch.stack([pixels for _, pixels in pictures])
+        labels = torch.zeros(len(pixels), dtype=torch.int64)  # nobody knows them, nothing here reads them
+        given = dataclasses.replace(self.images, pixels=pixels, labels=labels)
+        found: list[Prediction] = []
+        for x, _ in plain_batches(given, self.config, self.process).epoch(0):
+            paths = [path for path, _ in pictures[len(found) : len(found) + len(x)]]
+            found += self._forward(x, paths, top)
+        return found
+
+    @torch.no_grad()
+    def _forward(self, x: Tensor, paths: Sequence[Path], top: int) -> list[Prediction]:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.config.training.amp):
+            logits, solutions = self.model(x, solutions=True)
+        best = logits.double().softmax(1).topk(min(top, logits.shape[1]))
+        names = [tuple(self.images.classes[label] for label in row) for row in best.indices.tolist()]
+        rows = zip(paths, names, best.values.tolist(), _outcomes(list(solutions.values()), len(x)), strict=True)
+        return [Prediction(path, classes, tuple(shares), *outcome) for path, classes, shares, outcome in rows]
+
+
+def _outcomes(solves: list[Solution], count: int) -> list[tuple[Status | None, int | None, float | None]]:
+    """For each picture the worst status, number of steps and residual among its equilibrium layers."""
+    if not solves:
+        return [(None, None, None)] * count
+    codes = torch.stack([solve.codes for solve in solves]).amax(0).tolist()
+    steps = torch.stack([solve.steps for solve in solves]).amax(0).tolist()
+    residuals = torch.stack([solve.residual.float() for solve in solves]).amax(0).tolist()
+    statuses = list(Status)
+    return [(statuses[code], taken, gap) for code, taken, gap in zip(codes, steps, residuals, strict=True)]
+
+
+def trained_on(config: Config, outputs: int) -> tuple[Images, bool]:
+    """No pictures, but the shape, scale and classes of those of the run; and whether the classes have their names.
+
+    `outputs` is how many classes the run's model tells apart. A run does not store their names: where only its
+    pictures' folder had them, and that is gone or has changed, they are numbered.
+    """
+    name = config.data.name
+    data_set = user_folder(Path()) if name.startswith("folder:") else find(name)
+    if isinstance(data_set, Packed):
+        return _no_images(SIDES[name], _trained_classes(data_set.classes, config), data_set.mean, data_set.std), True
+    if not isinstance(data_set, Pictures):
+        raise TrainingError(
+            f"Pictures cannot be made to look like those of {name}: its reader states no size for them."
+        )
+    if data_set.classes is not None:
+        classes = _trained_classes(tuple(data_set.classes.values()), config)
+    else:
+        try:
+            classes = read_images(config, "train").classes
+        except DataError:  # the folder of pictures is gone
+            classes = ()
+    named = len(classes) == outputs
+    if not named:
+        classes = tuple(str(number) for number in range(outputs))
+    return _no_images(config.data.size or data_set.size, classes, IMAGENET_MEAN, IMAGENET_STD), named
+
+
+def _trained_classes(classes: tuple[str, ...], config: Config) -> tuple[str, ...]:
+    return classes[:5] if config.data.subset == "first-five-classes" else classes
+
+
+def _no_images(side: int, classes: tuple[str, ...], mean: tuple[float, ...], std: tuple[float, ...]) -> Images:
+    pixels = torch.empty((0, len(mean), side, side), dtype=torch.uint8)
+    return Images(pixels, torch.empty(0, dtype=torch.int64), classes, mean, std)
+
+
+def read_picture(path: Path, channels: int, side: int) -> Tensor:
+    """The largest central square of the picture, resized to uint8 (channels, side, side).
+
+    What the reader of picture folders does, after turning the picture as its EXIF data say and putting a transparent
+    one on white. What is not one readable picture is a `DataError`.
+    """
+    if not path.exists():
+        raise DataError(f"There is no file {path}: check its name.")
+    if not path.is_file():
+        raise DataError(f"{path} is a folder or a device, not a picture: name picture files.")
+    found = _upright(path, side)
+    if found is None:
+        found = decode(path, side)
+    if isinstance(found, str):
+        raise DataError(found)
+    return found if channels == 3 else grey(found[None])[0].to(torch.uint8)
+
+
+def _upright(path: Path, side: int) -> Tensor | str | None:
+    """The pixels of a picture that must first be turned or made opaque, None for a plain one; or what is wrong."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # odd metadata, say, which do not matter here
+            warnings.simplefilter("error", Image.DecompressionBombWarning)  # made to fill the memory
+            with Image.open(path) as picture:
+                frames = getattr(picture, "n_frames", 1)
+                if frames > 1 and picture.format != "MPO":  # a camera's JPEG with a second view behind the first
+                    return f"{path} holds {frames} pictures, an animation or pages: save the one you mean by itself."
+                if picture.mode in ("I", "F"):
+                    return f"{path} has 32 bits a pixel, and none of them says which value is white: save it with 8."
+                turned = picture.getexif().get(ExifTags.Base.Orientation, 1) != 1
+                if not turned and picture.mode in _OPAQUE and "transparency" not in picture.info:
+                    return None
+                picture.draft("RGB", (side, side))  # a JPEG decodes straight to the smallest sufficient size
+                upright = _opaque(ImageOps.exif_transpose(picture))
+                square = ImageOps.fit(upright, (side, side), Image.Resampling.BILINEAR)
+    except Exception as error:  # Pillow's decoders raise errors of every kind on damaged files
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return f"{path} is not a readable picture ({reason}): replace it or leave it out."
+    return torch.from_numpy(np.array(square)).permute(2, 0, 1)
+
+
+def _opaque(picture: Image.Image) -> Image.Image:
+    """The picture in 8-bit colours, on white where one could see through it."""
+    if picture.mode.startswith("I;16"):  # Pillow would cut off whatever is brighter than 255
+        return Image.fromarray((np.array(picture) // 257).astype(np.uint8)).convert("RGB")
+    white = Image.new("RGBA", picture.size, "white")
+    white.alpha_composite(picture.convert("RGBA"))
+    return white.convert("RGB")

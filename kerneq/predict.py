@@ -9,14 +9,13 @@ from typing import final
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from .config import Config
 from .data import DataError, Images
 from .data.catalogue import user_folder
 from .data.colour import grey
-from .data.decode import decode
 from .data.load import find
 from .data.packed import Packed
 from .data.pictures import IMAGENET_MEAN, IMAGENET_STD, Pictures
@@ -29,7 +28,6 @@ BATCH = 64  # pictures in one forward pass, at most
 SIDES: Mapping[str, int] = MappingProxyType(  # of the pictures of the sets that come packed
     {"digits": 8, "mnist": 28, "fashion-mnist": 28, "cifar10": 32, "cifar100": 32, "cifar100-coarse": 32}
 )
-_OPAQUE = ("1", "L", "P", "RGB", "CMYK", "YCbCr", "LAB", "HSV")  # modes of 8 bits a channel, without transparency
 
 
 @final
@@ -147,31 +145,29 @@ def trained_on(config: Config, outputs: int) -> tuple[Images, bool]:
     name = config.data.name
     data_set = user_folder(Path()) if name.startswith("folder:") else find(name)
     if isinstance(data_set, Packed):
-        return _no_images(SIDES[name], _trained_classes(data_set.classes, config), data_set.mean, data_set.std), True
-    if not isinstance(data_set, Pictures):
+        side, mean, std, classes = SIDES[name], data_set.mean, data_set.std, data_set.classes
+    elif isinstance(data_set, Pictures):
+        side, mean, std = config.data.size or data_set.size, IMAGENET_MEAN, IMAGENET_STD
+        classes = tuple(data_set.classes.values()) if data_set.classes is not None else _folder_classes(config)
+    else:
         raise TrainingError(
             f"Pictures cannot be made to look like those of {name}: its reader states no size for them."
         )
-    if data_set.classes is not None:
-        classes = _trained_classes(tuple(data_set.classes.values()), config)
-    else:
-        try:
-            classes = read_images(config, "train").classes
-        except DataError:  # the folder of pictures is gone
-            classes = ()
-    named = len(classes) == outputs
+    if config.data.subset == "first-five-classes":
+        classes = classes[:5]
+    named = isinstance(data_set, Packed) or len(classes) == outputs
     if not named:
         classes = tuple(str(number) for number in range(outputs))
-    return _no_images(config.data.size or data_set.size, classes, IMAGENET_MEAN, IMAGENET_STD), named
-
-
-def _trained_classes(classes: tuple[str, ...], config: Config) -> tuple[str, ...]:
-    return classes[:5] if config.data.subset == "first-five-classes" else classes
-
-
-def _no_images(side: int, classes: tuple[str, ...], mean: tuple[float, ...], std: tuple[float, ...]) -> Images:
     pixels = torch.empty((0, len(mean), side, side), dtype=torch.uint8)
-    return Images(pixels, torch.empty(0, dtype=torch.int64), classes, mean, std)
+    return Images(pixels, torch.empty(0, dtype=torch.int64), classes, mean, std), named
+
+
+def _folder_classes(config: Config) -> tuple[str, ...]:
+    """The classes as the folder of pictures has them now; none if it is not there."""
+    try:
+        return read_images(config, "train").classes
+    except DataError:
+        return ()
 
 
 def read_picture(path: Path, channels: int, side: int) -> Tensor:
@@ -184,42 +180,39 @@ def read_picture(path: Path, channels: int, side: int) -> Tensor:
         raise DataError(f"There is no file {path}: check its name.")
     if not path.is_file():
         raise DataError(f"{path} is a folder or a device, not a picture: name picture files.")
-    found = _upright(path, side)
-    if found is None:
-        found = decode(path, side)
-    if isinstance(found, str):
-        raise DataError(found)
-    return found if channels == 3 else grey(found[None])[0].to(torch.uint8)
-
-
-def _upright(path: Path, side: int) -> Tensor | str | None:
-    """The pixels of a picture that must first be turned or made opaque, None for a plain one; or what is wrong."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd metadata, say, which do not matter here
             warnings.simplefilter("error", Image.DecompressionBombWarning)  # made to fill the memory
             with Image.open(path) as picture:
-                frames = getattr(picture, "n_frames", 1)
-                if frames > 1 and picture.format != "MPO":  # a camera's JPEG with a second view behind the first
-                    return f"{path} holds {frames} pictures, an animation or pages: save the one you mean by itself."
-                if picture.mode in ("I", "F"):
-                    return f"{path} has 32 bits a pixel, and none of them says which value is white: save it with 8."
-                turned = picture.getexif().get(ExifTags.Base.Orientation, 1) != 1
-                if not turned and picture.mode in _OPAQUE and "transparency" not in picture.info:
-                    return None
+                _check_picture(path, picture)
                 picture.draft("RGB", (side, side))  # a JPEG decodes straight to the smallest sufficient size
-                upright = _opaque(ImageOps.exif_transpose(picture))
-                square = ImageOps.fit(upright, (side, side), Image.Resampling.BILINEAR)
+                square = ImageOps.fit(_upright(picture), (side, side), Image.Resampling.BILINEAR)
+    except DataError:
+        raise
     except Exception as error:  # Pillow's decoders raise errors of every kind on damaged files
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return f"{path} is not a readable picture ({reason}): replace it or leave it out."
-    return torch.from_numpy(np.array(square)).permute(2, 0, 1)
+        raise DataError(f"{path} is not a readable picture ({reason}): replace it or leave it out.") from None
+    pixels = torch.from_numpy(np.array(square)).permute(2, 0, 1)
+    return pixels if channels == 3 else grey(pixels[None])[0].to(torch.uint8)
 
 
-def _opaque(picture: Image.Image) -> Image.Image:
-    """The picture in 8-bit colours, on white where one could see through it."""
+def _check_picture(path: Path, picture: Image.Image) -> None:
+    """Refuse a file whose picture or whose brightness is ambiguous."""
+    frames = getattr(picture, "n_frames", 1)
+    if frames > 1 and picture.format != "MPO":  # a camera's JPEG with a second view behind the first
+        raise DataError(f"{path} holds {frames} pictures, an animation or pages: save the one you mean by itself.")
+    if picture.mode in ("I", "F"):
+        raise DataError(f"{path} has 32 bits a pixel, and none of them says which value is white: save it with 8.")
+
+
+def _upright(picture: Image.Image) -> Image.Image:
+    """The picture turned as its EXIF data say, in 8-bit colours, on white where one could see through it."""
+    picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith("I;16"):  # Pillow would cut off whatever is brighter than 255
         return Image.fromarray((np.array(picture) // 257).astype(np.uint8)).convert("RGB")
+    if picture.mode not in ("RGBA", "RGBa", "LA", "La", "PA") and "transparency" not in picture.info:
+        return picture.convert("RGB")
     white = Image.new("RGBA", picture.size, "white")
     white.alpha_composite(picture.convert("RGBA"))
     return white.convert("RGB")

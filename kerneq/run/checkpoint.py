@@ -106,19 +106,14 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        sync_folder(path.parent)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # or the rename might not survive a power cut
+        finally:
+            os.close(folder)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise TrainingError(
             f"{path} could not be written: {error.strerror}. Earlier checkpoints are intact; make room or "
             "choose another folder, then continue with --resume."
         ) from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

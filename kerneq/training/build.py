@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .. import models
 from ..config import Config, ConfigError
 from ..data import Augment, Batches, Folder, Images, load, split_validation
+from ..models.norm import synchronised
 from ..run import TrainingError
 from .process import Process
 
@@ -38,11 +39,15 @@ def build_model(config: Config, images: ImageSet) -> nn.Module:
 
 
 def place(model: nn.Module, config: Config, process: Process) -> nn.Module:
-    """The model on its device, in its memory format, its norms joined over the processes."""
+    """The model on its device, in its memory format, its norms joined over the processes.
+
+    On GPUs batch norms take their statistics over all processes. PyTorch has no such norm on CPU: there
+    each process uses its share of the batch, and the first one's running statistics are kept.
+    """
     model = model.to(process.device)
     if config.training.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return process.synchronise_norms(model)
+    return synchronised(model) if process.world > 1 and process.device.type == "cuda" else model
 
 
 def for_inference(config: Config, process: Process) -> Config:

@@ -3,17 +3,15 @@
 import abc
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
 from . import metrics
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard.writer import SummaryWriter
 
 
 @final
@@ -112,7 +110,10 @@ class TensorBoardLogger(AbstractLogger):
     """Scalars `train/…`, `validation/…` and `diagnostics/…` per epoch, `now/…` in between; x is the step."""
 
     def __init__(self, folder: Path):
-        self.folder = folder
+        # Slow to import: here, so that neither a run without it nor the first step of one with it has to wait.
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        self.open = partial(SummaryWriter, str(folder))
         self.writer: SummaryWriter | None = None  # opened by the first number, so that a refused run leaves no file
 
     def log_progress(self, progress: Progress) -> None:
@@ -130,9 +131,7 @@ class TensorBoardLogger(AbstractLogger):
 
     def _write(self, group: str, numbers: Mapping[str, float | None], step: int) -> None:
         if self.writer is None:
-            from torch.utils.tensorboard.writer import SummaryWriter  # slow to import, and not every run needs it
-
-            self.writer = SummaryWriter(str(self.folder))
+            self.writer = self.open()
         for name, value in numbers.items():
             if value is not None:
                 self.writer.add_scalar(f"{group}/{name}", value, step)

@@ -15,7 +15,6 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from ..models.norm import synchronised
 from ..run import TrainingError
 
 
@@ -55,21 +54,11 @@ class Process:
             distributed.barrier()
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model whose backward pass averages gradients over the processes.
-
-        On GPUs batch norms take their statistics over all processes. PyTorch has no such norm on CPU: there
-        each process uses its share of the batch, and the first one's running statistics are kept.
-        """
+        """The model whose backward pass averages gradients over the processes."""
         if self.world == 1:
             return model
         ids = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=ids)
-
-    def synchronise_norms(self, model: nn.Module) -> nn.Module:
-        """Batch norms over all processes, where PyTorch has them (GPUs)."""
-        if self.world == 1 or self.device.type != "cuda":
-            return model
-        return synchronised(model)
 
 
 def start(device: str) -> Process:

@@ -18,12 +18,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 def gather(folders: Sequence[Path]) -> list[Record]:
     """The runs in some folders, the best on the test images first, those not evaluated last."""
-
-    def accuracy(record: Record) -> float:
-        found = record.test.get("accuracy")
-        return found if found is not None else -1.0
-
-    return sorted((Run(folder).read() for folder in folders), key=accuracy, reverse=True)
+    records = [Run(folder).read() for folder in folders]
+    return sorted(records, key=lambda record: record.test.get("accuracy", -1.0), reverse=True)
 
 
 def render(folders: Sequence[Path], output: Path) -> None:

@@ -179,7 +179,7 @@ class Record:
     evaluation: Mapping[str, Any]  # as in evaluation.json; empty if the run was not evaluated
 
     @property
-    def test(self) -> Mapping[str, float | None]:
+    def test(self) -> Mapping[str, Any]:
         """Scores on the test images; empty if the run was not evaluated."""
         return self.evaluation.get("scores", {}).get("test", {})
 

@@ -67,8 +67,8 @@ class State:
     def restore(self, path: Path) -> None:
         """Continue from the checkpoint at `path`: afterwards everything is bit for bit as it was saved."""
         tensors, facts = checkpoint.load(path)
+        checkpoint.load_weights(self.model, checkpoint.part(tensors, "model."), path)
         try:
-            checkpoint.load_weights(self.model, checkpoint.part(tensors, "model."), path)
             if self.average is not None:
                 self.average.restore(checkpoint.part(tensors, "average."))
             restore_momentum(self.model, self.optimizer, checkpoint.part(tensors, "momentum."))
@@ -78,8 +78,6 @@ class State:
             self._restore_random(tensors)
             self.epoch, self.batch, self.step = (int(facts[name]) for name in ("epoch", "batch", "step"))
             self.rate, self.best, self.seconds = float(facts["rate"]), facts["best"], float(facts["seconds"])
-        except CheckpointError:
-            raise
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{path} belongs to another run or version: it lacks {error}.") from None
 

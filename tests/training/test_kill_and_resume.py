@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from stops import StopAt, metrics, same_state
-from toys import build_toy
+from toys import StopAt, build_toy, metrics, same_state
 
 from kerneq.run import Stopped, checkpoint
 from kerneq.training import train

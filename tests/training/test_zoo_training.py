@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from PIL import Image
-from stops import StopAt, metrics, same_state
+from toys import StopAt, metrics, same_state
 
 from kerneq.cells import equation
 from kerneq.evaluate import evaluate

@@ -12,7 +12,7 @@ from kerneq.bench.plots import draw
 from kerneq.bench.records import FACTS, NAMES, Record, read
 from kerneq.bench.table import Result
 from kerneq.bench.targets import MODEL, goals
-from kerneq.training import TrainingError
+from kerneq.run import TrainingError
 
 ROOT = pathlib.Path(kerneq.__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "results"

@@ -66,7 +66,7 @@ def draw(records: Sequence[Record], metric: metrics.Metric) -> str | None:
     if metric.curve.log and min(measured) > 0:
         axes.set_yscale("log")
     axes.set_xlabel("epoch")
-    axes.set_ylabel(metric.curve.axis)
+    axes.set_ylabel(metric.title)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)

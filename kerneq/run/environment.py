@@ -1,6 +1,5 @@
 """Where a run came from: versions, source revision, device and seed; a number in a report is traced by these."""
 
-import json
 import platform
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 
 from .. import __version__
-from .checkpoint import write_atomically
 
 
 def environment(seed: int, device: torch.device, processes: int) -> dict[str, Any]:
@@ -29,16 +27,6 @@ def environment(seed: int, device: torch.device, processes: int) -> dict[str, An
         "command": sys.argv,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-
-
-def record(path: Path, facts: dict[str, Any], step: int) -> None:
-    """Write the origin of a new run to `path`, or add a resumption at `step` to that of an old one."""
-    written = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    if written is None or step == 0:
-        written = facts | {"resumed": []}
-    else:
-        written["resumed"].append(facts | {"step": step})
-    write_atomically(path, (json.dumps(written, indent=2) + "\n").encode())
 
 
 def revision() -> str | None:

@@ -41,7 +41,7 @@ class Run:
 
     @property
     def environment_file(self) -> Path:
-        """Versions, revision, device, seed and resumptions."""
+        """Where the run came from, and its resumptions."""
         return self.path / "environment.json"
 
     @property
@@ -131,11 +131,20 @@ class Run:
                 "resume it with the settings in its config.toml, or choose another --name."
             )
 
-    def begin(self, config: Config, epochs: int) -> None:
-        """Write the settings, and forget the metrics of epochs past `epochs`, which will be trained again."""
-        kept = [row for row in self.rows() if row["epoch"] <= epochs]
+    def begin(self, config: Config, origin: Mapping[str, Any], epoch: int, step: int) -> None:
+        """Write down this start of the run, from its beginning (step 0) or from where a checkpoint left it.
+
+        The metrics of epochs past `epoch`, which will be trained again, are forgotten.
+        """
+        kept = [row for row in self.rows() if row["epoch"] <= epoch]
         write_atomically(self.metrics_file, "".join(json.dumps(row) + "\n" for row in kept).encode())
         write_atomically(self.config_file, write(config).encode())
+        written = _json(self.environment_file)
+        if written and step > 0:
+            written["resumed"].append({**origin, "step": step})
+        else:
+            written = {**origin, "resumed": []}
+        write_atomically(self.environment_file, (json.dumps(written, indent=2) + "\n").encode())
 
     def rows(self) -> list[dict[str, Any]]:
         """The metrics of each completed epoch; a line cut short by a kill is left out."""

@@ -67,14 +67,16 @@ class TerminalLogger(AbstractLogger):
         self.bar.start()
 
     def log_progress(self, progress: Progress) -> None:
-        speed = [f"{progress.images_per_second:,.0f} images/s"] if progress.images_per_second else []
-        measured, solved = (metrics.phrases(progress.scores, [over]) for over in ("images", "solves"))
+        words = metrics.phrases(progress.scores, "images")
+        if progress.images_per_second:
+            words.append(f"{progress.images_per_second:,.0f} images/s")
+        words += metrics.phrases(progress.scores, "solves")
         self.bar.update(
             self.task,
             description=f"{self.title} epoch {progress.epoch}/{progress.epochs}".strip(),
             total=progress.steps,
             completed=progress.step,
-            numbers=" · ".join([*measured, *speed, *solved]),
+            numbers=" · ".join(words),
         )
 
     def log_epoch(self, row: Mapping[str, Any]) -> None:
@@ -89,8 +91,8 @@ def epoch_line(row: Mapping[str, Any], title: str = "") -> str:
     parts = [f"{title} epoch {row['epoch']:>3}".strip()]
     for group in ("train", "validation"):
         if row[group] is not None:
-            parts.append(f"{group} {' '.join(metrics.phrases(row[group], ['images']))}")
-    parts.append(", ".join(metrics.phrases(row["validation"] or row["train"], ["solves"])))
+            parts.append(f"{group} {' '.join(metrics.phrases(row[group], 'images'))}")
+    parts.append(", ".join(metrics.phrases(row["validation"] or row["train"], "solves")))
     parts.append(" ".join(f"{name} {value:.3g}" for name, value in largest(row["diagnostics"]).items()))
     parts.append(f"{row['seconds']:.1f} s")
     return " | ".join(part for part in parts if part)

@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 from ..config import Config
 from ..data import Batches
 from ..run import CheckpointError, Run, Stopped, TrainingError, checkpoint
-from ..run.environment import environment, record
+from ..run.environment import environment
 from .build import Builder, Trainable, build_model, place, training_batches
 from .graph import GraphedStep, Step
 from .logger import AbstractLogger, Progress
@@ -119,9 +119,8 @@ def open_run(run: Run, state: State, resume: bool) -> None:
         except CheckpointError as error:
             raise CheckpointError(f"{error} {run.advice(newest)}") from None
     if state.process.leads:
-        run.begin(state.config, state.epoch)
-        facts = environment(state.config.seed, state.process.device, state.process.world)
-        record(run.environment_file, facts, state.step)
+        origin = environment(state.config.seed, state.process.device, state.process.world)
+        run.begin(state.config, origin, state.epoch, state.step)
     state.process.wait()
 
 

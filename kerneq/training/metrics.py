@@ -6,7 +6,7 @@ them; a number that was not measured is None, or absent where an earlier version
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, final
 
 import torch
@@ -38,8 +38,7 @@ class Curve:
 
     caption: str
     group: Literal["train", "validation"]  # the images it is measured on
-    axis: str
-    log: bool = False
+    log: bool = False  # whether its axis is logarithmic
 
 
 @final
@@ -79,7 +78,7 @@ METRICS: tuple[Metric, ...] = (
         total=lambda batch: batch.loss * len(batch.labels),
         over="images",
         phrase="loss {}",
-        curve=Curve("Training loss", "train", "cross-entropy"),
+        curve=Curve("Training loss", "train"),
     ),
     Metric(
         name="accuracy",
@@ -88,7 +87,7 @@ METRICS: tuple[Metric, ...] = (
         total=lambda batch: (batch.logits.argmax(1) == batch.labels).sum(),
         over="images",
         phrase="accuracy {}",
-        curve=Curve("Accuracy on held-out images", "validation", "accuracy"),
+        curve=Curve("Accuracy on held-out images", "validation"),
         demo=True,
     ),
     Metric(
@@ -98,7 +97,7 @@ METRICS: tuple[Metric, ...] = (
         total=over_solves(lambda solution: solution.steps),
         over="solves",
         phrase="{} steps",
-        curve=Curve("Solver steps, mean over samples and branches", "validation", "steps"),
+        curve=Curve("Solver steps, mean over samples and branches", "validation"),
         demo=True,
     ),
     Metric(
@@ -108,7 +107,7 @@ METRICS: tuple[Metric, ...] = (
         total=over_solves(lambda solution: solution.residual),
         over="solves",
         phrase="residual {}",
-        curve=Curve("Relative residual at the end of a solve", "validation", "residual", log=True),
+        curve=Curve("Relative residual at the end of a solve", "validation", log=True),
         demo=True,
     ),
     Metric(
@@ -125,9 +124,9 @@ METRICS: tuple[Metric, ...] = (
 FIRST_ENTRIES = ("images", "loss", "accuracy", "solves", "steps", "residual", "unconverged")
 
 
-def phrases(scores: Scores, over: Iterable[str] = ("images", "solves")) -> list[str]:
-    """The measured metrics over images, over solves or over either, each as a few words: "loss 0.1234"."""
-    shown = [metric for metric in METRICS if metric.over in over and scores.get(metric.name) is not None]
+def phrases(scores: Scores, over: Literal["images", "solves"]) -> list[str]:
+    """The measured metrics over images or over solves, each as a few words: "loss 0.1234"."""
+    shown = [metric for metric in METRICS if metric.over == over and scores.get(metric.name) is not None]
     return [metric.phrase.format(metric.text(scores)) for metric in shown]
 
 

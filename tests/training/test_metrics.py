@@ -64,7 +64,7 @@ CONFIDENCE = Metric(
     over="images",
     total=lambda batch: batch.logits.float().softmax(1).amax(1).sum(),
     phrase="confidence {}",
-    curve=Curve("Confidence on held-out images", "validation", "confidence"),
+    curve=Curve("Confidence on held-out images", "validation"),
     demo=True,
 )
 

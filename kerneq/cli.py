@@ -1,12 +1,28 @@
-"""The command line: what can be asked for. The work is in `kerneq.commands`, imported when needed."""
+"""The command line: every command, its options, and what it prints.
 
-from importlib import import_module
+torch, and all that imports it, is imported inside the commands, so that `kerneq --help` does not wait for it.
+"""
+
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from kerneq.commands.failures import guarded
+if TYPE_CHECKING:
+    from .config import Config
+    from .evaluate import Evaluation
+    from .predict import Prediction
+    from .run import Record
+    from .training import AbstractLogger
 
 app = typer.Typer(
     name="kerneq",
@@ -17,7 +33,14 @@ app = typer.Typer(
 )
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")]
+RunFolder = Annotated[Path, typer.Argument(help="A run folder, for example runs/digits.")]
+
+DEMO_MODELS = ("geq-tiny", "mopteq-tiny", "opteq-tiny", "geq-dense-tiny", "resnet-tiny")
+DEMO_SETTINGS = (
+    *("data.name=digits", "augment.crop=1", "optimizer.lr=0.1", "schedule.kind=cosine", "schedule.warmup=1.0"),
+    *("training.batch_size=64", "training.label_smoothing=0.05", "training.ema=0.95", "device=cpu"),
+)
+NUMBERED = "The names of the classes are not known without the folder of pictures that the run was trained on."
 
 
 @app.command()
@@ -32,30 +55,89 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run from its last checkpoint.")] = False,
     name: Annotated[str, typer.Option(help="Name of the run folder; by default that of FILE.")] = "",
-    runs: Runs = Path("runs"),
+    runs: Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")] = Path("runs"),
     show_config: Annotated[bool, typer.Option("--show-config", help="Print every setting as TOML and stop.")] = False,
 ) -> None:
     """Train a model; everything about the run goes into runs/NAME."""
-    from kerneq.commands import train as command
+    from .config import write
+    from .run import best_accuracy
+    from .training import train as train_model
 
-    command.run(file, changes or [], resume=resume, name=name, runs=runs, show_config=show_config)
+    settings = list(changes or [])
+    if "=" in file and not Path(file).exists():
+        file, settings = "", [file, *settings]
+    config, folder = find_run(file, settings, resume, name, runs)
+    if show_config:
+        sys.stdout.write(write(config, comments=True))
+        return
+    rows = train_model(config, folder, resume=resume, loggers=loggers(folder, folder.name))
+    if is_leader():
+        best = best_accuracy(rows)
+        words = f"best validation accuracy {best:.2%}" if best is not None else "nothing was held out"
+        say(f"{folder}: {len(rows)} epochs, {words}. Next: kerneq evaluate {folder}")
+
+
+def find_run(file: str, changes: Sequence[str], resume: bool, name: str, runs: Path) -> "tuple[Config, Path]":
+    """The configuration and the run folder that the arguments of `kerneq train` mean."""
+    from .config import ConfigError, load
+    from .run import Run
+
+    path = Path(file)
+    if file and path.is_dir():
+        if not resume:
+            raise ConfigError(f"{path} is a folder: add --resume to continue the run in it, or name a TOML file.")
+        if name:
+            raise ConfigError("--name and a run folder exclude each other: the folder has a name.")
+        return load(Run(path).config_file, changes), path
+    if name in (".", "..") or "/" in name:
+        raise ConfigError(f"--name is the name of a folder in {runs}, without slashes, got `{name}`.")
+    config = load(file or None, changes)
+    return config, runs / (name or path.name.removesuffix(".toml") or config.model.name)
+
+
+def loggers(folder: Path, title: str) -> "list[AbstractLogger]":
+    """Terminal and TensorBoard, for the process that leads."""
+    from .training.logger import TensorBoardLogger, TerminalLogger
+
+    return [TerminalLogger(title=title), TensorBoardLogger(folder / "tensorboard")] if is_leader() else []
+
+
+def is_leader() -> bool:
+    """Whether this is the only process, or the first of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run folder, for example runs/digits.")],
+    run: RunFolder,
     checkpoint: Annotated[str, typer.Option(help="best (on the held-out images) or last.")] = "best",
     device: Device = "auto",
 ) -> None:
     """Accuracy and loss of a trained run on the test images; also written to RUN/evaluation.json."""
-    from kerneq.commands import evaluate as command
+    from .evaluate import evaluate as evaluate_run
+    from .run import Run
 
-    command.run(run, checkpoint, device)
+    check_which("--checkpoint", checkpoint)
+    Console().print(evaluation_table(evaluate_run(run, checkpoint, device)))
+    say(f"Written to {Run(run).evaluation_file}")
+
+
+def evaluation_table(result: "Evaluation") -> Table:
+    """Every metric as a column, one row for the test images and one for those of unknown classes."""
+    from .training.metrics import METRICS
+
+    table = Table(title=f"{result.model} on the test images of {result.data}")
+    for column in ("test images", *(metric.title for metric in METRICS)):
+        table.add_column(column, justify="right")
+    for name, scores in result.scores.items():
+        label = f"{scores['images']}" if name == "test" else f"{scores['images']} ({name})"
+        table.add_row(label, *(metric.text(scores) for metric in METRICS))
+    return table
 
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(help="A run folder, for example runs/digits.")],
+    run: RunFolder,
     pictures: Annotated[list[Path], typer.Argument(help="Picture files.", metavar="IMAGE...")],
     which: Annotated[str, typer.Option(help="The best weights (on the held-out images) or the last.")] = "best",
     top: Annotated[int, typer.Option(help="How many classes to show for each picture.", min=1)] = 5,
@@ -63,9 +145,72 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """What a trained run sees in picture files: classes, probabilities, and whether its equilibrium was found."""
-    from kerneq.commands import predict as command
+    from .data import DataError
+    from .predict import Predictor
 
-    command.run(run, pictures, which, top, device, as_json)
+    check_which("--which", which)
+    predictor = Predictor.open(run, which, device)
+    readable = []
+    failures: list[dict[str, str]] = []
+    for path in pictures:
+        try:
+            readable.append((path, predictor.read(path)))
+        except DataError as error:
+            failures.append({"path": str(path), "problem": str(error)})
+    predictions = predictor.predict(readable, top)
+    if as_json:
+        facts = {"run": str(run), "checkpoint": which, "epoch": predictor.epoch, "named": predictor.named}
+        rows = [prediction_row(prediction) for prediction in predictions]
+        print(json.dumps(facts | {"predictions": rows, "failures": failures}, indent=2))
+    elif predictions:
+        console = Console()
+        console.print(prediction_table(predictions, f"{predictor.config.model.name}, {which} weights of {run}"))
+        for status in {p.status: None for p in predictions if not p.converged}:
+            missed = sum(p.status is status for p in predictions)
+            words = f"{missed} of {len(predictions)} predictions come from an unfinished equilibrium. "
+            console.print(words + (status.value if status is not None else ""), style="yellow", soft_wrap=True)
+        if not predictor.named:
+            console.print(NUMBERED, style="yellow", soft_wrap=True)
+    for failure in failures:
+        complain(failure["problem"])
+    if failures:
+        sys.exit(1)
+
+
+def prediction_row(prediction: "Prediction") -> dict[str, Any]:
+    """A prediction as JSON has it, which knows no infinity."""
+
+    def finite(number: float | None) -> float | None:
+        return number if number is not None and math.isfinite(number) else None
+
+    status = prediction.status
+    top = zip(prediction.classes, prediction.probabilities, strict=True)
+    return {
+        "path": str(prediction.path),
+        "top": [{"class": name, "probability": finite(share)} for name, share in top],
+        "converged": prediction.converged if status is not None else None,
+        "status": status.name.lower() if status is not None else None,
+        "steps": prediction.steps,
+        "residual": finite(prediction.residual),
+    }
+
+
+def prediction_table(predictions: "Sequence[Prediction]", title: str) -> Table:
+    """One row per picture: its likeliest classes, and how its equilibrium was found."""
+    table = Table(title=Text(printable(title)), show_lines=True)
+    table.add_column("picture", overflow="fold")
+    table.add_column("class", overflow="fold")
+    for column in ("probability", "solver steps", "residual"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("equilibrium", no_wrap=True)
+    for p in predictions:
+        shares = "\n".join(f"{share:.2%}" for share in p.probabilities)
+        solver = [Text("–")] * 3
+        if p.status is not None:
+            word = Text("converged", "green") if p.converged else Text("not converged", "bold red")
+            solver = [Text(f"{p.steps}"), Text(f"{p.residual:.1e}"), word]
+        table.add_row(Text(printable(str(p.path))), Text(printable("\n".join(p.classes))), shares, *solver)
+    return table
 
 
 @app.command()
@@ -74,25 +219,60 @@ def report(
     output: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
 ) -> None:
     """One self-contained HTML page about some runs: results, curves, solver behaviour."""
-    from kerneq.commands import report as command
+    from .report import render
 
-    command.run(folders, output)
+    render(folders, output)
+    say(f"Written to {output}")
 
 
 @app.command()
 def data() -> None:
     """The data sets: which are found under KERNEQ_DATA, which are missing and how to get them."""
-    from kerneq.commands import data as command
+    from .data import data_root, describe
 
-    command.run()
+    table = Table(title=f"Data sets under {data_root()} (set KERNEQ_DATA to look elsewhere)", show_lines=True)
+    table.add_column("name", no_wrap=True)
+    table.add_column("found", no_wrap=True)
+    table.add_column("where, or how to get it", overflow="fold")
+    for row in describe():
+        if row.found:
+            where = str(row.path or "part of the installation")
+        else:
+            where = str(row.problem) if row.path is not None else row.get
+        cell = Text.assemble(where, "\n", (f"licence: {row.licence}", "dim"))
+        table.add_row(row.name, "[green]yes" if row.found else "[yellow]no", cell)
+    Console().print(table)
 
 
 @app.command()
 def models() -> None:
     """The models: parameters, equation, paper, published accuracy and ours."""
-    from kerneq.commands import models as command
+    from .models import MODELS, build, parameters
 
-    command.run()
+    def by_data(accuracies: Mapping[str, str]) -> str:
+        return "\n".join(f"{data} {value}" for data, value in accuracies.items()) or "–"
+
+    table = Table(title="Models: kerneq train … model.name=NAME")
+    table.add_column("name", no_wrap=True)
+    table.add_column("parameters", justify="right")
+    table.add_column("equation", justify="right")
+    for column in ("paper", "published", "ours"):
+        table.add_column(column, overflow="fold")
+    equations = list(dict.fromkeys(entry.equation for entry in MODELS.values()))
+    for name, entry in MODELS.items():
+        published = {data: f"{value} %" for data, value in entry.published.items()}
+        number = str(equations.index(entry.equation) + 1)
+        count = millions(parameters(build(name)))
+        table.add_row(name, count, number, entry.paper, by_data(published), by_data(entry.ours))
+    console = Console()
+    console.print(table)
+    for place, equation in enumerate(equations, start=1):
+        console.print(f"{place}: {equation}", markup=False, highlight=False)
+
+
+def millions(count: int) -> str:
+    """A number of parameters in few digits."""
+    return f"{count / 1e6:.2f} M" if count >= 100_000 else f"{count / 1e3:.1f} k"
 
 
 @app.command()
@@ -101,11 +281,108 @@ def demo(
     epochs: Annotated[int, typer.Option(help="Epochs for each model.", min=1)] = 6,
 ) -> None:
     """Train small models on the embedded digits and compare them: a few minutes on a CPU, no downloads."""
-    from kerneq.commands import demo as command
+    import torch
 
-    command.run(output, epochs)
+    from .config import ConfigError, parse
+    from .evaluate import evaluate as evaluate_run
+    from .report import gather, render
+    from .run import Run
+    from .training import train as train_model
+
+    folders = [output / name for name in DEMO_MODELS]
+    for folder in folders:  # an earlier demo is replaced, and nothing that is not one
+        if folder.exists() and not Run(folder).config_file.exists():
+            raise ConfigError(f"{folder} exists but is not a run of the demo; choose another --output.")
+        shutil.rmtree(folder, ignore_errors=True)
+    torch.set_num_threads(1)  # these models are too small to share between threads
+    for name, folder in zip(DEMO_MODELS, folders, strict=True):
+        config = parse("", [*DEMO_SETTINGS, f"model.name={name}", f"training.epochs={epochs}"])
+        train_model(config, folder, loggers=loggers(folder, name))
+        evaluate_run(folder, device="cpu")
+    page = output / "report.html"
+    render(folders, page)
+    Console().print(demo_table(gather(folders)))
+    say(f"Curves and solver behaviour: {page}")
+
+
+def demo_table(records: "Sequence[Record]") -> Table:
+    """One row per run of the demo, the best first."""
+    from .training.metrics import METRICS
+
+    shown = [metric for metric in METRICS if metric.demo]
+    table = Table(title="Embedded digits: 8×8 pictures, 10 classes")
+    table.add_column("model")
+    for metric in shown:
+        table.add_column(f"test {metric.title}" if metric.over == "images" else metric.title, justify="right")
+    table.add_column("parameters", justify="right")
+    table.add_column("seconds", justify="right")
+    for record in records:
+        size = millions(record.evaluation["parameters"])
+        values = [metric.text(record.test) for metric in shown]
+        table.add_row(record.config.model.name, *values, size, f"{record.seconds:.1f}")
+    return table
 
 
 def main() -> None:
     """Run the command; whatever goes wrong for a reason the user can act on ends in one sentence."""
     guarded(app)
+
+
+def guarded(command: Callable[[], object]) -> None:
+    """Run `command`; exit with 2 for a wrong request, 130 for a stopped run, 1 for other known failures.
+
+    Errors a user can act on are shown as their sentence; only bugs give a traceback.
+    """
+    try:
+        command()
+    except KeyboardInterrupt:
+        complain("Interrupted.")
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(1)  # the reader of our output went away; there is nobody to tell
+    except Exception as error:
+        code = exit_code(error)
+        if code is None:
+            raise
+        complain(str(error))
+        sys.exit(code)
+
+
+def exit_code(error: Exception) -> int | None:
+    """The code for a known failure; None for one that nobody foresaw."""
+    import torch
+
+    from .config import ConfigError
+    from .data import DataError
+    from .run import Stopped, TrainingError
+    from .solution import EquilibriumError
+
+    if isinstance(error, ConfigError):
+        return 2
+    if isinstance(error, Stopped):
+        return 130
+    known = (DataError, EquilibriumError, TrainingError, OSError, torch.OutOfMemoryError)
+    return 1 if isinstance(error, known) else None
+
+
+def check_which(option: str, which: str) -> None:
+    """Refuse a checkpoint that is neither the best nor the last."""
+    from .config import ConfigError
+
+    if which not in ("best", "last"):
+        raise ConfigError(f"{option} must be best or last, got `{which}`.")
+
+
+def say(sentence: str) -> None:
+    """Print a sentence as it is, on one line however long it is."""
+    Console().print(sentence, highlight=False, soft_wrap=True)
+
+
+def complain(sentence: str) -> None:
+    """Print a sentence to the standard error, with the name of the program before it."""
+    Console(stderr=True).print(Text.assemble(("kerneq: ", "bold red"), printable(sentence)), soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """The text without the halves of characters that stand for undecodable bytes of a file's name."""
+    return text.encode(errors="replace").decode()

@@ -1,4 +1,4 @@
 """Run folders → one self-contained HTML page."""
 
-from kerneq.report.page import render as render
-from kerneq.report.runs import gather as gather
+from .page import gather as gather
+from .page import render as render

@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from kerneq.training.errors import TrainingError
+from ..run import TrainingError
 
 Step = Callable[[Tensor, Tensor], None]
 EAGER_STEPS = 3  # before the capture: libraries choose their algorithms, optimizers make their buffers

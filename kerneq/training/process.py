@@ -1,7 +1,12 @@
-"""Which of the processes this is, and how they talk: alone, or one of N that torchrun started."""
+"""Which of the processes this is, how they talk, and how they are asked to stop: alone, or one of N under torchrun."""
 
 import dataclasses
 import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import final
 
 import torch
@@ -10,13 +15,14 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from kerneq.models.norm import synchronised
-from kerneq.training.errors import TrainingError
+from ..run import TrainingError
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Process:
+    """One of `world` processes that train a model together, each on its device and its share of every batch."""
+
     rank: int
     world: int
     device: torch.device
@@ -43,25 +49,16 @@ class Process:
         return parts
 
     def wait(self) -> None:
+        """Wait until every process has come here."""
         if self.world > 1:
             distributed.barrier()
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model whose backward pass averages gradients over the processes.
-
-        On GPUs batch norms take their statistics over all processes. PyTorch has no such norm on CPU: there
-        each process uses its share of the batch, and the first one's running statistics are kept.
-        """
+        """The model whose backward pass averages gradients over the processes."""
         if self.world == 1:
             return model
         ids = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=ids)
-
-    def synchronise_norms(self, model: nn.Module) -> nn.Module:
-        """Batch norms over all processes, where PyTorch has them (GPUs)."""
-        if self.world == 1 or self.device.type != "cuda":
-            return model
-        return synchronised(model)
 
 
 def start(device: str) -> Process:
@@ -69,7 +66,7 @@ def start(device: str) -> Process:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ.get("RANK", "0"))
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    chosen = choose(device, int(os.environ.get("LOCAL_RANK", "0")) if world > 1 else 0)
+    chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")) if world > 1 else 0)
     if world > 1 and not distributed.is_initialized():
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)
@@ -83,25 +80,52 @@ def start(device: str) -> Process:
 
 
 def finish() -> None:
+    """Leave the other processes."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
 
 
-def choose(device: str, local_rank: int = 0) -> torch.device:
+def choose_device(device: str, local_rank: int = 0) -> torch.device:
     """The device named by a setting; `auto` and `cuda` take the GPU of this process's local rank."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    unknown = TrainingError(f"`device` must be auto, cpu, cuda or cuda:N, got `{device}`.")
     try:
         chosen = torch.device(device)
     except RuntimeError:
-        raise TrainingError(f"`device` must be auto, cpu, cuda or cuda:N, got `{device}`.") from None
-    if chosen.type == "cuda":
-        if not torch.cuda.is_available():
-            raise TrainingError(f"`device` is {device}, but PyTorch sees no GPU here; use device=cpu.")
-        index = local_rank if chosen.index is None else chosen.index
-        if index >= torch.cuda.device_count():
-            raise TrainingError(f"`device` asks for GPU {index}, but there are {torch.cuda.device_count()}.")
-        return torch.device("cuda", index)
-    if chosen.type != "cpu":
-        raise TrainingError(f"`device` must be auto, cpu, cuda or cuda:N, got `{device}`.")
-    return chosen
+        raise unknown from None
+    if chosen.type == "cpu":
+        return chosen
+    if chosen.type != "cuda":
+        raise unknown
+    if not torch.cuda.is_available():
+        raise TrainingError(f"`device` is {device}, but PyTorch sees no GPU here; use device=cpu.")
+    index = local_rank if chosen.index is None else chosen.index
+    if index >= torch.cuda.device_count():
+        raise TrainingError(f"`device` asks for GPU {index}, but there are {torch.cuda.device_count()}.")
+    return torch.device("cuda", index)
+
+
+@contextmanager
+def stopping(active: bool) -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM as a question asked between two steps, so that a step is never cut in half.
+
+    Yields a function that says whether the user asked to stop; a second Ctrl-C stops at once. Not active under
+    torchrun, whose agent ends its workers itself, nor outside the main thread.
+    """
+    asked = threading.Event()
+    if not active or threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

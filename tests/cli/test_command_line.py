@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kerneq.cli import main
-from kerneq.training import Folder
+from kerneq.run import Run
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 QUICK = ["model.name=resnet-tiny", "training.epochs=1", "training.batch_size=256"]
@@ -65,7 +65,7 @@ def test_an_equilibrium_model_goes_the_same_way(kerneq):
         "train", "model.name=geq-dense-tiny", "training.epochs=1", "training.ema=0.9", "--name", "dense"
     )
     assert code == 0 and "steps" in said and "residual" in said
-    [row] = Folder(Path("runs/dense")).rows()
+    [row] = Run(Path("runs/dense")).rows()
     assert row["validation"]["steps"] > 1 and row["validation"]["unconverged"] == 0
     assert "norm" in row["diagnostics"]
     code, said = kerneq("evaluate", "runs/dense", "--checkpoint", "last")
@@ -120,7 +120,7 @@ def test_a_run_that_exists_or_is_damaged_is_refused(kerneq):
 
 
 def test_a_bug_is_not_hidden_behind_a_sentence(monkeypatch):
-    from kerneq.commands.failures import guarded
+    from kerneq.cli import guarded
 
     def broken():
         raise ZeroDivisionError
@@ -143,9 +143,9 @@ def test_data_and_models_are_listed(kerneq):
 
 
 def test_the_demo_ends_in_a_table_and_a_page(kerneq, monkeypatch):
-    from kerneq.commands import demo
+    from kerneq import cli
 
-    monkeypatch.setattr(demo, "MODELS", ("geq-dense-tiny", "resnet-tiny"))
+    monkeypatch.setattr(cli, "DEMO_MODELS", ("geq-dense-tiny", "resnet-tiny"))
     for _ in range(2):  # the second replaces the first
         code, said = kerneq("demo", "--epochs", "1", "--output", "out")
         assert code == 0 and "test accuracy" in said and "out/report.html" in said

@@ -13,11 +13,11 @@ from predict_helpers import painted, trained, write_digits
 
 from kerneq.config import load as load_config
 from kerneq.data import DataError, load, normalise
-from kerneq.evaluate import evaluate, restore
+from kerneq.evaluate import evaluate
 from kerneq.predict import Predictor, predict
+from kerneq.run import Run, TrainingError, checkpoint
 from kerneq.solution import Status
-from kerneq.training import Folder, TrainingError
-from kerneq.training.model import build_model
+from kerneq.training.build import build_model
 
 
 def test_a_prediction_is_what_the_model_itself_says_about_the_same_pixels(digits_run, tmp_path):
@@ -25,7 +25,7 @@ def test_a_prediction_is_what_the_model_itself_says_about_the_same_pixels(digits
     found = predict(digits_run, paths, top=10, device="cpu")
     config, images = load_config(digits_run / "config.toml"), load("digits", "test")
     model = build_model(config, images).eval()
-    restore(model, Folder(digits_run).checkpoint("best"))
+    model.load_state_dict(checkpoint.trained_weights(Run(digits_run).checkpoint("best"))[0])
     mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (images.mean, images.std))
     with torch.no_grad():
         logits, solutions = model(normalise(images.pixels[:70], mean, std), solutions=True)
@@ -45,7 +45,7 @@ def test_predictions_of_the_whole_test_set_have_the_accuracy_that_evaluation_giv
     labels = load("digits", "test").labels.tolist()
     found = predict(digits_run, write_digits(tmp_path, len(labels)), which="last", top=1, device="cpu")
     accuracy = sum(p.classes == (str(label),) for p, label in zip(found, labels, strict=True)) / len(labels)
-    assert accuracy == pytest.approx(evaluate(digits_run, "last", "cpu").scores["test"].accuracy, abs=1e-9)
+    assert accuracy == pytest.approx(evaluate(digits_run, "last", "cpu").scores["test"]["accuracy"], abs=1e-9)
     assert accuracy > 0.5
 
 
@@ -135,8 +135,8 @@ def test_a_damaged_or_absent_checkpoint_is_named(digits_run, tmp_path):
     (tmp_path / "config.toml").write_bytes((digits_run / "config.toml").read_bytes())
     with pytest.raises(TrainingError, match="There is no checkpoint .*best.safetensors"):
         Predictor.open(tmp_path, device="cpu")
-    whole = Folder(digits_run).checkpoint("best").read_bytes()
+    whole = Run(digits_run).checkpoint("best").read_bytes()
     for damage in (whole[:-7], whole[:40], b"", whole[:-1] + bytes([whole[-1] ^ 1])):
-        Folder(tmp_path).checkpoint("best").write_bytes(damage)
+        Run(tmp_path).checkpoint("best").write_bytes(damage)
         with pytest.raises(TrainingError, match="best.safetensors is damaged"):
             Predictor.open(tmp_path, device="cpu")

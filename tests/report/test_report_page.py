@@ -6,9 +6,9 @@ import pytest
 
 from kerneq.config import Config, write
 from kerneq.report import gather, render
-from kerneq.report.figures import curves
-from kerneq.report.runs import read
-from kerneq.training import TrainingError
+from kerneq.report.page import draw
+from kerneq.run import Run, TrainingError, best_accuracy
+from kerneq.training.metrics import METRICS
 
 
 def scores(loss: float, steps: float | None) -> dict:
@@ -73,7 +73,7 @@ def test_the_page_needs_nothing_but_itself_and_shows_the_numbers(run, tmp_path):
     reader.feed(text)
     assert reader.open == []
     assert all(link.startswith("#") for link in reader.links), "links only within the page"
-    assert "95.00 %" in text and "12,345" in text and "abc" in text and "6.0" in text
+    assert "95.00%" in text and "12,345" in text and "abc" in text and "6.0" in text
     assert text.count("<figure>") == 4 and "<script" not in text
     places = [text.index(f"<td>{name}</td>") for name in ("second", "first", "third")]
     assert places == sorted(places), "the best first, the one not evaluated last"
@@ -86,19 +86,20 @@ def test_a_name_from_a_folder_cannot_write_into_the_page(run, tmp_path):
 
 def test_without_an_equilibrium_there_is_no_figure_of_its_steps(run):
     runs = gather([run("plain", steps=None)])
-    assert curves(runs, "validation", "steps", "steps") is None
-    assert curves(runs, "train", "loss", "loss") is not None
+    drawn = {metric.name for metric in METRICS if draw(runs, metric) is not None}
+    assert drawn == {"loss", "accuracy"}
 
 
 def test_a_run_reads_back_what_its_folder_says(run):
-    found = read(run("first", 0.9))
-    assert (found.accuracy, found.parameters, found.seconds, found.steps) == (0.9, 12345, 6.0, 5.0)
+    found = Run(run("first", 0.9)).read()
+    assert (found.test["accuracy"], found.test["steps"], found.seconds) == (0.9, 5.0, 6.0)
+    assert found.evaluation["parameters"] == 12345
     assert found.curve("train", "loss") == ([1, 2, 3], [3.0, 1.5, 1.0])
-    assert found.validation == pytest.approx(1 - 2 / 30)
+    assert best_accuracy(found.rows) == pytest.approx(1 - 2 / 30)
 
 
 def test_a_damaged_evaluation_is_a_sentence(run):
     folder = run("first", 0.9)
     (folder / "evaluation.json").write_text("{")
     with pytest.raises(TrainingError, match="evaluation.json is damaged"):
-        read(folder)
+        Run(folder).read()

@@ -53,7 +53,7 @@ def main(folder: Path, kills: int, seed: int) -> None:
     moments = random.Random(seed)
     for _ in range(kills):
         child = start(folder / "killed")
-        time.sleep(moments.uniform(0, 0.18) * length)
+        time.sleep(moments.uniform(0, 0.12) * length)
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):

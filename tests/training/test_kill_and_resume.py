@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from stops import StopAt, metrics, same_state
-from toys import build_toy
+from toys import StopAt, build_toy, metrics, same_state
 
-from kerneq.training import Stopped, checkpoint, train
+from kerneq.run import Stopped, checkpoint
+from kerneq.training import train
 
 HERE = Path(__file__).parent
 
@@ -24,7 +24,7 @@ def test_ten_kills_at_random_moments_leave_no_trace_in_weights_or_metrics(tmp_pa
 def test_control_c_saves_the_step_in_hand_and_the_run_goes_on_from_it(tmp_path, small, run):
     run("training.ema=0.9", folder="whole")
     with pytest.raises(Stopped, match="Stopped after step 11; .*--resume"):
-        run("training.ema=0.9", folder="stopped", watcher=StopAt(1))
+        run("training.ema=0.9", folder="stopped", loggers=[StopAt(1)])
     rows = run("training.ema=0.9", folder="stopped", resume=True)
     assert [row["epoch"] for row in rows] == [1, 2, 3]
     assert same_state(tmp_path / "whole", tmp_path / "stopped")
@@ -36,7 +36,7 @@ def test_a_run_stopped_in_an_epoch_is_the_same_run_under_every_schedule(tmp_path
     settings = (f"schedule.kind={kind}", "training.epochs=2", "training.clip=1.0", mix)
     run(*settings, folder="whole")
     with pytest.raises(Stopped):
-        run(*settings, folder="stopped", watcher=StopAt(1))
+        run(*settings, folder="stopped", loggers=[StopAt(1)])
     run(*settings, folder="stopped", resume=True)
     assert same_state(tmp_path / "whole", tmp_path / "stopped")
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "stopped")

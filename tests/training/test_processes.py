@@ -10,7 +10,8 @@ from toys import build_toy
 from worker import SETTINGS
 
 from kerneq.config import parse
-from kerneq.training import Folder, checkpoint, train
+from kerneq.run import Run, checkpoint
+from kerneq.training import train
 
 WORKER = str(Path(__file__).parent / "worker.py")
 
@@ -23,18 +24,18 @@ def launch(*arguments: str, restarts: int = 0) -> subprocess.CompletedProcess[st
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
 
 
-def train_toy(folder: Path, kill_at: int = 0, restarts: int = 0) -> Folder:
+def train_toy(folder: Path, kill_at: int = 0, restarts: int = 0) -> Run:
     result = launch(WORKER, str(folder), str(kill_at), restarts=restarts)
     assert result.returncode == 0, result.stderr
-    return Folder(folder)
+    return Run(folder)
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory) -> Folder:
+def two(tmp_path_factory) -> Run:
     return train_toy(tmp_path_factory.mktemp("processes") / "two")
 
 
-def close(first: Folder, second: Folder) -> None:
+def close(first: Run, second: Run) -> None:
     """The same images, metrics and weights, up to the order in which sums are rounded."""
     for a, b in zip(first.rows(), second.rows(), strict=True):
         assert a["step"] == b["step"] and a["train"]["images"] == b["train"]["images"]
@@ -50,13 +51,13 @@ def close(first: Folder, second: Folder) -> None:
 def test_two_processes_train_as_one_does_with_the_same_global_batch(two, tmp_path):
     one = tmp_path / "one"
     train(parse("", SETTINGS), one, build=build_toy)
-    close(Folder(one), two)
-    assert json.loads(two.environment.read_text())["processes"] == 2
+    close(Run(one), two)
+    assert json.loads(two.environment_file.read_text())["processes"] == 2
 
 
 def test_torchrun_restarts_a_killed_process_and_the_run_goes_on_from_its_last_checkpoint(two, tmp_path):
     killed = train_toy(tmp_path / "killed", kill_at=15, restarts=1)
-    [resumed] = json.loads(killed.environment.read_text())["resumed"]
+    [resumed] = json.loads(killed.environment_file.read_text())["resumed"]
     assert resumed["step"] == 12
     close(killed, two)
 
@@ -66,5 +67,5 @@ def test_the_command_line_trains_under_torchrun_and_one_process_does_the_talking
     result = launch(*arguments, "training.batch_size=256", "--name", "run")
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("best validation accuracy") == 1
-    [row] = Folder(tmp_path / "run").rows()
+    [row] = Run(tmp_path / "run").rows()
     assert row["train"]["images"] == 1280 and row["validation"]["images"] == 144

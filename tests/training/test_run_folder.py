@@ -5,7 +5,8 @@ import os
 import pytest
 from toys import Toy
 
-from kerneq.training import CheckpointError, Folder, TrainingError, checkpoint, data
+from kerneq.run import CheckpointError, Run, TrainingError, checkpoint
+from kerneq.training import build
 
 
 def test_a_run_folder_tells_where_its_numbers_come_from(tmp_path, run):
@@ -31,7 +32,7 @@ def test_a_run_cannot_be_resumed_with_other_settings(run):
 
 
 def test_a_folder_in_use_is_refused_and_names_the_process(tmp_path, run):
-    with Folder(tmp_path / "run").locked():
+    with Run(tmp_path / "run").locked():
         with pytest.raises(TrainingError, match=f"in use by process {os.getpid()}"):
             run(resume=True)
     run("training.epochs=1")
@@ -80,10 +81,10 @@ def test_a_full_disk_ends_the_run_in_a_sentence_and_the_run_goes_on_when_there_i
     with pytest.raises(TrainingError, match="No space left on device.*--resume"):
         run()
     monkeypatch.setattr(checkpoint, "write_atomically", save)
-    assert Folder(tmp_path / "run").newest() is not None
+    assert Run(tmp_path / "run").newest() is not None
     rows = run(resume=True)
     assert [row["epoch"] for row in rows] == [1, 2, 3]
-    first, second = (checkpoint.load(Folder(tmp_path / n).checkpoint("last"))[0] for n in ("whole", "run"))
+    first, second = (checkpoint.load(Run(tmp_path / n).checkpoint("last"))[0] for n in ("whole", "run"))
     assert all((first[name] == second[name]).all() for name in first)
 
 
@@ -112,7 +113,7 @@ class Poisoned(Toy):
 def test_a_loss_that_is_no_number_ends_the_run_and_spares_the_last_good_checkpoint(tmp_path, run):
     with pytest.raises(TrainingError, match="loss became nan by step 20 .*last good checkpoint is intact"):
         run(build=lambda config, images: Poisoned(1, 10))
-    tensors, facts = checkpoint.load(Folder(tmp_path / "run").checkpoint("last"))
+    tensors, facts = checkpoint.load(Run(tmp_path / "run").checkpoint("last"))
     assert facts["step"] == 10
     assert all(tensor.isfinite().all() for tensor in tensors.values())
 
@@ -120,7 +121,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_spares_the_last_good_checkpoi
 def test_weights_that_are_no_numbers_are_not_saved(tmp_path, run):
     with pytest.raises(TrainingError, match="weight became infinite or NaN by step 16 .*intact"):
         run("training.checkpoint_steps=1", build=lambda config, images: Poisoned(1, 10))
-    assert checkpoint.load(Folder(tmp_path / "run").checkpoint("last"))[1]["step"] == 15
+    assert checkpoint.load(Run(tmp_path / "run").checkpoint("last"))[1]["step"] == 15
 
 
 def test_a_batch_larger_than_the_data_is_refused(run):
@@ -136,7 +137,7 @@ def test_an_unknown_device_is_refused(run):
 
 def test_training_never_reads_the_test_split(run, monkeypatch):
     asked = []
-    load = data.load
-    monkeypatch.setattr(data, "load", lambda name, split, **rest: asked.append(split) or load(name, split, **rest))
+    load = build.load
+    monkeypatch.setattr(build, "load", lambda name, split, **rest: asked.append(split) or load(name, split, **rest))
     run("training.epochs=1")
     assert asked == ["train"]

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 from PIL import Image
-from stops import StopAt, metrics, same_state
+from toys import StopAt, metrics, same_state
 
 from kerneq.cells import equation
 from kerneq.evaluate import evaluate
-from kerneq.training import Stopped
-from kerneq.training.model import build_model
+from kerneq.run import Stopped
+from kerneq.training.build import build_model
 
 GEQ = (
     "model.name=geq-tiny",
@@ -27,7 +27,7 @@ def test_a_stopped_equilibrium_model_goes_on_bit_for_bit(tmp_path, run, model, a
     settings = (*model, *SHORT, average)
     run(*settings, folder="whole", build=build_model)
     with pytest.raises(Stopped):
-        run(*settings, folder="stopped", build=build_model, watcher=StopAt(1))
+        run(*settings, folder="stopped", build=build_model, loggers=[StopAt(1)])
     run(*settings, folder="stopped", build=build_model, resume=True)
     assert same_state(tmp_path / "whole", tmp_path / "stopped")
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "stopped")
@@ -65,8 +65,8 @@ def test_a_folder_of_pictures_of_ones_own_trains_and_resumes(tmp_path, run):
     rows = run(*settings, folder="whole", build=build_model)
     assert rows[0]["train"]["images"] == 18 and rows[0]["validation"]["images"] == 6
     with pytest.raises(Stopped):
-        run(*settings, folder="stopped", build=build_model, watcher=StopAt(1))
+        run(*settings, folder="stopped", build=build_model, loggers=[StopAt(1)])
     run(*settings, folder="stopped", build=build_model, resume=True)
     assert same_state(tmp_path / "whole", tmp_path / "stopped")
     result = evaluate(tmp_path / "stopped", device="cpu")
-    assert result.scores["test"].images == 6 and result.data.startswith("folder:")
+    assert result.scores["test"]["images"] == 6 and result.data.startswith("folder:")

@@ -1,15 +1,22 @@
-"""A model small enough to train hundreds of steps a second, with everything a checkpoint must not lose."""
+"""A model small enough to train hundreds of steps a second, and runs of it that are stopped on the way."""
+
+import json
+import os
+import signal
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from kerneq.config import Config
+from kerneq.run import checkpoint
 from kerneq.solution import Solution, Status
-from kerneq.training.data import Pictures
+from kerneq.training import AbstractLogger
+from kerneq.training.build import ImageSet
 
 
 class Toy(nn.Module):
-    """Batch norm (buffers), dropout (random state), and a `Solution` whose numbers are known."""
+    """All that a checkpoint must not lose: buffers, random state, and a `Solution` whose numbers are known."""
 
     def __init__(self, channels: int, classes: int, width: int = 8, dropout: float = 0.1, norm: bool = True):
         super().__init__()
@@ -40,7 +47,39 @@ def solution(samples: int) -> Solution:
     return Solution(torch.zeros(samples, 1), residual, steps, codes, tol=1e-2)
 
 
-def build_toy(config: Config, images: Pictures) -> nn.Module:
+def build_toy(config: Config, images: ImageSet) -> nn.Module:
     settings = config.model.settings
     dropout, norm = float(settings.get("dropout", 0.1)), bool(settings.get("norm", True))
     return Toy(images.shape[0], len(images.classes), dropout=dropout, norm=norm)
+
+
+def same_state(first: Path, second: Path) -> bool:
+    """Whether two run folders hold the same tensors (weights, average, momentum, ...), bit for bit."""
+    for which in ("last", "best"):
+        a, b = (checkpoint.load(folder / "checkpoints" / f"{which}.safetensors")[0] for folder in (first, second))
+        if a.keys() != b.keys() or not all(torch.equal(a[name], b[name]) for name in a):
+            return False
+    return True
+
+
+def metrics(folder: Path) -> list[dict]:
+    """The rows of metrics.jsonl without wall-clock times."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+class StopAt(AbstractLogger):
+    """Presses Ctrl-C when an epoch ends."""
+
+    def __init__(self, epoch: int):
+        self.at = epoch
+
+    def log_progress(self, progress):
+        pass
+
+    def log_epoch(self, row):
+        if row["epoch"] == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def close(self):
+        pass

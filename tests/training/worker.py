@@ -14,7 +14,7 @@ from toys import build_toy
 
 from kerneq.config import Config, parse
 from kerneq.training import train
-from kerneq.training.data import Pictures
+from kerneq.training.build import ImageSet
 
 SETTINGS = [
     "training.epochs=3",
@@ -31,7 +31,7 @@ SETTINGS = [
 ]
 
 
-def build(config: Config, images: Pictures) -> torch.nn.Module:
+def build(config: Config, images: ImageSet) -> torch.nn.Module:
     model = build_toy(config, images)
     kill_at, steps = int(sys.argv[2]), 0
 

@@ -7,8 +7,7 @@ from PIL import Image
 
 from kerneq.config import parse
 from kerneq.data import DATA_SETS, DataError, load
-from kerneq.predict import Predictor, predict
-from kerneq.predict.subject import subject
+from kerneq.predict import Predictor, predict, trained_on
 
 
 def test_a_model_without_an_equilibrium_names_the_classes_of_its_folder(kerneq, colour_run, tmp_path):
@@ -54,7 +53,7 @@ def test_the_size_and_classes_of_a_packed_data_set_are_known_without_it(name, mo
         reason = str(error)
     monkeypatch.setenv("KERNEQ_DATA", str(tmp_path))
     config = parse("", [f"data.name={name}"])
-    known, named = subject(config, outputs=len(DATA_SETS[name].class_names))
+    known, named = trained_on(config, outputs=len(DATA_SETS[name].class_names))
     assert named and len(known) == 0
     if images is None:
         pytest.skip(f"{reason} Its pictures' size could not be compared.")
@@ -67,7 +66,7 @@ def test_the_size_and_classes_of_a_packed_data_set_are_known_without_it(name, mo
 
 
 def test_a_run_on_some_of_the_classes_names_those():
-    some, _ = subject(parse("", ["data.name=cifar10", "data.subset=first-five-classes"]), outputs=5)
+    some, _ = trained_on(parse("", ["data.name=cifar10", "data.subset=first-five-classes"]), outputs=5)
     assert some.classes == ("airplane", "automobile", "bird", "cat", "deer")
-    photographs, named = subject(parse("", ["data.name=imagenette", "data.size=64"]), outputs=10)
+    photographs, named = trained_on(parse("", ["data.name=imagenette", "data.size=64"]), outputs=10)
     assert named and photographs.classes[0] == "tench" and photographs.shape == (3, 64, 64)

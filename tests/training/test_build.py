@@ -5,8 +5,9 @@ import torch
 
 from kerneq.config import parse
 from kerneq.data import DataError, Images
-from kerneq.training import TrainingError, data
-from kerneq.training.data import prepare, read
+from kerneq.run import TrainingError
+from kerneq.training import build
+from kerneq.training.build import read_images, training_batches
 from kerneq.training.process import Process
 
 ALONE = Process(0, 1, torch.device("cpu"))
@@ -22,13 +23,13 @@ def cifar100(monkeypatch):
         names = tuple(str(i) for i in range(int(labels[name].max()) + 1))
         return Images(torch.zeros(200, 3, 4, 4, dtype=torch.uint8), labels[name], names, (0.5,) * 3, (0.2,) * 3)
 
-    monkeypatch.setattr(data, "load", load)
+    monkeypatch.setattr(build, "load", load)
     return fine
 
 
 def test_the_fifth_sub_class_of_every_super_class_is_kept_out_of_training(cifar100):
     config = parse("", ["data.name=cifar100-coarse", "data.subset=four-of-five-subclasses"])
-    known, unknown = read(config, "train"), read(config, "train", known=False)
+    known, unknown = read_images(config, "train"), read_images(config, "train", known=False)
     assert len(known) == 160 and len(unknown) == 40
     # Fine classes 80 … 99 are the last of their super-classes here.
     assert torch.equal(known.labels, cifar100[cifar100 < 80] % 20)
@@ -38,21 +39,21 @@ def test_the_fifth_sub_class_of_every_super_class_is_kept_out_of_training(cifar1
 
 def test_sub_classes_need_the_data_set_that_has_them(cifar100):
     with pytest.raises(TrainingError, match="needs `data.name` = cifar100-coarse"):
-        read(parse("", ["data.name=cifar100", "data.subset=four-of-five-subclasses"]), "train")
+        read_images(parse("", ["data.name=cifar100", "data.subset=four-of-five-subclasses"]), "train")
 
 
 def test_a_model_of_the_first_five_classes_has_five_outputs():
     config = parse("", ["data.subset=first-five-classes"])
-    images, batches, held_out = prepare(config, ALONE)
+    images, batches, held_out = training_batches(config, ALONE)
     assert images.classes == ("0", "1", "2", "3", "4")
     assert images.labels.max() == 4
-    assert read(config, "test", known=False).labels.min() == 5
+    assert read_images(config, "test", known=False).labels.min() == 5
 
 
 def test_the_held_out_images_are_not_trained_on():
-    images, batches, held_out = prepare(parse("", ["data.validation=0.5"]), ALONE)
+    images, batches, held_out = training_batches(parse("", ["data.validation=0.5"]), ALONE)
     assert held_out is not None
-    everything = read(parse(""), "train")
+    everything = read_images(parse(""), "train")
     assert len(images) + len(held_out.images) == len(everything) == 1442
     rows = torch.cat([images.pixels, held_out.images.pixels]).flatten(1).double()
     assert rows.sum() == everything.pixels.double().sum()
@@ -60,4 +61,4 @@ def test_the_held_out_images_are_not_trained_on():
 
 def test_a_size_that_would_change_fixed_pictures_is_refused():
     with pytest.raises(DataError, match="size"):
-        read(parse("", ["data.size=12"]), "train")
+        read_images(parse("", ["data.size=12"]), "train")

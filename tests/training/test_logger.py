@@ -4,21 +4,19 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from kerneq.training import glance
-from kerneq.training.meter import Meter, Scores
-from kerneq.training.tensorboard import TensorBoard
-from kerneq.training.terminal import Terminal, epoch_line, largest
-from kerneq.training.watch import AbstractWatcher, Moment, Watchers
+from kerneq.training import AbstractLogger, loop
+from kerneq.training.logger import Progress, TensorBoardLogger, TerminalLogger, epoch_line, largest
+from kerneq.training.metrics import Accumulator
 
-SCORES = Scores(images=100, loss=1.25, accuracy=0.5, steps=6.5, residual=2e-4, unconverged=0.125)
-MOMENT = Moment(epoch=2, epochs=3, step=15, steps=30, rate=0.1, images_per_second=1234.0, scores=SCORES)
+SCORES = {"images": 100, "loss": 1.25, "accuracy": 0.5, "steps": 6.5, "residual": 2e-4, "unconverged": 0.125}
+PROGRESS = Progress(epoch=2, epochs=3, step=15, steps=30, rate=0.1, images_per_second=1234.0, scores=SCORES)
 
 
 def test_the_bar_shows_loss_accuracy_speed_and_how_the_solver_does():
     output = io.StringIO()
-    terminal = Terminal(Console(file=output, force_terminal=True, width=200), title="run")
-    terminal.tick(MOMENT)
-    terminal.progress.refresh()
+    terminal = TerminalLogger(Console(file=output, force_terminal=True, width=200), title="run")
+    terminal.log_progress(PROGRESS)
+    terminal.bar.refresh()
     terminal.close()
     for words in ("run epoch 2/3", "loss 1.2500", "accuracy 50.00%", "1,234 images/s", "6.5 steps", "residual 2.0e-04"):
         assert words in output.getvalue()
@@ -27,7 +25,8 @@ def test_the_bar_shows_loss_accuracy_speed_and_how_the_solver_does():
 
 def test_where_there_is_no_terminal_only_finished_epochs_are_written(run):
     output = io.StringIO()
-    rows = run("training.epochs=2", watcher=Terminal(Console(file=output, force_terminal=False), title="toy"))
+    logger = TerminalLogger(Console(file=output, force_terminal=False), title="toy")
+    rows = run("training.epochs=2", loggers=[logger])
     assert output.getvalue().splitlines() == [epoch_line(row, "toy") for row in rows]
     assert "validation loss" in output.getvalue() and "bound" in output.getvalue()
 
@@ -37,7 +36,7 @@ def test_an_epoch_line_shows_the_largest_of_the_branches_numbers():
 
 
 def test_tensorboard_has_the_numbers_of_metrics_jsonl(tmp_path, run):
-    rows = run("training.epochs=2", watcher=TensorBoard(tmp_path / "board"))
+    rows = run("training.epochs=2", loggers=[TensorBoardLogger(tmp_path / "board")])
     events = EventAccumulator(str(tmp_path / "board"))
     events.Reload()
     for group, number in (("train", "loss"), ("validation", "accuracy"), ("validation", "steps")):
@@ -48,27 +47,27 @@ def test_tensorboard_has_the_numbers_of_metrics_jsonl(tmp_path, run):
 
 def test_the_sums_are_read_by_the_clock_and_not_at_every_step(run, monkeypatch):
     reads = []
-    read = Meter.read
-    monkeypatch.setattr(Meter, "read", lambda self, sums=None: reads.append(1) or read(self, sums))
-    monkeypatch.setattr(glance, "INTERVAL", 1e9)
+    read = Accumulator.read
+    monkeypatch.setattr(Accumulator, "read", lambda self, sums=None: reads.append(1) or read(self, sums))
+    monkeypatch.setattr(loop, "INTERVAL", 1e9)
     run("training.epochs=2")
     assert len(reads) == 4, "training and validation, once an epoch"
 
 
-def test_a_watcher_sees_the_run_go_by(run, monkeypatch):
-    monkeypatch.setattr(glance, "INTERVAL", 0.0)
+def test_a_logger_sees_the_run_go_by(run, monkeypatch):
+    monkeypatch.setattr(loop, "INTERVAL", 0.0)
     seen, seen_epochs = [], []
 
-    class Notes(AbstractWatcher):
-        def tick(self, moment):
-            seen.append((moment.epoch, moment.step, moment.scores.images))
+    class Notes(AbstractLogger):
+        def log_progress(self, progress):
+            seen.append((progress.epoch, progress.step, progress.scores["images"]))
 
-        def epoch(self, row):
+        def log_epoch(self, row):
             seen_epochs.append(row["epoch"])
 
         def close(self):
             seen_epochs.append("closed")
 
-    run("training.epochs=2", watcher=Watchers([Notes()]))
+    run("training.epochs=2", loggers=[Notes()])
     assert seen[0] == (1, 1, 128) and seen[-1] == (2, 20, 1280) and len(seen) == 20
     assert seen_epochs == [1, 2, "closed"]

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from kerneq.training import CheckpointError, TrainingError, checkpoint
-from kerneq.training.files import write_atomically
+from kerneq.run import CheckpointError, TrainingError, checkpoint, write_atomically
 
 TENSORS = {
     "model.w": torch.randn(3, 4, generator=torch.Generator().manual_seed(0)),

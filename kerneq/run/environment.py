@@ -1,6 +1,5 @@
-"""Where a run came from: versions, source revision, device and seed."""
+"""Where a run came from: versions, source revision, device and seed; a number in a report is traced by these."""
 
-import json
 import platform
 import subprocess
 import sys
@@ -10,37 +9,24 @@ from typing import Any
 
 import torch
 
-import kerneq
-from kerneq.config import Config
-from kerneq.training.files import write_atomically
-from kerneq.training.process import Process
+from .. import __version__
 
 
-def environment(config: Config, process: Process) -> dict[str, Any]:
-    """The facts that a number in a report is traced by."""
-    gpu = process.device.type == "cuda"
+def environment(seed: int, device: torch.device, processes: int) -> dict[str, Any]:
+    """The facts about this start of a run, as environment.json has them."""
+    gpu = device.type == "cuda"
     return {
-        "kerneq": kerneq.__version__,
+        "kerneq": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "revision": revision(),
-        "device": torch.cuda.get_device_name(process.device) if gpu else f"cpu ({platform.machine()})",
+        "device": torch.cuda.get_device_name(device) if gpu else f"cpu ({platform.machine()})",
         "threads": torch.get_num_threads(),
-        "processes": process.world,
-        "seed": config.seed,
+        "processes": processes,
+        "seed": seed,
         "command": sys.argv,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-
-
-def record(path: Path, facts: dict[str, Any], step: int) -> None:
-    """Write the origin of a new run, or add a resumption to that of an old one."""
-    written = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    if written is None or step == 0:
-        written = facts | {"resumed": []}
-    else:
-        written["resumed"].append(facts | {"step": step})
-    write_atomically(path, (json.dumps(written, indent=2) + "\n").encode())
 
 
 def revision() -> str | None:
@@ -53,6 +39,7 @@ def revision() -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
+    """What git prints, None where there is no git or it refuses."""
     try:
         result = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,0 +1,139 @@
+"""Who follows a run: the terminal, TensorBoard, or a logger of one's own."""
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
+
+from . import metrics
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """Where a run is, and how the present epoch has gone so far."""
+
+    epoch: int  # from 1
+    epochs: int
+    step: int  # of the whole run
+    steps: int
+    rate: float  # learning rate
+    images_per_second: float
+    scores: metrics.Scores
+
+
+class AbstractLogger(abc.ABC):
+    """Told about a run while it happens; must not change it."""
+
+    @abc.abstractmethod
+    def log_progress(self, progress: Progress) -> None:
+        """Called a few times a second."""
+
+    @abc.abstractmethod
+    def log_epoch(self, row: Mapping[str, Any]) -> None:
+        """Called with each line of metrics.jsonl."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Called once, however the run ended."""
+
+
+@final
+class TerminalLogger(AbstractLogger):
+    """One line per epoch, and under them a bar with the numbers of the moment.
+
+    Where the output is no terminal (a file, a pipe), only the lines of finished epochs are written.
+    """
+
+    def __init__(self, console: Console | None = None, title: str = ""):
+        self.console = console if console is not None else Console()
+        self.title = title
+        self.bar = ProgressBar(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(compact=True),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self.task = self.bar.add_task(title or "starting", total=None, numbers="")
+        self.bar.start()
+
+    def log_progress(self, progress: Progress) -> None:
+        words = metrics.phrases(progress.scores, "images")
+        if progress.images_per_second:
+            words.append(f"{progress.images_per_second:,.0f} images/s")
+        words += metrics.phrases(progress.scores, "solves")
+        self.bar.update(
+            self.task,
+            description=f"{self.title} epoch {progress.epoch}/{progress.epochs}".strip(),
+            total=progress.steps,
+            completed=progress.step,
+            numbers=" · ".join(words),
+        )
+
+    def log_epoch(self, row: Mapping[str, Any]) -> None:
+        self.console.print(epoch_line(row, self.title), highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        self.bar.stop()
+
+
+def epoch_line(row: Mapping[str, Any], title: str = "") -> str:
+    """A finished epoch as one line; solver numbers are those on held-out images, where there are any."""
+    parts = [f"{title} epoch {row['epoch']:>3}".strip()]
+    for group in ("train", "validation"):
+        if row[group] is not None:
+            parts.append(f"{group} {' '.join(metrics.phrases(row[group], 'images'))}")
+    parts.append(", ".join(metrics.phrases(row["validation"] or row["train"], "solves")))
+    parts.append(" ".join(f"{name} {value:.3g}" for name, value in largest(row["diagnostics"]).items()))
+    parts.append(f"{row['seconds']:.1f} s")
+    return " | ".join(part for part in parts if part)
+
+
+def largest(diagnostics: Mapping[str, float]) -> dict[str, float]:
+    """The largest value of each kind of number over the branches: branch0/norm, branch1/norm → norm."""
+    found: dict[str, float] = {}
+    for name, value in diagnostics.items():
+        kind = name.rpartition("/")[2]
+        found[kind] = max(value, found.get(kind, value))
+    return found
+
+
+@final
+class TensorBoardLogger(AbstractLogger):
+    """Scalars `train/…`, `validation/…` and `diagnostics/…` per epoch, `now/…` in between; x is the step."""
+
+    def __init__(self, folder: Path):
+        # Slow to import: here, so that neither a run without it nor the first step of one with it has to wait.
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        self.open = partial(SummaryWriter, str(folder))
+        self.writer: SummaryWriter | None = None  # opened by the first number, so that a refused run leaves no file
+
+    def log_progress(self, progress: Progress) -> None:
+        numbers = {m.name: progress.scores[m.name] for m in metrics.METRICS if m.over == "images"}
+        speed = {"rate": progress.rate, "images_per_second": progress.images_per_second}
+        self._write("now", numbers | speed, progress.step)
+
+    def log_epoch(self, row: Mapping[str, Any]) -> None:
+        for group in ("train", "validation", "diagnostics"):
+            self._write(group, row[group] or {}, row["step"])
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+    def _write(self, group: str, numbers: Mapping[str, float | None], step: int) -> None:
+        if self.writer is None:
+            self.writer = self.open()
+        for name, value in numbers.items():
+            if value is not None:
+                self.writer.add_scalar(f"{group}/{name}", value, step)

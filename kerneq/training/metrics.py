@@ -1,0 +1,191 @@
+"""Every number a run measures, in one table: its name, how it is accumulated, how it is written, who shows it.
+
+The table is `METRICS`; a new metric is one more entry. metrics.jsonl, evaluation.json, the terminal, TensorBoard,
+`kerneq evaluate`, the report and the demo read it. Scores are plain dictionaries from names to numbers, as JSON has
+them; a number that was not measured is None, or absent where an earlier version wrote the file.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from ..data import Batches
+from ..solution import Solution
+from .process import Process
+
+Scores = Mapping[str, float | None]
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class BatchOutput:
+    """What a metric may look at: one batch after its forward pass. Nothing in it has left the device."""
+
+    loss: Tensor  # () mean over the samples
+    logits: Tensor  # (samples, classes)
+    labels: Tensor  # (samples)
+    solutions: tuple[Solution, ...]  # one for each equilibrium layer, every one of all samples
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """How the report draws a metric over the epochs."""
+
+    caption: str
+    group: Literal["train", "validation"]  # the images it is measured on
+    log: bool = False  # whether its axis is logarithmic
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """A number that is a mean over images, or over solves: every sample of every equilibrium layer.
+
+    `total` gives its sum over a batch as a tensor () on the device; it may not wait for the device. Metrics over
+    images are shown for training and held-out images, those over solves once, and only for models that solve.
+    """
+
+    name: str  # its key in metrics.jsonl, evaluation.json and TensorBoard
+    title: str  # its heading in a table
+    format: str  # of its value
+    total: Callable[[BatchOutput], Tensor]
+    over: Literal["images", "solves"]
+    phrase: str  # the value in a sentence: "loss {}"
+    curve: Curve | None = None  # in the report
+    demo: bool = False  # whether the demo's table, which has room for a few, shows it
+
+    def text(self, scores: Scores) -> str:
+        """Its value in a cell of a table; a dash where it was not measured."""
+        value = scores.get(self.name)
+        return self.format.format(value) if value is not None else "–"
+
+
+def over_solves(number: Callable[[Solution], Tensor]) -> Callable[[BatchOutput], Tensor]:
+    """The sum of a per-sample number (samples) over all samples of all solves of a batch."""
+    return lambda batch: torch.stack([number(solution).sum() for solution in batch.solutions]).sum()
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        name="loss",
+        title="loss",
+        format="{:.4f}",
+        total=lambda batch: batch.loss * len(batch.labels),
+        over="images",
+        phrase="loss {}",
+        curve=Curve("Training loss", "train"),
+    ),
+    Metric(
+        name="accuracy",
+        title="accuracy",
+        format="{:.2%}",
+        total=lambda batch: (batch.logits.argmax(1) == batch.labels).sum(),
+        over="images",
+        phrase="accuracy {}",
+        curve=Curve("Accuracy on held-out images", "validation"),
+        demo=True,
+    ),
+    Metric(
+        name="steps",
+        title="solver steps",
+        format="{:.1f}",
+        total=over_solves(lambda solution: solution.steps),
+        over="solves",
+        phrase="{} steps",
+        curve=Curve("Solver steps, mean over samples and branches", "validation"),
+        demo=True,
+    ),
+    Metric(
+        name="residual",
+        title="residual",
+        format="{:.1e}",
+        total=over_solves(lambda solution: solution.residual),
+        over="solves",
+        phrase="residual {}",
+        curve=Curve("Relative residual at the end of a solve", "validation", log=True),
+        demo=True,
+    ),
+    Metric(
+        name="unconverged",
+        title="not converged",
+        format="{:.1%}",
+        total=over_solves(lambda solution: ~solution.converged),
+        over="solves",
+        phrase="{} unconverged",
+    ),
+)
+
+# The entries of a checkpoint that does not name them: those of the first version.
+FIRST_ENTRIES = ("images", "loss", "accuracy", "solves", "steps", "residual", "unconverged")
+
+
+def phrases(scores: Scores, over: Literal["images", "solves"]) -> list[str]:
+    """The measured metrics over images or over solves, each as a few words: "loss 0.1234"."""
+    shown = [metric for metric in METRICS if metric.over == over and scores.get(metric.name) is not None]
+    return [metric.phrase.format(metric.text(scores)) for metric in shown]
+
+
+@final
+class Accumulator:
+    """Sums of images, solves and every metric in one float64 tensor on the device, so that no step waits for it."""
+
+    def __init__(self, device: torch.device):
+        self.entries = ("images", "solves", *(metric.name for metric in METRICS))
+        self.sums = torch.zeros(len(self.entries), dtype=torch.float64, device=device)
+        self.missing: frozenset[str] = frozenset()  # metrics that a part of these sums does not have
+
+    @torch.no_grad()
+    def add(self, loss: Tensor, logits: Tensor, target: Tensor, solutions: Mapping[str, Solution]) -> None:
+        """Count a batch; `target` holds labels (samples) or probabilities (samples, classes)."""
+        labels = target if target.dim() == 1 else target.argmax(1)
+        batch = BatchOutput(loss, logits, labels, tuple(solutions.values()))
+        images = labels.new_full((), len(labels))
+        totals = [images, images * len(solutions)]
+        for metric in METRICS:
+            measured = metric.over == "images" or len(solutions) > 0
+            totals.append(metric.total(batch) if measured else torch.zeros_like(images))
+        self.sums += torch.stack([total.to(self.sums) for total in totals])
+
+    def reset(self) -> None:
+        """Begin again at zero."""
+        self.sums.zero_()
+        self.missing = frozenset()
+
+    def restore(self, sums: Tensor, entries: Sequence[str] = FIRST_ENTRIES) -> None:
+        """Go on from saved sums; a metric they do not have stays unmeasured until the next `reset`."""
+        saved = dict(zip(entries, sums.tolist(), strict=True))
+        self.sums.copy_(torch.tensor([saved.get(name, 0.0) for name in self.entries], dtype=torch.float64))
+        self.missing = frozenset(self.entries) - saved.keys()
+
+    def read(self, sums: Tensor | None = None) -> dict[str, float | None]:
+        """The means so far (or of `sums`, added up over processes), by name; waits for the device."""
+        values = dict(zip(self.entries, (self.sums if sums is None else sums).tolist(), strict=True))
+        scores: dict[str, float | None] = {"images": int(values["images"])}
+        for metric in METRICS:
+            count = values[metric.over]
+            measured = count > 0 and metric.name not in self.missing
+            scores[metric.name] = values[metric.name] / count if measured else None
+        return scores
+
+
+def validate(model: nn.Module, batches: Batches, process: Process, amp: bool) -> dict[str, float | None]:
+    """The scores of a model in eval mode over batches of all processes; the loss is without label smoothing."""
+    accumulator = Accumulator(process.device)
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            for x, target in batches.epoch(0):
+                if len(x) == 0:  # the last batch may have no image for this process
+                    continue
+                with torch.autocast(process.device.type, torch.bfloat16, enabled=amp):
+                    logits, solutions = model(x, solutions=True)
+                accumulator.add(cross_entropy(logits.float(), target), logits, target, solutions)
+    finally:
+        model.train(training)
+    return accumulator.read(process.total(accumulator.sums))

@@ -7,7 +7,7 @@ from typing import final
 
 from torch import nn
 
-from kerneq.config import Config, load
+from kerneq.run.config import Config, load
 from kerneq.training import checkpoint
 from kerneq.training.data import plain_batches, read
 from kerneq.training.errors import CheckpointError, TrainingError

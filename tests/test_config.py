@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kerneq.config import (
+from kerneq.run.config import (
     Config,
     ConfigError,
     Data,

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from kerneq.commands.models import millions
 from kerneq.commands.train import watchers
-from kerneq.config import ConfigError, parse
+from kerneq.run.config import ConfigError, parse
 from kerneq.evaluate import evaluate
 from kerneq.report import gather, render
 from kerneq.report.runs import Run

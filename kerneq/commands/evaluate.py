@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from kerneq.config import ConfigError
+from kerneq.run.config import ConfigError
 from kerneq.evaluate import Evaluation, evaluate
 
 

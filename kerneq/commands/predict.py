@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from kerneq.config import ConfigError
+from kerneq.run.config import ConfigError
 from kerneq.data import DataError
 from kerneq.predict import Prediction, Predictor
 

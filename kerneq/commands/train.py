@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kerneq.config import Config, ConfigError, load, write
+from kerneq.run.config import Config, ConfigError, load, write
 from kerneq.training import train
 from kerneq.training.tensorboard import TensorBoard
 from kerneq.training.terminal import Terminal

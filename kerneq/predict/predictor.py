@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from kerneq.config import Config, load
+from kerneq.run.config import Config, load
 from kerneq.data import Images
 from kerneq.evaluate import laid_out, restore
 from kerneq.predict.picture import read_picture

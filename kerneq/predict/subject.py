@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import torch
 
-from kerneq.config import Config
+from kerneq.run.config import Config
 from kerneq.data import DataError, Images
 from kerneq.data.catalogue import user_folder
 from kerneq.data.load import find

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
 
-from kerneq.config import load
+from kerneq.run.config import load
 from kerneq.training import Folder, TrainingError
 
 

@@ -6,7 +6,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from kerneq.config import Config
+from kerneq.run.config import Config
 from kerneq.data import Augment, Batches, Folder, Images, load, split_validation
 from kerneq.training.errors import TrainingError
 from kerneq.training.process import Process

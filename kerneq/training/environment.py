@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import kerneq
-from kerneq.config import Config
+from kerneq.run.config import Config
 from kerneq.training.files import write_atomically
 from kerneq.training.process import Process
 

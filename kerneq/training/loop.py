@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
-from kerneq.config import Config
+from kerneq.run.config import Config
 from kerneq.training.data import prepare
 from kerneq.training.epoch import due, finish_epoch, save
 from kerneq.training.errors import Stopped, TrainingError

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from kerneq.config import Config, ConfigError
+from kerneq.run.config import Config, ConfigError
 from kerneq.models import build
 from kerneq.training.data import Pictures
 from kerneq.training.process import Process

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from kerneq.config import Optimizer
+from kerneq.run.config import Optimizer
 
 
 def sgd(model: nn.Module, settings: Optimizer, captured: bool = False) -> torch.optim.SGD:

@@ -1,6 +1,6 @@
 """How a run begins: afresh in an empty folder, or where the last checkpoint left it."""
 
-from kerneq.config import ConfigError, differences, load, write
+from kerneq.run.config import ConfigError, differences, load, write
 from kerneq.training.environment import environment, record
 from kerneq.training.errors import CheckpointError, TrainingError
 from kerneq.training.files import write_atomically

@@ -2,7 +2,7 @@
 
 import math
 
-from kerneq.config import Schedule
+from kerneq.run.config import Schedule
 
 
 def multiple(schedule: Schedule, step: int, steps: int, steps_per_epoch: int) -> float:

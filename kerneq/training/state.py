@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from kerneq.config import Config, write
+from kerneq.run.config import Config, write
 from kerneq.training import checkpoint
 from kerneq.training.average import Average
 from kerneq.training.errors import CheckpointError, TrainingError

@@ -12,7 +12,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from kerneq import data
-from kerneq.config import ConfigError
+from kerneq.run.config import ConfigError
 from kerneq.kglm.cli import app
 from kerneq.kglm.experiments import denoise, hyperspectral, mnist, mnist_train, pictures, settings, smooth
 from kerneq.kglm.experiments.denoise_table import table

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from kerneq.config import parse
+from kerneq.run.config import parse
 from kerneq.data import load
 from kerneq.training import train
 

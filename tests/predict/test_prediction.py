@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from predict_helpers import painted, trained, write_digits
 
-from kerneq.config import load as load_config
+from kerneq.run.config import load as load_config
 from kerneq.data import DataError, load
 from kerneq.data.pipeline import normalise
 from kerneq.evaluate import evaluate, restore

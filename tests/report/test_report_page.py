@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kerneq.config import Config, write
+from kerneq.run.config import Config, write
 from kerneq.report import gather, render
 from kerneq.report.figures import curves
 from kerneq.report.runs import read

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from toys import build_toy
 
-from kerneq.config import Config, parse
+from kerneq.run.config import Config, parse
 from kerneq.data import load
 from kerneq.training import train
 

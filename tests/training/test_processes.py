@@ -9,7 +9,7 @@ import torch
 from toys import build_toy
 from worker import SETTINGS
 
-from kerneq.config import parse
+from kerneq.run.config import parse
 from kerneq.training import Folder, checkpoint, train
 
 WORKER = str(Path(__file__).parent / "worker.py")

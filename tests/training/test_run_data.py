@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kerneq.config import parse
+from kerneq.run.config import parse
 from kerneq.data import DataError, Images
 from kerneq.training import TrainingError, data
 from kerneq.training.data import prepare, read

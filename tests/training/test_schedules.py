@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from kerneq.config import Schedule
+from kerneq.run.config import Schedule
 from kerneq.training.schedule import multiple
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from toys import Toy, build_toy, solution
 
-from kerneq.config import Optimizer
+from kerneq.run.config import Optimizer
 from kerneq.training import Folder, checkpoint, train
 from kerneq.training.average import Average
 from kerneq.training.data import prepare

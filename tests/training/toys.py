@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from kerneq.config import Config
+from kerneq.run.config import Config
 from kerneq.solution import Solution, Status
 from kerneq.training.data import Pictures
 

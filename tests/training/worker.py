@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from toys import build_toy
 
-from kerneq.config import Config, parse
+from kerneq.run.config import Config, parse
 from kerneq.training import train
 from kerneq.training.data import Pictures
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kerneq.config.setting import setting
+from kerneq.settings import setting
 from kerneq.kglm.experiments.plots import COLOURS, save, subplots
 from kerneq.kglm.initialisation import initialise
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kerneq.config.setting import setting
+from kerneq.settings import setting
 from kerneq.kglm.bank import ConvBank
 from kerneq.kglm.convolution import Pairs, Window, filters, random_lengthscales
 from kerneq.kglm.experiments.pictures import Pictures, Source, pictures

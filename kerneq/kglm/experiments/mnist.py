@@ -12,7 +12,7 @@ from torch import Tensor
 
 import kerneq
 from kerneq import data
-from kerneq.config.setting import setting
+from kerneq.settings import setting
 from kerneq.kglm.cell import GLMMap, bound
 from kerneq.kglm.families import Bernoulli
 from kerneq.kglm.guarantee import certify

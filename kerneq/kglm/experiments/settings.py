@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import torch
 
 import kerneq
-from kerneq.config import ConfigError, write
-from kerneq.config.build import build
+from kerneq.run.config import ConfigError, write
+from kerneq.settings import build
 
 T = TypeVar("T")
 

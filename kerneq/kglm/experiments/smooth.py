@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kerneq.config.setting import setting
+from kerneq.settings import setting
 from kerneq.kglm.bank import DenseBank, uniform
 from kerneq.kglm.experiments.training import backward, plain, train
 from kerneq.kglm.kernels import AbstractKernel, Periodic, SquaredExponential

@@ -1,0 +1,1 @@
+"""A run as a noun: its configuration, folder, checkpoints and environment."""

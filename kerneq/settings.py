@@ -1,6 +1,6 @@
 """Tables of settings ↔ frozen dataclasses: every key known, every value of its type and in its range.
 
-A table is what TOML gives: names → numbers, texts, lists and tables. `build` makes a dataclass of one, `write` goes back.
+A table is what TOML gives: names → numbers, texts, lists, tables. `build` makes a dataclass of one, `write` goes back.
 A field's annotation says what may stand there:
 
     steps: int = setting(5, "what it means", low=1)     steps = 5

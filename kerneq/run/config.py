@@ -1,7 +1,7 @@
 """What a run is: a TOML file and `key=value` changes, read into a tree of frozen dataclasses.
 
-A file says what differs from the defaults, or from another file that it names as its `base`. `[model]` holds the name of
-a model of the zoo beside that model's own settings; `kerneq train --show-config` prints every one.
+A file says what differs from the defaults, or from another file that it names as its `base`. `[model]` holds the name
+of a model of the zoo beside that model's own settings; `kerneq train --show-config` prints every one.
 """
 
 import dataclasses
@@ -139,7 +139,7 @@ def differences(first: Config, second: Config) -> list[str]:
 def check(config: Config) -> None:
     """Refuse what training would refuse: a model that cannot be built, solves that a CUDA graph cannot hold."""
     try:
-        with torch.device("meta"):  # shapes only: no memory, no time, no random numbers
+        with torch.random.fork_rng(devices=[]):  # leaves the random numbers of the run alone
             model = from_config(config.model.settings, classes=10)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"[model] {error}") from None

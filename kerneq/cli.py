@@ -24,7 +24,7 @@ Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds the ru
 def train(
     file: Annotated[
         str,
-        typer.Argument(help="An experiment (experiments/*.toml), or a run folder to --resume.", metavar="[FILE]"),
+        typer.Argument(help="An experiment by its name or its file, or a run folder to --resume.", metavar="[FILE]"),
     ] = "",
     changes: Annotated[
         list[str] | None,

@@ -91,13 +91,15 @@ def convert(key: str, value: Any, kind: Any, standing: Any = None) -> Any:
         value = _read(value, members)
     if isinstance(value, Mapping):
         return _choose(key, value, kind, standing)
+    if all(choices(member) for member in members):
+        raise ConfigError(f"`{key}` is a section, not a setting; name one of its settings: {_names(kind, standing)}.")
     if len(members) == 1:
-        return _plain(key, value, kind, standing)
+        return _plain(key, value, kind)
     if type(None) in members and value in (None, NOTHING):
         return None
     for member in members:
         try:
-            return _plain(key, value, member, standing)
+            return _plain(key, value, member)
         except ConfigError:
             continue
     raise ConfigError(f"`{key}` must be {' or '.join(dict.fromkeys(map(_describe, members)))}, got {value!r}.")
@@ -218,7 +220,14 @@ def _choose(key: str, table: Mapping[str, Any], kind: Any, standing: Any) -> Any
     return build(cls, rest, f"{key}.", standing if type(standing) is cls else None, named)
 
 
-def _plain(key: str, value: Any, kind: Any, standing: Any) -> Any:
+def _names(kind: Any, standing: Any) -> str:
+    """The settings that a table under this annotation may have now."""
+    cls = kind if dataclasses.is_dataclass(kind) else type(standing)
+    names = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+    return ", ".join(names if cls is kind else ["name", *names])
+
+
+def _plain(key: str, value: Any, kind: Any) -> Any:
     """A value that is no table, under an annotation that is no union."""
     origin = typing.get_origin(kind)
     if origin is typing.Literal:
@@ -235,11 +244,6 @@ def _plain(key: str, value: Any, kind: Any, standing: Any) -> Any:
             raise ConfigError(f"`{key}` is too large for a number of 64 bits.") from None
     if kind in (bool, int, float, str) and type(value) is kind:
         return value
-    if choices(kind):
-        cls = kind if dataclasses.is_dataclass(kind) else type(standing)
-        names = [] if cls is kind else ["name"]
-        names += [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
-        raise ConfigError(f"`{key}` is a section, not a setting; name one of its settings: {', '.join(names)}.")
     raise ConfigError(f"`{key}` must be {_describe(kind)}, got {value!r}.")
 
 

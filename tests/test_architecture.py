@@ -13,6 +13,7 @@ ROOT = pathlib.Path(kerneq.__file__).parent
 FILES = sorted(path for path in ROOT.rglob("*.py"))
 # An import may name its own layer or one further up this list.
 LAYERS = [
+    "settings",
     "solution",
     "cards",
     "prox",
@@ -29,7 +30,7 @@ LAYERS = [
     "theory",
     "models",
     "data",
-    "config",
+    "run",
     "kglm.experiments",
     "training",
     "evaluate",

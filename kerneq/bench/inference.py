@@ -11,8 +11,8 @@ from kerneq.bench.table import Result
 from kerneq.bench.timing import Bench, Timing, Work, alternate, in_layout
 from kerneq.models import build
 
-TO_TOL = {"solver": "proximal", "tol": 1e-2, "max_steps": 30}
-FIXED = {"solver": "picard", "max_steps": 4, "check_every": 4}
+TO_TOL = {"solver": {"name": "proximal"}, "tol": 1e-2, "max_steps": 30}
+FIXED = {"solver": {"name": "picard"}, "max_steps": 4, "check_every": 4}
 
 
 def bench_inference(bench: Bench) -> Iterator[Result]:

@@ -18,12 +18,16 @@ from kerneq.bench.timing import Bench, Work, alternate, in_layout
 from kerneq.cells.base import OBSERVED
 from kerneq.models import build
 
-FIXED = {"solver": "picard", "max_steps": 4, "check_every": 4}
+FIXED = {"solver": {"name": "picard"}, "max_steps": 4, "check_every": 4}
+PICARD = {"name": "in-features", "solver": {"name": "picard"}}
 # 4 + 4: four evaluations forward; backward four products with the adjoint (the source and the recovery are one).
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "geq-5m, implicit in features, 4 + 4": ("geq-5m", FIXED | {"gradient_solver": "picard", "gradient_steps": 3}),
-    "geq-5m, phantom, 4 + 4": ("geq-5m", FIXED | {"gradient": "phantom", "gradient_steps": 4}),
-    "geq-5m, as published": ("geq-5m", {"solver": "anderson", "gradient": "phantom", "gradient_steps": 5}),
+    "geq-5m, implicit in features, 4 + 4": ("geq-5m", FIXED | {"gradient": {"solver": PICARD, "max_steps": 3}}),
+    "geq-5m, phantom, 4 + 4": ("geq-5m", FIXED | {"gradient": {"name": "phantom", "steps": 4}}),
+    "geq-5m, as published": (
+        "geq-5m",
+        {"solver": {"name": "anderson"}, "gradient": {"name": "phantom", "steps": 5}},
+    ),
     "resnet18": ("resnet18", {}),
 }
 LOOKS = "geq-5m, as published"  # its solver looks at the residual, so no graph holds it

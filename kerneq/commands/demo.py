@@ -9,10 +9,10 @@ from rich.table import Table
 
 from kerneq.commands.models import millions
 from kerneq.commands.train import watchers
-from kerneq.run.config import ConfigError, parse
 from kerneq.evaluate import evaluate
 from kerneq.report import gather, render
 from kerneq.report.runs import Run
+from kerneq.run.config import ConfigError, parse
 from kerneq.training import Folder, train
 
 MODELS = ("geq-tiny", "mopteq-tiny", "opteq-tiny", "geq-dense-tiny", "resnet-tiny")

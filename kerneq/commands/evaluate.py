@@ -5,8 +5,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from kerneq.run.config import ConfigError
 from kerneq.evaluate import Evaluation, evaluate
+from kerneq.run.config import ConfigError
 
 
 def run(folder: Path, checkpoint: str, device: str) -> None:

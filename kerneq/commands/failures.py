@@ -24,8 +24,8 @@ def exit_code(error: Exception) -> int | None:
     # Here, because these import torch, and most commands that end well never need them.
     import torch
 
-    from kerneq.run.config import ConfigError
     from kerneq.data import DataError
+    from kerneq.settings import ConfigError
     from kerneq.solution import EquilibriumError
     from kerneq.training import Stopped, TrainingError
 

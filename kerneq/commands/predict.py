@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from kerneq.run.config import ConfigError
 from kerneq.data import DataError
 from kerneq.predict import Prediction, Predictor
+from kerneq.run.config import ConfigError
 
 NUMBERED = "The names of the classes are not known without the folder of pictures that the run was trained on."
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kerneq.run.config import Config, ConfigError, load, write
+from kerneq.run.config import Config, ConfigError, check, load, write
 from kerneq.training import train
 from kerneq.training.tensorboard import TensorBoard
 from kerneq.training.terminal import Terminal
@@ -18,6 +18,7 @@ def run(file: str, changes: Sequence[str], *, resume: bool, name: str, runs: Pat
     if "=" in file and not Path(file).exists():
         file, changes = "", [file, *changes]
     config, folder = resolve(file, changes, resume, name, runs)
+    check(config)
     if show_config:
         sys.stdout.write(write(config, comments=True))
         return
@@ -44,7 +45,7 @@ def resolve(file: str, changes: Sequence[str], resume: bool, name: str, runs: Pa
     if name in (".", "..") or "/" in name:
         raise ConfigError(f"--name is the name of a folder in {runs}, without slashes, got `{name}`.")
     config = load(path if file else None, changes)
-    return config, runs / (name or path.stem or config.model.name)
+    return config, runs / (name or path.name.removesuffix(".toml") or config.model.name)
 
 
 def watchers(folder: Path, title: str) -> AbstractWatcher:

@@ -9,12 +9,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from kerneq.run.config import Config, load
 from kerneq.data import Images
 from kerneq.evaluate import laid_out, restore
 from kerneq.predict.picture import read_picture
 from kerneq.predict.prediction import Prediction
 from kerneq.predict.subject import subject
+from kerneq.run.config import Config, load
 from kerneq.solution import Solution, Status, check_whole
 from kerneq.training.data import WIDER, plain_batches
 from kerneq.training.errors import CheckpointError, TrainingError

@@ -6,12 +6,12 @@ from types import MappingProxyType
 
 import torch
 
-from kerneq.run.config import Config
 from kerneq.data import DataError, Images
 from kerneq.data.catalogue import user_folder
 from kerneq.data.load import find
 from kerneq.data.packed import Packed
 from kerneq.data.pictures import IMAGENET_MEAN, IMAGENET_STD, Pictures
+from kerneq.run.config import Config
 from kerneq.training.data import read
 from kerneq.training.errors import TrainingError
 

@@ -198,8 +198,9 @@ def _overlay(under: Mapping[str, Any], over: Mapping[str, Any], depth: int = 0) 
     merged = dict(under)
     for key, value in over.items():
         below = under.get(key)
-        both = isinstance(value, Mapping) and isinstance(below, Mapping)
-        merged[key] = _overlay(below, value, depth + 1) if both else value
+        if isinstance(value, Mapping) and isinstance(below, Mapping):
+            value = _overlay(below, value, depth + 1)
+        merged[key] = value
     return merged
 
 

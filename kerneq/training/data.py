@@ -6,8 +6,8 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from kerneq.run.config import Config
 from kerneq.data import Augment, Batches, Folder, Images, load, split_validation
+from kerneq.run.config import Config
 from kerneq.training.errors import TrainingError
 from kerneq.training.process import Process
 

@@ -6,8 +6,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from kerneq.models import from_config
 from kerneq.run.config import Config, ConfigError
-from kerneq.models import build
 from kerneq.training.data import Pictures
 from kerneq.training.process import Process
 
@@ -26,9 +26,8 @@ class Trainable(Protocol):
 
 def build_model(config: Config, images: Pictures) -> nn.Module:
     """The configured model of the zoo, for pictures and classes like these."""
-    name, settings = config.model.name, dict(config.model.settings)
     try:
-        return build(name, classes=len(images.classes), channels=images.shape[0], settings=settings)
+        return from_config(config.model.settings, classes=len(images.classes), channels=images.shape[0])
     except ValueError as error:
         raise ConfigError(f"[model] {error}") from None
 

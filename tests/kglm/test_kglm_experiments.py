@@ -12,13 +12,13 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from kerneq import data
-from kerneq.run.config import ConfigError
 from kerneq.kglm.cli import app
 from kerneq.kglm.experiments import denoise, hyperspectral, mnist, mnist_train, pictures, settings, smooth
 from kerneq.kglm.experiments.denoise_table import table
 from kerneq.kglm.families import Bernoulli
 from kerneq.kglm.problem import Problem
 from kerneq.kglm.system import Cholesky, ConjugateGradient
+from kerneq.run.config import ConfigError
 
 CPU = torch.device("cpu")
 SMALL = denoise.Denoise(

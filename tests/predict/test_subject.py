@@ -5,11 +5,11 @@ import json
 import pytest
 from PIL import Image
 
-from kerneq.run.config import parse
 from kerneq.data import DATA_SETS, DataError, load
 from kerneq.data.packed import Packed
 from kerneq.predict import Predictor, predict
 from kerneq.predict.subject import SIDES, subject
+from kerneq.run.config import parse
 
 
 def test_a_model_without_an_equilibrium_names_the_classes_of_its_folder(kerneq, colour_run, tmp_path):

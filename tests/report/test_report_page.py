@@ -4,10 +4,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kerneq.run.config import Config, write
 from kerneq.report import gather, render
 from kerneq.report.figures import curves
 from kerneq.report.runs import read
+from kerneq.run.config import Config, write
 from kerneq.training import TrainingError
 
 

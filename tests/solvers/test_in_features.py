@@ -90,8 +90,8 @@ def test_proximal_is_refused_in_the_features():
 
 
 def test_a_model_says_where_it_is_solved():
-    settings = {"solver": "anderson", "forward": "features"}
+    settings = {"solver": {"name": "in-features", "solver": {"name": "anderson", "memory": 5}}}
     layer = kerneq.models.build("geq-tiny", settings=settings).branches[0].equilibrium
     assert layer.solver == InFeatures(Anderson(5))
-    with pytest.raises(ValueError, match="`forward` must be state or features"):
-        kerneq.models.build("geq-tiny", settings={"forward": "moon"})
+    with pytest.raises(ValueError, match="must be Picard, Anderson or Broyden"):
+        kerneq.models.build("geq-tiny", settings={"solver": {"name": "in-features", "solver": {"name": "proximal"}}})

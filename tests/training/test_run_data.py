@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kerneq.run.config import parse
 from kerneq.data import DataError, Images
+from kerneq.run.config import parse
 from kerneq.training import TrainingError, data
 from kerneq.training.data import prepare, read
 from kerneq.training.process import Process

@@ -40,7 +40,5 @@ def solution(samples: int) -> Solution:
     return Solution(torch.zeros(samples, 1), residual, steps, codes, tol=1e-2)
 
 
-def build_toy(config: Config, images: Pictures) -> nn.Module:
-    settings = config.model.settings
-    dropout, norm = float(settings.get("dropout", 0.1)), bool(settings.get("norm", True))
+def build_toy(config: Config, images: Pictures, dropout: float = 0.1, norm: bool = True) -> nn.Module:
     return Toy(images.shape[0], len(images.classes), dropout=dropout, norm=norm)

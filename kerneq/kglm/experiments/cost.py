@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from kerneq.settings import setting
 from kerneq.kglm.experiments.plots import COLOURS, save, subplots
 from kerneq.kglm.initialisation import initialise
+from kerneq.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)

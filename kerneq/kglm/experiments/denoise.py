@@ -10,12 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kerneq.settings import setting
 from kerneq.kglm.bank import ConvBank
 from kerneq.kglm.convolution import Pairs, Window, filters, random_lengthscales
 from kerneq.kglm.experiments.pictures import Pictures, Source, pictures
 from kerneq.kglm.experiments.training import backward, plain, train
 from kerneq.kglm.spectral import convolution_norm
+from kerneq.settings import setting
 from kerneq.solvers import Picard
 
 SCHEMES = ("kernel", "random")

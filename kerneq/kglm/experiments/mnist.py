@@ -12,7 +12,6 @@ from torch import Tensor
 
 import kerneq
 from kerneq import data
-from kerneq.settings import setting
 from kerneq.kglm.cell import GLMMap, bound
 from kerneq.kglm.families import Bernoulli
 from kerneq.kglm.guarantee import certify
@@ -21,6 +20,7 @@ from kerneq.kglm.newton import newton
 from kerneq.kglm.prior import FLAT
 from kerneq.kglm.problem import Problem, error_bound
 from kerneq.kglm.system import AbstractSystem, Cholesky, ConjugateGradient
+from kerneq.settings import setting
 from kerneq.solvers import Picard
 
 COUNTS = ("disagreements", "ties", "beyond_bound", "float32_pixels", "float32_halves", "float32_images")

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kerneq.settings import setting
 from kerneq.kglm.bank import DenseBank, uniform
 from kerneq.kglm.experiments.mnist import Mnist, binarised, corrupt, kernel_matrix
 from kerneq.kglm.experiments.training import backward
+from kerneq.settings import setting
 from kerneq.solvers import Picard
 
 SCHEMES = ("kernel", "random")

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 import kerneq
-from kerneq.run.config import ConfigError, write
-from kerneq.settings import build
+from kerneq.settings import ConfigError, build, write
 
 T = TypeVar("T")
 

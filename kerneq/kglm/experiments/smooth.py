@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kerneq.settings import setting
 from kerneq.kglm.bank import DenseBank, uniform
 from kerneq.kglm.experiments.training import backward, plain, train
 from kerneq.kglm.kernels import AbstractKernel, Periodic, SquaredExponential
 from kerneq.kglm.spectral import matrix_norm
+from kerneq.settings import setting
 from kerneq.solvers import Picard
 
 SCHEMES = ("informed", "naive", "random")

@@ -58,6 +58,7 @@ def build(cls: type[T], table: Mapping[str, Any], path: str = "", standing: T | 
     `path` ("model.") stands before every key that a sentence names. What the table does not say is as in `standing`, or
     the default. `named` only says that the table also had a `name`, which whoever called has read.
     """
+    where = f"[{path.rstrip('.')}]" if path else ""
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
     values = {name: _default(field) for name, field in fields.items()}
@@ -66,7 +67,9 @@ def build(cls: type[T], table: Mapping[str, Any], path: str = "", standing: T | 
     for name, value in table.items():
         key = f"{path}{name}"
         if name not in fields:
-            raise ConfigError(_unknown(key, name, ["name", *fields] if named else list(fields), path))
+            known, where = ["name", *fields] if named else list(fields), where or "The configuration"
+            hint = suggestion(name, known, path)
+            raise ConfigError(f"There is no setting `{key}`.{hint} {where} has: {', '.join(known)}.")
         values[name] = convert(key, value, hints[name], values[name])
         check_range(key, values[name], fields[name])
     for name, value in values.items():
@@ -77,8 +80,7 @@ def build(cls: type[T], table: Mapping[str, Any], path: str = "", standing: T | 
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:  # what the class itself refuses
-        where = f"[{path.rstrip('.')}] " if path else ""
-        raise ConfigError(f"{where}{error}") from None
+        raise ConfigError(f"{where} {error}".strip()) from None
 
 
 def convert(key: str, value: Any, kind: Any, standing: Any = None) -> Any:
@@ -86,11 +88,13 @@ def convert(key: str, value: Any, kind: Any, standing: Any = None) -> Any:
 
     `standing` is the value that a table without a `name` changes.
     """
-    members = typing.get_args(kind) if _is_union(kind) else (kind,)
+    members = _members(kind)
     if isinstance(value, Written):
         value = _read(value, members)
     if isinstance(value, Mapping):
         return _choose(key, value, kind, standing)
+    if type(value) in choices(kind).values():  # from Python, where a value can stand for its table
+        return value
     if all(choices(member) for member in members):
         raise ConfigError(f"`{key}` is a section, not a setting; name one of its settings: {_names(kind, standing)}.")
     if len(members) == 1:
@@ -108,17 +112,17 @@ def convert(key: str, value: Any, kind: Any, standing: Any = None) -> Any:
 def choices(kind: Any) -> dict[str, type]:
     """The dataclasses that a table under this annotation may stand for, by name; none where it is a plain value."""
     found: dict[str, type] = {}
-    for member in typing.get_args(kind) if _is_union(kind) else (kind,):
+    for member in _members(kind):
         cls = typing.get_origin(member) or member  # AbstractSolver[Any] → AbstractSolver
         if not isinstance(cls, type):
             continue
+        candidates: list[type] = [cls]
         if cls.__name__.startswith("Abstract"):
             package = importlib.import_module(cls.__module__).__package__ or cls.__module__
-            exported = [value for value in vars(importlib.import_module(package)).values() if isinstance(value, type)]
-            finals = [value for value in exported if issubclass(value, cls) and dataclasses.is_dataclass(value)]
-            found |= {name_of(value): value for value in finals if not value.__name__.startswith("Abstract")}
-        elif dataclasses.is_dataclass(cls):
-            found[name_of(cls)] = cls
+            candidates = [value for value in vars(importlib.import_module(package)).values() if isinstance(value, type)]
+        for value in candidates:
+            if issubclass(value, cls) and dataclasses.is_dataclass(value) and not value.__name__.startswith("Abstract"):
+                found[name_of(value)] = value
     return found
 
 
@@ -128,7 +132,7 @@ def name_of(cls: type) -> str:
 
 
 def suggestion(name: str, known: Iterable[str], path: str = "") -> str:
-    """ " Did you mean `…`?" for a name that is nearly a known one, otherwise nothing."""
+    """The question whether a known name was meant, to be put after a sentence; empty where none is near."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" Did you mean `{path}{close[0]}`?" if close else ""
 
@@ -189,13 +193,9 @@ def _default(field: dataclasses.Field) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def _is_union(kind: Any) -> bool:
-    return typing.get_origin(kind) in (types.UnionType, typing.Union)
-
-
-def _unknown(key: str, name: str, known: list[str], path: str) -> str:
-    where = f"[{path.rstrip('.')}]" if path else "The configuration"
-    return f"There is no setting `{key}`.{suggestion(name, known, path)} {where} has: {', '.join(known)}."
+def _members(kind: Any) -> tuple[Any, ...]:
+    """The kinds that a union allows; what is no union is its own only member."""
+    return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
 
 
 def _one_of(key: str, value: Any, known: Iterable[str]) -> NoReturn:

@@ -102,7 +102,8 @@ def build(
 ) -> Classifier | DenseClassifier | MDEQ | ResNet:
     """The named model, freshly initialised; `settings` change its config, and an unknown one is refused.
 
-    They are the tables of an experiment file: `{"norm": 2.0, "kernel": {"gamma": 0.2}, "solver": {"name": "picard"}}`.
+    They are the tables of an experiment file, `{"kernel": {"gamma": 0.2}, "solver": {"name": "picard"}}`, or hold the
+    values themselves, `{"solver": Picard()}`.
     """
     config = find(name).config
     return from_config(tables.build(type(config), settings or {}, standing=config), classes, channels)

@@ -70,6 +70,7 @@ def test_settings_change_the_model_that_is_built():
     assert [layer.cell.norm for layer in layers] == [2.0, 2.0]  # a whole number passes for a decimal one
     assert [layer.cell.operator.weight.shape[0] for layer in layers] == [16, 32]
     assert isinstance(layers[0].solver, kerneq.solvers.Picard) and layers[0].tol == 1e-2
+    assert build("geq-tiny", settings={"solver": kerneq.solvers.Picard()}).config.solver == layers[0].solver
     assert model.config.norm == 2.0 and MODELS["geq-tiny"].config.norm == 1.0
 
 

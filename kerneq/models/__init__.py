@@ -12,6 +12,7 @@ from .zoo import MODELS as MODELS
 from .zoo import Entry as Entry
 from .zoo import ModelConfig as ModelConfig
 from .zoo import build as build
+from .zoo import find as find
 from .zoo import from_config as from_config
 from .zoo import names as names
 from .zoo import parameters as parameters

@@ -87,20 +87,21 @@ class ClassifierConfig(AbstractSolveConfig):
 
     @property
     def input_scale(self) -> float:
-        """The standard deviation of a at initialisation, where patches hold `split` channels (8 where not said)."""
-        split = self.kernel.split if isinstance(self.kernel, Gaussian) else None
-        return input_scale(self.kernel, (split or 8) * self.patch**2, self.activity)
+        """The standard deviation of a at initialisation."""
+        return _scale_at(self.activity, self.kernel, split=8, patch=self.patch)
 
 
-def input_scale(kernel: AbstractKernel, size: int, activity: float) -> float:
-    """The standard deviation of a at which sᵢ = γ‖rᵢW_h‖² is `activity` on average, rᵢ a patch of `size` numbers.
+def _scale_at(activity: float, kernel: AbstractKernel, split: int, patch: int) -> float:
+    """The standard deviation of a at which sᵢ = γ‖rᵢW_h‖² is `activity` on average; `split` is that of a kernel that
+    says none.
 
-    With W_h an isometry and z = 0, E sᵢ = γ·size·scale². It is 1 where γ follows the data, or where there is no γ.
+    With W_h an isometry and z = 0, E sᵢ = γ·n·scale² for patches of n numbers. It is 1 where γ follows the data, or
+    where there is no γ.
     """
     if not isinstance(kernel, Gaussian) or isinstance(kernel.gamma, Adaptive):
         return 1.0
     gamma = kernel.gamma.gamma if isinstance(kernel.gamma, Fixed) else kernel.gamma
-    return (activity / (gamma * size)) ** 0.5
+    return (activity / (gamma * (kernel.split or split) * patch**2)) ** 0.5
 
 
 @final
@@ -231,8 +232,7 @@ class DenseClassifier(nn.Module):
         inputs = channels * config.size**2
         numbers = config.width if config.kernel.in_state else config.features
         norm = nn.BatchNorm1d(numbers)
-        split = config.kernel.split if isinstance(config.kernel, Gaussian) else None
-        nn.init.constant_(norm.weight, input_scale(config.kernel, split or config.features, activity=0.5))
+        nn.init.constant_(norm.weight, _scale_at(0.5, config.kernel, split=config.features, patch=1))
         cell = DenseCell(
             config.kernel,
             inputs=inputs,

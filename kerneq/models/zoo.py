@@ -128,7 +128,7 @@ def find(name: str) -> Entry:
     """The entry of a model; an unknown name lists the known ones."""
     if name not in MODELS:
         hint = tables.suggestion(name, MODELS)
-        raise ValueError(f"There is no model {name!r}.{hint} There are: {', '.join(MODELS)}.")
+        raise tables.ConfigError(f"There is no model {name!r}.{hint} There are: {', '.join(MODELS)}.")
     return MODELS[name]
 
 

@@ -16,10 +16,11 @@ import torch
 from ..data import Augment
 from ..equilibrium import Equilibrium
 from ..gradients import Implicit
-from ..models import MODELS, ModelConfig, from_config
+from ..models import ModelConfig, find, from_config
 from ..settings import ConfigError as ConfigError
 from ..settings import Written, build, convert, rows, setting, suggestion
 from ..settings import write as write
+from ..solvers.base import CUDA_STRIDE
 from .upgrade import upgrade
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"  # the files that come with the package
@@ -44,7 +45,7 @@ class Model:
     """A model of the zoo and all its settings; in a file they stand beside its name in `[model]`."""
 
     name: str = setting(DEFAULT_MODEL, "which model; `kerneq models` lists them")
-    settings: ModelConfig = dataclasses.field(default=MODELS[DEFAULT_MODEL].config, metadata={"flat": True})
+    settings: ModelConfig = dataclasses.field(default=find(DEFAULT_MODEL).config, metadata={"flat": True})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,8 +149,10 @@ def check(config: Config) -> None:
     for layer in model.modules():
         if not isinstance(layer, Equilibrium):
             continue
-        looks, backward = (layer.check_every or 1) < layer.max_steps, layer.gradient
-        if looks or (isinstance(backward, Implicit) and (backward.check_every or 1) < backward.max_steps):
+        solves: list[Equilibrium | Implicit] = [layer]
+        if isinstance(layer.gradient, Implicit):
+            solves.append(layer.gradient)
+        if any((solve.check_every or CUDA_STRIDE) < solve.max_steps for solve in solves):
             raise ConfigError(
                 "`training.graph` needs solves that never look at their residual: set model.check_every to at least "
                 "model.max_steps and the gradient's, or training.graph=false."
@@ -168,8 +171,9 @@ def _config(table: Mapping[str, Any], overrides: Iterable[str]) -> Config:
         *path, name = key.strip().split(".")
         place = changes
         for part in path:
-            inner = place.get(part)
-            place[part] = place = inner if isinstance(inner, dict) else {}
+            if not isinstance(place.get(part), dict):
+                place[part] = {}
+            place = place[part]
         place[name] = Written(text.strip())
     table = _overlay(table, changes)
     model = table.pop("model", {})
@@ -182,9 +186,7 @@ def _model(table: Any) -> Model:
         raise ConfigError("`model` is a section, not a setting; name one of its settings, for example model.name.")
     rest = dict(table)
     name = convert("model.name", rest.pop("name", DEFAULT_MODEL), str)
-    if name not in MODELS:
-        raise ConfigError(f"There is no model {name!r}.{suggestion(name, MODELS)} There are: {', '.join(MODELS)}.")
-    config = MODELS[name].config
+    config = find(name).config
     return Model(name, build(type(config), rest, "model.", config, named=True))
 
 

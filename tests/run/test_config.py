@@ -320,5 +320,6 @@ def test_what_training_would_refuse_is_refused_before(changes, message):
         check(parse("", changes))
     check(parse("", ["training.graph=true", "device=cpu"]))  # where there is no graph
     check(parse("", ["training.graph=true", "model.check_every=30"]))
+    check(parse("", ["training.graph=true", "model.max_steps=4", "model.gradient.max_steps=4"]))  # one look, at the end
     check(parse("", ["training.graph=true", "model.name=resnet-tiny"]))
     assert torch.equal(torch.get_rng_state(), state)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import build_toy
-from worker import SETTINGS
+from worker import SETTINGS, build_plain
 
 from kerneq.run.config import parse
 from kerneq.training import Folder, checkpoint, train
@@ -49,7 +48,7 @@ def close(first: Folder, second: Folder) -> None:
 
 def test_two_processes_train_as_one_does_with_the_same_global_batch(two, tmp_path):
     one = tmp_path / "one"
-    train(parse("", SETTINGS), one, build=build_toy)
+    train(parse("", SETTINGS), one, build=build_plain)
     close(Folder(one), two)
     assert json.loads(two.environment.read_text())["processes"] == 2
 

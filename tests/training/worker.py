@@ -3,6 +3,7 @@
 usage: worker.py FOLDER KILL_AT; process 1 kills itself at that training step of its first life (0: never).
 """
 
+import functools
 import os
 import signal
 import sys
@@ -26,11 +27,13 @@ SETTINGS = [
     "augment.mixup=0.2",
 ]
 
+# Batch norm has no statistics over processes on a CPU, and dropout draws differ: without both, N processes compute
+# what one does.
+build_plain = functools.partial(build_toy, dropout=0.0, norm=False)
+
 
 def build(config: Config, images: Pictures) -> torch.nn.Module:
-    # Batch norm has no statistics over processes on a CPU, and dropout draws differ: without both, N processes
-    # compute what one does.
-    model = build_toy(config, images, dropout=0.0, norm=False)
+    model = build_plain(config, images)
     kill_at, steps = int(sys.argv[2]), 0
 
     def count(module: torch.nn.Module, arguments: object) -> None:

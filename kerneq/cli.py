@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from .config import Config
-    from .evaluate import Evaluation
+    from .run.config import Config
+    from .evaluate import EvaluationResult
     from .predict import Prediction
     from .run import Record
     from .training import AbstractLogger
@@ -47,7 +47,7 @@ NUMBERED = "The names of the classes are not known without the folder of picture
 def train(
     file: Annotated[
         str,
-        typer.Argument(help="An experiment (experiments/*.toml), or a run folder to --resume.", metavar="[FILE]"),
+        typer.Argument(help="An experiment by its name or its file, or a run folder to --resume.", metavar="[FILE]"),
     ] = "",
     changes: Annotated[
         list[str] | None,
@@ -59,14 +59,15 @@ def train(
     show_config: Annotated[bool, typer.Option("--show-config", help="Print every setting as TOML and stop.")] = False,
 ) -> None:
     """Train a model; everything about the run goes into runs/NAME."""
-    from .config import write
     from .run import best_accuracy
+    from .run.config import check, write
     from .training import train as train_model
 
     settings = list(changes or [])
     if "=" in file and not Path(file).exists():
         file, settings = "", [file, *settings]
     config, folder = find_run(file, settings, resume, name, runs)
+    check(config)
     if show_config:
         sys.stdout.write(write(config, comments=True))
         return
@@ -79,8 +80,8 @@ def train(
 
 def find_run(file: str, changes: Sequence[str], resume: bool, name: str, runs: Path) -> "tuple[Config, Path]":
     """The configuration and the run folder that the arguments of `kerneq train` mean."""
-    from .config import ConfigError, load
     from .run import Run
+    from .run.config import ConfigError, load
 
     path = Path(file)
     if file and path.is_dir():
@@ -122,7 +123,7 @@ def evaluate(
     say(f"Written to {Run(run).evaluation_file}")
 
 
-def evaluation_table(result: "Evaluation") -> Table:
+def evaluation_table(result: "EvaluationResult") -> Table:
     """Every metric as a column, one row for the test images and one for those of unknown classes."""
     from .training.metrics import METRICS
 
@@ -283,7 +284,7 @@ def demo(
     """Train small models on the embedded digits and compare them: a few minutes on a CPU, no downloads."""
     import torch
 
-    from .config import ConfigError, parse
+    from .run.config import ConfigError, parse
     from .evaluate import evaluate as evaluate_run
     from .report import gather, render
     from .run import Run
@@ -352,7 +353,7 @@ def exit_code(error: Exception) -> int | None:
     """The code for a known failure; None for one that nobody foresaw."""
     import torch
 
-    from .config import ConfigError
+    from .run.config import ConfigError
     from .data import DataError
     from .run import Stopped, TrainingError
     from .solution import EquilibriumError
@@ -367,7 +368,7 @@ def exit_code(error: Exception) -> int | None:
 
 def check_which(option: str, which: str) -> None:
     """Refuse a checkpoint that is neither the best nor the last."""
-    from .config import ConfigError
+    from .run.config import ConfigError
 
     if which not in ("best", "last"):
         raise ConfigError(f"{option} must be best or last, got `{which}`.")

@@ -13,7 +13,7 @@ from .training.process import Process, choose_device
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Evaluation:
+class EvaluationResult:
     """Scores on the test images; where classes were kept out of training, on the `unknown` ones too."""
 
     model: str
@@ -24,7 +24,7 @@ class Evaluation:
     scores: dict[str, Scores]
 
 
-def evaluate(path: Path, which: str = "best", device: str = "auto", build: Builder = build_model) -> Evaluation:
+def evaluate(path: Path, which: str = "best", device: str = "auto", build: Builder = build_model) -> EvaluationResult:
     """Evaluate the best or the last weights of the run in `path` and write RUN/evaluation.json."""
     run = Run(path)
     process = Process(0, 1, choose_device(device))
@@ -39,6 +39,6 @@ def evaluate(path: Path, which: str = "best", device: str = "auto", build: Build
     for name, some in images.items():
         scores[name] = validate(model, plain_batches(some, config, process), process, config.training.amp)
     size = sum(parameter.numel() for parameter in model.parameters())
-    result = Evaluation(config.model.name, config.data.name, which, epoch, size, scores)
+    result = EvaluationResult(config.model.name, config.data.name, which, epoch, size, scores)
     write_atomically(run.evaluation_file, (json.dumps(dataclasses.asdict(result), indent=2) + "\n").encode())
     return result

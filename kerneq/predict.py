@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from .config import Config
+from .run.config import Config
 from .data import DataError, Images, find, grey
 from .run import CheckpointError, Run, checkpoint
 from .solution import Solution, Status

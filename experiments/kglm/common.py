@@ -27,9 +27,9 @@ from torch import Tensor
 
 import kerneq
 from kerneq import data
-from kerneq.config import ConfigError, write
-from kerneq.config.build import build
-from kerneq.config.setting import setting as setting  # the scripts take it from here
+from kerneq.run.config import ConfigError, write
+from kerneq.run.config import build
+from kerneq.run.config import setting as setting  # the scripts take it from here
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "kglm"
 COLOURS = {"informed": "C0", "naive": "C2", "random": "C3", "kernel": "C0"}

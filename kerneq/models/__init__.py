@@ -1,11 +1,18 @@
 """stem → branches → fusion → head: the models of the papers and their baselines."""
 
+from .baselines import MDEQ as MDEQ
+from .baselines import MDEQConfig as MDEQConfig
+from .baselines import ResNet as ResNet
+from .baselines import ResNetConfig as ResNetConfig
 from .classifier import Classifier as Classifier
-from .config import ClassifierConfig as ClassifierConfig
-from .dense import DenseClassifier as DenseClassifier
-from .multiscale import MDEQ as MDEQ
-from .resnet import ResNet as ResNet
+from .classifier import ClassifierConfig as ClassifierConfig
+from .classifier import DenseClassifier as DenseClassifier
+from .classifier import DenseConfig as DenseConfig
 from .zoo import MODELS as MODELS
 from .zoo import Entry as Entry
+from .zoo import ModelConfig as ModelConfig
 from .zoo import build as build
+from .zoo import find as find
+from .zoo import from_config as from_config
+from .zoo import names as names
 from .zoo import parameters as parameters

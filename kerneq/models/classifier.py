@@ -1,23 +1,115 @@
-"""stem → branches of equilibrium layers at several scales → fusion → head: GEQ, KerDEQ, OptEq and MOptEq."""
+"""stem → branches of equilibrium layers at several scales → fusion → head: GEQ, KerDEQ, OptEq and MOptEq.
 
+Also the smallest classifier, one dense equilibrium between the pixels and a linear head, and what all models share:
+how an equilibrium layer is solved and differentiated, and what is said to an input that is no batch of pictures.
+"""
+
+import dataclasses
 import functools
-from typing import Literal, final, overload
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
 
+from ..cells import AbstractCell, ConvCell, DenseCell
+from ..equilibrium import Equilibrium
+from ..gradients import AbstractGradient, Implicit
+from ..kernels import AbstractKernel, Adaptive, Fixed, Gaussian
+from ..settings import setting
 from ..solution import Solution
-from .config import ClassifierConfig
+from ..solvers import AbstractSolver, Anderson, InFeatures, Proximal
 from .norm import BatchNorm
 from .overlap import run_branches
-from .parts import Branch, make_stem
-from .pictures import check_pictures
-from .pool import pyramid
+from .pool import pool, pyramid, unpool
+
+# What `model(x)` gives: logits; with `solutions=True` also the `Solution` of every equilibrium layer, by name.
+Output = Tensor | tuple[Tensor, dict[str, Solution]]
+
+# While training, a backward solve that stops at its step limit is a choice, not an accident.
+_IMPLICIT = Implicit(InFeatures(Anderson(memory=3)), tol=1e-3, max_steps=20, on_failure="return")
+
+
+@dataclasses.dataclass(frozen=True)
+class AbstractSolveConfig:
+    """How every equilibrium layer of a model is solved and differentiated."""
+
+    solver: AbstractSolver[Any] | InFeatures = setting(Proximal(), "how z = f(z) is solved")
+    gradient: AbstractGradient = setting(_IMPLICIT, "how the solution is differentiated")
+    tol: float = setting(1e-3, "relative residual at which a sample has converged", above=0)
+    max_steps: int = setting(30, "evaluations of f in a solve, at most", low=1)
+    check_every: int = setting(0, "steps between two looks at the residual, 0: left to the solve", low=0)
+
+    def make_layer(self, cell: AbstractCell) -> Equilibrium:
+        """The cell as a layer; `check_every` is also that of an implicit gradient that says none of its own."""
+        check_every = self.check_every or None
+        gradient = self.gradient
+        if isinstance(gradient, Implicit) and gradient.check_every is None:
+            gradient = dataclasses.replace(gradient, check_every=check_every)
+        return Equilibrium(
+            cell,
+            solver=self.solver,
+            gradient=gradient,
+            tol=self.tol,
+            max_steps=self.max_steps,
+            check_every=check_every,
+        )
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class ClassifierConfig(AbstractSolveConfig):
+    """The settings of a `Classifier`; the defaults are those of GEQ-5M."""
+
+    kernel: AbstractKernel = setting(Gaussian(Adaptive(0.2), patch=2, split=8, hidden=64), "similarity of a and v = Wz")
+    width: int = setting(256, "channels of the stem and of every state z", low=1)
+    features: tuple[int, ...] = setting((64, 128, 128, 128, 256, 256), "channels of v = Wz, a branch each", low=1)
+    scales: tuple[int, ...] = setting((1, 2, 4, 4, 8, 8), "how often smaller than the stem's output a branch is", low=1)
+    fusion: int = setting(4, "the scale at which the branches are averaged", low=1)
+    stem: Literal["cifar", "imagenet", "plain"] = setting(
+        "cifar", "cifar: three 3×3 convolutions; imagenet: two, each with stride 2; plain: one"
+    )
+    norm: float = setting(1.0, "bound on ‖W‖‖W_h‖", above=0)
+    activity: float = setting(0.5, "sᵢ = γ‖rᵢW_h‖² at initialisation, where γ is fixed", above=0)
+    overlap: bool = setting(True, "on a GPU, solve the branches side by side")
+
+    def __post_init__(self) -> None:
+        if len(self.features) != len(self.scales) or not self.features:
+            raise ValueError(
+                f"`features` and `scales` need one entry a branch, got {len(self.features)} and {len(self.scales)}."
+            )
+        if not self.activity > 0:
+            raise ValueError(f"`activity` must be positive, got {self.activity}.")
+
+    @property
+    def patch(self) -> int:
+        """Pixels along a side of the kernel's patches; 1 where it has none."""
+        return self.kernel.patch if isinstance(self.kernel, Gaussian) else 1
+
+    @property
+    def input_scale(self) -> float:
+        """The standard deviation of a at initialisation."""
+        return _scale_at(self.activity, self.kernel, split=8, patch=self.patch)
+
+
+def _scale_at(activity: float, kernel: AbstractKernel, split: int, patch: int) -> float:
+    """The standard deviation of a at which sᵢ = γ‖rᵢW_h‖² is `activity` on average; `split` is that of a kernel that
+    says none.
+
+    With W_h an isometry and z = 0, E sᵢ = γ·n·scale² for patches of n numbers. It is 1 where γ follows the data, or
+    where there is no γ.
+    """
+    if not isinstance(kernel, Gaussian) or isinstance(kernel.gamma, Adaptive):
+        return 1.0
+    gamma = kernel.gamma.gamma if isinstance(kernel.gamma, Fixed) else kernel.gamma
+    return (activity / (gamma * (kernel.split or split) * patch**2)) ** 0.5
 
 
 @final
 class Classifier(nn.Module):
-    """`model(x)` gives logits; `model(x, solutions=True)` also the `Solution` of every equilibrium layer, by name.
+    """stem → equilibrium branches at several scales → their mean at one scale → batch norm, ReLU, mean, linear head.
+
+    `model(x)`, x of shape (batch, channels, height, width), gives logits (batch, classes); `model(x, solutions=True)`
+    also the `Solution` of every branch, by name.
 
     Before `torch.export.export(model, (x,), strict=False)`, call it once in `eval()` on an x of that size: the norm of
     W is measured there, and the program, which takes `max_steps` steps, holds it.
@@ -33,12 +125,8 @@ class Classifier(nn.Module):
         self.norm = BatchNorm(config.width, relu=True)
         self.head = nn.Linear(config.width, classes)
 
-    @overload
-    def forward(self, x: Tensor, solutions: Literal[False] = False) -> Tensor: ...
-    @overload
-    def forward(self, x: Tensor, solutions: Literal[True]) -> tuple[Tensor, dict[str, Solution]]: ...
-    def forward(self, x: Tensor, solutions: bool = False) -> Tensor | tuple[Tensor, dict[str, Solution]]:
-        check_pictures(x, self.channels, multiple=self._multiple())
+    def forward(self, x: Tensor, solutions: bool = False) -> Output:
+        check_images(x, self.channels, multiple=self._multiple())
         levels = pyramid(self.stem(x), self.config.scales)
         inputs = [levels[scale] for scale in self.config.scales]
         results = run_branches(self._branches(), inputs, self.config.overlap)
@@ -61,11 +149,131 @@ class Classifier(nn.Module):
         for branch in self._branches():
             branch.equilibrium.cell.compile_map()
 
-    def _branches(self) -> list[Branch]:
+    def _branches(self) -> list["Branch"]:
         return [branch for branch in self.branches if isinstance(branch, Branch)]
 
     def _multiple(self) -> int:
         """What the sides of a picture must be multiples of: every branch has to end in whole patches."""
         stride = 4 if self.config.stem == "imagenet" else 1
-        patch = self.config.patch if self.config.kernel == "gaussian" else 1
-        return stride * max(max(self.config.scales) * patch, self.config.fusion)
+        return stride * max(max(self.config.scales) * self.config.patch, self.config.fusion)
+
+
+def make_stem(kind: Literal["cifar", "imagenet", "plain"], channels: int, width: int) -> nn.Sequential:
+    """Pixels → `width` channels. One convolution alone is markedly worse on CIFAR-10."""
+    widths = {"cifar": (width // 4, width // 2, width), "imagenet": (width // 2, width), "plain": (width,)}
+    if kind not in widths:
+        raise ValueError(f"`stem` must be cifar, imagenet or plain, got {kind!r}.")
+    stride = 2 if kind == "imagenet" else 1
+    inputs = (channels, *widths[kind])
+    return nn.Sequential(*(conv_norm_relu(a, b, stride) for a, b in zip(inputs, widths[kind], strict=False)))
+
+
+def conv_norm_relu(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+    """A 3×3 convolution, batch norm and ReLU."""
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+        BatchNorm(outputs, relu=True),
+    )
+
+
+@final
+class Branch(nn.Module):
+    """The stem's output at one scale → its equilibrium → the scale of the fusion → batch norm.
+
+    Nothing is normalised inside the equation.
+    """
+
+    def __init__(self, config: ClassifierConfig, scale: int, features: int):
+        super().__init__()
+        self.scale, self.fusion = scale, config.fusion
+        channels = config.width if config.kernel.in_state else features
+        norm = BatchNorm(channels)
+        nn.init.constant_(norm.weight, config.input_scale)
+        cell = ConvCell(
+            config.kernel,
+            inputs=config.width,
+            state=config.width,
+            features=features,
+            norm=config.norm,
+            inject=nn.Sequential(nn.Conv2d(config.width, channels, 3, padding=1, bias=False), norm),
+        )
+        self.equilibrium = config.make_layer(cell)
+        self.norm = BatchNorm(config.width)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Solution]:
+        solution: Solution = self.equilibrium(x)
+        z = solution.value
+        if self.scale < self.fusion:
+            z = pool(z, self.fusion // self.scale)
+        elif self.scale > self.fusion:
+            z = unpool(z, self.scale // self.fusion)
+        return self.norm(z), solution
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class DenseConfig(AbstractSolveConfig):
+    """The settings of a `DenseClassifier`."""
+
+    kernel: AbstractKernel = setting(Gaussian(0.5, split=16, hidden=64), "similarity of a and v = Wz")
+    size: int = setting(8, "side of the pictures in pixels", low=1)
+    width: int = setting(128, "numbers in the state z", low=1)
+    features: int = setting(64, "numbers in v = Wz", low=1)
+    norm: float = setting(1.0, "bound on ‖W‖‖W_h‖", above=0)
+
+
+@final
+class DenseClassifier(nn.Module):
+    """pixels → one dense equilibrium → batch norm → linear head, for pictures of one size."""
+
+    def __init__(self, config: DenseConfig, classes: int, channels: int = 3):
+        super().__init__()
+        self.config, self.channels = config, channels
+        inputs = channels * config.size**2
+        numbers = config.width if config.kernel.in_state else config.features
+        norm = nn.BatchNorm1d(numbers)
+        nn.init.constant_(norm.weight, _scale_at(0.5, config.kernel, split=config.features, patch=1))
+        cell = DenseCell(
+            config.kernel,
+            inputs=inputs,
+            state=config.width,
+            features=config.features,
+            norm=config.norm,
+            inject=nn.Sequential(nn.Linear(inputs, numbers, bias=False), norm),
+        )
+        self.equilibrium = config.make_layer(cell)
+        self.norm = nn.BatchNorm1d(config.width)
+        self.head = nn.Linear(config.width, classes)
+
+    def forward(self, x: Tensor, solutions: bool = False) -> Output:
+        check_images(x, self.channels, side=self.config.size)
+        solution: Solution = self.equilibrium(x.flatten(1))
+        logits: Tensor = self.head(self.norm(solution.value))
+        return (logits, {"dense": solution}) if solutions else logits
+
+    def diagnostics(self) -> dict[str, float]:
+        """The bound on ‖W‖‖W_h‖, the raw weight's norm, and γ, as they are now."""
+        return self.equilibrium.cell.diagnostics()
+
+    def compile_map(self) -> None:
+        """torch.compile the map that the solve evaluates again and again."""
+        self.equilibrium.cell.compile_map()
+
+
+def check_images(x: Tensor, channels: int, *, multiple: int = 1, side: int | None = None) -> None:
+    """Refuse, in one sentence, what is not (batch, channels, height, width) with sides that fit."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"The pictures must be a floating-point tensor, got {got}: scale the pixels first.")
+    fit = x.dim() == 4 and x.shape[1] == channels and 0 not in x.shape[2:]
+    if side is None:
+        wanted = f" and sides that are multiples of {multiple}" if multiple > 1 else ""
+        fit = fit and x.shape[2] % multiple == 0 and x.shape[3] % multiple == 0
+    else:
+        wanted = f" and sides of {side}"
+        fit = fit and tuple(x.shape[2:]) == (side, side)
+    if not fit:
+        raise ValueError(
+            f"The input must be pictures (batch, channels, height, width) with {channels} channels{wanted}, "
+            f"got {tuple(x.shape)}."
+        )

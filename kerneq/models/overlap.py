@@ -1,17 +1,17 @@
 """Branches that do not depend on each other, on streams of their own: on a GPU the small ones hide behind the large."""
 
 import dataclasses
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from ..solution import Solution
-from .parts import Branch
 
 Result = tuple[Tensor, Solution]
 
 
-def run_branches(branches: list[Branch], inputs: list[Tensor], overlap: bool) -> list[Result]:
+def run_branches(branches: Sequence[Callable[[Tensor], Result]], inputs: list[Tensor], overlap: bool) -> list[Result]:
     """Each branch on its input; the first on the current stream and, with `overlap` on a GPU, the others beside it."""
     if not overlap or not inputs[0].is_cuda or len(branches) == 1:
         return [branch(x) for branch, x in zip(branches, inputs, strict=True)]

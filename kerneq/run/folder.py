@@ -12,7 +12,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from ..config import Config, ConfigError, differences, load, write
+from .config import Config, ConfigError, differences, load, write
 from . import checkpoint
 from .checkpoint import CheckpointError, TrainingError, write_atomically
 

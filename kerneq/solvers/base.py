@@ -116,7 +116,7 @@ def look_stride(check_every: int | None, z: Tensor) -> int:
 
 def _iterate(
     f: AbstractMap, at: Evaluation, solver: AbstractSolver[Any], tol: float | None, max_steps: int, stride: int
-) -> tuple["Record", Tensor]:
+) -> tuple["SampleRecord", Tensor]:
     """Step until every sample has finished, or, with a stride of `max_steps` or more, without a look at any number.
 
     The record of a solve that looks is on the host, where reading it is free; that of one that does not is made at its
@@ -126,8 +126,8 @@ def _iterate(
     if looking and at.z.stride() != at.image.stride():
         at = dataclasses.replace(at, z=torch.empty_like(at.image).copy_(at.z))  # it may become a value
     memory = solver.init(f, at.z)
-    record = Record.open(len(at.z), tol or 0.0, at.image.dtype)
-    finished: list[tuple[Record, Tensor]] = []  # samples that have left the computation, with their values
+    record = SampleRecord.open(len(at.z), tol or 0.0, at.image.dtype)
+    finished: list[tuple[SampleRecord, Tensor]] = []  # samples that have left the computation, with their values
     z, best = at.z, at.value
     for step in range(1, max_steps + 1):
         if step > 1:
@@ -157,7 +157,7 @@ def _iterate(
     if looking:
         return _gather([*finished, (record, best)])
     value = f.answer(at, z) if solver.steady or max_steps == 1 else at.value
-    return record if tol is None else Record.single(max_steps, f.measure(at), tol), value
+    return record if tol is None else SampleRecord.single(max_steps, f.measure(at), tol), value
 
 
 def _pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ def _pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
 
 @dataclasses.dataclass
-class Record:
+class SampleRecord:
     """Who has finished, how, and after how many steps: an entry per sample still in the computation.
 
     A tolerance the dtype cannot reach shows as a residual that has stopped falling within ε^¾ (ε: the dtype's
@@ -190,7 +190,7 @@ class Record:
     finished: Tensor
 
     @classmethod
-    def open(cls, batch: int, tol: float, dtype: torch.dtype) -> "Record":
+    def open(cls, batch: int, tol: float, dtype: torch.dtype) -> "SampleRecord":
         """Nothing known yet, on the host; every column has memory of its own, since `observe` writes in place."""
         rows = torch.arange(batch)
         residual, gap, merit, lowest = torch.full((4, batch), torch.inf, dtype=working_dtype(dtype))
@@ -201,7 +201,7 @@ class Record:
         return cls(tol, rounding, rows, residual, gap, merit, lowest, fell, steps, codes, finished)
 
     @classmethod
-    def single(cls, step: int, measured: Measurement, tol: float) -> "Record":
+    def single(cls, step: int, measured: Measurement, tol: float) -> "SampleRecord":
         """Of a solve that was looked at only once, at its end; on its device."""
         residual = measured.residual
         rows = torch.arange(len(residual), device=residual.device)
@@ -262,13 +262,13 @@ def _on_host(measured: list[Tensor], dtype: torch.dtype) -> list[Array]:
     return [t.to(dtype).numpy() for t in measured]
 
 
-def _gather(parts: list[tuple[Record, Tensor]]) -> tuple[Record, Tensor]:
+def _gather(parts: list[tuple[SampleRecord, Tensor]]) -> tuple[SampleRecord, Tensor]:
     """Records and values of all samples, in the order of the batch."""
     records = [record for record, _ in parts]
     values = [value for _, value in parts]
     if len(parts) == 1:
         return parts[0]
-    joined = Record(
+    joined = SampleRecord(
         records[0].tol,
         records[0].rounding,
         *(torch.cat([getattr(r, name) for r in records]) for name in _COLUMNS),
@@ -277,4 +277,4 @@ def _gather(parts: list[tuple[Record, Tensor]]) -> tuple[Record, Tensor]:
     return restrict(joined, order), take_samples(torch.cat(values), order.to(values[0].device))
 
 
-_COLUMNS = [field.name for field in dataclasses.fields(Record) if field.type is Tensor]
+_COLUMNS = [field.name for field in dataclasses.fields(SampleRecord) if field.type is Tensor]

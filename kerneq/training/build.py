@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import models
-from ..config import Config, ConfigError
+from ..run.config import Config, ConfigError
 from ..data import Augment, Batches, Images, load, split_validation
 from ..models.norm import synchronised
 from ..run import TrainingError
@@ -30,9 +30,8 @@ class Trainable(Protocol):
 
 def build_model(config: Config, images: Images) -> nn.Module:
     """The configured model of the zoo, for pictures and classes like these."""
-    name, settings = config.model.name, dict(config.model.settings)
     try:
-        return models.build(name, classes=len(images.classes), channels=images.shape[0], settings=settings)
+        return models.from_config(config.model.settings, classes=len(images.classes), channels=images.shape[0])
     except ValueError as error:
         raise ConfigError(f"[model] {error}") from None
 

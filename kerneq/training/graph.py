@@ -55,6 +55,6 @@ class GraphedStep:
         except RuntimeError as error:
             raise TrainingError(
                 f"The step cannot be captured as a CUDA graph ({str(error).splitlines()[0]}). A solve may not look at "
-                "its residual: set model.settings.check_every to at least max_steps, or training.graph=false."
+                "its residual: set model.check_every to at least max_steps, or training.graph=false."
             ) from None
         return graph

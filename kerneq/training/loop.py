@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
-from ..config import Config
+from ..run.config import Config
 from ..data import Batches
 from ..run import CheckpointError, Run, Stopped, TrainingError, checkpoint
 from ..run.environment import environment

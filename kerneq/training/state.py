@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from ..config import Config, Optimizer, Schedule, write
+from ..run.config import Config, Optimizer, Schedule, write
 from ..run import CheckpointError, TrainingError, checkpoint
 from .metrics import FIRST_ENTRIES, Accumulator
 from .process import Process

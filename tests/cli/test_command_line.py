@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from kerneq.cli import main
 from kerneq.run import Run
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 QUICK = ["model.name=resnet-tiny", "training.epochs=1", "training.batch_size=256"]
 
 
@@ -45,7 +44,7 @@ def kerneq(monkeypatch, capsys):
 
 
 def test_a_run_is_trained_evaluated_and_reported_on(kerneq):
-    code, said = kerneq("train", str(EXPERIMENTS / "resnet-tiny-digits.toml"), "training.epochs=2", "seed=1")
+    code, said = kerneq("train", "resnet-tiny-digits", "training.epochs=2", "seed=1")
     assert code == 0 and "best validation accuracy" in said and "kerneq evaluate runs/resnet-tiny-digits" in said
     folder = Path("runs/resnet-tiny-digits")
     assert list((folder / "tensorboard").iterdir())
@@ -80,8 +79,10 @@ def test_an_equilibrium_model_goes_the_same_way(kerneq):
         (["train", "nowhere.toml"], 2, "There is no file nowhere.toml"),
         (["train", "optimizer.lrr=1"], 2, "Did you mean `optimizer.lr`?"),
         (["train", "training.epochs=-1"], 2, "`training.epochs` must be at least 1, got -1."),
-        (["train", "model.name=geq-tyni"], 2, "There is no model 'geq-tyni'. Did you mean 'geq-tiny'?"),
-        (["train", "model.settings.nrom=2.0"], 2, "has no setting `nrom`. Did you mean 'norm'?"),
+        (["train", "geq-tiny-digit"], 2, "There is no experiment 'geq-tiny-digit'. Did you mean `geq-tiny-digits`?"),
+        (["train", "model.name=geq-tyni"], 2, "There is no model 'geq-tyni'. Did you mean `geq-tiny`?"),
+        (["train", "model.nrom=2.0"], 2, "There is no setting `model.nrom`. Did you mean `model.norm`?"),
+        (["train", "model.kernel.split=5", "--show-config"], 2, "`split` must divide the number of features"),
         (["train", "data.name=cifar10"], 1, "The data set cifar10 is not in"),
         (["train", "data.name=digit"], 1, "Did you mean 'digits'?"),
         (["train", "device=tpu"], 1, "`device` must be auto, cpu, cuda or cuda:N, got `tpu`."),
@@ -130,8 +131,9 @@ def test_a_bug_is_not_hidden_behind_a_sentence(monkeypatch):
 
 
 def test_show_config_prints_what_a_run_would_use_and_does_nothing(kerneq):
-    code, said = kerneq("train", str(EXPERIMENTS / "geq-5m-cifar10.toml"), "optimizer.lr=0.2", "--show-config")
+    code, said = kerneq("train", "geq-5m-cifar10", "optimizer.lr=0.2", "--show-config")
     assert code == 0 and "lr = 0.2  # the highest learning rate" in said and "milestones = [0.5, 0.75]" in said
+    assert "[model.kernel]\nname = \"gaussian\"  # similarity" in said and "gamma = 0.2\n" in said
     assert not Path("runs").exists()
 
 

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from kerneq import data, kglm
-from kerneq.config import ConfigError
+from kerneq.run.config import ConfigError
 from kerneq.kglm.problem import Problem, cholesky
 
 CPU = torch.device("cpu")

@@ -32,7 +32,7 @@ def fresh_compiler():
 def fixed(name: str, steps: int = STEPS, memory: int = 1) -> torch.nn.Module:
     """A model in evaluation that always takes the same number of steps, so that both programs do the same."""
     torch.manual_seed(0)
-    model = build(name, channels=1, settings={"max_steps": steps, "check_every": steps, "memory": memory})
+    model = build(name, channels=1, settings={"max_steps": steps, "check_every": steps, "solver": {"memory": memory}})
     model(digits()[0][:32]).square().sum().backward()  # running means of batch norm
     return model.eval()
 

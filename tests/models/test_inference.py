@@ -117,7 +117,7 @@ def test_a_model_trains_under_bfloat16_autocast(name):
 @pytest.mark.parametrize("solver", ["proximal", "anderson", "broyden"])
 def test_a_solve_takes_the_same_steps_in_either_layout_when_samples_finish_early(solver):
     """Samples that leave the computation must not scramble the history of those that stay."""
-    settings = {"solver": solver, "norm": 0.97, "tol": 1e-9, "max_steps": 200}
+    settings = {"solver": {"name": solver}, "norm": 0.97, "tol": 1e-9, "max_steps": 200}
     model = build("opteq-tiny", settings=settings).double().eval()
     with torch.no_grad():  # long enough for the bound to bite
         model.branches[0].equilibrium.cell.operator.weight.mul_(10)

@@ -9,7 +9,7 @@ from kerneq.cells import AbstractCell
 from kerneq.equation import AbstractMap
 from kerneq.gradients import Implicit, Phantom, Unrolled
 from kerneq.models import build
-from kerneq.models.mdeq import MultiscaleCell
+from kerneq.models.baselines import MultiscaleCell
 from kerneq.solvers import Anderson, Broyden, Picard
 
 SOLVERS = {"picard": Picard, "anderson": Anderson, "broyden": Broyden}
@@ -29,7 +29,8 @@ def test_every_solver_for_maps_runs_on_mdeq_and_comes_nearer(solver):
     residual = {}
     for steps in (2, 40):
         torch.manual_seed(0)
-        model = build("mdeq-tiny", settings={"solver": solver, "relaxation": 0.7, "max_steps": steps}).eval()
+        table = {"name": solver} | ({} if solver == "broyden" else {"relaxation": 0.7})
+        model = build("mdeq-tiny", settings={"solver": table, "max_steps": steps}).eval()
         assert type(model.equilibrium.solver) is SOLVERS[solver]
         with torch.no_grad():
             _, solutions = model(pictures("mdeq-tiny"), solutions=True)
@@ -38,14 +39,15 @@ def test_every_solver_for_maps_runs_on_mdeq_and_comes_nearer(solver):
 
 
 def test_a_solver_that_descends_an_energy_says_that_mdeq_has_none():
-    model = build("mdeq-tiny", settings={"solver": "proximal"})
+    model = build("mdeq-tiny", settings={"solver": {"name": "proximal"}})
     with pytest.raises(TypeError, match=r"needs an equation .* Use `Picard`, `Anderson` or `Broyden`"):
         model(pictures("mdeq-tiny"))
 
 
 @pytest.mark.parametrize("gradient", GRADIENTS)
 def test_every_gradient_reaches_every_parameter_of_mdeq(gradient):
-    model = build("mdeq-tiny", settings={"gradient": gradient, "gradient_steps": 5})
+    limit = {"max_steps": 5, "on_failure": "return"} if gradient == "implicit" else {"steps": 5}
+    model = build("mdeq-tiny", settings={"gradient": {"name": gradient} | limit})
     assert type(model.equilibrium.gradient) is GRADIENTS[gradient]
     model(pictures("mdeq-tiny")).square().sum().backward()
     for name, parameter in model.named_parameters():

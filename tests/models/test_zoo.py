@@ -64,31 +64,34 @@ def test_pictures_of_one_channel_and_any_number_of_classes_are_a_matter_of_two_a
 
 
 def test_settings_change_the_model_that_is_built():
-    model = build("geq-tiny", settings={"norm": 2, "features": [16, 32], "solver": "picard", "tol": 1e-2})
+    settings = {"norm": 2, "features": [16, 32], "solver": {"name": "picard"}, "tol": 1e-2}
+    model = build("geq-tiny", settings=settings)
     layers = [branch.equilibrium for branch in model.branches]
     assert [layer.cell.norm for layer in layers] == [2.0, 2.0]  # a whole number passes for a decimal one
     assert [layer.cell.operator.weight.shape[0] for layer in layers] == [16, 32]
     assert isinstance(layers[0].solver, kerneq.solvers.Picard) and layers[0].tol == 1e-2
+    assert build("geq-tiny", settings={"solver": kerneq.solvers.Picard()}).config.solver == layers[0].solver
     assert model.config.norm == 2.0 and MODELS["geq-tiny"].config.norm == 1.0
 
 
 @pytest.mark.parametrize("gradient", ["implicit", "phantom", "unrolled"])
 @pytest.mark.parametrize("solver", ["proximal", "picard", "anderson", "broyden"])
 def test_every_solver_and_gradient_can_be_asked_for_by_name(solver, gradient):
-    model = build("geq-tiny", settings={"solver": solver, "gradient": gradient, "gradient_steps": 5})
+    steps = {} if gradient == "implicit" else {"steps": 5}
+    model = build("geq-tiny", settings={"solver": {"name": solver}, "gradient": {"name": gradient} | steps})
     logits, solutions = model(pictures("geq-tiny"), solutions=True)
     logits.square().sum().backward()
     assert all(bool(solution.converged.all()) for solution in solutions.values())
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters())
 
 
-@pytest.mark.parametrize("backward", ["features", "state", "map"])
+@pytest.mark.parametrize("backward", ["in-features", "conjugate-gradient", "anderson"])
 def test_every_backward_solve_gives_the_same_gradient(backward):
-    exact = {"tol": 1e-6, "max_steps": 200, "gradient_tol": 1e-6, "gradient_steps": 200}
+    implicit = {"solver": {"name": backward}, "tol": 1e-6, "max_steps": 200}
     found = []
-    for settings in ({"backward": backward}, {"gradient": "unrolled"}):
+    for gradient in (implicit, {"name": "unrolled", "steps": 200}):
         torch.manual_seed(0)
-        model = build("geq-dense-tiny", settings=exact | settings)
+        model = build("geq-dense-tiny", settings={"tol": 1e-6, "max_steps": 200, "gradient": gradient})
         model(pictures("geq-dense-tiny", batch=8)).square().sum().backward()
         found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
     assert float((found[0] - found[1]).norm() / found[1].norm()) < 1e-3
@@ -97,24 +100,26 @@ def test_every_backward_solve_gives_the_same_gradient(backward):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"name": "geq-5n"}, r"no model 'geq-5n'\. Did you mean 'geq-5m'\? There are: geq-5m, "),
-        ({"settings": {"norms": 1.0}}, r"geq-tiny has no setting `norms`\. Did you mean 'norm'\? It has: solver, "),
+        ({"name": "geq-5n"}, r"no model 'geq-5n'\. Did you mean `geq-5m`\? There are: geq-5m, "),
+        ({"settings": {"norms": 1.0}}, r"no setting `norms`\. Did you mean `norm`\? The configuration has: solver, "),
         ({"settings": {"norm": "big"}}, r"`norm` must be a number, got 'big'"),
         ({"settings": {"norm": True}}, r"`norm` must be a number, got True"),
-        ({"settings": {"hidden": 1.5}}, r"`hidden` must be a whole number, got 1\.5"),
-        ({"settings": {"adaptive": 1}}, r"`adaptive` must be true or false, got 1"),
-        ({"settings": {"features": 16}}, r"`features` must be a list of whole numbers, each at least 1, got 16"),
+        ({"settings": {"kernel": {"hidden": 1.5}}}, r"`kernel.hidden` must be a whole number, got 1\.5"),
+        ({"settings": {"overlap": 1}}, r"`overlap` must be true or false, got 1"),
+        ({"settings": {"features": 16}}, r"`features` must be a list, got 16"),
         ({"settings": {"features": [16]}}, r"`features` and `scales` need one entry a branch, got 1 and 2"),
-        ({"settings": {"features": [16.5, 16]}}, r"`features` must be a list of whole numbers, .*, got \[16\.5, 16\]"),
+        ({"settings": {"features": [16.5, 16]}}, r"`features\[0\]` must be a whole number, got 16\.5"),
+        ({"settings": {"features": [16, 0]}}, r"`features\[1\]` must be at least 1, got 0"),
         ({"settings": {"features": [12, 16]}}, r"`split` must divide the number of features: 12 .* multiple of 8"),
-        ({"settings": {"norm": -1.0}}, r"`norm` must be positive.*, got -1\.0"),
-        ({"settings": {"tol": 0.0}}, r"`tol` must be positive.*, got 0\.0"),
-        ({"settings": {"max_steps": 0}}, r"`max_steps` must be a whole number, at least 1, got 0"),
-        ({"settings": {"solver": "newton"}}, r"`solver` must be proximal, picard, anderson or broyden, got 'newton'"),
-        ({"settings": {"gradient": "exact"}}, r"`gradient` must be implicit, phantom or unrolled, got 'exact'"),
-        ({"settings": {"backward": "up"}}, r"`backward` must be features, state or map, got 'up'"),
-        ({"settings": {"kernel": "cosine"}}, r"`kernel` must be gaussian, .*, got 'cosine'"),
-        ({"settings": {"stem": "big"}}, r"`stem` must be cifar, imagenet or plain, got 'big'"),
+        ({"settings": {"norm": -1.0}}, r"`norm` must be greater than 0, got -1\.0"),
+        ({"settings": {"tol": 0.0}}, r"`tol` must be greater than 0, got 0\.0"),
+        ({"settings": {"max_steps": 0}}, r"`max_steps` must be at least 1, got 0"),
+        ({"settings": {"solver": {"name": "newton"}}}, r"`solver.name` must be one of .*broyden.*, got 'newton'"),
+        ({"settings": {"gradient": {"name": "exact"}}}, r"`gradient.name` must be one of .*phantom.*, got 'exact'"),
+        ({"settings": {"gradient": {"solver": {"name": "up"}}}}, r"`gradient.solver.name` must be .*, got 'up'"),
+        ({"settings": {"kernel": {"name": "cosine"}}}, r"`kernel.name` must be one of gaussian, .*, got 'cosine'"),
+        ({"settings": {"kernel": "linear"}}, r"`kernel` is a section, .* name one of its settings: name, gamma"),
+        ({"settings": {"stem": "big"}}, r"`stem` must be one of cifar, imagenet, plain, got 'big'"),
         ({"classes": 0}, r"`classes` must be a whole number, at least 1, got 0"),
         ({"classes": 2.0}, r"`classes` must be a whole number, at least 1, got 2\.0"),
         ({"channels": -1}, r"`channels` must be a whole number, at least 1, got -1"),

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from kerneq.config import parse
 from kerneq.data import load
+from kerneq.run.config import parse
 from kerneq.training import train
 
 

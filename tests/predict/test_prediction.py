@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from predict_helpers import painted, trained, write_digits
 
-from kerneq.config import load as load_config
+from kerneq.run.config import load as load_config
 from kerneq.data import DataError, load, normalise
 from kerneq.evaluate import evaluate
 from kerneq.predict import Predictor, predict
@@ -65,7 +65,7 @@ def test_the_command_shows_a_table_or_prints_json(kerneq, digits_run, tmp_path):
 
 
 def test_an_equilibrium_that_was_not_reached_is_marked(kerneq, tmp_path):
-    settings = ["model.name=geq-dense-tiny", "model.settings.max_steps=1", "model.settings.tol=1e-6"]
+    settings = ["model.name=geq-dense-tiny", "model.max_steps=1", "model.tol=1e-6"]
     run = trained(tmp_path / "hasty", *settings)
     [path] = write_digits(tmp_path, 1)
     [prediction] = predict(run, [path], device="cpu")

@@ -5,7 +5,7 @@ import json
 import pytest
 from PIL import Image
 
-from kerneq.config import parse
+from kerneq.run.config import parse
 from kerneq.data import DATA_SETS, DataError, load
 from kerneq.predict import Predictor, predict, trained_on
 

@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kerneq.config import Config, write
+from kerneq.run.config import Config, write
 from kerneq.report import gather, render
 from kerneq.report.page import draw
 from kerneq.run import Run, TrainingError, best_accuracy

@@ -87,3 +87,11 @@ def test_kernels_that_see_the_state_itself_are_refused(kernel):
 def test_proximal_is_refused_in_the_features():
     with pytest.raises(TypeError, match="Picard, Anderson or Broyden"):
         InFeatures(Proximal())
+
+
+def test_a_model_says_where_it_is_solved():
+    settings = {"solver": {"name": "in-features", "solver": {"name": "anderson", "memory": 5}}}
+    layer = kerneq.models.build("geq-tiny", settings=settings).branches[0].equilibrium
+    assert layer.solver == InFeatures(Anderson(5))
+    with pytest.raises(ValueError, match="must be Picard, Anderson or Broyden"):
+        kerneq.models.build("geq-tiny", settings={"solver": {"name": "in-features", "solver": {"name": "proximal"}}})

@@ -1,7 +1,7 @@
 import pytest
 from toys import build_toy
 
-from kerneq.config import parse
+from kerneq.run.config import parse
 from kerneq.training import train
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from toys import build_toy
 
-from kerneq.config import Config, parse
 from kerneq.data import load
+from kerneq.run.config import Config, parse
 from kerneq.training import train
 
 SETTINGS = [

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from kerneq.config import parse
 from kerneq.data import DataError, Images
 from kerneq.run import TrainingError
 from kerneq.training import build

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import build_toy
-from worker import SETTINGS
+from worker import SETTINGS, build_plain
 
-from kerneq.config import parse
+from kerneq.run.config import parse
 from kerneq.run import Run, checkpoint
 from kerneq.training import train
 
@@ -50,7 +49,7 @@ def close(first: Run, second: Run) -> None:
 
 def test_two_processes_train_as_one_does_with_the_same_global_batch(two, tmp_path):
     one = tmp_path / "one"
-    train(parse("", SETTINGS), one, build=build_toy)
+    train(parse("", SETTINGS), one, build=build_plain)
     close(Run(one), two)
     assert json.loads(two.environment_file.read_text())["processes"] == 2
 

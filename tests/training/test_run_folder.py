@@ -27,8 +27,8 @@ def test_a_folder_with_a_run_in_it_is_not_overwritten(run):
 
 def test_a_run_cannot_be_resumed_with_other_settings(run):
     run("training.epochs=1")
-    with pytest.raises(TrainingError, match="another value of `optimizer.lr`, `model.settings.width`"):
-        run("training.epochs=1", "optimizer.lr=0.3", "model.settings.width=3", resume=True)
+    with pytest.raises(TrainingError, match="another value of `model.width`, `optimizer.lr`"):
+        run("training.epochs=1", "optimizer.lr=0.3", "model.width=3", resume=True)
 
 
 def test_a_folder_in_use_is_refused_and_names_the_process(tmp_path, run):

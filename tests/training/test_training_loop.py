@@ -1,3 +1,5 @@
+import functools
+
 import torch
 from torch import nn
 from toys import Toy, build_toy
@@ -7,9 +9,11 @@ from kerneq.training import train
 from kerneq.training.build import training_batches
 from kerneq.training.process import Process
 
+without_dropout = functools.partial(build_toy, dropout=0.0)
+
 
 def test_the_toy_learns_the_digits(run):
-    rows = run("training.epochs=10", "training.ema=0.9", "model.settings.dropout=0.0")
+    rows = run("training.epochs=10", "training.ema=0.9", build=without_dropout)
     assert rows[-1]["train"]["loss"] < rows[0]["train"]["loss"] / 2
     assert rows[-1]["validation"]["accuracy"] > 0.85
 
@@ -18,14 +22,13 @@ def test_a_step_is_that_of_plain_sgd_on_the_same_batch(tmp_path, small, run):
     config = small(
         "training.epochs=1",
         "training.batch_size=1293",
-        "model.settings.dropout=0.0",
         "optimizer.nesterov=false",
     )
-    train(config, tmp_path / "run", build=build_toy)
+    train(config, tmp_path / "run", build=without_dropout)
     got, _ = checkpoint.load(Run(tmp_path / "run").checkpoint("last"))
     torch.manual_seed(0)
     images, batches, _ = training_batches(config, Process(0, 1, torch.device("cpu")))
-    model = build_toy(config, images)
+    model = without_dropout(config, images)
     [(x, target)] = batches.epoch(0)
     nn.functional.cross_entropy(model(x), target).backward()
     for name, parameter in model.named_parameters():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from toys import Toy
 
-from kerneq.config import Optimizer, Schedule
+from kerneq.run.config import Optimizer, Schedule
 from kerneq.training.state import Average, momentum, rate_multiple, sgd
 
 

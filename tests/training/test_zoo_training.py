@@ -12,12 +12,12 @@ from kerneq.training.build import build_model
 
 GEQ = (
     "model.name=geq-tiny",
-    "model.settings.width=16",
-    "model.settings.features=[8, 8]",
-    "model.settings.hidden=8",
-    "model.settings.scales=[2, 4]",
+    "model.width=16",
+    "model.features=[8, 8]",
+    "model.kernel.hidden=8",
+    "model.scales=[2, 4]",
 )
-DENSE = ("model.name=geq-dense-tiny", "model.settings.width=32", "model.settings.features=16")
+DENSE = ("model.name=geq-dense-tiny", "model.width=32", "model.features=16")
 SHORT = ("training.epochs=2", "training.batch_size=256")
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from kerneq.config import Config
+from kerneq.run.config import Config
 from kerneq.run import checkpoint
 from kerneq.solution import Solution, Status
 from kerneq.training import AbstractLogger
-from kerneq.training.build import ImageSet
+from kerneq.data import Images
 
 
 class Toy(nn.Module):
@@ -47,9 +47,7 @@ def solution(samples: int) -> Solution:
     return Solution(torch.zeros(samples, 1), residual, steps, codes, tol=1e-2)
 
 
-def build_toy(config: Config, images: ImageSet) -> nn.Module:
-    settings = config.model.settings
-    dropout, norm = float(settings.get("dropout", 0.1)), bool(settings.get("norm", True))
+def build_toy(config: Config, images: Images, dropout: float = 0.1, norm: bool = True) -> nn.Module:
     return Toy(images.shape[0], len(images.classes), dropout=dropout, norm=norm)
 
 

@@ -3,6 +3,7 @@
 usage: worker.py FOLDER KILL_AT; process 1 kills itself at that training step of its first life (0: never).
 """
 
+import functools
 import os
 import signal
 import sys
@@ -12,9 +13,9 @@ from pathlib import Path
 import torch
 from toys import build_toy
 
-from kerneq.config import Config, parse
+from kerneq.run.config import Config, parse
 from kerneq.training import train
-from kerneq.training.build import ImageSet
+from kerneq.data import Images
 
 SETTINGS = [
     "training.epochs=3",
@@ -22,17 +23,17 @@ SETTINGS = [
     "training.ema=0.9",
     "training.checkpoint_steps=4",
     "training.clip=1.0",
-    # Batch norm has no statistics over processes on a CPU, and dropout draws differ: without both, N processes
-    # compute what one does.
-    "model.settings.norm=false",
-    "model.settings.dropout=0.0",
     "augment.crop=1",
     "augment.mixup=0.2",
 ]
 
+# Batch norm has no statistics over processes on a CPU, and dropout draws differ: without both, N processes compute
+# what one does.
+build_plain = functools.partial(build_toy, dropout=0.0, norm=False)
 
-def build(config: Config, images: ImageSet) -> torch.nn.Module:
-    model = build_toy(config, images)
+
+def build(config: Config, images: Images) -> torch.nn.Module:
+    model = build_plain(config, images)
     kill_at, steps = int(sys.argv[2]), 0
 
     def count(module: torch.nn.Module, arguments: object) -> None:

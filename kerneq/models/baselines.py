@@ -1,0 +1,300 @@
+"""The baselines the papers compare with: MDEQ (Bai et al., 2020), ResNet-18 and ResNet-50 (He et al., 2016).
+
+MDEQ is one equilibrium over several resolutions, as a cell like any other; the ResNets are explicit networks.
+"""
+
+import dataclasses
+import functools
+from typing import Any, Literal, Self, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..cells import AbstractCell
+from ..equation import AbstractMap
+from ..gradients import AbstractGradient, Phantom
+from ..settings import setting
+from ..solution import Solution, take_samples
+from ..solvers import AbstractSolver, Anderson, InFeatures
+from .classifier import AbstractSolveConfig, Output, check_images, conv_norm_relu
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class MDEQConfig(AbstractSolveConfig):
+    """The large CIFAR model: four scales, group norm, expansion 5; no weight norm bound, so no guarantee."""
+
+    solver: AbstractSolver[Any] | InFeatures = setting(Anderson(), "how z = f(z) is solved")
+    gradient: AbstractGradient = setting(Phantom(5, relaxation=0.5), "how the solution is differentiated")
+    max_steps: int = setting(18, "evaluations of f in a solve, at most", low=1)
+    widths: tuple[int, ...] = setting(
+        (32, 64, 128, 256), "channels; each scale is half the size of the one before", low=1
+    )
+    head: tuple[int, ...] = setting(
+        (14, 28, 56, 112), "channels of the head's blocks, a quarter of what they give", low=1
+    )
+    final: int = setting(1680, "channels before the linear head", low=1)
+    expansion: int = setting(5, "how many times wider a residual block is inside", low=1)
+    groups: int = setting(8, "of the group norms", low=2)
+
+
+@final
+class ResidualBlock(nn.Module):
+    """z ↦ GN(relu(z + GN(conv(relu(GN(conv z))) + injection)))."""
+
+    def __init__(self, width: int, expansion: int, groups: int):
+        super().__init__()
+        inner = width * expansion
+        self.conv1 = nn.Conv2d(width, inner, 3, padding=1, bias=False)
+        self.norm1 = nn.GroupNorm(groups, inner)
+        self.conv2 = nn.Conv2d(inner, width, 3, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(groups, width)
+        self.norm3 = nn.GroupNorm(groups, width)
+
+    def forward(self, z: Tensor, injection: Tensor | None) -> Tensor:
+        out = self.conv2(F.relu(self.norm1(self.conv1(z))))
+        if injection is not None:
+            out = out + injection
+        return self.norm3(F.relu(self.norm2(out) + z))
+
+
+def _down(widths: tuple[int, ...], source: int, target: int, groups: int) -> nn.Sequential:
+    """Stride-2 convolutions from scale `source` to the smaller scale `target`."""
+    layers: list[nn.Module] = []
+    for scale in range(source, target):
+        outputs = widths[target] if scale == target - 1 else widths[source]
+        layers.append(nn.Conv2d(widths[source], outputs, 3, 2, padding=1, bias=False))
+        layers.append(nn.GroupNorm(groups, outputs))
+        if scale < target - 1:
+            layers.append(nn.ReLU())
+    return nn.Sequential(*layers)
+
+
+def _up(widths: tuple[int, ...], source: int, target: int, groups: int) -> nn.Sequential:
+    """A 1×1 convolution and nearest up-sampling from scale `source` to the larger scale `target`."""
+    return nn.Sequential(
+        nn.Conv2d(widths[source], widths[target], 1, bias=False),
+        nn.GroupNorm(groups, widths[target]),
+        nn.Upsample(scale_factor=2 ** (source - target)),
+    )
+
+
+@final
+class MultiscaleCell(AbstractCell):
+    """A residual block a scale, then every scale sums what the others send; x enters at the largest scale.
+
+    The states of all scales are one row of numbers a sample, so every solver and gradient works on them unchanged.
+    """
+
+    def __init__(self, config: MDEQConfig):
+        super().__init__()
+        widths, groups = config.widths, config.groups
+        self.widths = widths
+        self.blocks = nn.ModuleList(ResidualBlock(width, config.expansion, groups) for width in widths)
+        self.fuse = nn.ModuleList(
+            nn.ModuleList(
+                nn.Identity()
+                if source == target
+                else (_down if source < target else _up)(widths, source, target, groups)
+                for source in range(len(widths))
+            )
+            for target in range(len(widths))
+        )
+        self.post = nn.ModuleList(
+            nn.Sequential(nn.ReLU(), nn.Conv2d(width, width, 1, bias=False), nn.GroupNorm(groups // 2, width))
+            for width in widths
+        )
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.normal_(module.weight, std=0.01)
+        self.compiled = False
+
+    def bind(self, x: Tensor) -> "MultiscaleMap":
+        return MultiscaleMap(self, x)
+
+    def initial(self, f: AbstractMap) -> Tensor:
+        assert isinstance(f, MultiscaleMap)
+        numbers = sum(width * h * w for width, h, w in self.shapes(f.x))
+        return f.x.new_zeros(len(f.x), numbers)
+
+    def shapes(self, x: Tensor) -> list[tuple[int, int, int]]:
+        height, width = x.shape[2:]
+        return [(channels, height >> s, width >> s) for s, channels in enumerate(self.widths)]
+
+    def unpack(self, z: Tensor, x: Tensor) -> list[Tensor]:
+        """One feature map a scale out of a row of numbers."""
+        shapes = self.shapes(x)
+        parts = torch.split(z, [c * h * w for c, h, w in shapes], dim=1)
+        return [part.view(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        states = [
+            block(state, x if scale == 0 else None)
+            for scale, (block, state) in enumerate(zip(self.blocks, self.unpack(z, x), strict=True))
+        ]
+        fused = []
+        for target, post in enumerate(self.post):
+            paths = self.fuse[target]
+            assert isinstance(paths, nn.ModuleList)
+            total = torch.stack([path(state) for path, state in zip(paths, states, strict=True)]).sum(0)
+            fused.append(post(total).flatten(1))
+        return torch.cat(fused, dim=1)
+
+    def compile_map(self) -> None:
+        self.compiled = True
+
+    def diagnostics(self) -> dict[str, float]:
+        return {}
+
+
+@functools.cache
+def _compiled() -> Any:
+    return torch.compile(MultiscaleCell.forward, dynamic=False)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class MultiscaleMap(AbstractMap):
+    """The cell at one input x: z ↦ cell(z, x)."""
+
+    cell: MultiscaleCell
+    x: Tensor
+
+    def __call__(self, z: Tensor) -> Tensor:
+        # Only the solve is compiled: a compiled graph gives up its buffers after one backward pass through it.
+        fast = self.cell.compiled and not torch.is_grad_enabled()
+        out: Tensor = _compiled()(self.cell, z, self.x) if fast else self.cell(z, self.x)
+        return out
+
+    def rows(self, index: Tensor) -> Self:
+        return dataclasses.replace(self, x=take_samples(self.x, index))
+
+
+@final
+class MDEQ(nn.Module):
+    """stem → the multi-scale equilibrium → a head that gathers the scales from the largest to the smallest."""
+
+    def __init__(self, config: MDEQConfig, classes: int, channels: int = 3):
+        super().__init__()
+        self.config, self.channels = config, channels
+        self.stem = nn.Sequential(
+            conv_norm_relu(channels, config.widths[0]),
+            nn.Conv2d(config.widths[0], config.widths[0], 3, padding=1, bias=False),
+            nn.BatchNorm2d(config.widths[0]),
+        )
+        self.equilibrium = config.make_layer(MultiscaleCell(config))
+        self.lift = nn.ModuleList(
+            Block(width, planes, 1, bottleneck=True) for width, planes in zip(config.widths, config.head, strict=True)
+        )
+        outputs = [planes * 4 for planes in config.head]
+        # Pooling and a 1×1 convolution where MDEQ's code has 3×3 with stride 2: those alone are a million parameters
+        # more than the published ten.
+        self.down = nn.ModuleList(
+            nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(a, b, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU(inplace=True))
+            for a, b in zip(outputs, outputs[1:], strict=False)
+        )
+        self.final = nn.Sequential(
+            nn.Conv2d(outputs[-1], config.final, 1), nn.BatchNorm2d(config.final), nn.ReLU(inplace=True)
+        )
+        self.head = nn.Linear(config.final, classes)
+
+    def forward(self, x: Tensor, solutions: bool = False) -> Output:
+        check_images(x, self.channels, multiple=2 ** (len(self.config.widths) - 1))
+        x = self.stem(x)
+        solution: Solution = self.equilibrium(x)
+        cell = self.equilibrium.cell
+        assert isinstance(cell, MultiscaleCell)
+        maps = [lift(z) for lift, z in zip(self.lift, cell.unpack(solution.value, x), strict=True)]
+        gathered = maps[0]
+        for down, z in zip(self.down, maps[1:], strict=True):
+            gathered = down(gathered) + z
+        logits: Tensor = self.head(self.final(gathered).mean((2, 3)))
+        return (logits, {"multiscale": solution}) if solutions else logits
+
+    def diagnostics(self) -> dict[str, float]:
+        return {}
+
+    def compile_map(self) -> None:
+        """torch.compile the map that the solve evaluates again and again."""
+        self.equilibrium.cell.compile_map()
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class ResNetConfig:
+    """The settings of a `ResNet`; the defaults are those of ResNet-18 for CIFAR."""
+
+    blocks: tuple[int, ...] = setting((2, 2, 2, 2), "residual blocks a stage", low=1)
+    bottleneck: bool = setting(False, "blocks of 1×1, 3×3, 1×1 convolutions instead of two 3×3")
+    width: int = setting(64, "channels of the first stage; each stage doubles them", low=1)
+    stem: Literal["cifar", "imagenet"] = setting(
+        "cifar", "cifar: 3×3, no pooling; imagenet: 7×7 with stride 2, then pooling"
+    )
+
+
+def conv_norm(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
+    """A convolution that keeps the picture's size (divides it by `stride`), and batch norm."""
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False), nn.BatchNorm2d(outputs)
+    )
+
+
+@final
+class Block(nn.Module):
+    """relu(x + F(x)), F two 3×3 convolutions, or 1×1, 3×3, 1×1 with four times the channels at the end."""
+
+    def __init__(self, inputs: int, planes: int, stride: int, bottleneck: bool):
+        super().__init__()
+        outputs = planes * 4 if bottleneck else planes
+        relu = nn.ReLU(inplace=True)
+        if bottleneck:
+            parts = [conv_norm(inputs, planes, 1), relu, conv_norm(planes, planes, 3, stride), relu]
+            parts.append(conv_norm(planes, outputs, 1))
+        else:
+            parts = [conv_norm(inputs, planes, 3, stride), relu, conv_norm(planes, outputs, 3)]
+        self.residual = nn.Sequential(*parts)
+        same = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if same else conv_norm(inputs, outputs, 1, stride)
+        self.outputs = outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.residual(x) + self.shortcut(x))
+
+
+@final
+class ResNet(nn.Module):
+    """stem → stages of residual blocks, each half the size and twice the channels → mean → linear head."""
+
+    def __init__(self, config: ResNetConfig, classes: int, channels: int = 3):
+        super().__init__()
+        self.channels, width = channels, config.width
+        match config.stem:
+            case "cifar":
+                stem = [conv_norm(channels, width, 3), nn.ReLU(inplace=True)]
+            case "imagenet":
+                stem = [conv_norm(channels, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+            case _:
+                raise ValueError(f"`stem` must be cifar or imagenet, got {config.stem!r}.")
+        self.stem = nn.Sequential(*stem)
+        blocks: list[Block] = []
+        inputs = width
+        for stage, count in enumerate(config.blocks):
+            for index in range(count):
+                stride = 2 if stage > 0 and index == 0 else 1
+                blocks.append(Block(inputs, width * 2**stage, stride, config.bottleneck))
+                inputs = blocks[-1].outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(inputs, classes)
+
+    def forward(self, x: Tensor, solutions: bool = False) -> Output:
+        check_images(x, self.channels)
+        logits: Tensor = self.head(self.blocks(self.stem(x)).mean((2, 3)))
+        return (logits, {}) if solutions else logits
+
+    def diagnostics(self) -> dict[str, float]:
+        return {}
+
+    def compile_map(self) -> None:
+        """There is no map inside: the whole network is compiled."""
+        self.compile()

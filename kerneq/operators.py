@@ -8,9 +8,8 @@ from typing import Any, Self, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.grad import conv2d_weight
 
-from . import convolution
+from .fused.convolution import Convolution
 from .spectrum import top_singular_vector
 
 SETTLE_STEPS = 40  # Lanczos steps for a weight not seen before
@@ -24,52 +23,37 @@ class BoundOperator:
     weight: Tensor
     size: int
 
+    @functools.cached_property
+    def convolution(self) -> Convolution:
+        return Convolution(self.weight)
+
     def __call__(self, z: Tensor) -> Tensor:
-        if self.size == 0:
-            return F.linear(z, self.weight)
-        if convolution.triton_fuses(z, self.weight, adjoint=False):
-            return convolution.product(z, self.weight, adjoint=False)
-        return F.conv2d(z, self.weight, padding=self.size // 2)
+        return self.convolution(z) if self.size else F.linear(z, self.weight)
 
     def added(self, v: Tensor, z: Tensor, sign: int) -> Tensor:
         """v ± Wz, without a graph."""
-        if self.size and convolution.triton_fuses(z, self.weight, adjoint=False):
-            return convolution.product(z, self.weight, adjoint=False, add=v, sign=sign)
-        return torch.add(v, self(z), alpha=sign)
+        return self.convolution.added(v, z, sign) if self.size else torch.add(v, self(z), alpha=sign)
 
     def adjoint(self, v: Tensor) -> Tensor:
-        if self.size == 0:
-            return F.linear(v, self.weight.mT)
-        return F.conv_transpose2d(v, self.weight, padding=self.size // 2)
+        return self.convolution.adjoint(v) if self.size else F.linear(v, self.weight.mT)
 
     def adjoint_relu(self, v: Tensor, shift: Tensor | None) -> Tensor:
-        """max(Wᵀv + shift, 0), where nothing has to be differentiated in one pass over memory if cuDNN can do it."""
-        if self.size and convolution.cudnn_fuses(v, self.weight):
-            return convolution.relu(v, self._flipped, shift)
+        """max(Wᵀv + shift, 0)."""
+        if self.size:
+            return self.convolution.adjoint_relu(v, shift)
         drive = self.adjoint(v)
         return torch.relu(drive if shift is None else drive + shift)
 
     def adjoint_masked(self, v: Tensor, z: Tensor, g: Tensor | None, sign: int) -> Tensor:
         """g ± Wᵀv where z > 0, else 0; without a graph."""
-        if self.size and convolution.triton_fuses(v, self.weight, adjoint=True):
-            return convolution.product(v, self.weight, adjoint=True, add=g, sign=sign, mask=z)
-        drive = self.adjoint(v)
-        if g is not None:
-            drive = torch.add(g, drive, alpha=sign)
-        elif sign < 0:
-            drive = -drive
-        return torch.ops.aten.threshold_backward(drive, z, 0)  # one vectorised pass, where a Boolean mask takes two
-
-    @functools.cached_property
-    def _flipped(self) -> Tensor:
-        """The weight of Wᵀ as a convolution of its own."""
-        return self.weight.transpose(0, 1).flip(2, 3).contiguous(memory_format=torch.channels_last)
+        if self.size:
+            return self.convolution.adjoint_masked(v, z, g, sign)
+        drive = sign * self.adjoint(v) if g is None else torch.add(g, self.adjoint(v), alpha=sign)
+        return torch.ops.aten.threshold_backward(drive, z, 0)
 
     def weight_gradient(self, z: Tensor, v: Tensor) -> Tensor:
         """The gradient of ⟨Wz, v⟩ with respect to the weight."""
-        if self.size == 0:
-            return v.mT @ z
-        return conv2d_weight(z, list(self.weight.shape), v, padding=self.size // 2)  # type: ignore[no-untyped-call]
+        return self.convolution.weight_gradient(z, v) if self.size else v.mT @ z
 
     def detach(self) -> "BoundOperator":
         return BoundOperator(self.weight.detach(), self.size)

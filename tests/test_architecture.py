@@ -14,11 +14,11 @@ FILES = sorted(path for path in ROOT.rglob("*.py"))
 # An import may name its own layer or one further up this list.
 LAYERS = [
     "solution",
-    "cards",
+    "tensors",
+    "fused",
     "prox",
     "equation",
     "spectrum",
-    "convolution",
     "operators",
     "kernels",
     "solvers",

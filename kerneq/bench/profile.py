@@ -36,9 +36,9 @@ def profile_of(step: Callable[[], object]) -> Profile:
 
 
 def part_of(kernel: str) -> str:
-    """The part a kernel of this (lower-case) name belongs to; ours are `norm_*`, `forward` and `backward`."""
+    """The part a kernel of this (lower-case) name belongs to; ours are `norm_*` and `radial_*`."""
     if kernel.startswith("norm_") or any(word in kernel for word in ("bn_", "batchnorm", "batch_norm")):
         return "batch norm"
     if any(word in kernel for word in CONVOLUTIONS):
         return "convolution"
-    return "patch step" if kernel in ("forward", "backward") else "other"
+    return "patch step" if kernel.startswith("radial_") else "other"

@@ -8,11 +8,10 @@ from typing import ClassVar, Self, final
 import torch
 from torch import Tensor, nn
 
+from ..fused.radial import patch_distances, radial_hvp, radial_step
 from ..operators import Dense
 from ..solution import check_whole, take_samples
 from .base import AbstractBoundSimilarity, AbstractKernel, AbstractSimilarity, Slope
-from .fused import patch_pullback, patch_step
-from .fused_reference import cut
 from .width import AbstractWidth, Adaptive, Fixed, Width
 
 
@@ -39,6 +38,18 @@ class Gaussian(AbstractKernel):
                 check_whole(name, value)
         if not isinstance(self.gamma, AbstractWidth):
             Fixed(self.gamma)  # checks it
+
+    @staticmethod
+    def height(s: Tensor) -> Tensor:
+        return 0.5 * torch.exp(-s)
+
+    @staticmethod
+    def weight(s: Tensor) -> Tensor:
+        return torch.exp(-s)
+
+    @staticmethod
+    def slope(s: Tensor) -> Tensor:
+        return -torch.exp(-s)
 
     def similarity(self, features: int, conv: bool) -> "GaussianSimilarity":
         split = self.split or (8 if conv else features)
@@ -85,7 +96,7 @@ class GaussianSimilarity(AbstractSimilarity):
 
     @torch.no_grad()
     def observe(self, a: Tensor, v: Tensor) -> None:
-        self.width.observe(_distances(a - v, self.project.weight, self.split, self.patch))
+        self.width.observe(patch_distances(a - v, self.project.weight, split=self.split, patch=self.patch))
 
 
 @final
@@ -101,25 +112,22 @@ class BoundGaussian(AbstractBoundSimilarity):
     through_features: ClassVar[bool] = True
 
     def slope(self, z: Tensor, v: Tensor, value: bool) -> Slope:
-        return self._slope(_picture(v), value)
+        return self._slope(v, value)
 
     def slope_at_zero(self, value: bool) -> Slope:
         return self._slope(None, value)
 
     def _slope(self, v: Tensor | None, value: bool) -> Slope:
-        a, split, patch = _picture(self.a), self.split, self.patch
-        if not value:
-            return Slope(None, patch_step(a, v, self.Q, self.gamma, split=split, patch=patch).view_as(self.a))
-        m, total = patch_step(a, v, self.Q, self.gamma, split=split, patch=patch, similarity=True)
-        return Slope(None, m.view_as(self.a), total)
+        split, patch = self.split, self.patch
+        m, total = radial_step(Gaussian, self.a, v, self.Q, self.gamma, split=split, patch=patch, value=value)
+        return Slope(None, m, total)
 
     def bend(self, v: Tensor) -> Callable[[Tensor], Tensor]:
         """y ↦ exp(−sᵢ)(Q − 2γ qᵢᵀqᵢ)y: the pullback of the patch step, which is symmetric; ∂²S/∂v² is minus this."""
-        a, features, split, patch = _picture(self.a), _picture(v), self.split, self.patch
 
         def product(y: Tensor) -> Tensor:
-            pulled = patch_pullback(_picture(y), a, features, self.Q, self.gamma, split=split, patch=patch)
-            return pulled.view_as(y)
+            split, patch = self.split, self.patch
+            return radial_hvp(Gaussian, y, self.a, v, self.Q, self.gamma, split=split, patch=patch)
 
         return product
 
@@ -138,14 +146,3 @@ class BoundGaussian(AbstractBoundSimilarity):
     def on(self, *tensors: Tensor) -> Self:
         a, Q, gamma = tensors
         return dataclasses.replace(self, a=a, Q=Q, gamma=gamma)
-
-
-def _picture(features: Tensor) -> Tensor:
-    """Vectors as pictures of one pixel, so that dense and convolutional cells share one formula."""
-    return features[:, :, None, None] if features.dim() == 2 else features
-
-
-def _distances(r: Tensor, weight: Tensor, split: int, patch: int) -> Tensor:
-    """‖rᵢW_h‖² of every patch."""
-    rows = cut(_picture(r).to(weight.dtype), split, patch, channels_last=False)
-    return (rows @ weight.mT).square().sum(-1)

@@ -6,13 +6,13 @@ from typing import Literal, final, overload
 import torch
 from torch import Tensor, nn
 
+from ..fused.norm import BatchNorm
+from ..fused.pool import pyramid
+from ..fused.streams import run_on_streams
 from ..solution import Solution
 from .config import ClassifierConfig
-from .norm import BatchNorm
-from .overlap import run_branches
 from .parts import Branch, make_stem
 from .pictures import check_pictures
-from .pool import pyramid
 
 
 @final
@@ -41,7 +41,7 @@ class Classifier(nn.Module):
         check_pictures(x, self.channels, multiple=self._multiple())
         levels = pyramid(self.stem(x), self.config.scales)
         inputs = [levels[scale] for scale in self.config.scales]
-        results = run_branches(self._branches(), inputs, self.config.overlap)
+        results = run_on_streams(self._branches(), inputs, self.config.overlap)
         mean = functools.reduce(torch.add, [z for z, _ in results]) / len(results)
         logits: Tensor = self.head(self.norm(mean).mean((2, 3)))
         if not solutions:

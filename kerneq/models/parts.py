@@ -5,10 +5,10 @@ from typing import final
 from torch import Tensor, nn
 
 from ..cells import ConvCell
+from ..fused.norm import BatchNorm
+from ..fused.pool import pool, unpool
 from ..solution import Solution
 from .config import ClassifierConfig
-from .norm import BatchNorm
-from .pool import pool, unpool
 
 
 def conv_norm_relu(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:

@@ -6,9 +6,9 @@ from typing import final
 from torch import Tensor
 
 from ..equation import Evaluation
+from ..fused.history import History
 from ..solution import check_whole
 from .base import AbstractSolver, Map
-from .history import History
 
 
 @final

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from ..equation import Evaluation
+from ..fused.history import flat, inner, unflat
 from ..solution import check_whole
+from ..tensors import is_channels_last
 from .base import AbstractSolver, Map
-from .history import flat, inner, is_channels_last, unflat
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from ..equation import AbstractEquation, Evaluation
+from ..fused.residual import relative_residual
 from ..solution import Solution, Status
 from .anderson import Anderson
 from .base import AbstractSolver, Map, looks
 from .ledger import Ledger
 from .proximal import Proximal
-from .residual import relative_residual
 
 SHARPEN = 4  # how much closer v has to come when z turns out not to be close enough
 

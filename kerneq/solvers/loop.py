@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..equation import AbstractEquation, AbstractMap, Evaluation
+from ..fused.residual import relative_residual
 from ..solution import (
     OnFailure,
     Solution,
@@ -19,7 +20,6 @@ from ..solution import (
 from .base import AbstractSolver, Map, check_image, check_start, evaluate, looks, restrict
 from .features import InFeatures, solve_in_features
 from .ledger import Ledger, gather
-from .residual import relative_residual
 
 SHRINK = 0.25  # finished samples leave the computation once they are this share of it
 

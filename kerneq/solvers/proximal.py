@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from ..equation import AbstractEquation, Evaluation
+from ..fused.history import History
 from ..prox import AbstractProx
 from ..solution import check_whole, per_sample
 from .base import AbstractSolver, Map
-from .history import History
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from kerneq.models.norm import synchronised
+from kerneq.fused.norm import synchronised
 from kerneq.training.errors import TrainingError
 
 

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .device import processors
+
 TILE = 8192  # numbers of all entries together that a program holds
 SMALL = 8192  # numbers of a sample that one program does alone, start to end
 PROGRAMS = 16  # a multiprocessor, at least, where samples are shared between programs
@@ -167,6 +169,5 @@ def extrapolate(
 def _span(image: Tensor, block: int) -> int:
     """Numbers of a program, in whole blocks: few enough that all multiprocessors are busy."""
     batch, numbers = image.shape
-    cores = torch.cuda.get_device_properties(image.device).multi_processor_count if image.is_cuda else 2
-    splits = min(triton.cdiv(numbers, block), triton.cdiv(PROGRAMS * cores, batch))
+    splits = min(triton.cdiv(numbers, block), triton.cdiv(PROGRAMS * processors(image), batch))
     return triton.cdiv(triton.cdiv(numbers, splits), block) * block

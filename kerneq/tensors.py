@@ -1,0 +1,105 @@
+"""What every room needs and none owns: per-sample views and norms, memory layouts, dtypes, checks of arguments."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+def per_sample(t: Tensor, like: Tensor) -> Tensor:
+    """View (batch,), one number a sample, so that it broadcasts against `like` (batch, ...)."""
+    return t.view(-1, *[1] * (like.dim() - 1))
+
+
+def per_sample_norm(t: Tensor) -> Tensor:
+    """‖t‖₂ of each sample, (batch,), accumulated in float32 at least."""
+    dims = tuple(range(1, t.dim()))
+    dtype = working_dtype(t.dtype)
+    return torch.linalg.vector_norm(t, dim=dims, dtype=dtype) if dims else t.abs().to(dtype)
+
+
+def per_sample_dot(p: Tensor, q: Tensor) -> Tensor:
+    """⟨p, q⟩ of each sample, (batch,), accumulated in float32 at least."""
+    return (p * q).flatten(1).sum(1, dtype=working_dtype(p.dtype))
+
+
+def take_samples(t: Tensor, index: Tensor) -> Tensor:
+    """The samples in `index`, stored as t is; `index_select` alone would forget channels-last."""
+    if is_channels_last(t):
+        return t.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
+    return t.index_select(0, index)
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], tree: T) -> T:
+    """A dataclass, or dataclasses within dataclasses, with the function applied to every tensor in it.
+
+    What is neither a tensor nor a dataclass (a number, a kernel's name, None) stays as it is. This is how the memory of
+    a solver is restricted to some samples, and a record to some rows, without a line of code in either.
+    """
+    if isinstance(tree, Tensor):
+        return function(tree)  # type: ignore[return-value]
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        fields: dict[str, Any] = {
+            field.name: map_tensors(function, getattr(tree, field.name)) for field in dataclasses.fields(tree)
+        }
+        return dataclasses.replace(tree, **fields)
+    return tree
+
+
+def restrict(tree: T, index: Tensor) -> T:
+    """Every per-sample tensor of a dataclass (its first dimension is the batch) for the samples in `index` only."""
+    return map_tensors(lambda t: take_samples(t, index) if t.dim() > 0 else t, tree)
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of norms, sums and small systems: float32, or float64 for float64."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def widened(t: Tensor) -> Tensor:
+    """In float32 at least: a norm is no place for half precision."""
+    return t.to(working_dtype(t.dtype))
+
+
+def is_channels_last(t: Tensor) -> bool:
+    """Whether pictures are stored channels-last, (batch, height, width, channels) in memory."""
+    return t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
+
+
+def zeros_stored_like(t: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Zeros in the dtype, on the device and in the memory layout of t."""
+    layout = torch.channels_last if is_channels_last(t) and len(shape) == 4 else torch.contiguous_format
+    return torch.empty(shape, dtype=t.dtype, device=t.device, memory_format=layout).zero_()
+
+
+def is_traced() -> bool:
+    """Whether a compiler or an export records this code, so that no number can be looked at."""
+    return torch.compiler.is_compiling() or torch.compiler.is_exporting()
+
+
+def check_positive(name: str, value: float) -> None:
+    """Refuse what is not a positive, finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ValueError(f"`{name}` must be positive and finite, got {value!r}.")
+
+
+def check_nonnegative(name: str, value: float) -> None:
+    """Refuse a negative number, or none at all."""
+    if not value >= 0:
+        raise ValueError(f"`{name}` must not be negative, got {value}.")
+
+
+def check_share(name: str, value: float) -> None:
+    """Refuse what does not lie in (0, 1]."""
+    if not 0 < value <= 1:
+        raise ValueError(f"`{name}` must lie in (0, 1], got {value}.")
+
+
+def check_whole(name: str, value: int, least: int = 1) -> None:
+    """Refuse what is not a whole number, or too small."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"`{name}` must be a whole number, at least {least}, got {value!r}.")

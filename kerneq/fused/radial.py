@@ -81,7 +81,7 @@ def radial_step(
     if not _fusable(formula, a, split, patch):
         m, S = plain_step(formula, a, v, Q, gamma, split, patch, value)
         return _like(m, shape), S
-    a, v = _stored_alike(a, a), None if v is None else _stored_alike(v, a)
+    a, v = stored_like(a, a), None if v is None else stored_like(v, a)
     m, total = fused_step(_name(formula), a, v, Q, gamma, split, patch, value)
     return _like(m, shape), total if value else None
 
@@ -101,7 +101,7 @@ def radial_hvp(
         pulled = plain_pullback(formula, y, None, a, v, Q, gamma, split, patch, wanted)[0]
         assert pulled is not None
         return _like(pulled, shape)
-    a, v, y = _stored_alike(a, a), _stored_alike(v, a), y.to(a.dtype)
+    a, v, y = stored_like(a, a), stored_like(v, a), y.to(a.dtype)
     pulled = fused_pullback(_name(formula), y, None, a, v, Q, gamma, split, patch, wanted)[0]
     return _like(pulled, shape)
 
@@ -122,13 +122,14 @@ def _like(picture: Tensor, shape: torch.Size) -> Tensor:
     return picture.flatten(1) if len(shape) == 2 else picture
 
 
-def _last(a: Tensor) -> bool:
+def reads_channels_last(a: Tensor) -> bool:
     """Whether patches are read in the order of channels-last memory; where both orders are one, they are not."""
     return is_channels_last(a) and not a.is_contiguous()
 
 
-def _stored_alike(x: Tensor, like: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last if _last(like) else torch.contiguous_format)
+def stored_like(x: Tensor, a: Tensor) -> Tensor:
+    """x without holes and in the memory order of `a`."""
+    return x.contiguous(memory_format=torch.channels_last if reads_channels_last(a) else torch.contiguous_format)
 
 
 def _fusable(formula: Formula, a: Tensor, split: int, patch: int) -> bool:
@@ -199,7 +200,7 @@ def plain_step(
     formula: Formula, a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor, split: int, patch: int, value: bool
 ) -> tuple[Tensor, Tensor | None]:
     """m in the dtype and memory order of `a`, and S per sample if `value`."""
-    last = _last(a)
+    last = reads_channels_last(a)
     r = cut(a if v is None else (a - v).to(a.dtype), split, patch, last)
     q = r @ _reordered(Q, split, patch * patch, last).to(r.dtype)
     s = gamma * (q * r).sum(-1, dtype=working_dtype(a.dtype))
@@ -213,7 +214,7 @@ def plain_pullback(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """The gradients of ⟨u, m⟩ + ⟨τ, S⟩ with respect to a, v, Q and γ; None where not `wanted`."""
     want_a, want_v, want_Q, want_gamma = wanted
-    last, dtype = _last(a), working_dtype(a.dtype)
+    last, dtype = reads_channels_last(a), working_dtype(a.dtype)
     r = cut(a if v is None else (a - v).to(a.dtype), split, patch, last)
     u = cut(u, split, patch, last).to(r.dtype)
     Qr = _reordered(Q, split, patch * patch, last).to(r.dtype)

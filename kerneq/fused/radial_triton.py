@@ -13,7 +13,6 @@ H200 with n = 32 in bfloat16, against 336 MB at batch 512, 64 × 32 × 32; and 8
 """
 
 import ast
-import dataclasses
 import functools
 import inspect
 import textwrap
@@ -26,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .device import processors
+from .radial import reads_channels_last, stored_like
 
 height = weight = slope = None  # in the programs of a formula, its functions: see `programs`
 # What torch and triton.language have under one name and with one meaning.
@@ -47,22 +47,19 @@ _SHARED = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Programs:
-    """The two programs of one formula."""
-
-    forward: Callable
-    backward: Callable
-
-
 @functools.cache
-def programs(formula: type) -> Programs | None:
-    """The programs below with η, ω and ω′ of this formula in them; None where Triton has no words for them."""
+def programs(formula: type) -> tuple[Callable, Callable] | None:
+    """`radial_forward` and `radial_backward` with η, ω and ω′ of this formula in them.
+
+    None where Triton has no words for them. A program is the same code for every formula, with other functions in its
+    scope; that also makes Triton cache them apart.
+    """
     names = {name: _translated(getattr(formula, name)) for name in ("height", "weight", "slope")}
     if None in names.values():
         return None
     scope = {**globals(), **names}
-    return Programs(*(triton.jit(types.FunctionType(f.__code__, scope)) for f in (radial_forward, radial_backward)))
+    forward, backward = (triton.jit(types.FunctionType(f.__code__, scope)) for f in (radial_forward, radial_backward))
+    return forward, backward
 
 
 def _translated(function: Callable) -> Callable | None:
@@ -228,36 +225,23 @@ def radial_backward(
         tl.store(gamma_parts + tl.program_id(0), sum_gamma)
 
 
-@dataclasses.dataclass(frozen=True)
-class Tiling:
-    """How a program is spread over the card."""
+def _grid(a: Tensor, n: int, patches: int, programs: int) -> tuple[int, int, int]:
+    """Patches a tile (at least 16, the smallest matrix product), tiles in all, and programs, which share the tiles.
 
-    patches: int  # in a tile
-    warps: int  # in a program
-    programs: int  # on a multiprocessor, each looping over its share of the tiles
-
-    def grid(self, a: Tensor, n: int) -> tuple[int, int, int]:
-        """Patches a tile (at least 16, the smallest matrix product), tiles in all, programs."""
-        count = a.shape[1:].numel() // n
-        T = max(16, min(self.patches, triton.next_power_of_2(count)))
-        tiles = a.shape[0] * triton.cdiv(count, T)
-        return T, tiles, min(tiles, processors(a) * self.programs)
+    `patches` is what registers hold without spilling (read off the compiled code for sm_90), `programs` are those on a
+    multiprocessor.
+    """
+    count = a.shape[1:].numel() // n
+    T = max(16, min(patches, triton.next_power_of_2(count)))
+    tiles = a.shape[0] * triton.cdiv(count, T)
+    return T, tiles, min(tiles, processors(a) * programs)
 
 
-def forward_tiling(a: Tensor, n: int) -> Tiling:
-    """As many patches as registers hold without spilling (read off the compiled code for sm_90)."""
-    half = a.dtype != torch.float32
-    return Tiling(64 if half or n <= 32 else 16, warps=4 if n <= 64 else 8, programs=8 if half and n <= 32 else 4)
+def _warps(n: int) -> int:
+    return 4 if n <= 64 else 8
 
 
-def backward_tiling(a: Tensor, n: int, want_Q: bool) -> Tiling:
-    """Likewise; few programs where each writes its own n × n part of ∂Q."""
-    half = a.dtype != torch.float32
-    patches = (64 if half else 32) if n <= 32 else (32 if half else 16)
-    return Tiling(patches, warps=4 if n <= 64 else 8, programs=(3 if half else 2) if want_Q else 6)
-
-
-def precision() -> str:
+def _precision() -> str:
     """float32 products as the user asked of PyTorch: exact unless they allowed TF32."""
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
@@ -266,16 +250,16 @@ def forward(
     formula: type, a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor, split: int, patch: int, value: bool
 ) -> tuple[Tensor, Tensor]:
     """m like `a`, and S per sample (empty unless `value`)."""
-    n = split * patch * patch
-    tiling = forward_tiling(a, n)
-    a, v, last = _stored(a, v)
+    n, half, last = split * patch * patch, a.dtype != torch.float32, reads_channels_last(a)
+    a, v = stored_like(a, a), None if v is None else stored_like(v, a)
+    T, tiles, count = _grid(a, n, 64 if half or n <= 32 else 16, 8 if half and n <= 32 else 4)
     m = torch.empty_like(a)
-    T, tiles, count = tiling.grid(a, n)
     parts = torch.empty((a.shape[0], tiles // a.shape[0]) if value else (0, 1), device=a.device)
+    program, _ = programs(formula)
     with torch.cuda.device_of(a):
-        programs(formula).forward[(count,)](
+        program[(count,)](
             a, a if v is None else v, Q.contiguous(), gamma, m, parts, tiles,
-            *a.shape[1:], split, patch, T, last, v is not None, value, precision(), num_warps=tiling.warps,
+            *a.shape[1:], split, patch, T, last, v is not None, value, _precision(), num_warps=_warps(n),
         )  # fmt: skip
     return m, parts.sum(1) if value else parts.flatten()
 
@@ -285,29 +269,23 @@ def backward(
     split: int, patch: int, wanted: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients with respect to a, v, Q and γ; empty where not `wanted`."""
-    n = split * patch * patch
+    n, half, last = split * patch * patch, a.dtype != torch.float32, reads_channels_last(a)
     want_a, want_v, want_Q, want_gamma = wanted
-    tiling = backward_tiling(a, n, want_Q)
-    a, v, last = _stored(a, v)
-    u = u.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    u, v, a = stored_like(u, a), None if v is None else stored_like(v, a), stored_like(a, a)
+    patches = (64 if half else 32) if n <= 32 else (32 if half else 16)
+    # Few programs where each writes its own n × n part of ∂Q.
+    T, tiles, count = _grid(a, n, patches, (3 if half else 2) if want_Q else 6)
     grad_a = torch.empty_like(a) if want_a else a.new_empty(0)
     grad_v = torch.empty_like(v) if want_v else a.new_empty(0)
-    T, tiles, count = tiling.grid(a, n)
     Q_parts = torch.empty((count if want_Q else 0, n, n), device=a.device)
     gamma_parts = torch.empty(count if want_gamma else 0, device=a.device)
+    _, program = programs(formula)
     with torch.cuda.device_of(a):
-        programs(formula).backward[(count,)](
+        program[(count,)](
             u, a if tau is None else tau.contiguous(), a, a if v is None else v, Q.contiguous(), gamma,
             grad_a, grad_v, Q_parts, gamma_parts, tiles,
-            *a.shape[1:], split, patch, T, last, v is not None, tau is not None, precision(), *wanted,
-            num_warps=tiling.warps,
+            *a.shape[1:], split, patch, T, last, v is not None, tau is not None, _precision(), *wanted,
+            num_warps=_warps(n),
         )  # fmt: skip
     grad_Q = Q_parts.sum(0).to(Q.dtype) if want_Q else a.new_empty(0)
     return grad_a, grad_v, grad_Q, gamma_parts.sum().to(gamma.dtype) if want_gamma else a.new_empty(0)
-
-
-def _stored(a: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor | None, bool]:
-    """Both without holes and in the order of `a`, and whether that is channels-last."""
-    last = a.is_contiguous(memory_format=torch.channels_last) and not a.is_contiguous()
-    form = torch.channels_last if last else torch.contiguous_format
-    return a.contiguous(memory_format=form), None if v is None else v.contiguous(memory_format=form), last

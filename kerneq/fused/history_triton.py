@@ -134,9 +134,7 @@ def whole_kernel(
     _mix(images, alpha, mixture, b, 0, numbers, filled, numbers, COUNT, M, BLOCK)
 
 
-def extrapolate(
-    history, z: Tensor, image: Tensor, ridge: float, relaxation: float, accepted: Tensor | None, small: int = SMALL
-) -> Tensor:
+def extrapolate(history, z: Tensor, image: Tensor, ridge: float, relaxation: float, accepted: Tensor | None) -> Tensor:
     """The mixture (batch, numbers) after (z, image), contiguous, is entered as the newest of `history`."""
     images, gaps, gram, valid = history.images, history.gaps, history.gram, history.valid
     slot, filled = history.newest, history.filled
@@ -146,7 +144,7 @@ def extrapolate(
     mask, masked = (valid, False) if accepted is None else (accepted, True)
     mixture = torch.empty_like(image)
     with torch.cuda.device_of(image):
-        if numbers <= small:
+        if numbers <= SMALL:
             whole_kernel[(batch,)](
                 z, image, images, gaps, gram, valid, mask, mixture, slot, filled, ridge, numbers,
                 relaxation, count, M, block, masked,

@@ -28,23 +28,6 @@ from .device import processors
 from .radial import reads_channels_last, stored_like
 
 height = weight = slope = None  # in the programs of a formula, its functions: see `programs`
-# What torch and triton.language have under one name and with one meaning.
-_SHARED = {
-    "abs",
-    "cos",
-    "erf",
-    "exp",
-    "exp2",
-    "log",
-    "log2",
-    "maximum",
-    "minimum",
-    "rsqrt",
-    "sigmoid",
-    "sin",
-    "sqrt",
-    "where",
-}
 
 
 @functools.cache
@@ -68,14 +51,16 @@ def _translated(function: Callable) -> Callable | None:
         source = inspect.getsource(function)
     except OSError:  # typed at a prompt
         return None
-    known = {"torch", "Tensor", "staticmethod", *function.__code__.co_varnames}
-    for node in ast.walk(ast.parse(textwrap.dedent(source))):
+    definition = ast.parse(textwrap.dedent(source)).body[0]
+    definition.decorator_list = []  # which Triton leaves out as well
+    known = {"torch", "Tensor", *function.__code__.co_varnames}
+    for node in ast.walk(definition):
         match node:
             case ast.Name(id=name) if name not in known:
                 return None
-            case ast.Attribute(attr=name) if name not in _SHARED:
+            case ast.Attribute(attr=name) if name not in vars(tl.math):  # exp, log, sqrt …: torch's names and meanings
                 return None
-            case ast.Pow():
+            case ast.Pow():  # not in Triton's arithmetic
                 return None
     scope = {"torch": tl, "Tensor": tl.tensor, "__name__": function.__module__}
     return triton.jit(types.FunctionType(function.__code__, scope))

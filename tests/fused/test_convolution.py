@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from interpreter import needs_loops, needs_triton, run_interpreted
+from interpreter import needs_triton, run_interpreted
 from torch.nn.functional import conv2d, conv_transpose2d
 
 from kerneq.fused.convolution import Convolution
@@ -60,6 +60,5 @@ def test_the_relu_is_differentiated_where_a_graph_is_wanted(device):
 
 
 @needs_triton
-@needs_loops
 def test_the_program_multiplies_adds_and_masks_at_every_size_it_takes():
     run_interpreted("interpreted_convolution.py")

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 from history_comparison import compare_all
-from interpreter import needs_loops, needs_triton, run_interpreted
+from interpreter import needs_triton, run_interpreted
 from torch import Tensor
 
 import kerneq
@@ -15,7 +15,6 @@ from kerneq.solvers import Anderson, Broyden
 
 
 @needs_triton
-@needs_loops
 def test_the_programs_interpreted_agree_with_float64_and_solve_as_the_plain_form_does():
     run_interpreted("interpreted_history.py")
 

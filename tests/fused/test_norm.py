@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from interpreter import has_triton, needs_loops, needs_triton, run_interpreted
+from interpreter import has_triton, needs_triton, run_interpreted
 from torch import Tensor, nn
 
 from kerneq.fused.norm import BatchNorm, differentiable, synchronised
@@ -13,7 +13,6 @@ on_card = pytest.mark.skipif(not (has_triton and torch.cuda.is_available()), rea
 
 
 @needs_triton
-@needs_loops
 def test_the_programs_interpreted_agree_with_float64():
     run_interpreted("interpreted_norm.py")
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from formulas import FORMULAS, Cauchy, Gaussian, Multiquadric, Tangent
-from interpreter import needs_loops, needs_triton, run_interpreted
+from interpreter import needs_triton, run_interpreted
 from torch import Tensor
 
 from kerneq.fused.radial import fused_pullback, fused_step, patch_distances, plain_step, radial_hvp, radial_step
@@ -191,7 +191,6 @@ def test_a_wrong_argument_is_refused_in_words(change, message):
 
 
 @needs_triton
-@needs_loops
 def test_the_programs_interpreted_agree_with_float64():
     run_interpreted("interpreted_radial.py")
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from interpreter import needs_loops, needs_triton, run_interpreted
+from interpreter import needs_triton, run_interpreted
 
 from kerneq.equation import Evaluation
 from kerneq.fused.residual import relative_residual
@@ -20,6 +20,5 @@ def test_the_residual_is_relative_to_the_image_and_finite_where_that_is_zero(dev
 
 
 @needs_triton
-@needs_loops
 def test_the_residual_in_one_pass_is_the_residual():
     run_interpreted("interpreted_residual.py")

@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-import functools
 from typing import Any, Self, final
 
 import torch
@@ -23,9 +22,10 @@ class BoundOperator:
     weight: Tensor
     size: int
 
-    @functools.cached_property
-    def convolution(self) -> Convolution:
-        return Convolution(self.weight)
+    convolution: Convolution = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "convolution", Convolution(self.weight))
 
     def __call__(self, z: Tensor) -> Tensor:
         return self.convolution(z) if self.size else F.linear(z, self.weight)

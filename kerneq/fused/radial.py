@@ -57,16 +57,9 @@ Formula = type[RadialFormula]
 
 
 def radial_step(
-    formula: Formula,
-    a: Tensor,
-    v: Tensor | None,
-    Q: Tensor,
-    gamma: Tensor | float,
-    *,
-    split: int,
-    patch: int,
-    value: bool,
-) -> tuple[Tensor, Tensor | None]:
+    formula: Formula, a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor | float,
+    *, split: int, patch: int, value: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """m = ∂S/∂v like `a`, and with `value` also S per sample, (batch,), in float32 (float64 for float64).
 
     `a` and `v` are (batch, channels, height, width), or (batch, features): pictures of one pixel. r = a − v is cut

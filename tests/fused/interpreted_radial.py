@@ -3,6 +3,7 @@
 import torch
 from formulas import Cauchy, Gaussian, Multiquadric, Tangent
 
+import kerneq
 from kerneq.fused import radial_triton
 from kerneq.fused.radial import plain_pullback, plain_step
 
@@ -38,4 +39,5 @@ for formula, dtype, tol, last, split, patch, shape, with_v in [
     m, nothing = radial_triton.forward(formula, a, v, Q, gamma, split, patch, False)
     assert torch.equal(m, got[0]) and nothing.numel() == 0
 assert radial_triton.programs(Tangent) is None
+assert radial_triton.programs(kerneq.kernels.Gaussian) is not None  # plain PyTorch would be slow
 print("done")

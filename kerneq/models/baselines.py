@@ -15,8 +15,9 @@ from ..cells import AbstractCell
 from ..equation import AbstractMap
 from ..gradients import AbstractGradient, Phantom
 from ..settings import setting
-from ..solution import Solution, take_samples
-from ..solvers import AbstractSolver, Anderson, InFeatures
+from ..solution import Solution
+from ..tensors import take_samples
+from ..solvers import AbstractSolver, Anderson
 from .classifier import AbstractSolveConfig, Output, check_images, conv_norm_relu
 
 
@@ -25,7 +26,7 @@ from .classifier import AbstractSolveConfig, Output, check_images, conv_norm_rel
 class MDEQConfig(AbstractSolveConfig):
     """The large CIFAR model: four scales, group norm, expansion 5; no weight norm bound, so no guarantee."""
 
-    solver: AbstractSolver[Any] | InFeatures = setting(Anderson(), "how z = f(z) is solved")
+    solver: AbstractSolver[Any] = setting(Anderson(), "how z = f(z) is solved")
     gradient: AbstractGradient = setting(Phantom(5, relaxation=0.5), "how the solution is differentiated")
     max_steps: int = setting(18, "evaluations of f in a solve, at most", low=1)
     widths: tuple[int, ...] = setting(

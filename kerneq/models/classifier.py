@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from ..cells import AbstractCell, ConvCell, DenseCell
 from ..equilibrium import Equilibrium
+from ..fused.norm import BatchNorm
+from ..fused.pool import pool, pyramid, unpool
+from ..fused.streams import run_on_streams
 from ..gradients import AbstractGradient, Implicit
-from ..kernels import AbstractKernel, Adaptive, Fixed, Gaussian
+from ..kernels import AbstractKernel, AbstractRadialKernel, Adaptive, Fixed, Gaussian
 from ..settings import setting
 from ..solution import Solution
 from ..solvers import AbstractSolver, Anderson, InFeatures, Proximal
-from .norm import BatchNorm
-from .overlap import run_branches
-from .pool import pool, pyramid, unpool
 
 # What `model(x)` gives: logits; with `solutions=True` also the `Solution` of every equilibrium layer, by name.
 Output = Tensor | tuple[Tensor, dict[str, Solution]]
@@ -33,7 +33,7 @@ _IMPLICIT = Implicit(InFeatures(Anderson(memory=3)), tol=1e-3, max_steps=20, on_
 class AbstractSolveConfig:
     """How every equilibrium layer of a model is solved and differentiated."""
 
-    solver: AbstractSolver[Any] | InFeatures = setting(Proximal(), "how z = f(z) is solved")
+    solver: AbstractSolver[Any] = setting(Proximal(), "how z = f(z) is solved")
     gradient: AbstractGradient = setting(_IMPLICIT, "how the solution is differentiated")
     tol: float = setting(1e-3, "relative residual at which a sample has converged", above=0)
     max_steps: int = setting(30, "evaluations of f in a solve, at most", low=1)
@@ -83,7 +83,7 @@ class ClassifierConfig(AbstractSolveConfig):
     @property
     def patch(self) -> int:
         """Pixels along a side of the kernel's patches; 1 where it has none."""
-        return self.kernel.patch if isinstance(self.kernel, Gaussian) else 1
+        return self.kernel.patch if isinstance(self.kernel, AbstractRadialKernel) else 1
 
     @property
     def input_scale(self) -> float:
@@ -98,7 +98,7 @@ def _scale_at(activity: float, kernel: AbstractKernel, split: int, patch: int) -
     With W_h an isometry and z = 0, E sᵢ = γ·n·scale² for patches of n numbers. It is 1 where γ follows the data, or
     where there is no γ.
     """
-    if not isinstance(kernel, Gaussian) or isinstance(kernel.gamma, Adaptive):
+    if not isinstance(kernel, AbstractRadialKernel) or isinstance(kernel.gamma, Adaptive):
         return 1.0
     gamma = kernel.gamma.gamma if isinstance(kernel.gamma, Fixed) else kernel.gamma
     return (activity / (gamma * (kernel.split or split) * patch**2)) ** 0.5
@@ -129,7 +129,7 @@ class Classifier(nn.Module):
         check_images(x, self.channels, multiple=self._multiple())
         levels = pyramid(self.stem(x), self.config.scales)
         inputs = [levels[scale] for scale in self.config.scales]
-        results = run_branches(self._branches(), inputs, self.config.overlap)
+        results = run_on_streams(self._branches(), inputs, self.config.overlap)
         mean = functools.reduce(torch.add, [z for z, _ in results]) / len(results)
         logits: Tensor = self.head(self.norm(mean).mean((2, 3)))
         if not solutions:

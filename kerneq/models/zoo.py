@@ -9,7 +9,7 @@ from torch import nn
 
 from .. import settings as tables
 from ..kernels import Adaptive, Gaussian, Linear, Polynomial, Sigmoid
-from ..solution import check_whole
+from ..tensors import check_whole
 from .baselines import MDEQ, MDEQConfig, ResNet, ResNetConfig
 from .classifier import Classifier, ClassifierConfig, DenseClassifier, DenseConfig
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .. import models
 from ..run.config import Config, ConfigError
 from ..data import Augment, Batches, Images, load, split_validation
-from ..models.norm import synchronised
+from ..fused.norm import synchronised
 from ..run import TrainingError
 from .process import Process
 

@@ -77,7 +77,7 @@ def test_kernels_are_sorted_by_what_they_do():
     assert part_of("cudnn::bn_fw_tr_1c11") == "batch norm"
     assert part_of("norm_relu_forward") == "batch norm"
     assert part_of("sm90_xmma_fprop_implicit_gemm") == "convolution"
-    assert part_of("forward") == "patch step"
+    assert part_of("radial_forward") == "patch step"
     assert part_of("vectorized_elementwise_kernel") == "other"
     assert part_of("reduce_kernel<512, 1, normtwoops>") == "other"
 

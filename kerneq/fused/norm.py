@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..cards import runs_triton
+from ..tensors import is_channels_last
+from .device import runs_triton
 
 
 @final
@@ -31,11 +32,8 @@ class BatchNorm(nn.BatchNorm2d):
     def _is_fused(self, x: Tensor) -> bool:
         return (
             self.training
-            and not torch.compiler.is_compiling()  # which fuses by itself
             and runs_triton(x)
-            and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
-            and x.dim() == 4
-            and x.is_contiguous(memory_format=torch.channels_last)
+            and is_channels_last(x)
             and x.shape[1] == self.num_features
             and x.numel() > self.num_features  # of a single value PyTorch says what is wrong
             and self.track_running_stats
@@ -48,34 +46,26 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        running_mean: Tensor,
-        running_var: Tensor,
-        count: Tensor,
-        momentum: float,
-        eps: float,
-        relu: bool,
-    ) -> Tensor:
-        from . import norm_launch
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor, count: Tensor,
+        momentum: float, eps: float, relu: bool,
+    ) -> Tensor:  # fmt: skip
+        from . import norm_triton
 
-        y, stats = norm_launch.forward(x, weight, bias, running_mean, running_var, count, momentum, eps, relu)
+        y, stats = norm_triton.forward(x, weight, bias, running_mean, running_var, count, momentum, eps, relu)
         ctx.save_for_backward(x, weight, bias, stats)
         ctx.eps, ctx.relu = eps, relu
         return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        from . import norm_launch
+        from . import norm_triton
 
         x, weight, bias, stats = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is coming: plain operations, which have one
             grads = differentiable(g, (x, weight, bias), ctx.eps, ctx.relu)
         else:
             g = g.contiguous(memory_format=torch.channels_last)
-            grads = norm_launch.backward(g, x, stats, weight, bias, ctx.relu)
+            grads = norm_triton.backward(g, x, stats, weight, bias, ctx.relu)
         return *grads, None, None, None, None, None, None
 
 

@@ -1,21 +1,16 @@
 """The last few images and gaps of each sample, their Gram matrix, and the mixture of images with the least gap."""
 
 import dataclasses
-from typing import Self
+from typing import Self, final
 
 import torch
 from torch import Tensor
 
-from ..cards import runs_triton
-from ..equation import Evaluation
-from .base import working_dtype
+from ..tensors import is_channels_last, working_dtype
+from .device import runs_triton
+from .residual import PointAndImage
 
-_FUSED = (torch.bfloat16, torch.float16, torch.float32)
 _MOST = 16  # entries the kernels hold in registers
-
-
-def is_channels_last(z: Tensor) -> bool:
-    return z.dim() == 4 and z.is_contiguous(memory_format=torch.channels_last)
 
 
 def flat(z: Tensor, last: bool) -> Tensor:
@@ -57,6 +52,7 @@ def eliminate(A: Tensor, b: Tensor) -> Tensor:
     return x
 
 
+@final
 @dataclasses.dataclass(frozen=True)
 class History:
     """Ring buffers of m entries a sample. A new entry costs one row of the Gram matrix, not the whole of it.
@@ -73,6 +69,7 @@ class History:
 
     @classmethod
     def empty(cls, z: Tensor, memory: int) -> Self:
+        """Room for `memory` entries of states like z, (batch, ...)."""
         batch, numbers = len(z), z[0].numel()
         return cls(
             z.new_empty(batch, memory, numbers),
@@ -97,7 +94,7 @@ class History:
         return self.gram[:, self.newest, self.newest]
 
     def extrapolate(
-        self, at: Evaluation, ridge: float, relaxation: float = 1.0, accepted: Tensor | None = None
+        self, at: PointAndImage, ridge: float, relaxation: float = 1.0, accepted: Tensor | None = None
     ) -> tuple[Tensor, Self]:
         """Enter z + β(image − z) with its gap, image − z, in place of the oldest entry; then mix.
 
@@ -119,15 +116,8 @@ class History:
 
     @property
     def on_triton(self) -> bool:
-        """Whether the kernels can do it: a program that is exported or compiled holds plain operations."""
-        images = self.images
-        return (
-            images.is_cuda
-            and images.dtype in _FUSED
-            and images.shape[1] <= _MOST
-            and not torch.compiler.is_compiling()
-            and runs_triton(images)
-        )
+        """Whether the Triton programs do it."""
+        return self.images.shape[1] <= _MOST and runs_triton(self.images)
 
     def enter(self, image: Tensor, gap: Tensor, accepted: Tensor | None) -> None:
         """Write the newest entry: it is counted already."""

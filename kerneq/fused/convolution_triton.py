@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..cards import capability
+from .device import capability
 
 PIXELS, CHANNELS = 128, 128  # of a tile
 STEP = 64  # channels of the input a step of the sum
@@ -21,7 +21,7 @@ WARPS, STAGES = 4, 3
 
 
 @triton.jit
-def conv_fused(
+def conv_product(
     x_box, w_box, out_box, g_box, mask_box, row_tiles,
     IN: tl.constexpr, OUT: tl.constexpr, N: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
     C: tl.constexpr, K: tl.constexpr, ADJOINT: tl.constexpr, ADD: tl.constexpr, SIGN: tl.constexpr, MASK: tl.constexpr,
@@ -74,6 +74,7 @@ def fits(x: Tensor, weight: Tensor, adjoint: bool) -> bool:
 
 
 def product(x: Tensor, weight: Tensor, adjoint: bool, add: Tensor | None, sign: int, mask: Tensor | None) -> Tensor:
+    """add ± Wx, or with `adjoint` add ± Wᵀx; zero where `mask` is not positive."""
     batch, inputs, height, width = x.shape
     features, state = weight.shape[:2]
     outputs = state if adjoint else features
@@ -91,7 +92,7 @@ def product(x: Tensor, weight: Tensor, adjoint: bool, add: Tensor | None, sign: 
     row_tiles = height // rows
     tiles = triton.cdiv(batch, pictures) * row_tiles * (outputs // CHANNELS)
     with torch.cuda.device_of(x):
-        conv_fused[(tiles,)](
+        conv_product[(tiles,)](
             box(x, STEP), TensorDescriptor.from_tensor(taps, [STEP, CHANNELS] if adjoint else [CHANNELS, STEP]),
             box(out, CHANNELS), box(add, CHANNELS), box(mask, CHANNELS), row_tiles,
             inputs, outputs, pictures, rows, width, CHANNELS, STEP, adjoint, add is not None, sign, mask is not None,

@@ -1,13 +1,25 @@
 # mypy: ignore-errors
 # (Triton is optional and its kernels are not Python that mypy can read.)
-"""The kernels of a batch norm of channels-last maps, with or without a ReLU after it.
+"""A batch norm of channels-last maps, with or without a ReLU after it, as Triton programs.
 
 A map is P pixels × C channels, a row a pixel. A program sums over the tiles i, i + programs, …; a second kernel
 merges the sums of all programs; a third walks the tiles from the end, which the level 2 cache still holds.
+
+Forward passes over the map three times (read; read, write), backward five times (read g, x; read g, x, write dx), each
+in three launches. On top come 8 bytes a channel and program for the partial sums.
 """
 
+import dataclasses
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from .device import processors
+
+MERGED = 8  # channels a program merges: a sector of memory for every part
+WARPS = 8  # in a program
 
 
 @triton.jit
@@ -73,7 +85,7 @@ def _output(d, scale, bias, dtype: tl.constexpr):
 @triton.jit
 def norm_forward_sums(
     x, parts, P, tiles,
-    C: tl.constexpr, U: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, S: tl.constexpr,
+    C: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
     """The mean and Σ (x − mean)² of a program's n pixels, from sums shifted by the first of them, k.
 
@@ -81,17 +93,16 @@ def norm_forward_sums(
     float32's precision, however large the mean.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
-    k = _row(x + program.to(tl.int64) * (U * R * C), C, B)
+    k = _row(x + program.to(tl.int64) * (R * C), C, B)
     first, second = tl.zeros((R, B), tl.float32), tl.zeros((R, B), tl.float32)
     for tile in tl.range(program, tiles, programs, num_stages=S):
-        for u in tl.static_range(U):
-            begin, at, inside = _tile(tile * U + u, P, C, R, B)
-            d = _load(x + begin + at, inside, FULL).to(tl.float32) - k
-            if not FULL:
-                d = tl.where(inside, d, 0.0)
-            first += d
-            second = tl.fma(d, d, second)
-    n = _pixels(program, programs, tiles, P, U * R)
+        begin, at, inside = _tile(tile, P, C, R, B)
+        d = _load(x + begin + at, inside, FULL).to(tl.float32) - k
+        if not FULL:
+            d = tl.where(inside, d, 0.0)
+        first += d
+        second = tl.fma(d, d, second)
+    n = _pixels(program, programs, tiles, P, R)
     shift = tl.sum(first, 0) / n
     _put(k + shift, parts + program * C, C, B)
     _put(tl.sum(second, 0) - shift * shift * n, parts + (programs + program) * C, C, B)
@@ -119,13 +130,13 @@ def norm_forward_finish(
 @triton.jit
 def norm_forward_apply(
     x, y, stats, weight, bias, P, tiles,
-    C: tl.constexpr, U: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, S: tl.constexpr,
+    C: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, S: tl.constexpr,
     RELU: tl.constexpr,
 ):  # fmt: skip
     """y = (x − mean) · weight / std + bias, and its positive part."""
     mean, scale, shift = _row(stats, C, B), _row(stats + C, C, B) * _row(weight, C, B), _row(bias, C, B)
     for i in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=S):
-        begin, at, inside = _tile(tiles - 1 - i, P, C, U * R, B)
+        begin, at, inside = _tile(tiles - 1 - i, P, C, R, B)
         d = _load(x + begin + at, inside, FULL).to(tl.float32) - mean
         out = _output(d, scale, shift, y.dtype.element_ty)
         if RELU:
@@ -146,7 +157,7 @@ def _incoming(g, x, at, inside, mean, scale, shift, FULL: tl.constexpr, RELU: tl
 @triton.jit
 def norm_backward_sums(
     g, x, stats, weight, bias, parts, P, tiles,
-    C: tl.constexpr, U: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, S: tl.constexpr,
+    C: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, S: tl.constexpr,
     RELU: tl.constexpr,
 ):  # fmt: skip
     """Σ g and Σ g (x − mean) over a program's pixels."""
@@ -154,11 +165,10 @@ def norm_backward_sums(
     mean, scale, shift = _row(stats, C, B), _row(stats + C, C, B) * _row(weight, C, B), _row(bias, C, B)
     first, second = tl.zeros((R, B), tl.float32), tl.zeros((R, B), tl.float32)
     for tile in tl.range(program, tiles, programs, num_stages=S):
-        for u in tl.static_range(U):
-            begin, at, inside = _tile(tile * U + u, P, C, R, B)
-            g_value, d = _incoming(g + begin, x + begin, at, inside, mean, scale, shift, FULL, RELU)
-            first += g_value
-            second = tl.fma(g_value, d, second)
+        begin, at, inside = _tile(tile, P, C, R, B)
+        g_value, d = _incoming(g + begin, x + begin, at, inside, mean, scale, shift, FULL, RELU)
+        first += g_value
+        second = tl.fma(g_value, d, second)
     _put(tl.sum(first, 0), parts + program * C, C, B)
     _put(tl.sum(second, 0), parts + (programs + program) * C, C, B)
 
@@ -181,13 +191,101 @@ def norm_backward_finish(
 @triton.jit
 def norm_backward_apply(
     g, x, dx, stats, weight, bias, line, P, tiles,
-    C: tl.constexpr, U: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, S: tl.constexpr,
+    C: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, S: tl.constexpr,
     RELU: tl.constexpr,
 ):  # fmt: skip
     """dx = g · weight / std + offset + slope · (x − mean)."""
     mean, scale, shift = _row(stats, C, B), _row(stats + C, C, B) * _row(weight, C, B), _row(bias, C, B)
     offset, slope = _row(line, C, B), _row(line + C, C, B)
     for i in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=S):
-        begin, at, inside = _tile(tiles - 1 - i, P, C, U * R, B)
+        begin, at, inside = _tile(tiles - 1 - i, P, C, R, B)
         g_value, d = _incoming(g + begin, x + begin, at, inside, mean, scale, shift, FULL, RELU)
         _store(dx + begin + at, tl.fma(g_value, scale, tl.fma(d, slope, offset)), inside, FULL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiles:
+    """A map cut into tiles of `rows` pixels × `block` channels, which the programs share."""
+
+    pixels: int
+    channels: int
+    rows: int  # that a program's threads read at once
+    block: int
+    programs: int  # along the pixels
+    stages: int  # tiles a program has under way
+
+    @property
+    def count(self) -> int:
+        """Tiles along the pixels."""
+        return triton.cdiv(self.pixels, self.rows)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.programs, triton.cdiv(self.channels, self.block)
+
+    @property
+    def constants(self) -> tuple[int, int, int, bool, int]:
+        full = self.pixels % self.rows == 0 and self.channels % self.block == 0
+        return self.channels, self.rows, self.block, full, self.stages
+
+
+def tiles_of(x: Tensor, widest: int, programs: int, stages: int) -> Tiles:
+    """At most `widest` channels a tile, about `programs` programs a multiprocessor."""
+    channels = x.shape[1]
+    pixels = x.numel() // channels
+    divisor = channels & -channels  # the largest power of two: tiles without a masked rest, if that is wide enough
+    block = min(divisor if divisor >= 32 else triton.next_power_of_2(channels), widest)
+    rows = max(1, 32 * WARPS * (16 // x.element_size()) // block)  # 16 bytes a thread
+    shares = max(1, processors(x) * programs // triton.cdiv(channels, block))
+    # At most 1024: their sums are merged in the registers of one program.
+    return Tiles(pixels, channels, rows, block, min(triton.cdiv(pixels, rows), shares, 1024), stages)
+
+
+def _tilings(x: Tensor) -> tuple[Tiles, Tiles]:
+    """For the sums, few programs and channels, since every program adds a part to merge; and for the passes after."""
+    return tiles_of(x, widest=64, programs=2, stages=6), tiles_of(x, widest=256, programs=4, stages=4)
+
+
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor, count: Tensor,
+    momentum: float, eps: float, relu: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The output like x, and the means and inverse standard deviations (2, channels); moves the running ones."""
+    sums, passes = _tilings(x)
+    P, C, programs = sums.pixels, sums.channels, sums.programs
+    parts = torch.empty((2, programs, C), device=x.device, dtype=torch.float32)
+    stats = torch.empty((2, C), device=x.device, dtype=torch.float32)
+    y = torch.empty_like(x)
+    with torch.cuda.device_of(x):
+        norm_forward_sums[sums.grid](x, parts, P, sums.count, *sums.constants, num_warps=WARPS)
+        norm_forward_finish[(1, triton.cdiv(C, MERGED))](
+            parts, stats, running_mean, running_var, count, programs, sums.count, P, momentum, eps,
+            C, sums.rows, triton.next_power_of_2(programs), MERGED, num_warps=WARPS,
+        )  # fmt: skip
+        norm_forward_apply[passes.grid](
+            x, y, stats, weight, bias, P, passes.count, *passes.constants, relu, num_warps=WARPS
+        )
+    return y, stats
+
+
+def backward(
+    g: Tensor, x: Tensor, stats: Tensor, weight: Tensor, bias: Tensor, relu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients with respect to x, weight and bias; g lies in memory as x does."""
+    sums, passes = _tilings(x)
+    P, C, programs = sums.pixels, sums.channels, sums.programs
+    parts = torch.empty((2, programs, C), device=x.device, dtype=torch.float32)
+    line = torch.empty((2, C), device=x.device, dtype=torch.float32)
+    dx, grad_weight, grad_bias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
+    with torch.cuda.device_of(x):
+        norm_backward_sums[sums.grid](
+            g, x, stats, weight, bias, parts, P, sums.count, *sums.constants, relu, num_warps=WARPS
+        )
+        norm_backward_finish[(1, triton.cdiv(C, MERGED))](
+            parts, stats, weight, grad_weight, grad_bias, line, programs, P,
+            C, triton.next_power_of_2(programs), MERGED, num_warps=WARPS,
+        )  # fmt: skip
+        norm_backward_apply[passes.grid](
+            g, x, dx, stats, weight, bias, line, P, passes.count, *passes.constants, relu, num_warps=WARPS
+        )
+    return dx, grad_weight, grad_bias

@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..cards import runs_triton
+from ..tensors import is_channels_last
+from .device import needs_graph, runs_triton
 
 
 def pool(x: Tensor, factor: int) -> Tensor:
-    """The mean of every factor × factor square of pixels."""
+    """The mean of every factor × factor square of pixels: (batch, channels, height, width), each side / factor."""
     pooled: Tensor = _Pool.apply(x, factor)  # type: ignore[no-untyped-call]
     return pooled
 
@@ -53,9 +54,7 @@ def _spread(g: Tensor, factor: int, scale: float, base: Tensor | None = None) ->
 
 
 def _fused(x: Tensor) -> bool:
-    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and x.requires_grad):
-        return False
-    return runs_triton(x) and x.is_contiguous(memory_format=torch.channels_last)
+    return runs_triton(x) and is_channels_last(x) and not needs_graph(x)
 
 
 class _Pool(torch.autograd.Function):

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .device import processors
+
 TILE = 8192  # numbers of all entries together that a program holds
 SMALL = 8192  # numbers of a sample that one program does alone, start to end
 PROGRAMS = 16  # a multiprocessor, at least, where samples are shared between programs
@@ -132,9 +134,7 @@ def whole_kernel(
     _mix(images, alpha, mixture, b, 0, numbers, filled, numbers, COUNT, M, BLOCK)
 
 
-def extrapolate(
-    history, z: Tensor, image: Tensor, ridge: float, relaxation: float, accepted: Tensor | None, small: int = SMALL
-) -> Tensor:
+def extrapolate(history, z: Tensor, image: Tensor, ridge: float, relaxation: float, accepted: Tensor | None) -> Tensor:
     """The mixture (batch, numbers) after (z, image), contiguous, is entered as the newest of `history`."""
     images, gaps, gram, valid = history.images, history.gaps, history.gram, history.valid
     slot, filled = history.newest, history.filled
@@ -144,7 +144,7 @@ def extrapolate(
     mask, masked = (valid, False) if accepted is None else (accepted, True)
     mixture = torch.empty_like(image)
     with torch.cuda.device_of(image):
-        if numbers <= small:
+        if numbers <= SMALL:
             whole_kernel[(batch,)](
                 z, image, images, gaps, gram, valid, mask, mixture, slot, filled, ridge, numbers,
                 relaxation, count, M, block, masked,
@@ -167,6 +167,5 @@ def extrapolate(
 def _span(image: Tensor, block: int) -> int:
     """Numbers of a program, in whole blocks: few enough that all multiprocessors are busy."""
     batch, numbers = image.shape
-    cores = torch.cuda.get_device_properties(image.device).multi_processor_count if image.is_cuda else 2
-    splits = min(triton.cdiv(numbers, block), triton.cdiv(PROGRAMS * cores, batch))
+    splits = min(triton.cdiv(numbers, block), triton.cdiv(PROGRAMS * processors(image), batch))
     return triton.cdiv(triton.cdiv(numbers, splits), block) * block

@@ -1,14 +1,11 @@
 """Pooling of our own: the same as PyTorch's, forward and backward."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from interpreter import needs_triton, run_interpreted
 from torch.nn.functional import avg_pool2d, interpolate
 
-from kerneq.models.pool import pool, pyramid, unpool
+from kerneq.fused.pool import pool, pyramid, unpool
 
 
 @pytest.mark.parametrize("factor", [1, 2, 4])
@@ -51,17 +48,6 @@ def test_unpooling_is_nearest_upsampling_and_pooling_undoes_it():
     assert torch.autograd.gradgradcheck(lambda x: unpool(x, 2), x)
 
 
-def test_the_kernels_are_pooling_and_nearest_upsampling():
-    pytest.importorskip("triton")
-    code = (
-        "import torch; from torch.nn.functional import avg_pool2d, interpolate\n"
-        "from kerneq.models.pool_triton import gather, spread\n"
-        "def last(*shape): return torch.randn(*shape).to(memory_format=torch.channels_last)\n"
-        "g, base = last(3, 24, 5, 7), last(3, 24, 20, 28)\n"
-        "torch.testing.assert_close(spread(g, 4, 0.5), interpolate(g, scale_factor=4) / 2)\n"
-        "torch.testing.assert_close(spread(g, 4, 0.5, base), base + interpolate(g, scale_factor=4) / 2)\n"
-        "torch.testing.assert_close(gather(base, 2, 0.25), avg_pool2d(base, 2))\n"
-    )
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200)
-    assert ran.returncode == 0, ran.stderr
+@needs_triton
+def test_the_programs_are_pooling_and_nearest_upsampling():
+    run_interpreted("interpreted_pool.py")

@@ -1,0 +1,101 @@
+"""A convolution W, its adjoint, and what follows them done before the result reaches memory where a card can.
+
+σ after Wᵀ costs a third of the convolution when it is a pass of its own: a state has several times as many numbers as
+the features. cuDNN has ReLU built in; sums and the mask of the backward pass are ours (`convolution_triton`).
+"""
+
+import dataclasses
+import functools
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.grad import conv2d_weight
+
+from .device import HALF, capability, needs_graph, runs_triton
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Convolution:
+    """W ∗ z, zero-padded so that pictures keep their size; the weight stays fixed for one solve.
+
+    z is (batch, state, height, width), v = Wz is (batch, features, height, width). `added` and `adjoint_masked` make
+    no graph; the others are differentiated like the plain operations they then are.
+    """
+
+    weight: Tensor  # (features, state, k, k), k odd
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Wz."""
+        if self._fuses(z, adjoint=False):
+            return self._product(z, False, None, 1, None)
+        return F.conv2d(z, self.weight, padding=self._padding)
+
+    def added(self, v: Tensor, z: Tensor, sign: int) -> Tensor:
+        """v ± Wz, without a graph."""
+        if self._fuses(z, adjoint=False):
+            return self._product(z, False, v, sign, None)
+        return torch.add(v, self(z), alpha=sign)
+
+    def adjoint(self, v: Tensor) -> Tensor:
+        """Wᵀv."""
+        return F.conv_transpose2d(v, self.weight, padding=self._padding)
+
+    def adjoint_relu(self, v: Tensor, shift: Tensor | None) -> Tensor:
+        """max(Wᵀv + shift, 0), in one pass over memory where nothing has to be differentiated and cuDNN can do it."""
+        if self._fuses_relu(v):
+            geometry = [1, 1], [self._padding] * 2, [1, 1], 1  # stride, padding, dilation, groups
+            if shift is None:
+                return torch.ops.aten.cudnn_convolution_relu(v, self._flipped, None, *geometry)
+            return torch.ops.aten.cudnn_convolution_add_relu(v, self._flipped, shift, 1.0, None, *geometry)
+        drive = self.adjoint(v)
+        return torch.relu(drive if shift is None else drive + shift)
+
+    def adjoint_masked(self, v: Tensor, z: Tensor, g: Tensor | None, sign: int) -> Tensor:
+        """g ± Wᵀv where z > 0, else 0; without a graph."""
+        if self._fuses(v, adjoint=True):
+            return self._product(v, True, g, sign, z)
+        drive = self.adjoint(v)
+        if g is not None:
+            drive = torch.add(g, drive, alpha=sign)
+        elif sign < 0:
+            drive = -drive
+        return torch.ops.aten.threshold_backward(drive, z, 0)  # one vectorised pass, where a Boolean mask takes two
+
+    def weight_gradient(self, z: Tensor, v: Tensor) -> Tensor:
+        """The gradient of ⟨Wz, v⟩ with respect to the weight."""
+        return conv2d_weight(z, list(self.weight.shape), v, padding=self._padding)  # type: ignore[no-untyped-call]
+
+    @property
+    def _padding(self) -> int:
+        return self.weight.shape[-1] // 2
+
+    @functools.cached_property
+    def _flipped(self) -> Tensor:
+        """The weight of Wᵀ as a convolution of its own."""
+        return self.weight.transpose(0, 1).flip(2, 3).contiguous(memory_format=torch.channels_last)
+
+    def _product(self, x: Tensor, adjoint: bool, add: Tensor | None, sign: int, mask: Tensor | None) -> Tensor:
+        from .convolution_triton import product
+
+        return product(x, self.weight, adjoint, add, sign, mask)
+
+    def _fuses(self, x: Tensor, adjoint: bool) -> bool:
+        if not self._is_plain(x) or not runs_triton(x, HALF):
+            return False
+        from .convolution_triton import fits
+
+        return fits(x, self.weight, adjoint)
+
+    def _fuses_relu(self, v: Tensor) -> bool:
+        if not self._is_plain(v) or not torch.backends.cudnn.enabled:
+            return False
+        return v.dtype in (torch.float32, torch.float16) or (v.dtype == torch.bfloat16 and capability(v) >= (8, 0))
+
+    def _is_plain(self, x: Tensor) -> bool:
+        """On an NVIDIA card, one dtype, nothing to differentiate, no compiler that would fuse by itself."""
+        if torch.compiler.is_compiling() or x.dtype != self.weight.dtype:
+            return False
+        return capability(x) > (0, 0) and not needs_graph(x, self.weight)

@@ -1,0 +1,93 @@
+"""The programs of the batch norm: values and gradients, the variance, the mask of the ReLU, second derivatives."""
+
+import torch
+from torch.nn.functional import batch_norm
+
+from kerneq.fused import norm_triton
+from kerneq.fused.norm import _Norm
+
+
+def error(got, exact):
+    return (torch.linalg.norm(got.double() - exact) / torch.linalg.norm(exact)).item()
+
+
+def maps(shape, dtype, mean=0.0):
+    x = (torch.randn(shape) + mean).to(dtype).to(memory_format=torch.channels_last)
+    state = [torch.randn(shape[1]), torch.rand(shape[1]) + 0.5, torch.tensor(3)]
+    return x, torch.randn(shape[1]), torch.randn(shape[1]), state
+
+
+def agree_with_float64():
+    for dtype, tol, shape, mean in [
+        (torch.float32, 1e-6, (2, 64, 8, 8), 0.0),  # whole tiles, several a program
+        (torch.float32, 1e-6, (3, 24, 5, 7), 3.0),  # missing pixels and channels
+        (torch.float32, 1e-6, (3, 192, 3, 5), 0.0),  # three blocks of channels
+        (torch.float32, 2e-4, (2, 16, 12, 12), 1000.0),  # the mean alone rounds to 3e-5
+        (torch.bfloat16, 4e-3, (2, 32, 13, 13), 1.0),  # the interpreter cuts where cards round
+        (torch.float16, 1e-3, (2, 512, 3, 3), 1.0),
+    ]:
+        for relu in (False, True) if mean == 0 else (True,):
+            x, weight, bias, state = maps(shape, dtype, mean)
+            g = torch.randn(shape).to(dtype).to(memory_format=torch.channels_last)
+            leaves = [t.double().requires_grad_() for t in (x, weight, bias)]
+            wanted_state = [state[0].double(), state[1].double()]
+            y = batch_norm(leaves[0], *wanted_state, *leaves[1:], training=True)
+            y = y.relu() if relu else y
+            expected = [y, *torch.autograd.grad(y, leaves, g.double()), *wanted_state]
+            out, stats = norm_triton.forward(x, weight, bias, *state, 0.1, 1e-5, relu)
+            got = [out, *norm_triton.backward(g, x, stats, weight, bias, relu), *state[:2]]
+            errors = [error(a, b) for a, b in zip(got, expected, strict=True)]
+            assert max(errors) < tol, (dtype, shape, relu, errors)
+            assert state[2] == 4
+            assert out.stride() == got[1].stride() == x.stride() and out.dtype == got[1].dtype == dtype
+
+
+def find_the_variance_beside_a_large_mean():
+    for outlier in (False, True):
+        x, weight, bias, state = maps((2, 16, 12, 12), torch.float32)
+        x = x / 10 + 1000
+        if outlier:
+            x[0, :, 0, 0] = -5000  # the pixel that the first program shifts its sums by
+        _, stats = norm_triton.forward(x, weight, bias, *state, 0.1, 1e-5, False)
+        exact = x.double().var((0, 2, 3), unbiased=False).add(1e-5).rsqrt()
+        assert ((stats[1] / exact - 1).abs() < 1e-4).all(), (outlier, stats[1] / exact - 1)
+        assert ((stats[0] - x.double().mean((0, 2, 3))).abs() < 1e-3).all()
+
+
+def mask_by_the_very_outputs():
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        x, weight, bias, state = maps((2, 32, 9, 9), dtype)
+        bias.zero_()
+        x.copy_(x.round())  # many values at the mean, so outputs at the edge of the ReLU
+        weight[:8] = 1e-8  # which float16 rounds to zero
+        y, stats = norm_triton.forward(x, weight, bias, *state, 0.1, 1e-5, True)
+        _, _, passed = norm_triton.backward(torch.ones_like(x), x, stats, weight, bias, True)
+        assert torch.equal(passed, (y > 0).sum((0, 2, 3)).float()) and (y >= 0).all()
+    x[1, 3, 4, 5] = torch.nan
+    y, _ = norm_triton.forward(x, weight, bias, *state, 0.1, 1e-5, True)
+    assert y[:, 3].isnan().all() and not y[:, 4].isnan().any()
+
+
+def differentiate_twice():
+    x, weight, bias, state = maps((3, 8, 4, 4), torch.float32)
+    g, h = torch.randn_like(x), torch.randn_like(x)
+    leaves = [t.requires_grad_() for t in (x, weight, bias)]
+
+    def second_order(y):
+        first = torch.autograd.grad(y, leaves, g, create_graph=True)
+        return [*first, *torch.autograd.grad(first[0], leaves[:2], h, retain_graph=True)]
+
+    y = _Norm.apply(*leaves, *state, 0.1, 1e-5, True)
+    wanted = second_order(batch_norm(x, None, None, weight, bias, training=True).relu())
+    for a, b in zip(second_order(y), wanted, strict=True):
+        torch.testing.assert_close(a, b)
+    for a, b in zip(torch.autograd.grad(y, leaves, g.contiguous()), wanted[:3], strict=True):  # g in another layout
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+torch.manual_seed(0)
+agree_with_float64()
+find_the_variance_beside_a_large_mean()
+mask_by_the_very_outputs()
+differentiate_twice()
+print("done")

@@ -1,0 +1,95 @@
+"""The history of Anderson and Proximal: its weights, its storage order, and its Triton programs against float64."""
+
+import dataclasses
+
+import pytest
+import torch
+from history_comparison import compare_all
+from interpreter import needs_triton, run_interpreted
+from torch import Tensor
+
+import kerneq
+from kerneq.equation import Evaluation
+from kerneq.fused.history import History, eliminate, inner
+from kerneq.solvers import Anderson, Broyden
+
+
+@needs_triton
+def test_the_programs_interpreted_agree_with_float64_and_solve_as_the_plain_form_does():
+    run_interpreted("interpreted_history.py")
+
+
+@needs_triton
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="There is no CUDA card here.")
+def test_the_programs_on_the_card_agree_with_float64():
+    compare_all("cuda")
+
+
+def history_of(gaps: Tensor, images: Tensor) -> History:
+    """(m, batch, numbers), entered in order."""
+    history = History.empty(images[0], len(images))
+    for gap, image in zip(gaps, images, strict=True):
+        history = dataclasses.replace(history, pushed=history.pushed + 1)
+        history.enter(image, gap, None)
+    return history
+
+
+def test_the_weights_minimise_the_gap_of_the_mixture():
+    torch.manual_seed(0)
+    gaps, images = torch.randn(2, 4, 3, 20, dtype=torch.float64)
+    alpha = history_of(gaps, images).weights(0.0)
+    torch.testing.assert_close(alpha.sum(1), torch.ones(3, dtype=torch.float64))
+    for sample in range(3):  # the same by least squares: eliminate α₀ = 1 − Σ αⱼ
+        G = gaps[:, sample].T
+        rest = torch.linalg.lstsq(G[:, 1:] - G[:, :1], -G[:, :1]).solution.flatten()
+        torch.testing.assert_close(alpha[sample, 1:], rest)
+
+
+def test_elimination_without_pivoting_solves_positive_definite_systems():
+    torch.manual_seed(0)
+    half, b = torch.randn(4, 6, 6, dtype=torch.float64), torch.randn(4, 6, dtype=torch.float64)
+    A = half @ half.mT + 0.1 * torch.eye(6, dtype=torch.float64)
+    torch.testing.assert_close(eliminate(A, b), torch.linalg.solve(A, b))
+
+
+def test_a_sample_that_is_not_accepted_forgets_everything():
+    torch.manual_seed(0)
+    points = torch.randn(4, 2, 3, 8, dtype=torch.float64)
+    history = History.empty(points[0, 0], 3)
+    for z, image in points[:3]:
+        _, history = history.extrapolate(Evaluation(z, image), 1e-10)
+    z, image = points[3]
+    mixture, history = history.extrapolate(Evaluation(z, image), 1e-10, accepted=torch.tensor([True, False, True]))
+    assert history.valid.tolist() == [[True] * 3, [False] * 3, [True] * 3]
+    assert torch.equal(mixture[1], image[1]) and not torch.equal(mixture[0], image[0])
+    torch.testing.assert_close(history.square, (image - z).square().sum(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_multiplied_and_summed_in_float32(dtype):
+    torch.manual_seed(0)
+    many, one = torch.randn(2, 3, 10_000).to(dtype), torch.randn(2, 10_000).to(dtype)
+    exact = torch.einsum("bjn,bn->bj", many.double(), one.double())
+    torch.testing.assert_close(inner(many, one).double(), exact, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("solver", [Anderson(), Broyden()], ids=str)
+@pytest.mark.parametrize("turn", [0, 1, 2])
+def test_the_storage_order_of_the_images_does_not_matter(solver, turn):
+    """Channels-last images of a contiguous start, and even an order that changes on the way."""
+    orders = [torch.contiguous_format, torch.channels_last]
+    calls = 0
+
+    def f(z: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        last = calls > 2 if turn == 2 else turn == 1
+        return (torch.cos(z) * torch.linspace(0.2, 1, 60, dtype=z.dtype).view(3, 4, 5)).contiguous(
+            memory_format=orders[last]
+        )
+
+    z0 = torch.linspace(0, 2, 120, dtype=torch.float64).view(2, 3, 4, 5)
+    found = kerneq.solve(f, z0, solver, tol=1e-9, max_steps=40)
+    expected = kerneq.solve(lambda z: f(z).contiguous(), z0, solver, tol=1e-9, max_steps=40)
+    assert found.converged.all() and torch.equal(found.steps, expected.steps)
+    torch.testing.assert_close(found.value, expected.value, rtol=1e-12, atol=1e-12)

@@ -1,0 +1,24 @@
+"""The residual: one definition, in one pass over memory on a card."""
+
+import pytest
+import torch
+from interpreter import needs_triton, run_interpreted
+
+from kerneq.equation import Evaluation
+from kerneq.fused.residual import relative_residual
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_residual_is_relative_to_the_image_and_finite_where_that_is_zero(device):
+    z, image = torch.tensor([[[3.0, 4.0], [0.0, 0.0], [3.0, 4.0]], [[0.0, 8.0], [0.0, 0.0], [0.0, 0.0]]], device=device)
+    residual, gap = relative_residual(Evaluation(z, image))
+    torch.testing.assert_close(gap.cpu(), torch.tensor([5.0, 0.0, 5.0]))
+    torch.testing.assert_close(residual[:2].cpu(), torch.tensor([0.625, 0.0]))
+    assert residual[2].isfinite() and residual[2] > 1e6
+
+
+@needs_triton
+def test_the_residual_in_one_pass_is_the_residual():
+    run_interpreted("interpreted_residual.py")

@@ -232,7 +232,6 @@ def machine_limits(setup: Setup) -> Limits:
 PARTS = ("convolution", "batch norm", "patch step", "other")
 # What the names of cuDNN's, cuBLAS's and CUTLASS's kernels have in common; the few matrix products count with them.
 CONVOLUTIONS = ("conv", "cutlass", "xmma", "gemm", "dgrad", "wgrad", "fprop", "cudnn")
-PATCH_STEPS = ("forward", "backward")  # the Triton programs of kerneq's patch step; those of its batch norm: norm_*
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,4 +267,4 @@ def part_of(kernel: str) -> str:
         return "batch norm"
     if any(word in kernel for word in CONVOLUTIONS):
         return "convolution"
-    return "patch step" if kernel in PATCH_STEPS else "other"
+    return "patch step" if kernel.startswith("radial_") else "other"

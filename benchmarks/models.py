@@ -27,15 +27,18 @@ from .measure import (
 from .results import Result, ratio
 
 # The settings of GEQ-5M, all here: they follow the fields of `[model]` in an experiment file.
-FIXED = {"solver": "picard", "max_steps": 4, "check_every": 4}
-TO_TOL = {"solver": "proximal", "tol": 1e-2, "max_steps": 30}
+FIXED: dict[str, Any] = {"solver": kq.solvers.Picard(), "max_steps": 4, "check_every": 4}
+TO_TOL: dict[str, Any] = {"solver": kq.solvers.Proximal(), "tol": 1e-2, "max_steps": 30}
+THREE_BACK = kq.gradients.Implicit(
+    kq.solvers.InFeatures(kq.solvers.Picard()), tol=1e-3, max_steps=3, on_failure="return"
+)
 SMALL = {"width": 32, "features": (8,) * 6}  # for --quick
 ONE_STREAM = {"overlap": False}  # branches one after another, so that kernels can be told apart
 # 4 + 4: four evaluations forward; backward four products with the adjoint (the source and the recovery are one).
 TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
-    "geq-5m, implicit in features, 4 + 4": ("geq-5m", FIXED | {"gradient_solver": "picard", "gradient_steps": 3}),
-    "geq-5m, phantom, 4 + 4": ("geq-5m", FIXED | {"gradient": "phantom", "gradient_steps": 4}),
-    "geq-5m, as published": ("geq-5m", {"solver": "anderson", "gradient": "phantom", "gradient_steps": 5}),
+    "geq-5m, implicit in features, 4 + 4": ("geq-5m", FIXED | {"gradient": THREE_BACK}),
+    "geq-5m, phantom, 4 + 4": ("geq-5m", FIXED | {"gradient": kq.gradients.Phantom(4)}),
+    "geq-5m, as published": ("geq-5m", {"solver": kq.solvers.Anderson(), "gradient": kq.gradients.Phantom()}),
     "resnet18": ("resnet18", {}),
 }
 ADAPTIVE = "geq-5m, as published"  # its solver looks at the residual, so no graph holds it

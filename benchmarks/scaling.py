@@ -108,7 +108,7 @@ def _layer(
 
     with torch.no_grad(), precision():
         f = cell.bind(x)
-        start = f(cell.initial(f))  # in the dtype of the iterates
+        start = f.start(None).image  # in the dtype of the iterates
 
     @torch.no_grad()
     def bare() -> Tensor:

@@ -6,7 +6,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from .equation import AbstractMap, Equation
+from .equation import AbstractMap
+from .equation import Equation as Equation
 from .kernels.base import AbstractKernel
 from .operators import AbstractOperator, Conv, Dense
 from .prox import AbstractProx, ReLU

@@ -18,10 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from .run.config import Config
     from .evaluate import EvaluationResult
     from .predict import Prediction
     from .run import Record
+    from .run.config import Config
     from .training import AbstractLogger
 
 app = typer.Typer(
@@ -284,10 +284,10 @@ def demo(
     """Train small models on the embedded digits and compare them: a few minutes on a CPU, no downloads."""
     import torch
 
-    from .run.config import ConfigError, parse
     from .evaluate import evaluate as evaluate_run
     from .report import gather, render
     from .run import Run
+    from .run.config import ConfigError, parse
     from .training import train as train_model
 
     folders = [output / name for name in DEMO_MODELS]
@@ -353,9 +353,9 @@ def exit_code(error: Exception) -> int | None:
     """The code for a known failure; None for one that nobody foresaw."""
     import torch
 
-    from .run.config import ConfigError
     from .data import DataError
     from .run import Stopped, TrainingError
+    from .run.config import ConfigError
     from .solution import EquilibriumError
 
     if isinstance(error, ConfigError):

@@ -11,9 +11,9 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from .run.config import Config
 from .data import DataError, Images, find, grey
 from .run import CheckpointError, Run, checkpoint
+from .run.config import Config
 from .solution import Solution, Status
 from .tensors import check_whole
 from .training.build import WIDER, Builder, build_model, for_inference, place, plain_batches, read_images

@@ -27,8 +27,7 @@ from torch import Tensor
 
 import kerneq
 from kerneq import data
-from kerneq.run.config import ConfigError, write
-from kerneq.run.config import build
+from kerneq.run.config import ConfigError, build, write
 from kerneq.run.config import setting as setting  # the scripts take it from here
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "kglm"

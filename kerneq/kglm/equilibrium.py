@@ -26,6 +26,7 @@ from .guarantee import Guarantee, certify, certify_convolution, spectral_norm
 from .kernels import Truncated, pixels
 from .problem import FLAT, Prior, Problem
 
+
 @final
 @dataclasses.dataclass(frozen=True)
 class GLMMap(AbstractMap):

@@ -16,8 +16,8 @@ from ..equation import AbstractMap
 from ..gradients import AbstractGradient, Phantom
 from ..settings import setting
 from ..solution import Solution
-from ..tensors import take_samples
 from ..solvers import AbstractSolver, Anderson
+from ..tensors import take_samples
 from .classifier import AbstractSolveConfig, Output, check_images, conv_norm_relu
 
 

@@ -98,10 +98,9 @@ def _scale_at(activity: float, kernel: AbstractKernel, split: int, patch: int) -
     With W_h an isometry and z = 0, E sᵢ = γ·n·scale² for patches of n numbers. It is 1 where γ follows the data, or
     where there is no γ.
     """
-    if not isinstance(kernel, AbstractRadialKernel) or isinstance(kernel.gamma, Adaptive):
+    if not isinstance(kernel, AbstractRadialKernel) or not isinstance(kernel.width, Fixed):
         return 1.0
-    gamma = kernel.gamma.gamma if isinstance(kernel.gamma, Fixed) else kernel.gamma
-    return (activity / (gamma * (kernel.split or split) * patch**2)) ** 0.5
+    return (activity / (kernel.width.gamma * (kernel.split or split) * patch**2)) ** 0.5
 
 
 @final

@@ -12,9 +12,9 @@ from typing import Any, final
 
 from torch import Tensor
 
-from .config import Config, ConfigError, differences, load, write
 from . import checkpoint
 from .checkpoint import CheckpointError, TrainingError, write_atomically
+from .config import Config, ConfigError, differences, load, write
 
 FREE = ("device", "training.checkpoint_epochs", "training.checkpoint_steps")  # may change between two starts
 

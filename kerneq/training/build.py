@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import models
-from ..run.config import Config, ConfigError
 from ..data import Augment, Batches, Images, load, split_validation
 from ..fused.norm import synchronised
 from ..run import TrainingError
+from ..run.config import Config, ConfigError
 from .process import Process
 
 Builder = Callable[[Config, Images], nn.Module]

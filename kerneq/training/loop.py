@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
-from ..run.config import Config
 from ..data import Batches
 from ..run import CheckpointError, Run, Stopped, TrainingError, checkpoint
+from ..run.config import Config
 from ..run.environment import environment
 from .build import Builder, Trainable, build_model, place, training_batches
 from .graph import GraphedStep, Step

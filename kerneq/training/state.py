@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from ..run.config import Config, Optimizer, Schedule, write
 from ..run import CheckpointError, TrainingError, checkpoint
+from ..run.config import Config, Optimizer, Schedule, write
 from .metrics import FIRST_ENTRIES, Accumulator
 from .process import Process
 

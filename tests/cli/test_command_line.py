@@ -133,7 +133,7 @@ def test_a_bug_is_not_hidden_behind_a_sentence(monkeypatch):
 def test_show_config_prints_what_a_run_would_use_and_does_nothing(kerneq):
     code, said = kerneq("train", "geq-5m-cifar10", "optimizer.lr=0.2", "--show-config")
     assert code == 0 and "lr = 0.2  # the highest learning rate" in said and "milestones = [0.5, 0.75]" in said
-    assert "[model.kernel]\nname = \"gaussian\"  # similarity" in said and "gamma = 0.2\n" in said
+    assert '[model.kernel]\nname = "gaussian"  # similarity' in said and "gamma = 0.2\n" in said
     assert not Path("runs").exists()
 
 

@@ -3,7 +3,6 @@
 import torch
 from formulas import Cauchy, Gaussian, Multiquadric, Tangent
 
-import kerneq
 from kerneq.fused import radial_triton
 from kerneq.fused.radial import plain_pullback, plain_step
 

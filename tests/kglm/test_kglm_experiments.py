@@ -19,8 +19,8 @@ import torch
 from PIL import Image
 
 from kerneq import data, kglm
-from kerneq.run.config import ConfigError
 from kerneq.kglm.problem import Problem, cholesky
+from kerneq.run.config import ConfigError
 
 CPU = torch.device("cpu")
 SMALL = denoise.Denoise(

@@ -5,9 +5,9 @@ import json
 import pytest
 from PIL import Image
 
-from kerneq.run.config import parse
 from kerneq.data import DATA_SETS, DataError, load
 from kerneq.predict import Predictor, predict, trained_on
+from kerneq.run.config import parse
 
 
 def test_a_model_without_an_equilibrium_names_the_classes_of_its_folder(kerneq, colour_run, tmp_path):

@@ -4,10 +4,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kerneq.run.config import Config, write
 from kerneq.report import gather, render
 from kerneq.report.page import draw
 from kerneq.run import Run, TrainingError, best_accuracy
+from kerneq.run.config import Config, write
 from kerneq.training.metrics import METRICS
 
 

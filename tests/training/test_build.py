@@ -5,6 +5,7 @@ import torch
 
 from kerneq.data import DataError, Images
 from kerneq.run import TrainingError
+from kerneq.run.config import parse
 from kerneq.training import build
 from kerneq.training.build import read_images, training_batches
 from kerneq.training.process import Process

@@ -8,8 +8,8 @@ import pytest
 import torch
 from worker import SETTINGS, build_plain
 
-from kerneq.run.config import parse
 from kerneq.run import Run, checkpoint
+from kerneq.run.config import parse
 from kerneq.training import train
 
 WORKER = str(Path(__file__).parent / "worker.py")

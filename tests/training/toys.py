@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from kerneq.run.config import Config
+from kerneq.data import Images
 from kerneq.run import checkpoint
+from kerneq.run.config import Config
 from kerneq.solution import Solution, Status
 from kerneq.training import AbstractLogger
-from kerneq.data import Images
 
 
 class Toy(nn.Module):

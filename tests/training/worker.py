@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from toys import build_toy
 
+from kerneq.data import Images
 from kerneq.run.config import Config, parse
 from kerneq.training import train
-from kerneq.data import Images
 
 SETTINGS = [
     "training.epochs=3",

@@ -80,20 +80,23 @@ class AbstractKernelCell(AbstractCell):
         assert isinstance(f, Equation)
         a, z = f.binding.a[:OBSERVED], z[:OBSERVED]
         self.seen = a.clone(), z.clone()
-        self.similarity.observe(a, lambda: f.operator(z))
+        if self.similarity is not None:
+            self.similarity.observe(a, lambda: f.operator(z))
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, float]:
         """‖W‖‖W_h‖ before and under its bound and mean E, as last seen, and what the kernel has to tell."""
-        numbers = self.similarity.diagnostics()
-        if self.operator.vector.numel() == 0:
+        weight = self.operator.weight
+        measured = self.operator.vector.numel() > 0
+        norm = self.operator.last_norm() if measured else weight.new_ones(())
+        a, z = self.seen if self.seen is not None else (weight.new_zeros(1), None)  # the bound does not depend on a
+        f = self._equation(a.to(weight), norm)
+        numbers = {} if f.binding.gamma is None else {"gamma": float(f.binding.gamma)}
+        if not measured:
             return numbers
-        raw = self.operator.last_norm()
-        gained = float(raw * self.similarity.gain())
-        a, z = self.seen if self.seen is not None else (raw.new_zeros(1), None)  # the bound does not depend on a
-        f = self._equation(a.to(self.operator.weight), raw)
-        energy = float(f.energy(z.to(self.operator.weight)).mean()) if z is not None else torch.nan
-        return {"norm_raw": gained, "norm": gained * float(f.binding.scale), "energy": energy} | numbers
+        raw, scale = float(f.binding.norm), float(f.binding.scale)
+        energy = float(f.energy(z.to(weight)).mean()) if z is not None else torch.nan
+        return {"norm_raw": raw, "norm": raw * scale, "energy": energy} | numbers
 
     def extra_repr(self) -> str:
         features, state = self.operator.weight.shape[:2]

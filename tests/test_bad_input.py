@@ -7,7 +7,7 @@ from helpers import KERNELS, cell_of, input_of
 import kerneq
 from kerneq.cells import ConvCell, DenseCell
 from kerneq.gradients import Implicit, Phantom, Unrolled
-from kerneq.kernels import Adaptive, Fixed, Gaussian, Linear, Polynomial
+from kerneq.kernels import Adaptive, Gaussian, Linear, Polynomial
 from kerneq.prox import SoftThreshold
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal
 
@@ -51,7 +51,7 @@ CONSTRUCTED = {
     "hidden true": (lambda: Gaussian(hidden=True), ValueError, "`hidden` must be a whole number, at least 1, got True"),
     "gamma zero": (lambda: Gaussian(gamma=0), ValueError, "`gamma` must be positive and finite, got 0"),
     "gamma text": (lambda: Gaussian(gamma="auto"), ValueError, "`gamma` must be positive and finite, got 'auto'"),
-    "gamma fixed": (lambda: Fixed(-1.0), ValueError, "`gamma` must be positive and finite, got -1.0"),
+    "gamma fixed": (lambda: Gaussian(-1.0), ValueError, "`gamma` must be positive and finite, got -1.0"),
     "share": (lambda: Adaptive(0.0), ValueError, "`share` must be positive and finite, got 0.0"),
     "momentum": (lambda: Adaptive(momentum=2.0), ValueError, r"`momentum` must lie in \(0, 1\], got 2.0"),
     "floor": (lambda: Adaptive(floor=0.0), ValueError, "`floor` must be positive and finite, got 0.0"),

@@ -6,9 +6,7 @@ from .inner import Linear as Linear
 from .inner import Polynomial as Polynomial
 from .inner import Sigmoid as Sigmoid
 from .radial import AbstractRadialKernel as AbstractRadialKernel
+from .radial import Adaptive as Adaptive
 from .radial import Cauchy as Cauchy
 from .radial import Gaussian as Gaussian
 from .radial import Multiquadric as Multiquadric
-from .width import AbstractWidth as AbstractWidth
-from .width import Adaptive as Adaptive
-from .width import Fixed as Fixed

@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 
@@ -30,6 +29,7 @@ class Binding:
     """
 
     a: Tensor  # (batch, ...), as the kernel uses it
+    norm: Tensor  # ‖W‖, times ‖W_h‖ where there is one, before W is scaled
     scale: Tensor  # W is multiplied by this
     lipschitz: Tensor  # L, the Lipschitz constant of d
     convexity: Tensor  # μ, by how much E is strongly convex; may be negative
@@ -43,16 +43,8 @@ class AbstractParameters(nn.Module, abc.ABC):
     """The trainable part of a kernel, which belongs to a cell."""
 
     @abc.abstractmethod
-    def gain(self) -> Tensor | float:
-        """What multiplies ‖W‖ in √L."""
-
-    @abc.abstractmethod
     def observe(self, a: Tensor, v: Callable[[], Tensor]) -> None:
         """Look at an equilibrium found in training, its v = Wz made on demand; for kernels that adapt to it."""
-
-    @abc.abstractmethod
-    def diagnostics(self) -> dict[str, float]:
-        """Numbers worth following over a training run."""
 
 
 class AbstractKernel(abc.ABC):
@@ -67,11 +59,11 @@ class AbstractKernel(abc.ABC):
         """Whether z acts through v = Wz alone, but for a term linear in z: then the equation can be solved for v."""
 
     @abc.abstractmethod
-    def parameters(self, features: int, conv: bool) -> AbstractParameters:
-        """The parameters a cell with so many features owns."""
+    def parameters(self, features: int, conv: bool) -> AbstractParameters | None:
+        """The parameters a cell with so many features owns; None where there is nothing to train."""
 
     @abc.abstractmethod
-    def bind(self, parameters: AbstractParameters, a: Tensor, norm: float, operator_norm: Tensor) -> Binding:
+    def bind(self, parameters: AbstractParameters | None, a: Tensor, norm: float, operator_norm: Tensor) -> Binding:
         """S at one batch of inputs, W scaled so that L ≤ norm², where ‖W‖ is `operator_norm` as it stands."""
 
     @abc.abstractmethod
@@ -81,8 +73,3 @@ class AbstractKernel(abc.ABC):
     @abc.abstractmethod
     def hvp(self, at: Binding, v: Tensor) -> Callable[[Tensor], Tensor]:
         """y ↦ ±(∂²S/∂v²) y at v, without a graph, with the sign `hvp_sign`: a sign apart saves a pass over memory."""
-
-
-def limited(norm: Tensor, limit: float) -> Tensor:
-    """The factor min(1, limit / norm) that holds an operator under its limit."""
-    return (limit / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0)

@@ -12,8 +12,9 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
+from ..operators import limited
 from ..tensors import check_nonnegative, check_whole, per_sample, per_sample_dot, per_sample_norm, working_dtype
-from .base import AbstractKernel, AbstractParameters, Binding, Slope, limited
+from .base import AbstractKernel, AbstractParameters, Binding, Slope
 
 
 class AbstractInnerKernel(AbstractKernel):
@@ -48,17 +49,17 @@ class AbstractInnerKernel(AbstractKernel):
     def through_features(self) -> bool:
         return self.curvature == 0
 
-    def parameters(self, features: int, conv: bool) -> "NoParameters":
-        return NoParameters()
+    def parameters(self, features: int, conv: bool) -> None:
+        return None
 
-    def bind(self, parameters: AbstractParameters, a: Tensor, norm: float, operator_norm: Tensor) -> Binding:
+    def bind(self, parameters: AbstractParameters | None, a: Tensor, norm: float, operator_norm: Tensor) -> Binding:
         longest = self.max_length(norm)
         scale = limited(operator_norm, norm if self.curvature == 0 else norm / 2**0.5)
         lipschitz = (operator_norm * scale).detach() ** 2
         if self.curvature:
             a = a * per_sample(longest / per_sample_norm(a).clamp_min(longest), a).to(a.dtype)
             lipschitz = lipschitz + self.curvature * longest**2
-        return Binding(a, scale, lipschitz, 1 - lipschitz)
+        return Binding(a, operator_norm, scale, lipschitz, 1 - lipschitz)
 
     def differentiate(self, at: Binding, z: Tensor | None, v: Tensor | None, value: bool) -> Slope:
         a = at.a
@@ -75,20 +76,6 @@ class AbstractInnerKernel(AbstractKernel):
 
     def hvp(self, at: Binding, v: Tensor) -> Callable[[Tensor], Tensor]:
         return lambda y: y
-
-
-@final
-class NoParameters(AbstractParameters):
-    """An inner kernel has nothing to train."""
-
-    def gain(self) -> float:
-        return 1.0
-
-    def observe(self, a: Tensor, v: Callable[[], Tensor]) -> None:
-        return None
-
-    def diagnostics(self) -> dict[str, float]:
-        return {}
 
 
 @final

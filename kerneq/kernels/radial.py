@@ -1,6 +1,6 @@
 """Radial kernels on patches: S = Σᵢ H(tᵢ), tᵢ = ‖rᵢW_h‖², r = a − v.
 
-Gaussian (KerDEQ, GEQ), multiquadric and Cauchy (ours).
+Gaussian (KerDEQ, GEQ), multiquadric and Cauchy (ours), and γ, their inverse width: fixed or following the data.
 Every one is a robust loss ρ of the hidden problem min ½‖z‖² + φ(z) + Σᵢ ρ(‖(a − Wz)ᵢW_h‖) (docs/facts.md, fact 9).
 """
 
@@ -14,10 +14,58 @@ import torch
 from torch import Tensor, nn
 
 from ..fused.radial import patch_distances, radial_hvp, radial_step
-from ..operators import Dense
-from ..tensors import check_whole
-from .base import AbstractKernel, AbstractParameters, Binding, Slope, limited
-from .width import AbstractWidth, Fixed, Width
+from ..operators import Dense, limited
+from ..tensors import check_positive, check_share, check_whole
+from .base import AbstractKernel, AbstractParameters, Binding, Slope
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Adaptive:
+    """γ = share / M, M the smallest ‖rᵢW_h‖² among the patches (GEQ: 0.2 / M).
+
+    The paper gives no rule for M. Ours: a running mean of the minimum over (the first samples of) a batch at the
+    equilibria found in training, frozen in evaluation and saved with the model. Training can drive single patches to
+    r ≈ 0, and then γ without limit, which switches the equilibrium off; so M is never below a share of the mean.
+    """
+
+    share: float = 0.2
+    momentum: float = 0.1
+    floor: float = 0.2  # M is at least this share of the mean over the patches
+
+    def __post_init__(self) -> None:
+        check_positive("share", self.share)
+        check_share("momentum", self.momentum)
+        check_positive("floor", self.floor)
+
+
+@final
+class Width(nn.Module):
+    """γ of one cell: a number (KerDEQ), or following the data by a rule (GEQ), whose M is saved with the model."""
+
+    def __init__(self, gamma: float | Adaptive, size: int):
+        super().__init__()
+        self.gamma = gamma
+        if isinstance(gamma, Adaptive):
+            self.register_buffer("smallest", torch.tensor(float(size)))  # M; `size` is E‖rᵢ‖² for unit entries
+            self.register_buffer("looks", torch.tensor(0.0))  # how often M was updated
+        else:
+            self.register_buffer("number", torch.tensor(float(gamma)), persistent=False)
+
+    def forward(self) -> Tensor:
+        """γ, as it is used during one solve."""
+        if isinstance(self.gamma, Adaptive):
+            return self.gamma.share / self.get_buffer("smallest").clone()
+        return self.get_buffer("number")
+
+    def observe(self, distances: Tensor) -> None:
+        """Take note of ‖rᵢW_h‖² of every patch at an equilibrium."""
+        assert isinstance(self.gamma, Adaptive)
+        smallest, looks = self.get_buffer("smallest"), self.get_buffer("looks")
+        found = torch.maximum(distances.min(), self.gamma.floor * distances.mean()).to(smallest)
+        found = torch.where(found.isfinite(), found, smallest)  # one bad batch must not spoil γ for good
+        smallest.lerp_(found, torch.where(looks == 0, 1.0, self.gamma.momentum).to(smallest))
+        looks += 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +86,7 @@ class AbstractRadialKernel(AbstractKernel):
     steepest: ClassVar[float]
     lowest: ClassVar[float]
 
-    gamma: float | AbstractWidth = 0.5  # γ: a number, or how it follows the data
+    gamma: float | Adaptive = 0.5  # γ: a number, or how it follows the data
     patch: int = 2  # p
     split: int | None = None  # c_s
     hidden: int = 64  # columns of W_h
@@ -47,7 +95,8 @@ class AbstractRadialKernel(AbstractKernel):
         for name, value in (("patch", self.patch), ("split", self.split), ("hidden", self.hidden)):
             if value is not None:
                 check_whole(name, value)
-        _ = self.width  # checks γ
+        if not isinstance(self.gamma, Adaptive):
+            check_positive("gamma", self.gamma)
 
     @staticmethod
     @abc.abstractmethod
@@ -65,11 +114,6 @@ class AbstractRadialKernel(AbstractKernel):
         """ω′(s)."""
 
     @property
-    def width(self) -> AbstractWidth:
-        """The rule for γ."""
-        return self.gamma if isinstance(self.gamma, AbstractWidth) else Fixed(self.gamma)
-
-    @property
     def through_features(self) -> bool:
         return True
 
@@ -77,9 +121,9 @@ class AbstractRadialKernel(AbstractKernel):
         split = self.split or (8 if conv else features)
         if features % split:
             raise ValueError(f"`split` must divide the number of features: {features} is not a multiple of {split}.")
-        return PatchParameters(split, self.patch if conv else 1, self.hidden, self.width)
+        return PatchParameters(split, self.patch if conv else 1, self.hidden, self.gamma)
 
-    def bind(self, parameters: AbstractParameters, a: Tensor, norm: float, operator_norm: Tensor) -> Binding:
+    def bind(self, parameters: AbstractParameters | None, a: Tensor, norm: float, operator_norm: Tensor) -> Binding:
         assert isinstance(parameters, PatchParameters)
         patch = parameters.patch
         if a.dim() == 4 and (a.shape[2] % patch or a.shape[3] % patch):
@@ -91,6 +135,7 @@ class AbstractRadialKernel(AbstractKernel):
         square = (product * scale).detach() ** 2
         return Binding(
             a,
+            product,
             scale,
             lipschitz=self.steepest * square,
             convexity=1 + min(0.0, self.lowest) * square,
@@ -115,13 +160,13 @@ class AbstractRadialKernel(AbstractKernel):
 class PatchParameters(AbstractParameters):
     """W_h, as r ↦ W_hᵀr (`project`, hidden × n), and γ (`width`)."""
 
-    def __init__(self, split: int, patch: int, hidden: int, width: AbstractWidth):
+    def __init__(self, split: int, patch: int, hidden: int, gamma: float | Adaptive):
         super().__init__()
         self.split, self.patch = split, patch
         size = split * patch * patch
         self.project = Dense(size, hidden)
         nn.init.orthogonal_(self.project.weight)
-        self.width = Width(width, size)
+        self.width = Width(gamma, size)
 
     def gain(self) -> Tensor:
         """‖W_h‖."""
@@ -134,12 +179,9 @@ class PatchParameters(AbstractParameters):
 
     @torch.no_grad()
     def observe(self, a: Tensor, v: Callable[[], Tensor]) -> None:
-        if self.width.rule.adapts:
+        if isinstance(self.width.gamma, Adaptive):
             r = a - v()
             self.width.observe(patch_distances(r, self.project.weight, split=self.split, patch=self.patch))
-
-    def diagnostics(self) -> dict[str, float]:
-        return {"gamma": float(self.width())}
 
 
 @final

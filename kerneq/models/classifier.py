@@ -17,7 +17,7 @@ from ..fused.norm import BatchNorm
 from ..fused.pool import pool, pyramid, unpool
 from ..fused.streams import run_on_streams
 from ..gradients import AbstractGradient, Implicit
-from ..kernels import AbstractKernel, AbstractRadialKernel, Adaptive, Fixed, Gaussian
+from ..kernels import AbstractKernel, AbstractRadialKernel, Adaptive, Gaussian
 from ..settings import setting
 from ..solution import Solution
 from ..solvers import AbstractSolver, Anderson, InFeatures, Proximal
@@ -98,9 +98,9 @@ def _scale_at(activity: float, kernel: AbstractKernel, split: int, patch: int) -
     With W_h an isometry and z = 0, E sᵢ = γ·n·scale² for patches of n numbers. It is 1 where γ follows the data, or
     where there is no γ.
     """
-    if not isinstance(kernel, AbstractRadialKernel) or not isinstance(kernel.width, Fixed):
+    if not isinstance(kernel, AbstractRadialKernel) or isinstance(kernel.gamma, Adaptive):
         return 1.0
-    return (activity / (kernel.width.gamma * (kernel.split or split) * patch**2)) ** 0.5
+    return (activity / (kernel.gamma * (kernel.split or split) * patch**2)) ** 0.5
 
 
 @final

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from ..kernels import Adaptive, Fixed, Gaussian
+from ..kernels import Adaptive, Gaussian
 from ..models import MODELS, ClassifierConfig, DenseConfig, MDEQConfig
 from ..settings import name_of
 
@@ -49,8 +49,6 @@ def _of_gaussian(kernel: Gaussian) -> dict[str, Any]:
     gamma: Any = kernel.gamma
     if isinstance(gamma, Adaptive):
         gamma = gamma.share
-    elif isinstance(gamma, Fixed):
-        gamma = gamma.gamma
     adaptive = isinstance(kernel.gamma, Adaptive)
     return {"gamma": gamma, "adaptive": adaptive, "patch": kernel.patch, "split": kernel.split, "hidden": kernel.hidden}
 

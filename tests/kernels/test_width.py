@@ -7,8 +7,8 @@ import torch
 from helpers import KERNELS, cell_of, input_of, patches
 
 import kerneq
-from kerneq.kernels import Adaptive, Fixed, Gaussian
-from kerneq.kernels.width import Width
+from kerneq.kernels import Adaptive, Gaussian
+from kerneq.kernels.radial import Width
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -74,9 +74,9 @@ def test_a_step_that_moves_gamma_does_not_disturb_a_waiting_backward_pass():
     assert layer.cell.operator.weight.grad.isfinite().all()
 
 
-def test_a_number_and_fixed_are_the_same_and_are_no_part_of_the_state():
-    cell = cell_of("dense", Gaussian(gamma=Fixed(0.5)))
-    assert cell.similarity.width() == 0.5 and cell_of("dense", Gaussian(gamma=0.5)).similarity.width() == 0.5
+def test_a_number_is_no_part_of_the_state():
+    cell = cell_of("dense", Gaussian(gamma=0.5))
+    assert cell.similarity.width() == 0.5
     assert not any("gamma" in name for name in cell.state_dict())
     assert KERNELS["gaussian"] == Gaussian(gamma=0.5, patch=2, split=2, hidden=6)  # kernels are values
 

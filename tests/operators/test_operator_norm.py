@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kerneq
-from kerneq.kernels.base import limited
-from kerneq.operators import Conv, Dense, bound, top_singular_vector
+from kerneq.operators import Conv, Dense, bound, limited, top_singular_vector
 
 pytestmark = pytest.mark.usefixtures("float64")
 TRACKED = 1.05  # in training the bound is followed by one power iteration a step: it may be overshot by 5 %

@@ -223,7 +223,7 @@ class Multiquadric(AbstractRadialKernel):
 
     @staticmethod
     def height(s: Tensor) -> Tensor:
-        return 1 - torch.sqrt(1 + s)
+        return -s / (1 + torch.sqrt(1 + s))  # 1 − √(1 + s), without cancellation
 
     @staticmethod
     def weight(s: Tensor) -> Tensor:
@@ -247,7 +247,8 @@ class Cauchy(AbstractRadialKernel):
 
     @staticmethod
     def height(s: Tensor) -> Tensor:
-        return -0.5 * torch.log(1 + s)
+        u = 1 + s
+        return -0.5 * (torch.log(u) + (s - (u - 1)) / u)  # log1p, by functions that Triton has too
 
     @staticmethod
     def weight(s: Tensor) -> Tensor:

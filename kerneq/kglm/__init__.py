@@ -10,7 +10,10 @@ from .families import Custom as Custom
 from .families import Gaussian as Gaussian
 from .families import Ising as Ising
 from .families import LeakyReLU as LeakyReLU
+from .families import Logistic as Logistic
+from .families import Normal as Normal
 from .families import Poisson as Poisson
+from .families import Prior as Prior
 from .families import Rectified as Rectified
 from .glm import KernelGLM as KernelGLM
 from .glm import Posterior as Posterior
@@ -28,6 +31,3 @@ from .kernels import Truncated as Truncated
 from .kernels import White as White
 from .kernels import as_kernel as as_kernel
 from .kernels import pixels as pixels
-from .problem import Logistic as Logistic
-from .problem import Normal as Normal
-from .problem import Prior as Prior

@@ -1,4 +1,4 @@
-"""The equilibrium model that is a kernel GLM: its equation, its layer with readout and skip connection, its weights.
+"""The equilibrium model that is a kernel GLM: its equation, and its layer with readout and skip connection.
 
 With W₁ = W₃ = −K/λ and W₂ = K/λ, z = σ(W₁z + W₂T + W₃ρ(z) + m) is the kernel GLM's optimality condition (Theorem 3).
 It is solved for η = (A′)⁻¹(z), η = W₁σ(η) + W₂T + W₃Q′(η) + m: no inverse link is needed, and relaxed iteration
@@ -6,7 +6,6 @@ with a small enough step converges for every kernel (`Guarantee.relaxation`).
 """
 
 import dataclasses
-import functools
 import math
 import warnings
 from typing import Any, Self, final
@@ -21,10 +20,8 @@ from ..gradients import Implicit
 from ..operators import BoundOperator, bound
 from ..solution import EquilibriumError, Solution, Status
 from ..solvers import AbstractSolver, Anderson, Picard
-from .families import AbstractFamily
-from .guarantee import Guarantee, certify, certify_convolution, spectral_norm
-from .kernels import Truncated, pixels
-from .problem import FLAT, Prior, Problem
+from .families import FLAT, AbstractFamily, Prior
+from .guarantee import Guarantee, spectral_norm
 
 
 @final
@@ -37,60 +34,39 @@ class GLMMap(AbstractMap):
     constant: Tensor  # W₂T + m
     family: AbstractFamily
     prior: Prior
-    compiled: bool = False
 
     def __call__(self, z: Tensor) -> Tensor:
-        image: Tensor = _compiled()(self, z) if self.compiled else self.image(z)
-        return image
-
-    def image(self, eta: Tensor) -> Tensor:
-        """The map itself, as torch.compile sees it."""
-        drive = self.W1(self.family.mean(eta)) + self.constant
-        return drive if self.W3 is None else drive + self.W3(self.prior.slope(eta))
+        image = self.W1(self.family.mean(z)) + self.constant
+        return image if self.W3 is None else image + self.W3(self.prior.slope(z))
 
     def rows(self, index: Tensor) -> Self:
         return dataclasses.replace(self, constant=self.constant.index_select(0, index))
 
 
-@functools.cache
-def _compiled() -> Any:
-    return torch.compile(GLMMap.image, dynamic=False)
-
-
 @final
 class GLMCell(AbstractCell):
-    """The trainable equation; its input is T(Y), its state η. With the closed-form weights it is the kernel GLM's."""
+    """The trainable equation; its input is T(Y), its state η.
 
-    def __init__(
-        self,
-        W1: Tensor,
-        W2: Tensor,
-        W3: Tensor | None,
-        bias: Tensor,
-        family: AbstractFamily,
-        prior: Prior = FLAT,
-    ) -> None:
+    It starts with the closed-form weights W₁ = W₃ = −W and W₂ = W: for W = K/λ, (n, n) or filters (c, c, k, k), it is
+    the kernel GLM's. The bias is the offset m, (n,) or (c, h, w). W₃ goes with a prior that is not flat.
+    """
+
+    def __init__(self, W: Tensor, bias: Tensor, family: AbstractFamily, prior: Prior = FLAT) -> None:
         super().__init__()
-        if (W3 is None) != prior.flat:
-            raise ValueError("`W3` goes with a prior that is not flat, and only with one.")
-        self.W1, self.W2 = nn.Parameter(W1.clone()), nn.Parameter(W2.clone())
-        self.W3 = None if W3 is None else nn.Parameter(W3.clone())
-        self.bias = nn.Parameter(bias.clone())  # m; (n,), or (channels, height, width) for a convolution
+        self.W1, self.W2 = nn.Parameter(-W), nn.Parameter(W.clone())
+        self.W3 = None if prior.flat else nn.Parameter(-W)
+        self.bias = nn.Parameter(bias.clone())
         self.family, self.prior = family, prior
-        self.compiled = False
 
     def bind(self, x: Tensor) -> GLMMap:
         W3 = None if self.W3 is None else bound(self.W3)
         constant = bound(self.W2)(x) + self.bias
-        return GLMMap(bound(self.W1), W3, constant, self.family, self.prior, self.compiled)
+        return GLMMap(bound(self.W1), W3, constant, self.family, self.prior)
 
     def initial(self, f: AbstractMap) -> Tensor:
         """η = m + W₂T, the first step from z = 0."""
         assert isinstance(f, GLMMap)
         return f.constant.detach()
-
-    def compile_map(self) -> None:
-        self.compiled = True
 
     def diagnostics(self) -> dict[str, float]:
         """The spectral norm of W₁; of a convolution, on a torus of 32 × 32."""
@@ -106,18 +82,15 @@ class KernelEquilibrium(nn.Module):
     and step limit; they are those of `layer`, the `Equilibrium` inside, and can be set there.
     """
 
-    def __init__(self, cell: GLMCell, V1: Tensor, V2: Tensor, bias: Tensor, guarantee: Guarantee) -> None:
+    def __init__(self, cell: GLMCell, V: Tensor, bias: Tensor, guarantee: Guarantee) -> None:
+        """The closed-form readout is V₁ = −V, V₂ = V for V = k(X2, X)/λ, (m, n) or filters; the bias c the offset."""
         super().__init__()
-        wide = V1.dtype == torch.float64
+        wide = V.dtype == torch.float64
         tol = 1e-13 if wide else 1e-6
-        self.layer = Equilibrium(
-            cell,
-            solver=_default_solver(guarantee),
-            gradient=Implicit(tol=1e-10 if wide else 1e-6),
-            tol=tol,
-            max_steps=_enough_steps(guarantee, tol),
-        )
-        self.V1, self.V2 = nn.Parameter(V1.clone()), nn.Parameter(V2.clone())
+        solver, max_steps = _choose_solver(guarantee, tol)
+        gradient = Implicit(tol=1e-10 if wide else 1e-6)
+        self.layer = Equilibrium(cell, solver=solver, gradient=gradient, tol=tol, max_steps=max_steps)
+        self.V1, self.V2 = nn.Parameter(-V), nn.Parameter(V.clone())
         self.bias = nn.Parameter(bias.clone())
         self.guarantee = guarantee
 
@@ -153,55 +126,18 @@ class KernelEquilibrium(nn.Module):
         return solution.value
 
 
-def _default_solver(guarantee: Guarantee) -> AbstractSolver[Any]:
-    """Plain iteration where it contracts, the relaxed one that always does where it does not, else Anderson."""
+def _choose_solver(guarantee: Guarantee, tol: float) -> tuple[AbstractSolver[Any], int]:
+    """Plain iteration where it contracts, the relaxed one that always does where it does not, else Anderson.
+
+    With as many steps as the certified rate needs to get from 1 to tol, twice over; 1000 at least, as weights may
+    change.
+    """
+    solver: AbstractSolver[Any] = Anderson()
+    rate = guarantee.lipschitz / (2 + guarantee.lipschitz)
     if guarantee.assumption2:
-        return Picard()
-    if guarantee.semidefinite and math.isfinite(guarantee.lipschitz):
-        return Picard(relaxation=guarantee.relaxation)
-    return Anderson()
-
-
-def _enough_steps(guarantee: Guarantee, tol: float) -> int:
-    """What the certified rate needs to get from 1 to tol, twice over; 1000 at least, as weights may change."""
-    rate = guarantee.contraction if guarantee.assumption2 else guarantee.lipschitz / (2 + guarantee.lipschitz)
+        solver, rate = Picard(), guarantee.contraction
+    elif guarantee.semidefinite and math.isfinite(guarantee.lipschitz):
+        solver = Picard(relaxation=guarantee.relaxation)
     if not 0 < rate < 1:
-        return 1000
-    return min(100_000, max(1000, math.ceil(2 * math.log(tol) / math.log(rate))))
-
-
-def dense_form(problem: Problem, cross: Tensor, bias: Tensor) -> KernelEquilibrium:
-    """W₁ = W₃ = −K/λ, W₂ = K/λ, V₁ = −k(X2, X)/λ, V₂ = k(X2, X)/λ (Corollary 6).
-
-    `cross` is k(X2, X), (m, n); `bias` the offset at X2, (m,).
-    """
-    guarantee = certify(problem.K, problem.lam, problem.family, problem.prior, t=problem.t, offset=problem.offset)
-    offset = torch.zeros_like(problem.K[0]) if problem.offset is None else problem.offset
-    V = cross / problem.lam
-    return KernelEquilibrium(_closed_form(problem, problem.K / problem.lam, offset), -V, V, bias, guarantee)
-
-
-def convolutional_form(problem: Problem, kernel: Truncated, X: Tensor) -> KernelEquilibrium:
-    """The same with filters in place of matrices (Corollary 11), on images (batch, c, h, w) at their own pixels.
-
-    X must be all pixels of an image, in order.
-    """
-    filters = kernel.filters().to(problem.K)
-    channels = len(filters)
-    height, width = (int(X[:, axis].max().item()) + 1 for axis in (0, 1))
-    grid = pixels(height, width, channels, X.dtype).to(X.device) if height > 0 and width > 0 else X[:0]
-    if not torch.equal(X, grid):
-        raise ValueError(
-            "The convolutional form needs every pixel of an image as coordinates, in the order of "
-            "`kerneq.kglm.pixels(height, width, channels)`."
-        )
-    C = filters / problem.lam
-    offset = C.new_zeros(len(X)) if problem.offset is None else problem.offset
-    bias = offset.view(channels, height, width)
-    guarantee = certify_convolution(filters, (height, width), problem)
-    return KernelEquilibrium(_closed_form(problem, C, bias), -C, C, bias, guarantee)
-
-
-def _closed_form(problem: Problem, W: Tensor, bias: Tensor) -> GLMCell:
-    """The cell with W₁ = W₃ = −W, W₂ = W and the offset as its bias."""
-    return GLMCell(-W, W, None if problem.prior.flat else -W, bias, problem.family, problem.prior)
+        return solver, 1000
+    return solver, min(100_000, max(1000, math.ceil(2 * math.log(tol) / math.log(rate))))

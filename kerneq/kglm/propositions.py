@@ -8,9 +8,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from .families import AbstractFamily
+from .families import FLAT, AbstractFamily, Prior
 from .guarantee import certify
-from .problem import FLAT, Prior
 
 
 def jacobian_norm(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:

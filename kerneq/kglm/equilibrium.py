@@ -21,7 +21,7 @@ from ..operators import BoundOperator, bound
 from ..solution import EquilibriumError, Solution, Status
 from ..solvers import AbstractSolver, Anderson, Picard
 from .families import FLAT, AbstractFamily, Prior
-from .guarantee import Guarantee, spectral_norm
+from .guarantee import Guarantee
 
 
 @final
@@ -67,10 +67,6 @@ class GLMCell(AbstractCell):
         """η = m + W₂T, the first step from z = 0."""
         assert isinstance(f, GLMMap)
         return f.constant.detach()
-
-    def diagnostics(self) -> dict[str, float]:
-        """The spectral norm of W₁; of a convolution, on a torus of 32 × 32."""
-        return {"hidden norm": spectral_norm(self.W1.detach(), (32, 32)).item()}
 
 
 @final

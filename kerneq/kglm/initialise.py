@@ -47,32 +47,29 @@ def initialise(
         raw = _evaluate(kernel, weight, rows, X, generator)
         return norm / spectral_norm(raw, size) * raw
 
-    match layer:
-        case KernelEquilibrium():
-            initialise(layer.cell, kernel, norm=norm, X=X, size=size, generator=generator)
-            if isinstance(kernel, str):
-                layer.V1.copy_(uniform(layer.V1, generator))
-                layer.V2.copy_(uniform(layer.V2, generator))
-            else:  # the readout has the hidden weight's λ, not a norm of its own
-                scale = norm / spectral_norm(_evaluate(kernel, layer.cell.W1, X, X, generator), size)
-                V = scale * _evaluate(kernel, layer.V1, X if X2 is None else X2, X, generator)
-                layer.V1.copy_(-V)
-                layer.V2.copy_(V)
+    cell = layer.cell if isinstance(layer, Equilibrium | KernelEquilibrium) else layer
+    match cell:
         case GLMCell():  # W₁ = W₃ = −K/λ and W₂ = K/λ; for a random start each weight is drawn for itself
-            K = draw(layer.W1, X)
-            layer.W1.copy_(-K)
-            layer.W2.copy_(draw(layer.W2, X) if random else K)
-            if layer.W3 is not None:
-                layer.W3.copy_(draw(layer.W3, X) if random else -K)
-        case Equilibrium():
-            initialise(layer.cell, kernel, norm=norm, X=X, X2=X2, size=size, generator=generator)
+            K = draw(cell.W1, X)
+            cell.W1.copy_(-K)
+            cell.W2.copy_(draw(cell.W2, X) if random else K)
+            if cell.W3 is not None:
+                cell.W3.copy_(draw(cell.W3, X) if random else -K)
         case DenseCell() | ConvCell():
-            layer.operator.weight.copy_(draw(layer.operator.weight, X2))
+            cell.operator.weight.copy_(draw(cell.operator.weight, X2))
         case nn.Linear() | nn.Conv2d():
-            layer.weight.copy_(draw(layer.weight, X2))
+            cell.weight.copy_(draw(cell.weight, X2))
         case _:
-            name = type(layer).__name__
+            name = type(cell).__name__
             raise TypeError(f"`initialise` knows Equilibrium, kerneq's cells, nn.Linear and nn.Conv2d, got {name}.")
+    if isinstance(layer, KernelEquilibrium) and isinstance(kernel, str):
+        layer.V1.copy_(uniform(layer.V1, generator))
+        layer.V2.copy_(uniform(layer.V2, generator))
+    elif isinstance(layer, KernelEquilibrium):  # the readout has the hidden weight's λ, not a norm of its own
+        scale = norm / spectral_norm(_evaluate(kernel, layer.cell.W1, X, X, generator), size)
+        V = scale * _evaluate(kernel, layer.V1, X if X2 is None else X2, X, generator)
+        layer.V1.copy_(-V)
+        layer.V2.copy_(V)
     return layer
 
 

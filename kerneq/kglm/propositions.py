@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .families import FLAT, AbstractFamily, Prior
-from .guarantee import certify
+from .guarantee import certify, spectral_norm
 
 
 def jacobian_norm(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
@@ -40,10 +40,8 @@ def proposition12(A: Tensor, B: Tensor, y: Tensor, sigma: Callable[[Tensor], Ten
     L_σ‖y − σ(0)‖ ‖A − B‖ / ((1 − L_σ‖A‖)(1 − L_σ‖B‖)). The published ‖A‖, ‖B‖ < 1 is not needed: L_σ‖A‖ < 1
     is.
     """
-    first, second = lipschitz * _norm(A), lipschitz * _norm(B)
-    if not (first < 1 and second < 1):
-        raise ValueError(f"Both maps must contract; their constants are {first:.3g} and {second:.3g}.")
-    return lipschitz * _spread(y, sigma) * _norm(A - B) / ((1 - first) * (1 - second))
+    first, second = _contraction(A, lipschitz), _contraction(B, lipschitz)
+    return lipschitz * _spread(y, sigma) * spectral_norm(A - B) / ((1 - first) * (1 - second))
 
 
 def proposition13(
@@ -54,14 +52,12 @@ def proposition13(
     B is the positive part of (A + Aᵀ)/2. The bound is L_σ‖y − σ(0)‖ (ν + ‖(A − Aᵀ)/2‖) / (1 − L_σ‖A‖)², ν the
     size of the most negative eigenvalue of (A + Aᵀ)/2: not positive, and not symmetric, each cost their part.
     """
+    constant = _contraction(A, lipschitz)
     symmetric, skew = (A + A.mT) / 2, (A - A.mT) / 2
-    constant = lipschitz * _norm(A)
-    if not constant < 1:
-        raise ValueError(f"The map must contract; its constant is {constant:.3g}.")
     values, vectors = torch.linalg.eigh(symmetric)
     B = (vectors * values.clamp(min=0)) @ vectors.mT
-    negative = (-values.min()).clamp(min=0).item()
-    return B, lipschitz * _spread(y, sigma) * (negative + _norm(skew)) / (1 - constant) ** 2
+    negative = (-values.min()).clamp(min=0)
+    return B, lipschitz * _spread(y, sigma) * (negative + spectral_norm(skew)) / (1 - constant) ** 2
 
 
 @final
@@ -85,8 +81,13 @@ def proposition14(n: int, C: float, t: float, spread: float, lipschitz: float = 
 
 
 def _spread(y: Tensor, sigma: Callable[[Tensor], Tensor]) -> Tensor:
+    """‖y − σ(0)‖ per row of y."""
     return (y - sigma(torch.zeros_like(y))).norm(dim=-1)
 
 
-def _norm(A: Tensor) -> float:
-    return torch.linalg.matrix_norm(A, ord=2).item()
+def _contraction(A: Tensor, lipschitz: float) -> Tensor:
+    """L_σ‖A‖, below 1."""
+    constant = lipschitz * spectral_norm(A)
+    if not constant < 1:
+        raise ValueError(f"The map must contract; its constant is {constant:.3g}.")
+    return constant

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 import kerneq
 from kerneq.equation import AbstractMap
 from kerneq.kglm import Bernoulli, SquaredExponential, White, certify
+from kerneq.kglm.equilibrium import uniform
 from kerneq.kglm.glm import LinearSolver, Problem, cholesky, newton
-from kerneq.kglm.initialise import uniform
 from kerneq.solvers import Picard
 
 COUNTS = ("disagreements", "ties", "beyond_bound", "float32_pixels", "float32_halves", "float32_images")

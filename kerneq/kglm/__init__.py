@@ -3,6 +3,7 @@
 from . import propositions as propositions
 from .equilibrium import GLMCell as GLMCell
 from .equilibrium import KernelEquilibrium as KernelEquilibrium
+from .equilibrium import initialise as initialise
 from .families import AbstractFamily as AbstractFamily
 from .families import Bernoulli as Bernoulli
 from .families import Binomial as Binomial
@@ -20,7 +21,6 @@ from .glm import Posterior as Posterior
 from .guarantee import Guarantee as Guarantee
 from .guarantee import certify as certify
 from .guarantee import spectral_norm as spectral_norm
-from .initialise import initialise as initialise
 from .kernels import AbstractCovariance as AbstractCovariance
 from .kernels import Constant as Constant
 from .kernels import DotProduct as DotProduct

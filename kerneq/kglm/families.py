@@ -98,6 +98,9 @@ class Gaussian(AbstractFamily):
     def mean(self, eta: Tensor) -> Tensor:
         return eta / self.noise
 
+    def variance(self, eta: Tensor) -> Tensor:
+        return torch.full_like(eta, 1 / self.noise)
+
     def variance_range(self, below: float = math.inf) -> tuple[float, float]:
         return 1 / self.noise, 1 / self.noise
 

@@ -184,10 +184,10 @@ def random_lengthscales(channels: int, generator: torch.Generator, *, batch: tup
     return draw.tril() + draw.tril(-1).mT
 
 
-def pixels(height: int, width: int, channels: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Coordinates (row, column, channel) in the order of `image.flatten()` for an image (c, h, w)."""
+def pixels(height: int, width: int, channels: int) -> Tensor:
+    """Coordinates (row, column, channel) in the order of `image.flatten()` for an image (c, h, w), float64."""
     grid = torch.cartesian_prod(torch.arange(channels), torch.arange(height), torch.arange(width))
-    return grid[:, [1, 2, 0]].to(dtype)
+    return grid[:, [1, 2, 0]].double()
 
 
 @final

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from pictures import NoisyPictures, Source, find_scenes, pictures
 from torch import Tensor
 
-from kerneq.kglm.guarantee import convolution_norm
+from kerneq.kglm import spectral_norm
 from kerneq.kglm.kernels import Truncated, random_lengthscales
 
 SCHEMES = ("kernel", "random")
@@ -83,7 +83,7 @@ def norms_of(weights: Tensor, size: tuple[int, int]) -> Tensor:
     maximum a finer grid can raise by 4 % at most.
     """
     torus = (min(size[0], 32), min(size[1], 32))
-    return torch.cat([convolution_norm(part, torus) for part in weights.split(64)])
+    return torch.cat([spectral_norm(part, torus) for part in weights.split(64)])
 
 
 def run(settings: Denoise, device: torch.device, report: Report = silent) -> Result:

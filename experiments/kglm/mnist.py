@@ -17,8 +17,8 @@ from torch.nn import functional as F
 import kerneq
 from kerneq.equation import AbstractMap
 from kerneq.kglm import Bernoulli, SquaredExponential, White, certify
-from kerneq.kglm.initialise import uniform
-from kerneq.kglm.problem import LinearSolver, Problem, cholesky, newton
+from kerneq.kglm.equilibrium import uniform
+from kerneq.kglm.glm import LinearSolver, Problem, cholesky, newton
 from kerneq.solvers import Picard
 
 COUNTS = ("disagreements", "ties", "beyond_bound", "float32_pixels", "float32_halves", "float32_images")
@@ -120,13 +120,22 @@ def conjugate_gradient(
     return x
 
 
+def error_bound(problem: Problem, alpha: Tensor, eta: Tensor, norm: float) -> Tensor:
+    """How far η can be from the solution, per image: ‖η − η*‖ ≤ (‖K‖/λ)‖r‖ for every kernel, family and λ.
+
+    Subtract the two optimality conditions and multiply by η − η*: A′ + Q′ is monotone and K semi-definite, so
+    λ‖α − α*‖²_K ≤ ‖r‖‖η − η*‖, while ‖η − η*‖² ≤ ‖K‖‖α − α*‖²_K. `norm` is ‖K‖.
+    """
+    return norm / problem.lam * problem.residual(alpha, eta).norm(dim=-1)
+
+
 def _solved(problem: Problem, alpha: Tensor, norm: float, steps: int) -> Solved:
     """The a-posteriori bound ‖η − η*‖ ≤ (‖K‖/λ)‖r‖, with the rounding of Kα and of r added to it."""
     eta = problem.canonical(alpha)
     n, eps = eta.shape[-1], torch.finfo(eta.dtype).eps
     product = n * eps * problem.K.abs().sum(-1).max() * alpha.abs().amax(-1)  # of Kα, per entry
     slack = n**0.5 * (8 * eps + problem.family.variance_range()[1] * product)
-    error = problem.error_bound(alpha, eta, norm) + norm / problem.lam * slack + product
+    error = error_bound(problem, alpha, eta, norm) + norm / problem.lam * slack + product
     return Solved(eta, error, steps)
 
 

@@ -9,7 +9,7 @@ from common import COLOURS, Experiment, Figures, Report, Result, main, setting, 
 from mnist import Mnist, binarised, corrupt, kernel_matrix
 from torch import Tensor
 
-from kerneq.kglm.initialise import uniform
+from kerneq.kglm.equilibrium import uniform
 
 SCHEMES = ("kernel", "random")
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from kerneq.kglm import AbstractCovariance, Periodic, SquaredExponential, spectral_norm
-from kerneq.kglm.initialise import uniform
+from kerneq.kglm.equilibrium import uniform
 
 SCHEMES = ("informed", "naive", "random")
 TRUE: AbstractCovariance = 0.1 * (SquaredExponential() * Periodic())

@@ -3,6 +3,7 @@
 from . import propositions as propositions
 from .equilibrium import GLMCell as GLMCell
 from .equilibrium import KernelEquilibrium as KernelEquilibrium
+from .equilibrium import initialise as initialise
 from .families import AbstractFamily as AbstractFamily
 from .families import Bernoulli as Bernoulli
 from .families import Binomial as Binomial
@@ -10,14 +11,16 @@ from .families import Custom as Custom
 from .families import Gaussian as Gaussian
 from .families import Ising as Ising
 from .families import LeakyReLU as LeakyReLU
+from .families import Logistic as Logistic
+from .families import Normal as Normal
 from .families import Poisson as Poisson
+from .families import Prior as Prior
 from .families import Rectified as Rectified
 from .glm import KernelGLM as KernelGLM
 from .glm import Posterior as Posterior
 from .guarantee import Guarantee as Guarantee
 from .guarantee import certify as certify
 from .guarantee import spectral_norm as spectral_norm
-from .initialise import initialise as initialise
 from .kernels import AbstractCovariance as AbstractCovariance
 from .kernels import Constant as Constant
 from .kernels import DotProduct as DotProduct
@@ -28,6 +31,3 @@ from .kernels import Truncated as Truncated
 from .kernels import White as White
 from .kernels import as_kernel as as_kernel
 from .kernels import pixels as pixels
-from .problem import Logistic as Logistic
-from .problem import Normal as Normal
-from .problem import Prior as Prior

@@ -1,4 +1,4 @@
-"""The equilibrium model that is a kernel GLM: its equation, its layer with readout and skip connection, its weights.
+"""Equilibrium layers that are kernel GLMs: the equation, the layer with its readout, and any layer's start as one.
 
 With W₁ = W₃ = −K/λ and W₂ = K/λ, z = σ(W₁z + W₂T + W₃ρ(z) + m) is the kernel GLM's optimality condition (Theorem 3).
 It is solved for η = (A′)⁻¹(z), η = W₁σ(η) + W₂T + W₃Q′(η) + m: no inverse link is needed, and relaxed iteration
@@ -6,7 +6,6 @@ with a small enough step converges for every kernel (`Guarantee.relaxation`).
 """
 
 import dataclasses
-import functools
 import math
 import warnings
 from typing import Any, Self, final
@@ -14,17 +13,17 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
-from ..cells import AbstractCell
+from ..cells import AbstractCell, ConvCell, DenseCell
 from ..equation import AbstractMap
 from ..equilibrium import Equilibrium
 from ..gradients import Implicit
 from ..operators import BoundOperator, bound
 from ..solution import EquilibriumError, Solution, Status
 from ..solvers import AbstractSolver, Anderson, Picard
-from .families import AbstractFamily
-from .guarantee import Guarantee, certify, certify_convolution, spectral_norm
-from .kernels import Truncated, pixels
-from .problem import FLAT, Prior, Problem
+from ..tensors import check_positive
+from .families import FLAT, AbstractFamily, Prior
+from .guarantee import Guarantee, spectral_norm
+from .kernels import SquaredExponential, Truncated, as_kernel, coordinates, random_lengthscales
 
 
 @final
@@ -37,64 +36,39 @@ class GLMMap(AbstractMap):
     constant: Tensor  # W₂T + m
     family: AbstractFamily
     prior: Prior
-    compiled: bool = False
 
     def __call__(self, z: Tensor) -> Tensor:
-        image: Tensor = _compiled()(self, z) if self.compiled else self.image(z)
-        return image
-
-    def image(self, eta: Tensor) -> Tensor:
-        """The map itself, as torch.compile sees it."""
-        drive = self.W1(self.family.mean(eta)) + self.constant
-        return drive if self.W3 is None else drive + self.W3(self.prior.slope(eta))
+        image = self.W1(self.family.mean(z)) + self.constant
+        return image if self.W3 is None else image + self.W3(self.prior.slope(z))
 
     def rows(self, index: Tensor) -> Self:
         return dataclasses.replace(self, constant=self.constant.index_select(0, index))
 
 
-@functools.cache
-def _compiled() -> Any:
-    return torch.compile(GLMMap.image, dynamic=False)
-
-
 @final
 class GLMCell(AbstractCell):
-    """The trainable equation; its input is T(Y), its state η. With the closed-form weights it is the kernel GLM's."""
+    """The trainable equation; its input is T(Y), its state η.
 
-    def __init__(
-        self,
-        W1: Tensor,
-        W2: Tensor,
-        W3: Tensor | None,
-        bias: Tensor,
-        family: AbstractFamily,
-        prior: Prior = FLAT,
-    ) -> None:
+    It starts with the closed-form weights W₁ = W₃ = −W and W₂ = W: for W = K/λ, (n, n) or filters (c, c, k, k), it is
+    the kernel GLM's. The bias is the offset m, (n,) or (c, h, w). W₃ goes with a prior that is not flat.
+    """
+
+    def __init__(self, W: Tensor, bias: Tensor, family: AbstractFamily, prior: Prior = FLAT) -> None:
         super().__init__()
-        if (W3 is None) != prior.flat:
-            raise ValueError("`W3` goes with a prior that is not flat, and only with one.")
-        self.W1, self.W2 = nn.Parameter(W1.clone()), nn.Parameter(W2.clone())
-        self.W3 = None if W3 is None else nn.Parameter(W3.clone())
-        self.bias = nn.Parameter(bias.clone())  # m; (n,), or (channels, height, width) for a convolution
+        self.W1, self.W2 = nn.Parameter(-W), nn.Parameter(W.clone())
+        self.W3 = None if prior.flat else nn.Parameter(-W)
+        self.bias = nn.Parameter(bias.clone())
         self.family, self.prior = family, prior
-        self.compiled = False
 
     def bind(self, x: Tensor) -> GLMMap:
         W3 = None if self.W3 is None else bound(self.W3)
         constant = bound(self.W2)(x) + self.bias
-        return GLMMap(bound(self.W1), W3, constant, self.family, self.prior, self.compiled)
+        return GLMMap(bound(self.W1), W3, constant, self.family, self.prior)
 
     def initial(self, f: AbstractMap) -> Tensor:
         """η = m + W₂T, the first step from z = 0."""
         assert isinstance(f, GLMMap)
         return f.constant.detach()
-
-    def compile_map(self) -> None:
-        self.compiled = True
-
-    def diagnostics(self) -> dict[str, float]:
-        """The spectral norm of W₁; of a convolution, on a torus of 32 × 32."""
-        return {"hidden norm": spectral_norm(self.W1.detach(), (32, 32)).item()}
 
 
 @final
@@ -106,18 +80,15 @@ class KernelEquilibrium(nn.Module):
     and step limit; they are those of `layer`, the `Equilibrium` inside, and can be set there.
     """
 
-    def __init__(self, cell: GLMCell, V1: Tensor, V2: Tensor, bias: Tensor, guarantee: Guarantee) -> None:
+    def __init__(self, cell: GLMCell, V: Tensor, bias: Tensor, guarantee: Guarantee) -> None:
+        """The closed-form readout is V₁ = −V, V₂ = V for V = k(X2, X)/λ, (m, n) or filters; the bias c the offset."""
         super().__init__()
-        wide = V1.dtype == torch.float64
+        wide = V.dtype == torch.float64
         tol = 1e-13 if wide else 1e-6
-        self.layer = Equilibrium(
-            cell,
-            solver=_default_solver(guarantee),
-            gradient=Implicit(tol=1e-10 if wide else 1e-6),
-            tol=tol,
-            max_steps=_enough_steps(guarantee, tol),
-        )
-        self.V1, self.V2 = nn.Parameter(V1.clone()), nn.Parameter(V2.clone())
+        solver, max_steps = _choose_solver(guarantee, tol)
+        gradient = Implicit(tol=1e-10 if wide else 1e-6)
+        self.layer = Equilibrium(cell, solver=solver, gradient=gradient, tol=tol, max_steps=max_steps)
+        self.V1, self.V2 = nn.Parameter(-V), nn.Parameter(V.clone())
         self.bias = nn.Parameter(bias.clone())
         self.guarantee = guarantee
 
@@ -153,55 +124,128 @@ class KernelEquilibrium(nn.Module):
         return solution.value
 
 
-def _default_solver(guarantee: Guarantee) -> AbstractSolver[Any]:
-    """Plain iteration where it contracts, the relaxed one that always does where it does not, else Anderson."""
+def _choose_solver(guarantee: Guarantee, tol: float) -> tuple[AbstractSolver[Any], int]:
+    """Plain iteration where it contracts, the relaxed one that always does where it does not, else Anderson.
+
+    With as many steps as the certified rate needs to get from 1 to tol, twice over; 1000 at least, as weights may
+    change.
+    """
+    solver: AbstractSolver[Any] = Anderson()
+    rate = guarantee.lipschitz / (2 + guarantee.lipschitz)
     if guarantee.assumption2:
-        return Picard()
-    if guarantee.semidefinite and math.isfinite(guarantee.lipschitz):
-        return Picard(relaxation=guarantee.relaxation)
-    return Anderson()
-
-
-def _enough_steps(guarantee: Guarantee, tol: float) -> int:
-    """What the certified rate needs to get from 1 to tol, twice over; 1000 at least, as weights may change."""
-    rate = guarantee.contraction if guarantee.assumption2 else guarantee.lipschitz / (2 + guarantee.lipschitz)
+        solver, rate = Picard(), guarantee.contraction
+    elif guarantee.semidefinite and math.isfinite(guarantee.lipschitz):
+        solver = Picard(relaxation=guarantee.relaxation)
     if not 0 < rate < 1:
-        return 1000
-    return min(100_000, max(1000, math.ceil(2 * math.log(tol) / math.log(rate))))
+        return solver, 1000
+    return solver, min(100_000, max(1000, math.ceil(2 * math.log(tol) / math.log(rate))))
 
 
-def dense_form(problem: Problem, cross: Tensor, bias: Tensor) -> KernelEquilibrium:
-    """W₁ = W₃ = −K/λ, W₂ = K/λ, V₁ = −k(X2, X)/λ, V₂ = k(X2, X)/λ (Corollary 6).
+@torch.no_grad()
+def initialise(
+    layer: nn.Module,
+    kernel: Any,
+    *,
+    norm: float = 1.0,
+    X: Tensor | None = None,
+    X2: Tensor | None = None,
+    size: tuple[int, int] | None = None,
+    generator: torch.Generator | None = None,
+) -> nn.Module:
+    """Set the weights of `layer` in place, and return it.
 
-    `cross` is k(X2, X), (m, n); `bias` the offset at X2, (m,).
+    `kernel` is a kernel (informed), "naive" (a squared exponential on a uniform grid over [−2π, 2π]; for
+    convolutions one of random lengths per pair of channels) or "random" (PyTorch's default, uniform). Kernel weights
+    are scaled to spectral norm `norm` exactly, which is λ = ‖K‖/norm: below 1/sup A″ the layer contracts. X are the
+    coordinates of the state, X2 of the features or outputs; `size` is the image a convolution's norm is measured on.
+
+    Layers: `KernelEquilibrium` and `GLMCell` (Theorem 3; with "naive" the readout is random, as in the paper),
+    `Equilibrium` and every kerneq cell (its operator W), `nn.Linear`, `nn.Conv2d`.
     """
-    guarantee = certify(problem.K, problem.lam, problem.family, problem.prior, t=problem.t, offset=problem.offset)
-    offset = torch.zeros_like(problem.K[0]) if problem.offset is None else problem.offset
-    V = cross / problem.lam
-    return KernelEquilibrium(_closed_form(problem, problem.K / problem.lam, offset), -V, V, bias, guarantee)
+    check_positive("norm", norm)
+    if isinstance(kernel, str) and kernel not in ("naive", "random"):
+        raise ValueError(f"A scheme is a kernel, 'naive' or 'random', got {kernel!r}.")
+    random = isinstance(kernel, str) and kernel == "random"
+
+    def draw(weight: Tensor, rows: Tensor | None) -> Tensor:
+        """A weight of the shape of `weight`: k(rows, X) or its filters with spectral norm `norm`, or random."""
+        if random:
+            return uniform(weight, generator)
+        raw = _evaluate(kernel, weight, rows, X, generator)
+        return norm / spectral_norm(raw, size) * raw
+
+    cell = layer.cell if isinstance(layer, Equilibrium | KernelEquilibrium) else layer
+    match cell:
+        case GLMCell():  # W₁ = W₃ = −K/λ and W₂ = K/λ; for a random start each weight is drawn for itself
+            K = draw(cell.W1, X)
+            cell.W1.copy_(-K)
+            cell.W2.copy_(draw(cell.W2, X) if random else K)
+            if cell.W3 is not None:
+                cell.W3.copy_(draw(cell.W3, X) if random else -K)
+        case DenseCell() | ConvCell():
+            cell.operator.weight.copy_(draw(cell.operator.weight, X2))
+        case nn.Linear() | nn.Conv2d():
+            cell.weight.copy_(draw(cell.weight, X2))
+        case _:
+            name = type(cell).__name__
+            raise TypeError(f"`initialise` knows Equilibrium, kerneq's cells, nn.Linear and nn.Conv2d, got {name}.")
+    if isinstance(layer, KernelEquilibrium) and isinstance(kernel, str):
+        layer.V1.copy_(uniform(layer.V1, generator))
+        layer.V2.copy_(uniform(layer.V2, generator))
+    elif isinstance(layer, KernelEquilibrium):  # the readout has the hidden weight's λ, not a norm of its own
+        scale = norm / spectral_norm(_evaluate(kernel, layer.cell.W1, X, X, generator), size)
+        V = scale * _evaluate(kernel, layer.V1, X if X2 is None else X2, X, generator)
+        layer.V1.copy_(-V)
+        layer.V2.copy_(V)
+    return layer
 
 
-def convolutional_form(problem: Problem, kernel: Truncated, X: Tensor) -> KernelEquilibrium:
-    """The same with filters in place of matrices (Corollary 11), on images (batch, c, h, w) at their own pixels.
+def uniform(weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """PyTorch's default for linear and convolutional layers: U(−1/√fan-in, 1/√fan-in), of the shape of `weight`."""
+    half = 1 / math.sqrt(weight[0].numel())
+    return (torch.rand(weight.shape, generator=generator) * 2 * half - half).to(weight)
 
-    X must be all pixels of an image, in order.
-    """
-    filters = kernel.filters().to(problem.K)
-    channels = len(filters)
-    height, width = (int(X[:, axis].max().item()) + 1 for axis in (0, 1))
-    grid = pixels(height, width, channels, X.dtype).to(X.device) if height > 0 and width > 0 else X[:0]
-    if not torch.equal(X, grid):
+
+def _evaluate(
+    kernel: Any, weight: Tensor, X2: Tensor | None, X: Tensor | None, generator: torch.Generator | None
+) -> Tensor:
+    """The kernel's matrix k(X2, X) or its filters, of the shape of `weight`, before scaling."""
+    if weight.ndim == 4:
+        return _filters(kernel, weight, generator).to(weight)
+    covariance = SquaredExponential() if isinstance(kernel, str) else as_kernel(kernel)
+    rows = _grid(weight.shape[0]) if X2 is None else coordinates(X2)
+    columns = _grid(weight.shape[1]) if X is None else coordinates(X)
+    if (len(rows), len(columns)) != tuple(weight.shape):
         raise ValueError(
-            "The convolutional form needs every pixel of an image as coordinates, in the order of "
-            "`kerneq.kglm.pixels(height, width, channels)`."
+            f"A weight {tuple(weight.shape)} needs X2 and X of {weight.shape[0]} and {weight.shape[1]} "
+            f"coordinates, got {len(rows)} and {len(columns)}."
         )
-    C = filters / problem.lam
-    offset = C.new_zeros(len(X)) if problem.offset is None else problem.offset
-    bias = offset.view(channels, height, width)
-    guarantee = certify_convolution(filters, (height, width), problem)
-    return KernelEquilibrium(_closed_form(problem, C, bias), -C, C, bias, guarantee)
+    return covariance(rows, columns).to(weight)
 
 
-def _closed_form(problem: Problem, W: Tensor, bias: Tensor) -> GLMCell:
-    """The cell with W₁ = W₃ = −W, W₂ = W and the offset as its bias."""
-    return GLMCell(-W, W, None if problem.prior.flat else -W, bias, problem.family, problem.prior)
+def _filters(kernel: Any, weight: Tensor, generator: torch.Generator | None) -> Tensor:
+    """The kernel's filters, of the shape (out, in, k, k) of `weight`."""
+    out, inputs, height, width = weight.shape
+    if height != width or height % 2 == 0:
+        raise ValueError(f"Kernel filters are square with an odd side, got {height} × {width}.")
+    radius, channels = height // 2, max(out, inputs)
+    if isinstance(kernel, str):
+        source = torch.Generator().manual_seed(0) if generator is None else generator
+        kernel = Truncated(random_lengthscales(channels, source), radius)
+    covariance = as_kernel(kernel)
+    if isinstance(covariance, Truncated):
+        table = covariance.filters()
+        if table.shape[-1] != height or len(table) < channels:
+            raise ValueError(
+                f"The kernel's filters are {tuple(table.shape)}; the layer needs {channels} channels and side {height}."
+            )
+        return table[:out, :inputs]
+    # a kernel of positions: k(Δ, 0) over the filter's offsets, the same between every two channels
+    side = torch.arange(-radius, radius + 1, dtype=torch.float64)
+    values = covariance(torch.cartesian_prod(side, side), torch.zeros(1, 2, dtype=torch.float64))
+    return values.view(height, width).expand(out, inputs, -1, -1)
+
+
+def _grid(n: int) -> Tensor:
+    """n coordinates spread evenly over [−2π, 2π], (n, 1)."""
+    return torch.linspace(-2 * math.pi, 2 * math.pi, n, dtype=torch.float64)[:, None]

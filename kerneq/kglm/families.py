@@ -1,4 +1,4 @@
-"""Exponential families p(y | η) = h(y) exp(η T(y) − A(η)): a target y, its canonical parameter η."""
+"""Exponential families p(y | η) = h(y) exp(η T(y) − A(η)), and the prior factors made of them."""
 
 import abc
 import dataclasses
@@ -10,66 +10,58 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..tensors import check_positive
+from ..tensors import check_nonnegative, check_positive
 
 
 class AbstractFamily(abc.ABC):
-    """A log-partition A with its first two derivatives, and the sufficient statistic T; all elementwise.
+    """A log-partition A, elementwise; what follows from it has a default, and a closed form where one is better.
 
     σ = A′ is the activation of the equilibrium layer. The equivalence needs only A convex and differentiable, so a
-    family may also be a pure activation (`LeakyReLU`) that no density has; `admissible` tells the two apart.
+    family may also be a pure activation (`LeakyReLU`) that no density has.
     """
-
-    admissible: bool = True  # is A the log-partition of a probability distribution?
 
     @abc.abstractmethod
     def log_partition(self, eta: Tensor) -> Tensor:
         """A(η)."""
 
-    @abc.abstractmethod
     def mean(self, eta: Tensor) -> Tensor:
         """σ(η) = A′(η), the expectation of T."""
+        return torch.func.grad(lambda e: self.log_partition(e).sum())(eta)
 
-    @abc.abstractmethod
     def variance(self, eta: Tensor) -> Tensor:
         """A″(η), the variance of T."""
+        second = torch.func.grad(lambda e: self.mean(e).sum())(eta)
+        return second.clamp(min=0)  # A is convex: less than 0 is rounding
 
-    @abc.abstractmethod
     def variance_range(self, below: float = math.inf) -> tuple[float, float]:
         """The infimum and the supremum of A″ on (−∞, below]; the supremum may be infinite."""
+        return 0.0, math.inf
 
-    @abc.abstractmethod
     def statistic(self, y: Tensor) -> Tensor:
         """T(y); a ValueError where y is outside the support."""
+        return y
 
     def canonical(self, mean: Tensor) -> Tensor:
-        """The link (A′)⁻¹ by Newton's method inside a bracket; a ValueError where no η has that mean."""
+        """The link (A′)⁻¹ by bisection; a ValueError where no η has that mean."""
         low, high = torch.full_like(mean, -1.0), torch.full_like(mean, 1.0)
         for _ in range(60):  # 2⁶⁰: beyond it a mean that has not been crossed never will
             low = torch.where(self.mean(low) > mean, 2 * low, low)
             high = torch.where(self.mean(high) < mean, 2 * high, high)
-        eta = 0.5 * (low + high)
-        for _ in range(200):
-            error = self.mean(eta) - mean
-            low, high = torch.where(error < 0, eta, low), torch.where(error > 0, eta, high)
-            newton = eta - error / self.variance(eta)
-            inside = (newton > low) & (newton < high)
-            proposal = torch.where(inside, newton, 0.5 * (low + high))
-            proposal = torch.where(error == 0, eta, proposal)
-            if torch.equal(proposal, eta):
-                break
-            eta = proposal
+        for _ in range(120):
+            eta = 0.5 * (low + high)
+            above = self.mean(eta) > mean
+            low, high = torch.where(above, low, eta), torch.where(above, eta, high)
         missed = (self.mean(eta) - mean).abs() > torch.finfo(mean.dtype).eps ** 0.5 * (1 + mean.abs())
         if bool(missed.any()):
             raise ValueError(f"{self!r} has no canonical parameter of mean {mean[missed].flatten()[0].item():g}.")
         return eta
 
-
-def _check_support(y: Tensor, inside: Tensor, family: str, support: str) -> Tensor:
-    """y itself, or an error that names the first value outside the family's support."""
-    if not bool(inside.all()):
-        raise ValueError(f"{family} targets must be {support}, got {y[~inside].flatten()[0].item():g}.")
-    return y
+    def _checked(self, y: Tensor, inside: Tensor, support: str) -> Tensor:
+        """y itself, or an error that names the first value outside the support."""
+        if not bool(inside.all()):
+            outside = y[~inside].flatten()[0].item()
+            raise ValueError(f"{type(self).__name__} targets must be {support}, got {outside:g}.")
+        return y
 
 
 @final
@@ -82,23 +74,12 @@ class Custom(AbstractFamily):
 
     partition: Callable[[Tensor], Tensor]  # A, elementwise and differentiable twice
     bound: float = math.inf  # sup A″
-    admissible: bool = True
 
     def log_partition(self, eta: Tensor) -> Tensor:
         return self.partition(eta)
 
-    def mean(self, eta: Tensor) -> Tensor:
-        return torch.func.grad(lambda e: self.partition(e).sum())(eta)
-
-    def variance(self, eta: Tensor) -> Tensor:
-        second = torch.func.grad(lambda e: self.mean(e).sum())(eta)
-        return second.clamp(min=0)  # A is convex: less than 0 is rounding
-
     def variance_range(self, below: float = math.inf) -> tuple[float, float]:
         return 0.0, self.bound
-
-    def statistic(self, y: Tensor) -> Tensor:
-        return y
 
 
 @final
@@ -152,7 +133,7 @@ class Binomial(AbstractFamily):
 
     def statistic(self, y: Tensor) -> Tensor:
         inside = (y >= 0) & (y <= self.trials) & (y == y.round())
-        return _check_support(y, inside, "Binomial", f"whole numbers from 0 to {self.trials}")
+        return self._checked(y, inside, f"whole numbers from 0 to {self.trials}")
 
 
 def Bernoulli() -> Binomial:
@@ -168,17 +149,13 @@ class Poisson(AbstractFamily):
     def log_partition(self, eta: Tensor) -> Tensor:
         return eta.exp()
 
-    def mean(self, eta: Tensor) -> Tensor:
-        return eta.exp()
-
-    def variance(self, eta: Tensor) -> Tensor:
-        return eta.exp()
+    mean = variance = log_partition
 
     def variance_range(self, below: float = math.inf) -> tuple[float, float]:
         return 0.0, math.exp(below) if below < 700 else math.inf
 
     def statistic(self, y: Tensor) -> Tensor:
-        return _check_support(y, (y >= 0) & (y == y.round()), "Poisson", "whole numbers from 0")
+        return self._checked(y, (y >= 0) & (y == y.round()), "whole numbers from 0")
 
 
 @final
@@ -205,7 +182,7 @@ class Ising(AbstractFamily):
         return 0.0, 1 / self.temperature**2
 
     def statistic(self, y: Tensor) -> Tensor:
-        return _check_support(y, y.abs() == 1, "Ising", "−1 or 1") / self.temperature
+        return self._checked(y, y.abs() == 1, "−1 or 1") / self.temperature
 
 
 @final
@@ -243,8 +220,9 @@ class Rectified(AbstractFamily):
         return self.slope, 1.0
 
     def statistic(self, y: Tensor) -> Tensor:
-        inside = (y >= 0) if self.slope == 0 else y.isfinite()
-        return _check_support(y, inside, "Rectified", "at least 0" if self.slope == 0 else "finite")
+        if self.slope == 0:
+            return self._checked(y, y >= 0, "at least 0")
+        return self._checked(y, y.isfinite(), "finite")
 
 
 def _hazard(u: Tensor) -> Tensor:
@@ -255,13 +233,12 @@ def _hazard(u: Tensor) -> Tensor:
 @final
 @dataclasses.dataclass(frozen=True)
 class LeakyReLU(AbstractFamily):
-    """σ = max(η, aη), A = ½ηmax(η, aη). A log-partition is analytic and this A is not: not admissible.
+    """σ = max(η, aη), A = ½ηmax(η, aη). A log-partition is analytic and this A is not: no density has it.
 
     Slope 0 is the ReLU, which has a canonical parameter for no negative mean.
     """
 
     slope: float = 0.1  # a
-    admissible: bool = dataclasses.field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.slope <= 1:
@@ -273,11 +250,54 @@ class LeakyReLU(AbstractFamily):
     def mean(self, eta: Tensor) -> Tensor:
         return torch.where(eta > 0, eta, self.slope * eta)
 
-    def variance(self, eta: Tensor) -> Tensor:
-        return torch.where(eta > 0, torch.ones_like(eta), torch.full_like(eta, self.slope))
-
     def variance_range(self, below: float = math.inf) -> tuple[float, float]:
         return self.slope, 1.0
 
-    def statistic(self, y: Tensor) -> Tensor:
-        return y
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Prior:
+    """The factor q of the prior p(f) ∝ q(f(X)) exp(−λ‖f‖²/2): Q = −log q = νA_q(η), convex and elementwise.
+
+    A_q is the log-partition of a family, `Custom` for a penalty of your own; q is that family's conjugate prior after
+    ν observations of mean 0. ρ = Q′ ∘ (A′)⁻¹ is the second activation of the equilibrium.
+    """
+
+    family: AbstractFamily
+    weight: float = 1.0  # ν; with 0 the prior is the Gaussian process alone, and ρ = 0
+
+    @property
+    def flat(self) -> bool:
+        """Whether q = 1."""
+        return self.weight == 0
+
+    def penalty(self, eta: Tensor) -> Tensor:
+        """Q(η)."""
+        return self.weight * self.family.log_partition(eta)
+
+    def slope(self, eta: Tensor) -> Tensor:
+        """Q′(η)."""
+        return self.weight * self.family.mean(eta)
+
+    def curvature(self, eta: Tensor) -> Tensor:
+        """Q″(η)."""
+        return self.weight * self.family.variance(eta)
+
+    def max_curvature(self) -> float:
+        """sup Q″."""
+        return 0.0 if self.flat else self.weight * self.family.variance_range()[1]
+
+
+def Normal(precision: float) -> Prior:
+    """q a Gaussian of precision p at every coordinate: Q = pη²/2."""
+    check_nonnegative("precision", precision)
+    return Prior(Gaussian(), precision)
+
+
+def Logistic(scale: float = 1.0) -> Prior:
+    """q a logistic density of scale s: Q = 2 log 2cosh(η/2s), a Laplace prior without its kink."""
+    check_positive("scale", scale)
+    return Prior(Ising(2 * scale), 2.0)
+
+
+FLAT = Normal(0.0)

@@ -1,4 +1,12 @@
-"""The kernel GLM: an exponential family whose canonical parameter is a function in a kernel's space."""
+"""The kernel GLM: an exponential family whose canonical parameter is a function in a kernel's space.
+
+`Problem` is what is minimised, for one kernel matrix and a batch of targets, and `newton` minimises it:
+
+min over α   J(α) = 1ᵀ(A + Q)(η) − ηᵀT + ½λ αᵀKα,      η = Kα + m
+
+A is the family's log-partition, Q = −log q the prior factor's penalty, m the offset, T the sufficient statistics.
+`KernelGLM` is the model: fit, prediction, posterior, evidence, and the equilibrium layer that is the same function.
+"""
 
 import dataclasses
 import math
@@ -8,10 +16,134 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
-from .equilibrium import KernelEquilibrium, convolutional_form, dense_form
-from .families import AbstractFamily
-from .kernels import Truncated, as_kernel, coordinates
-from .problem import FLAT, Fit, LinearSolver, Prior, Problem, cholesky, newton, scaled_factor
+from .equilibrium import GLMCell, KernelEquilibrium
+from .families import FLAT, AbstractFamily, Prior
+from .guarantee import certify
+from .kernels import Truncated, as_kernel, coordinates, pixels
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Everything that stays the same while α is sought; α, η and residuals are (batch, n)."""
+
+    K: Tensor  # (n, n), symmetric positive semi-definite
+    t: Tensor  # (batch, n), the sufficient statistics T(Y)
+    family: AbstractFamily
+    lam: float
+    prior: Prior = FLAT
+    offset: Tensor | float = 0.0  # m at the coordinates, (n,)
+
+    def canonical(self, alpha: Tensor) -> Tensor:
+        """η = Kα + m."""
+        return alpha @ self.K + self.offset  # K is symmetric
+
+    def objective(self, alpha: Tensor, eta: Tensor) -> Tensor:
+        """J per sample; +∞ where it overflows, so that a line search turns back."""
+        loss = self.family.log_partition(eta) + self.prior.penalty(eta) - eta * self.t
+        value = (loss + 0.5 * self.lam * alpha * (eta - self.offset)).sum(-1)
+        return torch.nan_to_num(value, nan=torch.inf)
+
+    def rounding(self, alpha: Tensor, eta: Tensor) -> Tensor:
+        """How much of J is rounding, per sample: two values closer than this are the same value."""
+        size = self.family.log_partition(eta).abs() + self.prior.penalty(eta).abs() + (eta * self.t).abs()
+        size = size + self.lam * (alpha * eta).abs()
+        return 4 * torch.finfo(eta.dtype).eps * size.sum(-1)
+
+    def residual(self, alpha: Tensor, eta: Tensor) -> Tensor:
+        """r = T − A′(η) − Q′(η) − λα; the gradient of J is −Kr, and r = 0 is the equilibrium."""
+        return self.t - self.family.mean(eta) - self.prior.slope(eta) - self.lam * alpha
+
+    def weights(self, eta: Tensor) -> Tensor:
+        """D = A″ + Q″, the diagonal of the Hessian in η."""
+        return self.family.variance(eta) + self.prior.curvature(eta)
+
+
+# (K, s, λ, b) ↦ the x with (λI + S K S) x = b, S = diag(s); K is (n, n), the others (batch, n)
+LinearSolver = Callable[[Tensor, Tensor, float, Tensor], Tensor]
+
+
+def scaled_factor(K: Tensor, s: Tensor, lam: float) -> Tensor:
+    """The Cholesky factors of λI + S K S, S = diag(s), (batch, n, n); an error where one is not definite."""
+    matrix = s[:, :, None] * K * s[:, None, :]
+    matrix.diagonal(dim1=-2, dim2=-1).add_(lam)
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    if bool(info.any()):
+        raise ValueError(
+            "The kernel matrix is not positive semi-definite, so the inner problem is not convex. "
+            "Use a definite kernel, add White(…), or raise `lam`."
+        )
+    return factor
+
+
+def cholesky(K: Tensor, s: Tensor, lam: float, b: Tensor) -> Tensor:
+    """The exact `LinearSolver`: n³/3 operations and n² numbers per sample. The choice for a few samples."""
+    return torch.cholesky_solve(b[..., None], scaled_factor(K, s, lam))[..., 0]
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """Where Newton's method stopped, per sample."""
+
+    alpha: Tensor  # (batch, n), representer coefficients: f = k(·, X)α
+    eta: Tensor  # (batch, n), canonical parameters at the coordinates
+    residual: Tensor  # (batch,), ‖r‖ / max(‖T‖, 1)
+    converged: Tensor  # (batch,), bool
+    steps: int
+    objective: Tensor  # (steps + 1, batch), J before every step and at the end
+
+
+def newton(problem: Problem, *, linear_solver: LinearSolver = cholesky, tol: float = 1e-12, max_steps: int = 50) -> Fit:
+    """Minimise J from α = 0 until ‖r‖ ≤ tol·max(‖T‖, 1) or rounding stops the descent; the same as IRWLS.
+
+    The step is p = (λI + DK)⁻¹ r = (r − S(λI + SKS)⁻¹S K r)/λ, S = D^½. It is halved, per sample, until J falls by a
+    quarter of what its slope promises: J is convex, so Newton's method then converges from anywhere.
+    """
+    alpha = torch.zeros_like(problem.t)
+    eta = problem.canonical(alpha)
+    value = problem.objective(alpha, eta)
+    if not bool(value.isfinite().all()):
+        raise ValueError("The objective is not finite at the start; check the offset and the targets.")
+    scale = problem.t.norm(dim=-1).clamp(min=1)
+    history, active = [value], torch.ones_like(value, dtype=torch.bool)
+    residual = problem.residual(alpha, eta)
+    for step in range(max_steps + 1):
+        before = residual.norm(dim=-1)
+        active = active & (before > tol * scale)
+        if step == max_steps or not bool(active.any()):
+            break
+        s, Kr = problem.weights(eta).sqrt(), residual @ problem.K
+        p = (residual - s * linear_solver(problem.K, s, problem.lam, s * Kr)) / problem.lam
+        alpha, eta, new = _line_search(problem, alpha, eta, value, p, residual, active)
+        residual = problem.residual(alpha, eta)
+        # a sample whose objective and residual both stand still has reached the floor of its dtype
+        active = active & ((new < value) | (residual.norm(dim=-1) < 0.5 * before))
+        value = new
+        history.append(value)
+    relative = residual.norm(dim=-1) / scale
+    floor = 1e3 * torch.finfo(alpha.dtype).eps
+    return Fit(alpha, eta, relative, relative <= max(tol, floor), len(history) - 1, torch.stack(history))
+
+
+def _line_search(
+    problem: Problem, alpha: Tensor, eta: Tensor, value: Tensor, p: Tensor, residual: Tensor, active: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The longest step of 1, ½, ¼ … along p whose objective falls enough, per sample; none where none does."""
+    Kp = p @ problem.K
+    slope = -(residual * Kp).sum(-1)  # of J along p, never positive
+    length = active.to(alpha.dtype)
+    rounding = problem.rounding(alpha, eta)
+    for _ in range(60):
+        trial, trial_eta = alpha + length[:, None] * p, eta + length[:, None] * Kp
+        new = problem.objective(trial, trial_eta)
+        refused = (length > 0) & ~(new <= value + 0.25 * length * slope + rounding)
+        if not bool(refused.any()):
+            break
+        length = torch.where(refused, 0.5 * length, length)
+    stay = (refused | (length == 0))[:, None]
+    alpha, eta = torch.where(stay, alpha, trial), torch.where(stay, eta, trial_eta)
+    return alpha, eta, torch.where(stay[:, 0], value, new)
 
 
 @final
@@ -86,8 +218,8 @@ class KernelGLM:
         single, Y = Y.ndim == 1, (Y[None] if Y.ndim == 1 else Y).to(X.dtype)
         if Y.ndim != 2 or Y.shape[1] != X.shape[0]:
             raise ValueError(f"Targets must be (n,) or (batch, n) with n = {X.shape[0]}, got {tuple(Y.shape)}.")
-        m = None if self.offset is None else self._offset(X)
-        problem = Problem(self.kernel(X, X), self.family.statistic(Y), self.family, self.lam, self.prior, m)
+        t, m = self.family.statistic(Y), self._offset(X)
+        problem = Problem(self.kernel(X, X), t, self.family, self.lam, self.prior, m)
         fit = newton(problem, linear_solver=linear_solver, tol=tol, max_steps=max_steps)
         self._state = X, problem, fit, single
         return self
@@ -148,9 +280,18 @@ class KernelGLM:
         if convolutional:
             if not isinstance(self.kernel, Truncated) or X2 is not None:
                 raise ValueError("The convolutional form needs a `Truncated` kernel and predicts at its own pixels.")
-            return convolutional_form(problem, self.kernel, X)
-        X2 = X if X2 is None else coordinates(X2).to(X.dtype)
-        return dense_form(problem, self.kernel(X2, X), self._offset(X2))
+            K = cross = self.kernel.filters().to(X)
+            size = _image_size(X, len(K))
+            m = bias = self._offset(X).view(len(K), *size)
+            guarantee = certify(K, self.lam, self.family, self.prior, size=size)
+        else:
+            X2 = X if X2 is None else coordinates(X2).to(X.dtype)
+            K, cross = problem.K, self.kernel(X2, X)
+            m, bias = self._offset(X), self._offset(X2)
+            drive = problem.t @ K / self.lam + m
+            guarantee = certify(K, self.lam, self.family, self.prior, drive=drive)
+        cell = GLMCell(K / self.lam, m, self.family, self.prior)
+        return KernelEquilibrium(cell, cross / self.lam, bias, guarantee)
 
     def _offset(self, X: Tensor) -> Tensor:
         """offset(X), (n,); zero where there is none."""
@@ -161,3 +302,14 @@ class KernelGLM:
         if self._state is None:
             raise RuntimeError("This kernel GLM has no data yet; call `fit(X, Y)` first.")
         return self._state
+
+
+def _image_size(X: Tensor, channels: int) -> tuple[int, int]:
+    """Height and width of the image whose pixels, all of them and in order, are the coordinates X."""
+    height, width = (int(X[:, axis].max().clamp(min=-1).item()) + 1 for axis in (0, 1))
+    if not torch.equal(X, pixels(height, width, channels).to(X)):
+        raise ValueError(
+            "The convolutional form needs every pixel of an image as coordinates, in the order of "
+            "`kerneq.kglm.pixels(height, width, channels)`."
+        )
+    return height, width

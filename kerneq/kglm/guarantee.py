@@ -7,8 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from .families import AbstractFamily
-from .problem import FLAT, Prior, Problem
+from .families import FLAT, AbstractFamily, Prior
 
 
 @final
@@ -51,40 +50,37 @@ class Guarantee:
         return 2 / (2 + self.lipschitz)
 
     def __str__(self) -> str:
-        words = f"{self._first()} {self._second()}"
-        if self.semidefinite:
-            words += " The layer and the kernel GLM are the same function of the targets (Corollary 6)."
-        return words
-
-    def _first(self) -> str:
+        number = f"{self.contraction:.3g}"
         if self.assumption1:
-            return f"Assumption 1 holds: K is positive definite (least eigenvalue {self.smallest:.1e})."
-        if self.semidefinite:
-            return (
+            words = f"Assumption 1 holds: K is positive definite (least eigenvalue {self.smallest:.1e})."
+        elif self.semidefinite:
+            words = (
                 "Assumption 1 fails: K is singular to rounding. It is not needed: the readout is the same "
                 "for every minimiser."
             )
-        return (
-            f"K is not positive semi-definite (least eigenvalue {self.smallest:.1e}): no convex kernel GLM "
-            "belongs to this layer; an equilibrium is a stationary point of J at best."
-        )
-
-    def _second(self) -> str:
-        number = f"{self.contraction:.3g}"
+        else:
+            words = (
+                f"K is not positive semi-definite (least eigenvalue {self.smallest:.1e}): no convex kernel GLM "
+                "belongs to this layer; an equilibrium is a stationary point of J at best."
+            )
         if self.assumption2:
-            return (
-                f"Assumption 2 holds: the map contracts by {number}, so plain iteration finds the only "
+            words += (
+                f" Assumption 2 holds: the map contracts by {number}, so plain iteration finds the only "
                 "equilibrium (Proposition 4)."
             )
-        if not self.semidefinite:
-            return f"Assumption 2 fails (its number is {number}): nothing is known about uniqueness."
-        way = "A″ has no bound, so use Newton's method or state a bound on the data"
-        if math.isfinite(self.lipschitz):
-            way = f"relaxed iteration in canonical coordinates with step {self.relaxation:.2g} finds it"
-        return (
-            f"Assumption 2 fails (its number is {number}): plain iteration may not converge. "
-            f"The equilibrium is unique all the same; {way}."
-        )
+        elif not self.semidefinite:
+            words += f" Assumption 2 fails (its number is {number}): nothing is known about uniqueness."
+        else:
+            way = "A″ has no bound, so use Newton's method or state a bound on the data"
+            if math.isfinite(self.lipschitz):
+                way = f"relaxed iteration in canonical coordinates with step {self.relaxation:.2g} finds it"
+            words += (
+                f" Assumption 2 fails (its number is {number}): plain iteration may not converge. "
+                f"The equilibrium is unique all the same; {way}."
+            )
+        if self.semidefinite:
+            words += " The layer and the kernel GLM are the same function of the targets (Corollary 6)."
+        return words
 
 
 def certify(
@@ -93,54 +89,39 @@ def certify(
     family: AbstractFamily,
     prior: Prior = FLAT,
     *,
-    t: Tensor | None = None,
-    offset: Tensor | None = None,
+    size: tuple[int, int] | None = None,
+    drive: Tensor | None = None,
 ) -> Guarantee:
-    """The guarantee for a kernel matrix. Targets `t` = T(Y) help a family whose A″ is unbounded (Poisson).
+    """The guarantee for a kernel matrix K (n, n), or for filters (c, c, k, k) on images (h, w) of `size`, zero-padded.
 
-    There, if K ≥ 0 entrywise and σ > 0, iterates stay below η_max = max((K/λ)T + m), where A″ is bounded.
+    Filters give rigorous bounds, never exact: the zero-padded convolution is a corner of the circular one on a larger
+    torus, whose spectrum the FFT gives. The `drive` (K/λ)T + m helps a family whose A″ is unbounded (Poisson): if
+    K ≥ 0 entrywise and σ > 0, iterates stay below its maximum, where A″ is bounded.
     """
-    eigenvalues = torch.linalg.eigvalsh(K.double())
-    below = math.inf
-    if t is not None and math.isinf(family.variance_range()[1]) and bool((K >= 0).all()):
-        top = t @ K / lam if offset is None else t @ K / lam + offset
-        below = top.max().item()
-    rounding = K.shape[0] * torch.finfo(K.dtype).eps * eigenvalues[-1].item()
-    return _from_spectrum(eigenvalues, lam, family, prior, rounding, below)
-
-
-def certify_convolution(filters: Tensor, size: tuple[int, int], problem: Problem) -> Guarantee:
-    """The same for filters (c, c, k, k) on images (h, w), zero-padded: rigorous bounds, never exact.
-
-    The zero-padded convolution is a corner of the circular one on a larger torus, whose spectrum the FFT gives.
-    """
-    radius = filters.shape[-1] // 2
-    torus = size[0] + 2 * radius, size[1] + 2 * radius
-    row, column = (torch.arange(n, device=filters.device, dtype=torch.float64) / n for n in torus)
-    # moving the filter's centre to the origin makes a symmetric filter's symbol Hermitian
-    phase = torch.exp(2j * math.pi * radius * (row[:, None] + column[None, :]))
-    eigenvalues = torch.linalg.eigvalsh(_symbol(filters.double(), torus) * phase[:, :, None, None])
-    rounding = 1e3 * torch.finfo(filters.dtype).eps * eigenvalues.abs().max().item()
-    return _from_spectrum(eigenvalues, problem.lam, problem.family, problem.prior, rounding)
-
-
-def _from_spectrum(
-    eigenvalues: Tensor,
-    lam: float,
-    family: AbstractFamily,
-    prior: Prior,
-    rounding: float,
-    below: float = math.inf,
-) -> Guarantee:
-    """The guarantee from eigenvalues between which the spectrum of K lies, for η ≤ below."""
-    norm, curvature = eigenvalues.abs().max().item() / lam, prior.max_curvature()
+    if size is None:
+        eigenvalues, terms = torch.linalg.eigvalsh(K.double()), len(K)
+    else:
+        radius = K.shape[-1] // 2
+        torus = size[0] + 2 * radius, size[1] + 2 * radius
+        row, column = (torch.arange(n, device=K.device, dtype=torch.float64) / n for n in torus)
+        # moving the filter's centre to the origin makes a symmetric filter's symbol Hermitian
+        phase = torch.exp(2j * math.pi * radius * (row[:, None] + column[None, :]))
+        eigenvalues, terms = torch.linalg.eigvalsh(_symbol(K.double(), torus) * phase[:, :, None, None]), 1000
+    largest = eigenvalues.abs().max().item()
+    norm, curvature = largest / lam, prior.max_curvature()
+    below = math.inf if drive is None or bool((K < 0).any()) else drive.max().item()
     lowest, highest = family.variance_range(below)
     # ρ′ = Q″ ∘ (A′)⁻¹ / A″ ∘ (A′)⁻¹; the published sup takes A″ and ρ′ at one z, but in the map they meet at two
     steepest = 0.0
     if curvature > 0:
         steepest = curvature / lowest if lowest > 0 else math.inf
-    smallest = eigenvalues.min().item()
-    return Guarantee(smallest, norm, norm * highest * (1 + steepest), norm * (highest + curvature), rounding)
+    return Guarantee(
+        smallest=eigenvalues.min().item(),
+        norm=norm,
+        contraction=norm * highest * (1 + steepest),
+        lipschitz=norm * (highest + curvature),
+        rounding=terms * torch.finfo(K.dtype).eps * largest,
+    )
 
 
 def _symbol(weight: Tensor, size: tuple[int, int]) -> Tensor:
@@ -153,17 +134,12 @@ def _symbol(weight: Tensor, size: tuple[int, int]) -> Tensor:
     return torch.fft.fft2(weight, s=size).movedim((-2, -1), (-4, -3))
 
 
-def convolution_norm(weight: Tensor, size: tuple[int, int]) -> Tensor:
-    """‖W‖ of the circular convolution on images of `size`; weights (…, out, in, k, k) give norms (…)."""
-    return torch.linalg.matrix_norm(_symbol(weight, size), ord=2).amax((-2, -1))
-
-
 def spectral_norm(weight: Tensor, size: tuple[int, int] | None = None) -> Tensor:
-    """‖W‖, exactly, of one dense weight (m, n) or one circular convolution (out, in, k, k) on images of `size`."""
+    """‖W‖, exactly, of a matrix (m, n) or of circular convolutions (…, out, in, k, k) on images of `size`, (…)."""
     if weight.ndim == 2:
         return torch.linalg.matrix_norm(weight, ord=2)
-    if weight.ndim != 4:
-        raise ValueError(f"Expected a weight (m, n) or (out, in, kh, kw), got shape {tuple(weight.shape)}.")
+    if weight.ndim < 4:
+        raise ValueError(f"Expected a weight (m, n) or (…, out, in, kh, kw), got shape {tuple(weight.shape)}.")
     if size is None:
         raise ValueError("The norm of a convolution depends on the image: pass `size=(height, width)`.")
-    return convolution_norm(weight, size)
+    return torch.linalg.matrix_norm(_symbol(weight, size), ord=2).amax((-2, -1))

@@ -5,7 +5,6 @@ Not the kernels of `kerneq.kernels`, which define a layer's energy: these say ho
 
 import abc
 import dataclasses
-import functools
 import math
 import sys
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..tensors import check_positive
+from ..tensors import check_nonnegative, check_positive
 
 
 class AbstractCovariance(abc.ABC):
@@ -154,8 +153,7 @@ class Truncated(AbstractCovariance):
         lengths = self.squared_lengthscales
         if lengths.ndim < 2 or not torch.equal(lengths, lengths.mT) or not bool((lengths > 0).all()):
             raise ValueError("`squared_lengthscales` must be a symmetric matrix (c, c) of positive numbers.")
-        if self.radius < 0:
-            raise ValueError(f"`radius` must not be negative, got {self.radius}.")
+        check_nonnegative("radius", self.radius)
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
         offset = (X[:, None, :2] - X2[None, :, :2]).abs()
@@ -186,21 +184,27 @@ def random_lengthscales(channels: int, generator: torch.Generator, *, batch: tup
     return draw.tril() + draw.tril(-1).mT
 
 
-def pixels(height: int, width: int, channels: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Coordinates (row, column, channel) in the order of `image.flatten()` for an image (c, h, w)."""
+def pixels(height: int, width: int, channels: int) -> Tensor:
+    """Coordinates (row, column, channel) in the order of `image.flatten()` for an image (c, h, w), float64."""
     grid = torch.cartesian_prod(torch.arange(channels), torch.arange(height), torch.arange(width))
-    return grid[:, [1, 2, 0]].to(dtype)
+    return grid[:, [1, 2, 0]].double()
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class FunctionKernel(AbstractCovariance):
-    """Any callable k(X, X2) on tensors that returns a tensor, an array or a GPyTorch lazy matrix."""
+    """Any callable k(X, X2) on tensors that returns a tensor, an array or a GPyTorch lazy matrix; or scikit-learn's."""
 
-    function: Callable[[Tensor, Tensor], Any]
+    function: Callable[..., Any]
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
-        values = self.function(X, X2)
+        scikit = sys.modules.get("sklearn.gaussian_process.kernels")  # not imported: then it is not one of them
+        if scikit is not None and isinstance(self.function, scikit.Kernel):
+            first, second = X.numpy(force=True), X2.numpy(force=True)
+            # equal coordinates are passed as one argument, so that its white noise counts
+            values = self.function(first) if np.array_equal(first, second) else self.function(first, second)
+        else:
+            values = self.function(X, X2)
         if not isinstance(values, np.ndarray):
             values = values.to_dense()  # a tensor stays as it is, a lazy matrix is written out
         matrix = torch.as_tensor(values, dtype=X.dtype, device=X.device)
@@ -215,19 +219,9 @@ def as_kernel(kernel: Any) -> AbstractCovariance:
     """`kernel` itself if it is ours; a kernel of scikit-learn or GPyTorch, or a function k(X, X2), adapted."""
     if isinstance(kernel, AbstractCovariance):
         return kernel
-    scikit = sys.modules.get("sklearn.gaussian_process.kernels")  # not imported: then `kernel` is not one of them
-    if scikit is not None and isinstance(kernel, scikit.Kernel):
-        return FunctionKernel(functools.partial(_call_scikit, kernel))
     if callable(kernel):
         return FunctionKernel(kernel)
     raise TypeError(f"A kernel must be callable as k(X, X2), got {type(kernel).__name__}.")
-
-
-def _call_scikit(kernel: Callable[..., Any], X: Tensor, X2: Tensor) -> Any:
-    """Equal coordinates are passed as one argument, so that scikit-learn's white noise counts."""
-    first, second = X.detach().cpu().numpy(), X2.detach().cpu().numpy()
-    same = first.shape == second.shape and np.array_equal(first, second)
-    return kernel(first) if same else kernel(first, second)
 
 
 def coordinates(X: Tensor) -> Tensor:

@@ -8,18 +8,19 @@ from typing import final
 import torch
 from torch import Tensor
 
-from .families import AbstractFamily
-from .guarantee import certify
-from .problem import FLAT, Prior
+from .families import FLAT, AbstractFamily, Prior
+from .guarantee import certify, spectral_norm
+
+Map = Callable[[Tensor], Tensor]
 
 
-def jacobian_norm(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+def jacobian_norm(f: Map, z: Tensor) -> Tensor:
     """‖DH‖ at each row of z (batch, n), for the map f of one state (n,)."""
     jacobian = torch.func.vmap(torch.func.jacrev(f))(z)
     return torch.linalg.matrix_norm(jacobian, ord=2)
 
 
-def proposition2(f: Callable[[Tensor], Tensor], z1: Tensor, z2: Tensor, points: int = 64) -> tuple[float, float]:
+def proposition2(f: Map, z1: Tensor, z2: Tensor, points: int = 64) -> tuple[float, float]:
     """‖H(z1) − H(z2)‖ / ‖z1 − z2‖ and the largest ‖DH‖ met on the segment between: the first is no larger.
 
     So ‖DH‖ ≤ q < 1 on an open convex set makes H a contraction on its closure, although ‖DH‖ may reach 1 on
@@ -35,34 +36,28 @@ def proposition4(K: Tensor, lam: float, family: AbstractFamily, prior: Prior = F
     return certify(K, lam, family, prior).contraction
 
 
-def proposition12(A: Tensor, B: Tensor, y: Tensor, sigma: Callable[[Tensor], Tensor], lipschitz: float = 1.0) -> Tensor:
+def proposition12(A: Tensor, B: Tensor, y: Tensor, sigma: Map, lipschitz: float = 1.0) -> Tensor:
     """A bound on ‖z₁ − z₂‖ for z₁ = σ(A(y − z₁)), z₂ = σ(B(y − z₂)), per row of y.
 
     L_σ‖y − σ(0)‖ ‖A − B‖ / ((1 − L_σ‖A‖)(1 − L_σ‖B‖)). The published ‖A‖, ‖B‖ < 1 is not needed: L_σ‖A‖ < 1
     is.
     """
-    first, second = lipschitz * _norm(A), lipschitz * _norm(B)
-    if not (first < 1 and second < 1):
-        raise ValueError(f"Both maps must contract; their constants are {first:.3g} and {second:.3g}.")
-    return lipschitz * _spread(y, sigma) * _norm(A - B) / ((1 - first) * (1 - second))
+    first, second = _contraction(A, lipschitz), _contraction(B, lipschitz)
+    return lipschitz * _spread(y, sigma) * spectral_norm(A - B) / ((1 - first) * (1 - second))
 
 
-def proposition13(
-    A: Tensor, y: Tensor, sigma: Callable[[Tensor], Tensor], lipschitz: float = 1.0
-) -> tuple[Tensor, Tensor]:
+def proposition13(A: Tensor, y: Tensor, sigma: Map, lipschitz: float = 1.0) -> tuple[Tensor, Tensor]:
     """A positive semi-definite B near A, and a bound on ‖z₁ − z₂‖ per row of y.
 
     B is the positive part of (A + Aᵀ)/2. The bound is L_σ‖y − σ(0)‖ (ν + ‖(A − Aᵀ)/2‖) / (1 − L_σ‖A‖)², ν the
     size of the most negative eigenvalue of (A + Aᵀ)/2: not positive, and not symmetric, each cost their part.
     """
+    constant = _contraction(A, lipschitz)
     symmetric, skew = (A + A.mT) / 2, (A - A.mT) / 2
-    constant = lipschitz * _norm(A)
-    if not constant < 1:
-        raise ValueError(f"The map must contract; its constant is {constant:.3g}.")
     values, vectors = torch.linalg.eigh(symmetric)
     B = (vectors * values.clamp(min=0)) @ vectors.mT
-    negative = (-values.min()).clamp(min=0).item()
-    return B, lipschitz * _spread(y, sigma) * (negative + _norm(skew)) / (1 - constant) ** 2
+    negative = (-values.min()).clamp(min=0)
+    return B, lipschitz * _spread(y, sigma) * (negative + spectral_norm(skew)) / (1 - constant) ** 2
 
 
 @final
@@ -85,9 +80,14 @@ def proposition14(n: int, C: float, t: float, spread: float, lipschitz: float = 
     return RandomStart(deviation, max(0.0, 1 - 2 * math.exp(-(t**2) / 2)), 4 * spread * C**2 / (1 - C) ** 4)
 
 
-def _spread(y: Tensor, sigma: Callable[[Tensor], Tensor]) -> Tensor:
+def _spread(y: Tensor, sigma: Map) -> Tensor:
+    """‖y − σ(0)‖ per row of y."""
     return (y - sigma(torch.zeros_like(y))).norm(dim=-1)
 
 
-def _norm(A: Tensor) -> float:
-    return torch.linalg.matrix_norm(A, ord=2).item()
+def _contraction(A: Tensor, lipschitz: float) -> Tensor:
+    """L_σ‖A‖, below 1."""
+    constant = lipschitz * spectral_norm(A)
+    if not constant < 1:
+        raise ValueError(f"The map must contract; its constant is {constant:.3g}.")
+    return constant

@@ -7,8 +7,8 @@ import torch
 
 from kerneq import kglm
 from kerneq.gradients import Unrolled
+from kerneq.kglm.families import FLAT
 from kerneq.kglm.kernels import random_lengthscales
-from kerneq.kglm.problem import FLAT
 from kerneq.solvers import Anderson
 
 FAMILIES = [

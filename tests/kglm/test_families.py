@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kerneq import kglm
-from kerneq.kglm.problem import FLAT
+from kerneq.kglm.families import FLAT
 
 FAMILIES: list[kglm.AbstractFamily] = [
     kglm.Gaussian(),

@@ -7,8 +7,7 @@ from torch import nn
 import kerneq
 from kerneq import kglm
 from kerneq.kglm import spectral_norm
-from kerneq.kglm.guarantee import convolution_norm
-from kerneq.kglm.initialise import uniform
+from kerneq.kglm.equilibrium import uniform
 from kerneq.kglm.kernels import random_lengthscales
 
 
@@ -26,13 +25,13 @@ def test_the_fft_norm_is_the_norm_of_the_circular_convolution():
         return nn.functional.conv2d(nn.functional.pad(x, (1, 1, 2, 2), mode="circular"), weight)
 
     dense = torch.linalg.matrix_norm(matrix_of(circular, torch.Size((2, *size))), 2)
-    torch.testing.assert_close(convolution_norm(weight, size), dense, rtol=1e-12, atol=0)
+    torch.testing.assert_close(spectral_norm(weight, size), dense, rtol=1e-12, atol=0)
 
 
 def test_norms_of_many_filters_are_found_together():
     weights = torch.randn(4, 5, 3, 3, 5, 5)
-    norms = convolution_norm(weights, (16, 16))
-    torch.testing.assert_close(norms[2, 3], convolution_norm(weights[2, 3], (16, 16)))
+    norms = spectral_norm(weights, (16, 16))
+    torch.testing.assert_close(norms[2, 3], spectral_norm(weights[2, 3], (16, 16)))
 
 
 @pytest.mark.parametrize("norm", [0.1, 7.0])

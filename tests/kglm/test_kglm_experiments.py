@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from kerneq import data, kglm
-from kerneq.kglm.problem import Problem, cholesky
+from kerneq.kglm.glm import Problem, cholesky
 from kerneq.run.config import ConfigError
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ import torch
 
 from kerneq import kglm, solve
 from kerneq.kglm import kernels
-from kerneq.kglm.problem import FLAT
+from kerneq.kglm.families import FLAT
 from kerneq.kglm.propositions import (
     jacobian_norm,
     proposition2,

@@ -15,9 +15,21 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from .augment import Augment, augment_pixels, cut_out, mix, normalise, random_boxes, resized_crop
+from .augment import (
+    Augment,
+    Place,
+    Purpose,
+    crop_and_flip,
+    cut_out,
+    generator,
+    mix,
+    normalise,
+    random_boxes,
+    resized_crop,
+    to_device,
+)
 from .images import DataError, ImageFiles, Images
-from .randomness import Place, Purpose, generator, to_device
+from .operations import random_operations
 
 
 @final
@@ -137,7 +149,11 @@ class Batches:
 
     def _finish(self, pixels: Tensor, labels: Tensor, place: Place) -> tuple[Tensor, Tensor]:
         """From bytes to what a model trains on: augment, normalise, cut out, mix."""
-        x = normalise(augment_pixels(pixels, self.augment, place), self._mean, self._std)
+        if self.augment.crop or self.augment.flip:
+            pixels = crop_and_flip(pixels, self.augment, place)
+        if self.augment.randaugment or self.augment.trivial:
+            pixels = random_operations(pixels, self.augment, place)
+        x = normalise(pixels, self._mean, self._std)
         if self.augment.cutout:
             x = cut_out(x, self.augment.cutout, place)
         target = labels

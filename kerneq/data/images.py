@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .randomness import Purpose, generator
+from .augment import Purpose, generator
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom, as shares of the width and height
 

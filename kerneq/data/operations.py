@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .randomness import Place, Purpose, to_device
+from .augment import Augment, Place, Purpose, fetch, to_device
 
 
 @final
@@ -70,28 +70,25 @@ RANDAUGMENT = Ranges(shear=0.3, pixels=0.0, share=150 / 331, degrees=30.0, facto
 TRIVIAL_WIDE = Ranges(shear=0.99, pixels=32.0, share=0.0, degrees=135.0, factor=0.99, bits=6)
 
 
-def rand_augment(pixels: Tensor, count: int, magnitude: float, share: float, place: Place) -> Tensor:
-    """`count` operations after one another at level magnitude / 30, on about `share` of the pictures."""
-    chosen, *draws = place.uniform(Purpose.POLICY, 1 + 2 * count)
-    level = np.full(len(chosen), magnitude / 30)
-    for which, sign in zip(draws[::2], draws[1::2], strict=True):
-        pixels = _operate_at_random(pixels, RANDAUGMENT, chosen < share, which, level, sign)
+def random_operations(pixels: Tensor, settings: Augment, place: Place) -> Tensor:
+    """What the policy of `settings` does to about `share` of the pictures.
+
+    RandAugment: `randaugment` operations after one another, drawn for each picture, at level `magnitude` / 30.
+    TrivialAugment: one operation at one of 31 levels, both drawn for each picture."""
+    if settings.trivial:
+        ranges = TRIVIAL_WIDE
+        chosen, *draws, level = place.uniform(Purpose.POLICY, 4)
+        level = np.floor(level * 31) / 30
+    else:
+        ranges = RANDAUGMENT
+        chosen, *draws = place.uniform(Purpose.POLICY, 1 + 2 * settings.randaugment)
+        level = np.full(len(chosen), settings.magnitude / 30)
+    for which, side in zip(draws[::2], draws[1::2], strict=True):
+        operation = np.floor(which * len(Operation)).astype(np.int64)
+        operation[chosen >= settings.share] = Operation.IDENTITY
+        sign = np.where(side < 0.5, -1.0, 1.0)
+        pixels = operate(pixels, operation, ranges.amounts(operation, level, sign, (pixels.shape[2], pixels.shape[3])))
     return pixels
-
-
-def trivial_augment(pixels: Tensor, share: float, place: Place) -> Tensor:
-    """One operation at one of 31 levels, both drawn for each picture, on about `share` of the pictures."""
-    chosen, which, sign, level = place.uniform(Purpose.POLICY, 4)
-    return _operate_at_random(pixels, TRIVIAL_WIDE, chosen < share, which, np.floor(level * 31) / 30, sign)
-
-
-def _operate_at_random(
-    pixels: Tensor, ranges: Ranges, chosen: np.ndarray, which: np.ndarray, level: np.ndarray, sign: np.ndarray
-) -> Tensor:
-    """One operation on each chosen picture, from the draws `which` and `sign` in [0, 1)."""
-    operation = np.where(chosen, np.floor(which * len(Operation)).astype(np.int64), Operation.IDENTITY)
-    amount = ranges.amounts(operation, level, np.where(sign < 0.5, -1.0, 1.0), (pixels.shape[2], pixels.shape[3]))
-    return operate(pixels, operation, amount)
 
 
 def operate(pixels: Tensor, operation: np.ndarray, amount: np.ndarray) -> Tensor:
@@ -137,18 +134,6 @@ def affine(pixels: Tensor, matrices: np.ndarray) -> Tensor:
     y = torch.arange(height, device=pixels.device)[:, None]
     x = torch.arange(width, device=pixels.device)
     return fetch(pixels, (d * x + e * y + f) >> 16, (a * x + b * y + c) >> 16)
-
-
-def fetch(pixels: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """pixels[b, :, rows[b, i, j], columns[b, i, j]], black where that lies outside the picture.
-
-    `rows` and `columns` are int64 and broadcast to (batch, height, width)."""
-    batch, channels, height, width = pixels.shape
-    y, x = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
-    inside = (y == rows) & (x == columns)
-    source = (y * width + x).view(batch, 1, height * width)
-    found = pixels.flatten(2).gather(2, source.expand(-1, channels, -1)).view_as(pixels)
-    return found * inside.unsqueeze(1)
 
 
 def brightness(pixels: Tensor, amount: Tensor) -> Tensor:

@@ -4,15 +4,15 @@
 augmented batches of them on the device; `describe` says which data sets are there."""
 
 from .augment import Augment as Augment
-from .augment import normalise as normalise
-from .batches import Batches as Batches
 from .datasets import DATA_SETS as DATA_SETS
 from .datasets import data_root as data_root
 from .datasets import describe as describe
 from .datasets import find as find
 from .datasets import load as load
+from .images import Batches as Batches
 from .images import DataError as DataError
 from .images import Images as Images
 from .images import decode as decode
+from .images import normalise as normalise
 from .images import split_validation as split_validation
 from .operations import grey as grey

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .operations import RANDAUGMENT, TRIVIAL_WIDE, Operation, fetch, operate, to_device
+
 
 @final
 @dataclasses.dataclass(frozen=True)
@@ -107,14 +109,6 @@ class Place:
         return numbers[self.first : self.last]
 
 
-def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """The array as a tensor on `device`; the host does not wait for the copy."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if device.type == "cuda":  # from pinned memory the copy is asynchronous
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
-
-
 def random_boxes(place: Place, area: float) -> np.ndarray:
     """For each picture left, top, right, bottom, as shares of its sides, of a part of it, (batch, 4).
 
@@ -136,6 +130,15 @@ def resized_crop(pixels: Tensor, boxes: np.ndarray) -> Tensor:
     grid = functional.affine_grid(to_device(theta, pixels.device), list(pixels.shape), align_corners=False)
     found = functional.grid_sample(pixels.float(), grid, padding_mode="border", align_corners=False)
     return found.round_().to(torch.uint8)
+
+
+def augment_bytes(pixels: Tensor, settings: Augment, place: Place) -> Tensor:
+    """Shift, flip and change the levels of the batch at `place`, uint8 to uint8; the crop has been taken before."""
+    if settings.crop or settings.flip:
+        pixels = crop_and_flip(pixels, settings, place)
+    if settings.randaugment or settings.trivial:
+        pixels = random_operations(pixels, settings, place)
+    return pixels
 
 
 def crop_and_flip(pixels: Tensor, settings: Augment, place: Place) -> Tensor:
@@ -160,21 +163,32 @@ def _reflect(index: Tensor, size: int) -> Tensor:
     return (size - 1) - (index.abs() - (size - 1)).abs()
 
 
-def fetch(pixels: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """pixels[b, :, rows[b, i, j], columns[b, i, j]], black where that lies outside the picture.
+def random_operations(pixels: Tensor, settings: Augment, place: Place) -> Tensor:
+    """What the policy of `settings` does to about `share` of the pictures.
 
-    `rows` and `columns` are int64 and broadcast to (batch, height, width)."""
-    batch, channels, height, width = pixels.shape
-    y, x = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
-    inside = (y == rows) & (x == columns)
-    source = (y * width + x).view(batch, 1, height * width)
-    found = pixels.flatten(2).gather(2, source.expand(-1, channels, -1)).view_as(pixels)
-    return found * inside.unsqueeze(1)
+    RandAugment: `randaugment` operations after one another, drawn for each picture, at level `magnitude` / 30.
+    TrivialAugment: one operation at one of 31 levels, both drawn for each picture."""
+    if settings.trivial:
+        ranges = TRIVIAL_WIDE
+        chosen, *draws, level = place.uniform(Purpose.POLICY, 4)
+        level = np.floor(level * 31) / 30
+    else:
+        ranges = RANDAUGMENT
+        chosen, *draws = place.uniform(Purpose.POLICY, 1 + 2 * settings.randaugment)
+        level = np.full(len(chosen), settings.magnitude / 30)
+    for which, side in zip(draws[::2], draws[1::2], strict=True):
+        operation = np.floor(which * len(Operation)).astype(np.int64)
+        operation[chosen >= settings.share] = Operation.IDENTITY
+        sign = np.where(side < 0.5, -1.0, 1.0)
+        pixels = operate(pixels, operation, ranges.amounts(operation, level, sign, (pixels.shape[2], pixels.shape[3])))
+    return pixels
 
 
-def normalise(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """(pixels / 255 − mean) / std in float32; mean and std are (channels, 1, 1)."""
-    return pixels.to(torch.float32).div_(255).sub_(mean).div_(std)
+def augment_inputs(x: Tensor, labels: Tensor, classes: int, settings: Augment, place: Place) -> tuple[Tensor, Tensor]:
+    """Cut out and mix the normalised batch at `place`, which may be overwritten; the targets are `labels` or soft."""
+    if settings.cutout:
+        x = cut_out(x, settings.cutout, place)
+    return mix(x, labels, classes, settings, place) if settings.mixes else (x, labels)
 
 
 def cut_out(x: Tensor, side: int, place: Place) -> Tensor:

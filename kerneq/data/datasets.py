@@ -18,8 +18,9 @@ from typing import Any, final
 import numpy as np
 import torch
 
+from ..settings import build
 from .images import DataError, ImageFiles, Images
-from .readers import File, Release, Split
+from .readers import Release, Split
 
 _SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 _CLASS_LIST = "classes.txt"
@@ -239,15 +240,11 @@ def _read_catalogue() -> Mapping[str, AbstractDataSet]:
             labels = fields.pop("labels", "labels")
             fields["folders"] = tuple(fields["releases"])
             fields["releases"] = {
-                folder: _release(published[release], labels) for folder, release in fields["releases"].items()
+                folder: build(Release, {**published[release], "labels": labels})
+                for folder, release in fields["releases"].items()
             }
         found[name] = kind(name=name, **fields)
     return MappingProxyType(found)
-
-
-def _release(table: Mapping[str, Any], labels: str) -> Release:
-    train, test = (tuple(File(**row) for row in table[split]) for split in ("train", "test"))
-    return Release(table["format"], train, test, labels)
 
 
 DATA_SETS = _read_catalogue()

@@ -16,8 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .augment import Augment, Place, Purpose, fetch, to_device
-
 
 @final
 class Operation(enum.IntEnum):
@@ -70,27 +68,6 @@ RANDAUGMENT = Ranges(shear=0.3, pixels=0.0, share=150 / 331, degrees=30.0, facto
 TRIVIAL_WIDE = Ranges(shear=0.99, pixels=32.0, share=0.0, degrees=135.0, factor=0.99, bits=6)
 
 
-def random_operations(pixels: Tensor, settings: Augment, place: Place) -> Tensor:
-    """What the policy of `settings` does to about `share` of the pictures.
-
-    RandAugment: `randaugment` operations after one another, drawn for each picture, at level `magnitude` / 30.
-    TrivialAugment: one operation at one of 31 levels, both drawn for each picture."""
-    if settings.trivial:
-        ranges = TRIVIAL_WIDE
-        chosen, *draws, level = place.uniform(Purpose.POLICY, 4)
-        level = np.floor(level * 31) / 30
-    else:
-        ranges = RANDAUGMENT
-        chosen, *draws = place.uniform(Purpose.POLICY, 1 + 2 * settings.randaugment)
-        level = np.full(len(chosen), settings.magnitude / 30)
-    for which, side in zip(draws[::2], draws[1::2], strict=True):
-        operation = np.floor(which * len(Operation)).astype(np.int64)
-        operation[chosen >= settings.share] = Operation.IDENTITY
-        sign = np.where(side < 0.5, -1.0, 1.0)
-        pixels = operate(pixels, operation, ranges.amounts(operation, level, sign, (pixels.shape[2], pixels.shape[3])))
-    return pixels
-
-
 def operate(pixels: Tensor, operation: np.ndarray, amount: np.ndarray) -> Tensor:
     """Apply operation[b] with amount[b] to picture b; both are host arrays (batch)."""
     order = np.argsort(operation, kind="stable")[np.count_nonzero(operation == Operation.IDENTITY) :]
@@ -134,6 +111,18 @@ def affine(pixels: Tensor, matrices: np.ndarray) -> Tensor:
     y = torch.arange(height, device=pixels.device)[:, None]
     x = torch.arange(width, device=pixels.device)
     return fetch(pixels, (d * x + e * y + f) >> 16, (a * x + b * y + c) >> 16)
+
+
+def fetch(pixels: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """pixels[b, :, rows[b, i, j], columns[b, i, j]], black where that lies outside the picture.
+
+    `rows` and `columns` are int64 and broadcast to (batch, height, width)."""
+    batch, channels, height, width = pixels.shape
+    y, x = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
+    inside = (y == rows) & (x == columns)
+    source = (y * width + x).view(batch, 1, height * width)
+    found = pixels.flatten(2).gather(2, source.expand(-1, channels, -1)).view_as(pixels)
+    return found * inside.unsqueeze(1)
 
 
 def brightness(pixels: Tensor, amount: Tensor) -> Tensor:
@@ -217,3 +206,11 @@ def grey(pixels: Tensor) -> Tensor:
 def _blend(start: Tensor, end: Tensor, amount: Tensor) -> Tensor:
     """start + amount (end − start), cut to a whole level."""
     return (start + amount * (end - start)).clamp_(0, 255).to(torch.uint8)
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """The array as a tensor on `device`; the host does not wait for the copy."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cuda":  # from pinned memory the copy is asynchronous
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

@@ -8,7 +8,7 @@ import pytest
 from data_files import python2_pickle
 
 from kerneq.data import DataError
-from kerneq.data.unpickle import unpickle
+from kerneq.data.readers import unpickle
 
 
 class Evil:

@@ -184,13 +184,6 @@ def random_operations(pixels: Tensor, settings: Augment, place: Place) -> Tensor
     return pixels
 
 
-def augment_inputs(x: Tensor, labels: Tensor, classes: int, settings: Augment, place: Place) -> tuple[Tensor, Tensor]:
-    """Cut out and mix the normalised batch at `place`, which may be overwritten; the targets are `labels` or soft."""
-    if settings.cutout:
-        x = cut_out(x, settings.cutout, place)
-    return mix(x, labels, classes, settings, place) if settings.mixes else (x, labels)
-
-
 def cut_out(x: Tensor, side: int, place: Place) -> Tensor:
     """Set a square of each normalised picture (batch, channels, height, width) to the mean, in place.
 

@@ -16,11 +16,11 @@ from typing import final
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from .augment import Augment, Place, Purpose, augment_bytes, augment_inputs, generator, random_boxes, resized_crop
+from .augment import Augment, Place, Purpose, augment_bytes, cut_out, generator, mix, random_boxes, resized_crop
 from .operations import to_device
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom, as shares of the width and height
@@ -107,10 +107,6 @@ class Images:
         """The images at `index`, int64, in that order."""
         return dataclasses.replace(self, pixels=self.pixels[index], labels=self.labels[index])
 
-    def decode(self) -> Tensor:
-        """The pixels in memory, uint8 (count, channels, height, width)."""
-        return self.pixels if isinstance(self.pixels, Tensor) else self.pixels.decode()
-
 
 def decode(path: Path, size: int, box: Box | None = None) -> Tensor:
     """One picture file as uint8 (3, size, size): the part in `box`, by default its largest central square.
@@ -122,25 +118,17 @@ def decode(path: Path, size: int, box: Box | None = None) -> Tensor:
             warnings.simplefilter("ignore")  # odd metadata, say, which do not matter here
             warnings.simplefilter("error", Image.DecompressionBombWarning)  # made to fill the memory
             with Image.open(path) as picture:
-                if box is None:  # a JPEG decodes straight to the smallest sufficient size
-                    picture.draft("RGB", (size, size))
-                pixels = picture.convert("RGB")
-                resized = pixels.resize((size, size), Image.Resampling.BILINEAR, _corners(pixels.size, box))
+                if box is None:
+                    picture.draft("RGB", (size, size))  # a JPEG decodes straight to the smallest sufficient size
+                    part = ImageOps.fit(picture.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
+                else:
+                    left, top, right, bottom = np.multiply(box, picture.size * 2).tolist()
+                    corners = left, top, right, bottom
+                    part = picture.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, corners)
     except Exception as error:  # Pillow's decoders raise errors of every kind on damaged files
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{path} is not a readable picture ({reason}): replace or remove it.") from None
-    return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
-
-
-def _corners(shape: tuple[int, int], box: Box | None) -> Box:
-    """The box in pixels of a picture of `shape` (width, height)."""
-    width, height = shape
-    if box is None:
-        side = min(width, height)
-        left, top = (width - side) / 2, (height - side) / 2
-        return left, top, left + side, top + side
-    left, top, right, bottom = box
-    return left * width, top * height, right * width, bottom * height
+    return torch.from_numpy(np.array(part)).permute(2, 0, 1)
 
 
 def split_validation(images: Images, count: int, seed: int) -> tuple[Images, Images]:
@@ -242,10 +230,11 @@ class Batches:
         indices = to_device(order, self.images.labels.device)  # one copy for the whole epoch
         places = [self._place(n, batch) for batch in range(start, len(self))]
         rows = [slice(p.batch * self.batch_size + p.first, p.batch * self.batch_size + p.last) for p in places]
-        if isinstance(self.images.pixels, ImageFiles):
-            pictures = self._decoded(self.images.pixels, [order[row] for row in rows], places)
+        source = self.images.pixels
+        if isinstance(source, ImageFiles):
+            pictures = self._decoded(source, [order[row] for row in rows], places)
         else:
-            pictures = self._resident(self.images.pixels, [indices[row] for row in rows], places)
+            pictures = (source[indices[row]] for row in rows)
         for place, row, pixels in zip(places, rows, pictures, strict=True):
             yield self._finish(pixels, self.images.labels[indices[row]], place)
 
@@ -254,14 +243,6 @@ class Batches:
         count = min(self.batch_size, len(self.images) - batch * self.batch_size)
         first, last = (rank * count // self.world for rank in (self.rank, self.rank + 1))
         return Place(self.seed, epoch, batch, count, first, last)
-
-    def _resident(self, pixels: Tensor, indices: list[Tensor], places: list[Place]) -> Iterator[Tensor]:
-        """The batches at `indices` of pixels that are on the device."""
-        for index, place in zip(indices, places, strict=True):
-            chosen = pixels[index]
-            if self.augment.area < 1:
-                chosen = resized_crop(chosen, random_boxes(place, self.augment.area))
-            yield chosen
 
     def _decoded(self, files: ImageFiles, indices: list[np.ndarray], places: list[Place]) -> Iterator[Tensor]:
         """The batches at `indices` of pixels in files, decoded in worker processes, in order.
@@ -283,9 +264,15 @@ class Batches:
             yield batch.to(self.device, non_blocking=True)
 
     def _finish(self, pixels: Tensor, labels: Tensor, place: Place) -> tuple[Tensor, Tensor]:
-        """From bytes to what a model trains on: augment, normalise, cut out, mix."""
+        """From bytes to what a model trains on: crop, augment, normalise, cut out, mix."""
+        if self.augment.area < 1 and isinstance(self.images.pixels, Tensor):  # of a file it has been decoded
+            pixels = resized_crop(pixels, random_boxes(place, self.augment.area))
         x = normalise(augment_bytes(pixels, self.augment, place), self._mean, self._std)
-        x, target = augment_inputs(x, labels, len(self.images.classes), self.augment, place)
+        target = labels
+        if self.augment.cutout:
+            x = cut_out(x, self.augment.cutout, place)
+        if self.augment.mixes:
+            x, target = mix(x, labels, len(self.images.classes), self.augment, place)
         return (x.contiguous(memory_format=torch.channels_last) if self.channels_last else x), target
 
 

@@ -76,7 +76,7 @@ def operate(pixels: Tensor, operation: np.ndarray, amount: np.ndarray) -> Tensor
     amounts = to_device(amount.astype(np.float32), pixels.device)[:, None, None, None]
     work = pixels[index]
     first = int(np.count_nonzero(operation <= Operation.ROTATE))
-    parts = [affine(work[:first], _matrices(operation[:first], amount[:first], *pixels.shape[2:]))]
+    parts = [move(work[:first], operation[:first], amount[:first])]
     for kind, function in enumerate(_COLOUR_FUNCTIONS, start=Operation.BRIGHTNESS):
         last = first + int(np.count_nonzero(operation == kind))
         if last > first:
@@ -85,32 +85,27 @@ def operate(pixels: Tensor, operation: np.ndarray, amount: np.ndarray) -> Tensor
     return pixels.index_copy(0, index, torch.cat(parts))
 
 
-def _matrices(operation: np.ndarray, amount: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The inverse map (a, b, c, d, e, f) of each geometric operation; rotation is about the centre."""
-    table = np.tile(np.array([1.0, 0.0, 0.0, 0.0, 1.0, 0.0]), (len(operation), 1))
-    columns = {Operation.SHEAR_X: 1, Operation.SHEAR_Y: 3, Operation.TRANSLATE_X: 2, Operation.TRANSLATE_Y: 5}
-    for kind, column in columns.items():
-        table[operation == kind, column] = amount[operation == kind]
+def move(pixels: Tensor, operation: np.ndarray, amount: np.ndarray) -> Tensor:
+    """The geometric operations, rotation about the centre, by nearest-neighbour resampling.
+
+    Each is an inverse map (a, b, c, d, e, f), which fetches from (ax + by + c, dx + ey + f). As in Pillow's
+    Image.transform, the coordinates are those of pixel centres in 16.16 fixed point. Whole numbers make the result
+    exact and the same on every device, which a float grid_sample would not."""
+    height, width = pixels.shape[2:]
+    maps = np.tile(np.array([1.0, 0.0, 0.0, 0.0, 1.0, 0.0]), (len(operation), 1))
+    entries = {Operation.SHEAR_X: 1, Operation.SHEAR_Y: 3, Operation.TRANSLATE_X: 2, Operation.TRANSLATE_Y: 5}
+    for kind, column in entries.items():
+        maps[operation == kind, column] = amount[operation == kind]
     turned = operation == Operation.ROTATE
     angle = np.deg2rad(-amount[turned])
     cos, sin, x, y = np.cos(angle).round(15), np.sin(angle).round(15), width / 2, height / 2
-    table[turned] = np.stack([cos, sin, x - cos * x - sin * y, -sin, cos, y + sin * x - cos * y], axis=1)
-    return table
-
-
-def affine(pixels: Tensor, matrices: np.ndarray) -> Tensor:
-    """Nearest-neighbour resampling; row (a, b, c, d, e, f) fetches from (ax + by + c, dx + ey + f).
-
-    As in Pillow's Image.transform, the coordinates are those of pixel centres in 16.16 fixed point. Whole numbers make
-    the result exact and the same on every device, which a float grid_sample would not."""
-    height, width = pixels.shape[2:]
-    a, b, c, d, e, f = matrices.T
-    table = np.stack([a, b, c + (a + b) / 2, d, e, f + (d + e) / 2], axis=1)
-    fixed = to_device(np.floor(table * 65536 + 0.5).astype(np.int64), pixels.device)
+    maps[turned] = np.stack([cos, sin, x - cos * x - sin * y, -sin, cos, y + sin * x - cos * y], axis=1)
+    maps[:, [2, 5]] += (maps[:, [0, 3]] + maps[:, [1, 4]]) / 2
+    fixed = to_device(np.floor(maps * 65536 + 0.5).astype(np.int64), pixels.device)
     a, b, c, d, e, f = fixed.T[:, :, None, None]
-    y = torch.arange(height, device=pixels.device)[:, None]
-    x = torch.arange(width, device=pixels.device)
-    return fetch(pixels, (d * x + e * y + f) >> 16, (a * x + b * y + c) >> 16)
+    rows = torch.arange(height, device=pixels.device)[:, None]
+    columns = torch.arange(width, device=pixels.device)
+    return fetch(pixels, (d * columns + e * rows + f) >> 16, (a * columns + b * rows + c) >> 16)
 
 
 def fetch(pixels: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -2,19 +2,18 @@
 
 A parser takes the files of a split, one after another as (path, content), the shape (channels, height, width) of the
 images and the name of their labels. It trusts no file: whatever the bytes, it yields parts (path to blame, pixels as
-bytes, as many labels), or raises a DataError. CIFAR's pickles it reads without running anything that they ask for.
+bytes, as many labels), or raises a DataError. Nothing that a file asks for is ever run.
 """
 
 import dataclasses
 import hashlib
-import io
 import math
-import pickle
+import pickletools
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Literal, final
 
 import numpy as np
 
@@ -113,10 +112,7 @@ class Release:
     def read(self, folder: Path, split: Split, shape: Shape, classes: int) -> tuple[np.ndarray, np.ndarray]:
         """Pixels, uint8 (count, *shape), and labels, int64 (count), of the split; the other split is never opened."""
         files = self.train if split == "train" else self.test
-        return self.parse((file.read(folder) for file in files), shape, classes)
-
-    def parse(self, contents: Contents, shape: Shape, classes: int) -> tuple[np.ndarray, np.ndarray]:
-        """The arrays in the contents of a split's files; labels lie within 0 … classes − 1."""
+        contents = (file.read(folder) for file in files)
         pixels: list[np.ndarray] = []
         labels: list[np.ndarray] = []
         for path, rows, numbers in _PARSERS[self.format](contents, shape, self.labels):
@@ -127,10 +123,7 @@ class Release:
 
 def _check_labels(path: Path, labels: Labels, classes: int) -> np.ndarray:
     """The labels as int64, all within 0 … classes − 1."""
-    try:
-        values = np.asarray(labels, dtype=np.int64)
-    except OverflowError:
-        raise DataError(f"{path} holds a label far beyond {classes - 1}: download it again.") from None
+    values = np.asarray(labels, dtype=np.int64)
     if len(values) and not 0 <= values.min() <= values.max() < classes:
         found = f"{values.min()} … {values.max()}"
         raise DataError(f"{path} holds labels {found}, not 0 … {classes - 1}: download it again.")
@@ -168,67 +161,42 @@ def _parse_cifar_python(contents: Contents, shape: Shape, labels: str) -> Parts:
 
     Pictures are a table of bytes (count, 3072) under `data`, labels a list of whole numbers under their name."""
     for path, content in contents:
-        table = unpickle(path, content)
-        pixels, numbers = table.get(b"data"), table.get(labels.encode())
-        if not isinstance(pixels, np.ndarray) or pixels.shape[1] != math.prod(shape):
+        pixels, numbers = scan_pickle(path, content)
+        if len(pixels) % math.prod(shape):
             raise DataError(f"{path} has no table of 32×32 colour pictures: download it again.")
-        if type(numbers) is not list or len(numbers) != len(pixels) or any(type(label) is not int for label in numbers):
-            raise DataError(f"{path} has no label for each of its {len(pixels)} pictures: download it again.")
-        yield path, pixels, numbers
+        table = pixels.reshape(-1, math.prod(shape))
+        if len(numbers.get(labels, ())) != len(table):
+            raise DataError(f"{path} has no label for each of its {len(table)} pictures: download it again.")
+        yield path, table, numbers[labels]
+
+
+def scan_pickle(path: Path, content: bytes) -> tuple[np.ndarray, dict[str, list[int]]]:
+    """The pixels in the content of a CIFAR file, and the whole numbers that follow each of its short strings.
+
+    A pickle is a program, and this one is never run: its instructions are only read, one after another, so that the
+    worst a hostile file can do is to be refused. In the published files, which are of protocol 2, every key is a short
+    string, a list of labels follows its key number by number, and the one long string holds the bytes of `data`."""
+    pixels: np.ndarray | None = None
+    numbers: dict[str, list[int]] = {}
+    latest: list[int] = []
+    try:
+        for opcode, value, position in pickletools.genops(content):
+            match opcode.name, value, position:
+                case "PROTO", int(version), _ if version != 2:
+                    raise ValueError("Python 2 wrote protocol 2.")
+                case "SHORT_BINSTRING", str(key), _:
+                    latest = numbers.setdefault(key, [])
+                case "BININT" | "BININT1" | "BININT2", int(number), _:
+                    latest.append(number)
+                case "BINSTRING", str(text), int(start):  # an opcode of one byte and a length of four stand before it
+                    pixels = np.frombuffer(content, np.uint8, len(text), start + 5)
+    except Exception:  # bytes of any kind are read here, and they can be wrong in any way
+        raise DataError(f"{path} is not a CIFAR file in the python version: download it again.") from None
+    if "data" not in numbers:
+        raise DataError(f"{path} does not hold the dictionary of a CIFAR file: download it again.")
+    if pixels is None:
+        raise DataError(f"{path} does not hold a table of bytes where its pictures should be: download it again.")
+    return pixels, numbers
 
 
 _PARSERS = {"idx": _parse_idx, "cifar-binary": _parse_cifar_binary, "cifar-python": _parse_cifar_python}
-
-# A pickle is a program. Here it runs on Python's own machine cut down twice: only the opcodes found in the published
-# files (read with pickletools) exist, and the three names that those files import (NumPy's array constructor) all stand
-# for one inert record, so that the worst a hostile file can do is to be refused.
-_OPCODES = (
-    *(pickle.PROTO, pickle.STOP, pickle.MARK, pickle.NONE, pickle.NEWFALSE),
-    *(pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.BINSTRING, pickle.SHORT_BINSTRING),
-    *(pickle.EMPTY_DICT, pickle.SETITEMS, pickle.EMPTY_LIST, pickle.APPENDS),
-    *(pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
-    *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.GLOBAL, pickle.REDUCE, pickle.BUILD),
-)
-_NAMES = (("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype"))
-
-
-@final
-class _Inert:
-    """Stands for an array or a dtype being rebuilt: keeps what NumPy would have been given, and does nothing."""
-
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
-        self.state: Any = None
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
-@final
-class _Machine(pickle._Unpickler):  # the Python one: its memo is a dictionary, so a wild index costs nothing
-    dispatch = {opcode[0]: pickle._Unpickler.dispatch[opcode[0]] for opcode in _OPCODES}
-
-    def find_class(self, module: str, name: str) -> type:
-        if (module, name) not in _NAMES:
-            raise pickle.UnpicklingError(f"{module}.{name} is not part of a CIFAR file.")
-        return _Inert
-
-
-def unpickle(path: Path, content: bytes) -> dict[bytes, Any]:
-    """The dictionary in the content of a CIFAR file; arrays become NumPy arrays of unsigned bytes, (rows, columns)."""
-    try:
-        value = _Machine(io.BytesIO(content), encoding="bytes").load()
-    except Exception:  # bytes of any kind reach this machine, and they can break it in any way
-        raise DataError(f"{path} is not a CIFAR file in the python version: download it again.") from None
-    if type(value) is not dict or not all(type(key) is bytes for key in value):
-        raise DataError(f"{path} does not hold the dictionary of a CIFAR file: download it again.")
-    return {key: _array(path, item) if type(item) is _Inert else item for key, item in value.items()}
-
-
-def _array(path: Path, item: _Inert) -> np.ndarray:
-    """The array of unsigned bytes whose state NumPy would have been given: (version, shape, dtype, order, bytes)."""
-    match item.state:
-        case (int(), (int() as rows, int() as columns), _Inert(arguments=(b"u1", *_)), False, bytes() as content):
-            if rows >= 0 and columns >= 0 and rows * columns == len(content):
-                return np.frombuffer(content, np.uint8).reshape(rows, columns)
-    raise DataError(f"{path} does not hold a table of bytes where its pictures should be: download it again.")

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
@@ -67,17 +67,19 @@ class PackedDataSet(AbstractDataSet):
 
     It may have been published in several releases, each of which unpacks to a folder of its own."""
 
-    releases: Mapping[str, Release]  # by folder
+    releases: tuple[Release, ...]  # one for each of `folders`
+    labels: str = "labels"  # which of the labels that its files hold
     class_names: tuple[str, ...]
 
     def check(self, root: Path) -> None:
         folder = self.locate(root)
-        self.releases[folder].check(root / folder)
+        self.releases[self.folders.index(folder)].check(root / folder)
 
     def load(self, split: Split, root: Path, size: int) -> Images:
         folder = self.locate(root)
+        release = self.releases[self.folders.index(folder)]
         shape = len(self.mean), size, size
-        pixels, labels = self.releases[folder].read(root / folder, split, shape, len(self.class_names))
+        pixels, labels = release.read(root / folder, split, shape, self.labels, len(self.class_names))
         return Images(torch.from_numpy(pixels), torch.from_numpy(labels), self.class_names, self.mean, self.std)
 
 
@@ -225,25 +227,19 @@ def _entries(folder: Path) -> list[Path]:
         raise DataError(f"{folder} could not be listed ({error.strerror}): check it and its permissions.") from None
 
 
-_KINDS = MappingProxyType({"packed": PackedDataSet, "digits": DigitsDataSet, "folder": FolderDataSet})
+_KINDS: dict[str, type[AbstractDataSet]] = {"packed": PackedDataSet, "digits": DigitsDataSet, "folder": FolderDataSet}
 
 
 def _read_catalogue() -> Mapping[str, AbstractDataSet]:
     """The data sets of catalogue.toml by their names."""
     tables = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8"))
-    published = tables.pop("release")
+    releases = {name: build(Release, table) for name, table in tables.pop("release").items()}
     found: dict[str, AbstractDataSet] = {}
     for name, table in tables.items():
         kind = _KINDS[table.pop("kind")]
-        fields: dict[str, Any] = {key: tuple(value) if type(value) is list else value for key, value in table.items()}
         if kind is PackedDataSet:
-            labels = fields.pop("labels", "labels")
-            fields["folders"] = tuple(fields["releases"])
-            fields["releases"] = {
-                folder: build(Release, {**published[release], "labels": labels})
-                for folder, release in fields["releases"].items()
-            }
-        found[name] = kind(name=name, **fields)
+            table["releases"] = [releases[release] for release in table["releases"]]
+        found[name] = build(kind, {"name": name, **table})
     return MappingProxyType(found)
 
 

@@ -184,12 +184,6 @@ class Batches:
     workers: int | None = None  # processes that decode; None: one for each core, eight at most
 
     def __post_init__(self) -> None:
-        self._check()
-        self.images = self.images.to(self.device)
-        self._mean = torch.tensor(self.images.mean, device=self.device)[:, None, None]
-        self._std = torch.tensor(self.images.std, device=self.device)[:, None, None]
-
-    def _check(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"`batch_size` must be at least 1, got {self.batch_size}.")
         if not 0 <= self.rank < self.world:
@@ -211,6 +205,9 @@ class Batches:
         if self.augment.mixes and self.batch_size // self.world % 2:
             share = self.batch_size // self.world
             raise ValueError(f"mixup and cutmix need an even batch on every rank, got {share}.")
+        self.images = self.images.to(self.device)
+        self._mean = torch.tensor(self.images.mean, device=self.device)[:, None, None]
+        self._std = torch.tensor(self.images.std, device=self.device)[:, None, None]
 
     def __len__(self) -> int:
         """Batches in an epoch."""

@@ -22,8 +22,7 @@ from .images import DataError
 Split = Literal["train", "test"]
 Contents = Iterable[tuple[Path, bytes]]
 Shape = tuple[int, int, int]  # channels, height, width
-Labels = Sequence[int] | np.ndarray
-Parts = Iterator[tuple[Path, np.ndarray, Labels]]
+Parts = Iterator[tuple[Path, np.ndarray, Sequence[int] | np.ndarray]]  # path, pixels, labels
 
 
 @final
@@ -41,9 +40,9 @@ class File:
     def check(self, folder: Path) -> Path:
         """The path of the file in `folder`, present and of the right size; the content is not opened."""
         path, packed = folder / self.name, folder / f"{self.name}.gz"
-        if packed.exists() and not path.exists():
-            path = packed
         try:
+            if packed.exists() and not path.exists():
+                path = packed
             size = path.stat().st_size
         except FileNotFoundError:
             raise DataError(f"{path} is missing: download it again.") from None
@@ -102,35 +101,31 @@ class Release:
     format: Literal["idx", "cifar-python", "cifar-binary"]
     train: tuple[File, ...]
     test: tuple[File, ...]
-    labels: str = "labels"  # which of the labels that the files hold
 
     def check(self, folder: Path) -> None:
         """A DataError unless the files of both splits are there with the right sizes; opens none of them."""
         for file in (*self.train, *self.test):
             file.check(folder)
 
-    def read(self, folder: Path, split: Split, shape: Shape, classes: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pixels, uint8 (count, *shape), and labels, int64 (count), of the split; the other split is never opened."""
+    def read(self, folder: Path, split: Split, shape: Shape, key: str, classes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Pixels, uint8 (count, *shape), and labels, int64 (count) within 0 … classes − 1, of the split.
+
+        `key` is the name of the labels, where files hold several. The other split's files are never opened."""
         files = self.train if split == "train" else self.test
         contents = (file.read(folder) for file in files)
         pixels: list[np.ndarray] = []
         labels: list[np.ndarray] = []
-        for path, rows, numbers in _PARSERS[self.format](contents, shape, self.labels):
+        for path, rows, numbers in _PARSERS[self.format](contents, shape, key):
+            values = np.asarray(numbers, dtype=np.int64)
+            if len(values) and not 0 <= values.min() <= values.max() < classes:
+                found = f"{values.min()} … {values.max()}"
+                raise DataError(f"{path} holds labels {found}, not 0 … {classes - 1}: download it again.")
             pixels.append(rows.reshape(-1, *shape))
-            labels.append(_check_labels(path, numbers, classes))
+            labels.append(values)
         return np.concatenate(pixels), np.concatenate(labels)
 
 
-def _check_labels(path: Path, labels: Labels, classes: int) -> np.ndarray:
-    """The labels as int64, all within 0 … classes − 1."""
-    values = np.asarray(labels, dtype=np.int64)
-    if len(values) and not 0 <= values.min() <= values.max() < classes:
-        found = f"{values.min()} … {values.max()}"
-        raise DataError(f"{path} holds labels {found}, not 0 … {classes - 1}: download it again.")
-    return values
-
-
-def _parse_idx(contents: Contents, shape: Shape, labels: str) -> Parts:
+def _parse_idx(contents: Contents, shape: Shape, key: str) -> Parts:
     """MNIST's idx files (LeCun et al., 1998), pictures then labels: a magic number, the sizes, the bytes."""
     (path, pixels), (label_path, numbers) = contents
     count = max(0, len(numbers) - 8)
@@ -145,18 +140,18 @@ def _idx_array(path: Path, content: bytes, shape: tuple[int, ...]) -> np.ndarray
     return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape)
 
 
-def _parse_cifar_binary(contents: Contents, shape: Shape, labels: str) -> Parts:
+def _parse_cifar_binary(contents: Contents, shape: Shape, key: str) -> Parts:
     """CIFAR's binary version: records of one label byte, or in CIFAR-100 a coarse and a fine one, and 3072 pixels."""
-    names = ("labels",) if labels == "labels" else ("coarse_labels", "fine_labels")
+    names = ("labels",) if key == "labels" else ("coarse_labels", "fine_labels")
     record = len(names) + math.prod(shape)
     for path, content in contents:
         if len(content) == 0 or len(content) % record:
             raise DataError(f"{path} is not a whole number of records of {record} bytes: download it again.")
         table = np.frombuffer(content, np.uint8).reshape(-1, record)
-        yield path, table[:, len(names) :], table[:, names.index(labels)]
+        yield path, table[:, len(names) :], table[:, names.index(key)]
 
 
-def _parse_cifar_python(contents: Contents, shape: Shape, labels: str) -> Parts:
+def _parse_cifar_python(contents: Contents, shape: Shape, key: str) -> Parts:
     """CIFAR's python version (Krizhevsky, 2009): pickled dictionaries.
 
     Pictures are a table of bytes (count, 3072) under `data`, labels a list of whole numbers under their name."""
@@ -165,9 +160,9 @@ def _parse_cifar_python(contents: Contents, shape: Shape, labels: str) -> Parts:
         if len(pixels) % math.prod(shape):
             raise DataError(f"{path} has no table of 32×32 colour pictures: download it again.")
         table = pixels.reshape(-1, math.prod(shape))
-        if len(numbers.get(labels, ())) != len(table):
+        if len(numbers.get(key, ())) != len(table):
             raise DataError(f"{path} has no label for each of its {len(table)} pictures: download it again.")
-        yield path, table, numbers[labels]
+        yield path, table, numbers[key]
 
 
 def scan_pickle(path: Path, content: bytes) -> tuple[np.ndarray, dict[str, list[int]]]:

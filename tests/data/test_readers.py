@@ -30,12 +30,12 @@ quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthC
 
 
 def read(folder: Path) -> Arrays:
-    return Release("idx", (), IDX).read(folder, "test", GREY, 10)
+    return Release("idx", (), IDX).read(folder, "test", GREY, "labels", 10)
 
 
 def read_cifar(folder: Path, format: str, content: bytes, labels: str = "labels", classes: int = 10) -> Arrays:
     (folder / "f").write_bytes(content)
-    return Release(format, (File("f", len(content)),), (), labels).read(folder, "train", COLOUR, classes)
+    return Release(format, (File("f", len(content)),), ()).read(folder, "train", COLOUR, labels, classes)
 
 
 def outcome(folder: Path, read: Callable[[], Arrays]) -> Arrays | None:
@@ -84,7 +84,7 @@ def test_cifar_pickles_give_back_what_was_written(tmp_path):
     for name in ("batch_0", "batch_1"):
         (tmp_path / name).write_bytes(PICKLE)
     files = tuple(File(name, len(PICKLE)) for name in ("batch_0", "batch_1"))
-    pixels, labels = Release("cifar-python", files, ()).read(tmp_path, "train", COLOUR, 10)
+    pixels, labels = Release("cifar-python", files, ()).read(tmp_path, "train", COLOUR, "labels", 10)
     assert np.array_equal(pixels.reshape(12, 3072), np.concatenate([PIXELS, PIXELS]))
     assert pixels.shape[1:] == COLOUR and labels.tolist() == LABELS + LABELS
 
@@ -176,7 +176,7 @@ def test_with_a_published_size_and_md5_damage_never_passes(tmp_path, content):
     (tmp_path / "f").write_bytes(content)
     file = File("f", len(PICKLE), hashlib.md5(PICKLE).hexdigest())
     release = Release("cifar-python", (file,), ())
-    arrays = outcome(tmp_path, lambda: release.read(tmp_path, "train", COLOUR, 10))
+    arrays = outcome(tmp_path, lambda: release.read(tmp_path, "train", COLOUR, "labels", 10))
     assert (arrays is None) == (content != PICKLE)
 
 
@@ -186,4 +186,4 @@ def test_idx_files_of_any_bytes(tmp_path, contents):
     files = tuple(File(name, len(content)) for name, content in zip(("images", "labels"), contents, strict=True))
     for file, content in zip(files, contents, strict=True):
         (tmp_path / file.name).write_bytes(content)
-    outcome(tmp_path, lambda: Release("idx", (), files).read(tmp_path, "test", GREY, 10))
+    outcome(tmp_path, lambda: Release("idx", (), files).read(tmp_path, "test", GREY, "labels", 10))

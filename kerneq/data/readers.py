@@ -13,7 +13,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import numpy as np
 
@@ -65,8 +65,8 @@ class File:
             _check_md5(path, content, self.gz_md5)
             content = _gunzip(path, content, self.size)
         if len(content) != self.size:
-            found = f"{path} holds {len(content)} bytes, the published file holds {self.size}"
-            raise DataError(f"{found}: download it again.")
+            got = len(content)
+            raise DataError(f"{path} holds {got} bytes, the published file holds {self.size}: download it again.")
         _check_md5(path, content, self.md5)
         return path, content
 
@@ -174,17 +174,19 @@ def scan_pickle(path: Path, content: bytes) -> tuple[np.ndarray, dict[str, list[
     pixels: np.ndarray | None = None
     numbers: dict[str, list[int]] = {}
     latest: list[int] = []
+    value: Any  # of the kind that its opcode says
+    start: Any
     try:
-        for opcode, value, position in pickletools.genops(content):
-            match opcode.name, value, position:
-                case "PROTO", int(version), _ if version != 2:
+        for opcode, value, start in pickletools.genops(content):
+            match opcode.name:
+                case "PROTO" if value != 2:
                     raise ValueError("Python 2 wrote protocol 2.")
-                case "SHORT_BINSTRING", str(key), _:
-                    latest = numbers.setdefault(key, [])
-                case "BININT" | "BININT1" | "BININT2", int(number), _:
-                    latest.append(number)
-                case "BINSTRING", str(text), int(start):  # an opcode of one byte and a length of four stand before it
-                    pixels = np.frombuffer(content, np.uint8, len(text), start + 5)
+                case "SHORT_BINSTRING":
+                    latest = numbers.setdefault(value, [])
+                case "BININT" | "BININT1" | "BININT2":
+                    latest.append(value)
+                case "BINSTRING":  # an opcode of one byte and a length of four stand before it
+                    pixels = np.frombuffer(content, np.uint8, len(value), start + 5)
     except Exception:  # bytes of any kind are read here, and they can be wrong in any way
         raise DataError(f"{path} is not a CIFAR file in the python version: download it again.") from None
     if "data" not in numbers:

@@ -4,18 +4,15 @@
 augmented batches of them on the device; `describe` says which data sets are there."""
 
 from .augment import Augment as Augment
-from .augment import normalise as normalise
-from .batches import Batches as Batches
-from .catalogue import DATA_SETS as DATA_SETS
-from .catalogue import Description as Description
-from .catalogue import data_root as data_root
-from .catalogue import describe as describe
-from .catalogue import find as find
-from .catalogue import load as load
-from .datasets import AbstractDataSet as AbstractDataSet
+from .datasets import DATA_SETS as DATA_SETS
+from .datasets import data_root as data_root
+from .datasets import describe as describe
+from .datasets import find as find
+from .datasets import load as load
+from .images import Batches as Batches
 from .images import DataError as DataError
-from .images import ImageFiles as ImageFiles
 from .images import Images as Images
 from .images import decode as decode
+from .images import normalise as normalise
 from .images import split_validation as split_validation
 from .operations import grey as grey

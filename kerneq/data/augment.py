@@ -1,11 +1,16 @@
-"""Training-time augmentation: its settings, and what they do to a batch in the order in which it is done.
+"""Training-time augmentation: its settings, its random numbers, and what it does to a batch.
 
-Random resized crop, shift and flip, a policy of operations and cutout work picture by picture; mixup (Zhang et al.,
-2018) and CutMix (Yun et al., 2019) on pairs: picture 2k is mixed with picture 2k + 1 of the batch and the other way
-round. In a shuffled batch the neighbour is as random as any other picture, and it is on the same rank.
+Random resized crop, shift and flip and cutout work picture by picture; mixup (Zhang et al., 2018) and CutMix (Yun et
+al., 2019) on pairs: picture 2k is mixed with picture 2k + 1 of the batch and the other way round. In a shuffled batch
+the neighbour is as random as any other picture, and it is on the same rank. The policies are in `operations`.
+
+All random numbers are drawn on the host, for the whole global batch, from a generator keyed by (purpose, seed, epoch,
+batch); a rank then keeps its own rows. So a resumed run and a run on more processes see the same pictures, and the CPU
+and the GPU too; and the host knows which picture gets which operation, so that no device has to be asked.
 """
 
 import dataclasses
+import enum
 from typing import Literal, final
 
 import numpy as np
@@ -13,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .operations import fetch, rand_augment, trivial_augment
-from .randomness import Place, Purpose, to_device
+from .operations import RANDAUGMENT, TRIVIAL_WIDE, Operation, fetch, operate, to_device
 
 
 @final
@@ -58,6 +62,53 @@ class Augment:
         return self.mixup > 0 or self.cutmix > 0
 
 
+@final
+class Purpose(enum.IntEnum):
+    """Separate streams, so that switching one augmentation on leaves the others' numbers alone."""
+
+    VALIDATION = 1
+    ORDER = 2
+    CROP = 3
+    CUTOUT = 4
+    POLICY = 5
+    MIX = 6
+    MIXUP = 7
+    CUTMIX = 8
+    AREA = 9
+
+
+def generator(purpose: Purpose, seed: int, epoch: int = 0, batch: int = 0) -> np.random.Generator:
+    """The generator of one purpose at one place of the run."""
+    if min(seed, epoch, batch) < 0:
+        raise ValueError(f"`seed`, epoch and batch must not be negative, got {seed}, {epoch} and {batch}.")
+    return np.random.default_rng([purpose, epoch, batch, seed])
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A batch of a run, and the rows of it (first … last − 1 of `count`) that this rank works on.
+
+    Numbers are drawn for all `count` rows and cut afterwards, so that they do not depend on the number of ranks."""
+
+    seed: int
+    epoch: int
+    batch: int
+    count: int  # pictures in the global batch
+    first: int
+    last: int
+
+    def uniform(self, purpose: Purpose, columns: int) -> np.ndarray:
+        """Numbers in [0, 1), (columns, rows of this rank)."""
+        numbers = generator(purpose, self.seed, self.epoch, self.batch).random((columns, self.count))
+        return numbers[:, self.first : self.last]
+
+    def beta(self, purpose: Purpose, alpha: float) -> np.ndarray:
+        """Beta(α, α) numbers, (rows of this rank)."""
+        numbers = generator(purpose, self.seed, self.epoch, self.batch).beta(alpha, alpha, self.count)
+        return numbers[self.first : self.last]
+
+
 def random_boxes(place: Place, area: float) -> np.ndarray:
     """For each picture left, top, right, bottom, as shares of its sides, of a part of it, (batch, 4).
 
@@ -81,30 +132,28 @@ def resized_crop(pixels: Tensor, boxes: np.ndarray) -> Tensor:
     return found.round_().to(torch.uint8)
 
 
-def augment_pixels(pixels: Tensor, settings: Augment, place: Place) -> Tensor:
+def augment_bytes(pixels: Tensor, settings: Augment, place: Place) -> Tensor:
     """Shift, flip and change the levels of the batch at `place`, uint8 to uint8; the crop has been taken before."""
     if settings.crop or settings.flip:
-        down, right, side = place.uniform(Purpose.CROP, 3)
-        down, right = (np.floor(u * (2 * settings.crop + 1)) - settings.crop for u in (down, right))
-        flip = (side < 0.5) & settings.flip
-        pixels = crop_and_flip(pixels, down, right, flip, reflect=settings.padding == "reflect")
-    if settings.randaugment:
-        pixels = rand_augment(pixels, settings.randaugment, settings.magnitude, settings.share, place)
-    if settings.trivial:
-        pixels = trivial_augment(pixels, settings.share, place)
+        pixels = crop_and_flip(pixels, settings, place)
+    if settings.randaugment or settings.trivial:
+        pixels = random_operations(pixels, settings, place)
     return pixels
 
 
-def crop_and_flip(pixels: Tensor, down: np.ndarray, right: np.ndarray, flip: np.ndarray, reflect: bool) -> Tensor:
-    """Shift each picture by (down, right) whole pixels, as pad-and-crop does, then mirror it where `flip`.
+def crop_and_flip(pixels: Tensor, settings: Augment, place: Place) -> Tensor:
+    """Shift each picture by up to `crop` whole pixels each way, as pad-and-crop does, and mirror every second one.
 
     What comes in from outside is the picture's reflection or black."""
+    down, right, side = place.uniform(Purpose.CROP, 3)
+    down, right = (np.floor(u * (2 * settings.crop + 1)) - settings.crop for u in (down, right))
+    flip = (side < 0.5) & settings.flip
     height, width = pixels.shape[2:]
     moves = to_device(np.stack([down, right, flip]).astype(np.int64), pixels.device)[:, :, None]  # (3, batch, 1)
     rows = torch.arange(height, device=pixels.device) + moves[0]
     columns = torch.arange(width, device=pixels.device)
     columns = torch.where(moves[2] > 0, width - 1 - columns, columns) + moves[1]
-    if reflect:
+    if settings.padding == "reflect":
         rows, columns = _reflect(rows, height), _reflect(columns, width)
     return fetch(pixels, rows[:, :, None], columns[:, None, :])
 
@@ -114,9 +163,25 @@ def _reflect(index: Tensor, size: int) -> Tensor:
     return (size - 1) - (index.abs() - (size - 1)).abs()
 
 
-def normalise(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """(pixels / 255 − mean) / std in float32; mean and std are (channels, 1, 1)."""
-    return pixels.to(torch.float32).div_(255).sub_(mean).div_(std)
+def random_operations(pixels: Tensor, settings: Augment, place: Place) -> Tensor:
+    """What the policy of `settings` does to about `share` of the pictures.
+
+    RandAugment: `randaugment` operations after one another, drawn for each picture, at level `magnitude` / 30.
+    TrivialAugment: one operation at one of 31 levels, both drawn for each picture."""
+    if settings.trivial:
+        ranges = TRIVIAL_WIDE
+        chosen, *draws, level = place.uniform(Purpose.POLICY, 4)
+        level = np.floor(level * 31) / 30
+    else:
+        ranges = RANDAUGMENT
+        chosen, *draws = place.uniform(Purpose.POLICY, 1 + 2 * settings.randaugment)
+        level = np.full(len(chosen), settings.magnitude / 30)
+    for which, side in zip(draws[::2], draws[1::2], strict=True):
+        operation = np.floor(which * len(Operation)).astype(np.int64)
+        operation[chosen >= settings.share] = Operation.IDENTITY
+        sign = np.where(side < 0.5, -1.0, 1.0)
+        pixels = operate(pixels, operation, ranges.amounts(operation, level, sign, (pixels.shape[2], pixels.shape[3])))
+    return pixels
 
 
 def cut_out(x: Tensor, side: int, place: Place) -> Tensor:

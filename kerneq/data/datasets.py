@@ -1,23 +1,30 @@
-"""What a data set is: where its files lie, whether they are all there, and how they become images.
+"""Data sets: what they are, which of them kerneq knows, and one of them by its name.
 
-There are three kinds: published sets packed into a few files, scikit-learn's digits, and folders of pictures.
+There are three kinds: published sets packed into a few files, scikit-learn's digits, and folders of pictures. The known
+ones are the tables of catalogue.toml; one in files of a new form is a parser in `readers` as well.
 """
 
 import abc
 import dataclasses
+import difflib
 import hashlib
+import os
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import final
 
 import numpy as np
 import torch
 
+from ..settings import build
 from .images import DataError, ImageFiles, Images
 from .readers import Release, Split
 
 _SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 _CLASS_LIST = "classes.txt"
+_FOLDER = "folder:"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,31 +34,29 @@ class AbstractDataSet(abc.ABC):
     `mean` and `std` per channel are those of the training images scaled to [0, 1], so that testing need not read them;
     unless others are given they are ImageNet's, as is usual for photographs."""
 
+    name: str
     size: int  # side of its images; pictures in folders can be resized to another
     get: str  # how to get it
     licence: str  # and whom to cite
+    folders: tuple[str, ...] = ()  # under the data root, that may hold it, the preferred one first; (): it needs none
     class_names: tuple[str, ...] | None = None  # in the order of the labels; None: its files say
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
     @abc.abstractmethod
-    def candidates(self) -> tuple[str, ...]:
-        """The folders under the data root that may hold it, the preferred one first; none if it needs no files."""
-
-    @abc.abstractmethod
-    def check(self, name: str, root: Path) -> None:
+    def check(self, root: Path) -> None:
         """A DataError unless the files of both splits are there with the right sizes; opens none of them."""
 
     @abc.abstractmethod
-    def load(self, name: str, split: Split, root: Path, size: int | None) -> Images:
-        """One split, resized to `size` where that is possible; the other split's files are never opened."""
+    def load(self, split: Split, root: Path, size: int) -> Images:
+        """One split in pictures of side `size`; the other split's files are never opened."""
 
-    def locate(self, name: str, root: Path) -> str:
-        """Which of the candidates is there; a DataError where none is."""
-        for folder in self.candidates():
+    def locate(self, root: Path) -> str:
+        """Which of its folders is there; a DataError where none is."""
+        for folder in self.folders:
             if (root / folder).is_dir():
                 return folder
-        where = f"The data set {name} is not in {root}, which has no folder {' or '.join(self.candidates())}"
+        where = f"The data set {self.name} is not in {root}, which has no folder {' or '.join(self.folders)}"
         raise DataError(f"{where}: {self.get}; or set KERNEQ_DATA to the folder that holds it.")
 
 
@@ -62,23 +67,20 @@ class PackedDataSet(AbstractDataSet):
 
     It may have been published in several releases, each of which unpacks to a folder of its own."""
 
-    releases: Mapping[str, Release]  # by folder
+    releases: tuple[Release, ...]  # one for each of `folders`
+    labels: str = "labels"  # which of the labels that its files hold
     class_names: tuple[str, ...]
 
-    def candidates(self) -> tuple[str, ...]:
-        return tuple(self.releases)
+    def check(self, root: Path) -> None:
+        folder = self.locate(root)
+        self.releases[self.folders.index(folder)].check(root / folder)
 
-    def check(self, name: str, root: Path) -> None:
-        folder = self.locate(name, root)
-        self.releases[folder].check(root / folder)
-
-    def load(self, name: str, split: Split, root: Path, size: int | None) -> Images:
-        folder = self.locate(name, root)
-        _refuse_resizing(name, self.size, size)
-        shape = len(self.mean), self.size, self.size
-        pixels, labels = self.releases[folder].read(root / folder, split, shape, len(self.class_names))
-        tensors = torch.from_numpy(pixels.copy()), torch.from_numpy(labels)
-        return Images(*tensors, self.class_names, self.mean, self.std)
+    def load(self, split: Split, root: Path, size: int) -> Images:
+        folder = self.locate(root)
+        release = self.releases[self.folders.index(folder)]
+        shape = len(self.mean), size, size
+        pixels, labels = release.read(root / folder, split, shape, self.labels, len(self.class_names))
+        return Images(torch.from_numpy(pixels), torch.from_numpy(labels), self.class_names, self.mean, self.std)
 
 
 @final
@@ -90,16 +92,12 @@ class DigitsDataSet(AbstractDataSet):
 
     class_names: tuple[str, ...]
 
-    def candidates(self) -> tuple[str, ...]:
-        return ()
-
-    def check(self, name: str, root: Path) -> None:
+    def check(self, root: Path) -> None:
         """Nothing to check: the images are part of an installed package."""
 
-    def load(self, name: str, split: Split, root: Path, size: int | None) -> Images:
+    def load(self, split: Split, root: Path, size: int) -> Images:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
-        _refuse_resizing(name, self.size, size)
         content = load_digits()
         pixels = torch.from_numpy(np.rint(content.images * (255 / 16)).astype(np.uint8))
         labels = torch.from_numpy(content.target.astype(np.int64))
@@ -108,12 +106,6 @@ class DigitsDataSet(AbstractDataSet):
             test[torch.nonzero(labels == label)[4::5]] = True
         images = Images(pixels[:, None], labels, self.class_names, self.mean, self.std)
         return images.select(torch.nonzero(test if split == "test" else ~test).flatten())
-
-
-def _refuse_resizing(name: str, side: int, size: int | None) -> None:
-    """Small images come in the size in which they were published."""
-    if size not in (None, side):
-        raise DataError(f"The pictures of {name} are {side}×{side}, not {size}×{size}: leave `size` out.")
 
 
 @final
@@ -125,22 +117,18 @@ class FolderDataSet(AbstractDataSet):
     hash of their names, is for testing. The classes are those of `class_folders`, or of a file classes.txt (a folder
     name on each line, then optionally the name to show), or else the folders found in train/, sorted."""
 
-    folders: tuple[str, ...]  # that may hold it
     class_folders: tuple[str, ...] | None = None  # one for each of `class_names`
-    class_count: int | None = None  # where a class list must be given
-    class_lists: tuple[str, ...] = ()  # further places of the class list, under the data root
+    class_list: str | None = None  # another place for classes.txt, under the data root; there must be one then …
+    class_count: int | None = None  # … of so many classes
 
-    def candidates(self) -> tuple[str, ...]:
-        return self.folders
-
-    def check(self, name: str, root: Path) -> None:
-        folder = root / self.locate(name, root)
+    def check(self, root: Path) -> None:
+        folder = root / self.locate(root)
         classes = self._classes(folder, root)
         self._split_folder(folder, "train", classes)
         self._split_folder(folder, "test", classes)
 
-    def load(self, name: str, split: Split, root: Path, size: int | None) -> Images:
-        folder = root / self.locate(name, root)
+    def load(self, split: Split, root: Path, size: int) -> Images:
+        folder = root / self.locate(root)
         classes = self._classes(folder, root)
         place = self._split_folder(folder, split, classes)
         paths: list[Path] = []
@@ -155,18 +143,20 @@ class FolderDataSet(AbstractDataSet):
             labels += [label] * len(found)
         if not paths:
             raise DataError(f"{place} holds no pictures: put some into its folders of classes.")
-        files = ImageFiles(tuple(paths), self.size if size is None else size)
+        files = ImageFiles(tuple(paths), size)
         return Images(files, torch.tensor(labels), tuple(classes.values()), self.mean, self.std)
 
     def _classes(self, folder: Path, root: Path) -> dict[str, str]:
         """The folder of each class and the name to show, in the order of the labels."""
         if self.class_folders is not None and self.class_names is not None:
             return dict(zip(self.class_folders, self.class_names, strict=True))
-        lists = (folder / _CLASS_LIST, *(root / path for path in self.class_lists))
+        lists = [folder / _CLASS_LIST]
+        if self.class_list is not None:
+            lists.append(root / self.class_list)
         for path in lists:
             if path.exists():
                 return _read_class_list(path, self.class_count)
-        if self.class_count is not None:
+        if self.class_list is not None:
             wanted = " or ".join(map(str, lists))
             raise DataError(f"There is no list of the {self.class_count} classes of {folder}: write {wanted}.")
         place = _find_split(folder, "train")
@@ -183,7 +173,7 @@ class FolderDataSet(AbstractDataSet):
         if absent:
             raise DataError(f"{place} has no folder {absent[0]} for that class: add it, or correct the classes.")
         strange = sorted(there - classes.keys())
-        listed = self.class_folders is not None or self.class_count is not None or (folder / _CLASS_LIST).exists()
+        listed = self.class_folders is not None or self.class_list is not None or (folder / _CLASS_LIST).exists()
         if strange and not listed:
             raise DataError(f"{place} has a folder {strange[0]} that train/ has not: remove it, or add the class.")
         return place
@@ -235,3 +225,95 @@ def _entries(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
         raise DataError(f"{folder} could not be listed ({error.strerror}): check it and its permissions.") from None
+
+
+_KINDS: dict[str, type[AbstractDataSet]] = {"packed": PackedDataSet, "digits": DigitsDataSet, "folder": FolderDataSet}
+
+
+def _read_catalogue() -> Mapping[str, AbstractDataSet]:
+    """The data sets of catalogue.toml by their names."""
+    tables = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8"))
+    releases = {name: build(Release, table) for name, table in tables.pop("release").items()}
+    found: dict[str, AbstractDataSet] = {}
+    for name, table in tables.items():
+        kind = _KINDS[table.pop("kind")]
+        if kind is PackedDataSet:
+            table["releases"] = [releases[release] for release in table["releases"]]
+        found[name] = build(kind, {"name": name, **table})
+    return MappingProxyType(found)
+
+
+DATA_SETS = _read_catalogue()
+
+
+def data_root(root: str | Path | None = None) -> Path:
+    """Where data sets lie: `root`, else $KERNEQ_DATA, else ~/.cache/kerneq."""
+    return Path(root or os.environ.get("KERNEQ_DATA") or "~/.cache/kerneq").expanduser()
+
+
+def find(name: str) -> AbstractDataSet:
+    """The data set of that name, a key of DATA_SETS or "folder:PATH"; looks at no file."""
+    if name.startswith(_FOLDER):
+        path = str(Path(name.removeprefix(_FOLDER)).expanduser().absolute())
+        get = f"put pictures into {path}/train/CLASS and {path}/test/CLASS"
+        return FolderDataSet(name=name, folders=(path,), size=224, get=get, licence="your own")
+    if name in DATA_SETS:
+        return DATA_SETS[name]
+    close = difflib.get_close_matches(name, DATA_SETS, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise DataError(f"There is no data set {name!r}.{hint} There are: {', '.join(DATA_SETS)}, {_FOLDER}PATH.")
+
+
+def load(name: str, split: Split, root: str | Path | None = None, size: int | None = None) -> Images:
+    """One split, "train" or "test", of a data set of DATA_SETS or of your own pictures, "folder:PATH".
+
+        images = load("cifar10", "train")
+        images = load("folder:~/birds", "test", size=64)
+
+    `root` is where data sets lie (by default $KERNEQ_DATA, else ~/.cache/kerneq); `size` is the side to which pictures
+    of a folder are resized. Small published sets are read into memory whole, every file checked by its size and, where
+    one was published, its MD5; pictures in folders are only listed. The other split's files are never opened. What is
+    missing or damaged is a DataError that says what to do."""
+    if split not in ("train", "test"):
+        raise DataError(f"There is no split {split!r}: ask for 'train' or 'test'.")
+    if size is not None and size < 1:
+        raise DataError(f"`size` must be at least 1, got {size}.")
+    data_set = find(name)
+    if name.startswith(_FOLDER) and not Path(data_set.folders[0]).is_dir():
+        raise DataError(f"There is no folder {data_set.folders[0]}: put pictures into its train/CLASS and test/CLASS.")
+    side = data_set.size
+    if size not in (None, side) and not isinstance(data_set, FolderDataSet):
+        raise DataError(f"The pictures of {name} are {side}×{side}, not {size}×{size}: leave `size` out.")
+    return data_set.load(split, data_root(root), size or side)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What was found of a data set."""
+
+    name: str
+    found: bool  # whole, as far as names and sizes of files tell
+    path: Path | None  # its folder, if there is one
+    problem: str | None  # what is wrong with it, a sentence
+    get: str  # how to get it
+    licence: str  # and whom to cite
+
+
+def describe(root: str | Path | None = None) -> list[Description]:
+    """A row for every data set of DATA_SETS, there or not.
+
+    Looks at names and sizes of files only, so it is quick; MD5s are for `load` to check."""
+    return [_describe(data_set, data_root(root)) for data_set in DATA_SETS.values()]
+
+
+def _describe(data_set: AbstractDataSet, root: Path) -> Description:
+    path: Path | None = None
+    problem: str | None = None
+    try:
+        if data_set.folders:
+            path = root / data_set.locate(root)
+        data_set.check(root)
+    except DataError as error:
+        problem = str(error)
+    return Description(data_set.name, problem is None, path, problem, data_set.get, data_set.licence)

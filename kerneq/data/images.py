@@ -1,17 +1,27 @@
-"""Images with their labels, in memory or in files: values that can be selected, moved, decoded and split."""
+"""Images with their labels, in memory or in files, and the batches of an epoch that are made of them.
+
+Images are values that can be selected, moved, decoded and split. Batches are the same whoever asks for them and
+whenever: images in memory are moved to the device once, and a batch is gathered, augmented and normalised there; the
+host only draws random numbers, runs ahead and never waits. Images in files are decoded ahead by worker processes.
+"""
 
 import dataclasses
+import functools
+import os
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import final
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
+from torch.utils.data import DataLoader
 
-from .randomness import Purpose, generator
+from .augment import Augment, Place, Purpose, augment_bytes, cut_out, generator, mix, random_boxes, resized_crop
+from .operations import to_device
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom, as shares of the width and height
 
@@ -30,10 +40,6 @@ class ImageFiles:
 
     paths: tuple[Path, ...]
     size: int
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"`size` must be at least 1, got {self.size}.")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -92,7 +98,7 @@ class Images:
         _, channels, height, width = self.pixels.shape
         return channels, height, width
 
-    def to(self, device: torch.device) -> "Images":
+    def to(self, device: str | torch.device) -> "Images":
         """The same on `device`; pixels in files get there when they are decoded."""
         pixels = self.pixels.to(device) if isinstance(self.pixels, Tensor) else self.pixels
         return dataclasses.replace(self, pixels=pixels, labels=self.labels.to(device))
@@ -100,10 +106,6 @@ class Images:
     def select(self, index: Tensor) -> "Images":
         """The images at `index`, int64, in that order."""
         return dataclasses.replace(self, pixels=self.pixels[index], labels=self.labels[index])
-
-    def decode(self) -> Tensor:
-        """The pixels in memory, uint8 (count, channels, height, width)."""
-        return self.pixels if isinstance(self.pixels, Tensor) else self.pixels.decode()
 
 
 def decode(path: Path, size: int, box: Box | None = None) -> Tensor:
@@ -116,25 +118,17 @@ def decode(path: Path, size: int, box: Box | None = None) -> Tensor:
             warnings.simplefilter("ignore")  # odd metadata, say, which do not matter here
             warnings.simplefilter("error", Image.DecompressionBombWarning)  # made to fill the memory
             with Image.open(path) as picture:
-                if box is None:  # a JPEG decodes straight to the smallest sufficient size
-                    picture.draft("RGB", (size, size))
-                pixels = picture.convert("RGB")
-                resized = pixels.resize((size, size), Image.Resampling.BILINEAR, _corners(pixels.size, box))
+                if box is None:
+                    picture.draft("RGB", (size, size))  # a JPEG decodes straight to the smallest sufficient size
+                    part = ImageOps.fit(picture.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
+                else:
+                    left, top, right, bottom = np.multiply(box, picture.size * 2).tolist()
+                    corners = left, top, right, bottom
+                    part = picture.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, corners)
     except Exception as error:  # Pillow's decoders raise errors of every kind on damaged files
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{path} is not a readable picture ({reason}): replace or remove it.") from None
-    return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
-
-
-def _corners(shape: tuple[int, int], box: Box | None) -> Box:
-    """The box in pixels of a picture of `shape` (width, height)."""
-    width, height = shape
-    if box is None:
-        side = min(width, height)
-        left, top = (width - side) / 2, (height - side) / 2
-        return left, top, left + side, top + side
-    left, top, right, bottom = box
-    return left * width, top * height, right * width, bottom * height
+    return torch.from_numpy(np.array(part)).permute(2, 0, 1)
 
 
 def split_validation(images: Images, count: int, seed: int) -> tuple[Images, Images]:
@@ -162,3 +156,140 @@ def _quotas(sizes: np.ndarray, count: int) -> np.ndarray:
     order = np.argsort(quotas - exact, kind="stable")  # largest remainder first, the lower label on a tie
     quotas[order[: count - quotas.sum()]] += 1
     return quotas
+
+
+@final
+@dataclasses.dataclass(eq=False)
+class Batches:
+    """Global batches of `batch_size` images, of which this rank yields its contiguous share.
+
+        batches = Batches(load("cifar10", "train"), 512, Augment(crop=4, flip=True), device="cuda")
+        for x, labels in batches.epoch(0):
+            ...
+
+    Everything random depends on (seed, epoch, batch, position in the global batch) only, so an epoch can be entered in
+    the middle and any number of ranks together see what one process would see. Pixels in memory live on the device;
+    files are decoded by worker processes while the model computes."""
+
+    images: Images
+    batch_size: int
+    augment: Augment = Augment()
+    shuffle: bool = True
+    seed: int = 0
+    device: str | torch.device = "cpu"
+    channels_last: bool = False
+    rank: int = 0
+    world: int = 1
+    drop_last: bool = True  # leave out the incomplete batch at the end of an epoch
+    workers: int | None = None  # processes that decode; None: one for each core, eight at most
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"`batch_size` must be at least 1, got {self.batch_size}.")
+        if not 0 <= self.rank < self.world:
+            raise ValueError(f"`rank` must lie between 0 and {self.world - 1}, got {self.rank}.")
+        if self.batch_size % self.world:
+            raise ValueError(f"`batch_size` {self.batch_size} does not divide among {self.world} ranks.")
+        if len(self) == 0:
+            have = f"there are only {len(self.images)} pictures"
+            raise ValueError(f"`batch_size` {self.batch_size} gives no whole batch, {have}: lower it.")
+        if self.seed < 0:
+            raise ValueError(f"`seed` must not be negative, got {self.seed}.")
+        channels, *sides = self.images.shape
+        if self.augment.crop >= min(sides):
+            raise ValueError(f"`crop` must be below the pictures' side {min(sides)}, got {self.augment.crop}.")
+        if (self.augment.randaugment or self.augment.trivial) and channels not in (1, 3):
+            raise ValueError(f"`randaugment` and `trivial` need 1 or 3 channels, these pictures have {channels}.")
+        if self.augment.mixes and not (self.drop_last and self.shuffle):
+            raise ValueError("mixup and cutmix pair neighbours of a shuffled batch: set `shuffle` and `drop_last`.")
+        if self.augment.mixes and self.batch_size // self.world % 2:
+            share = self.batch_size // self.world
+            raise ValueError(f"mixup and cutmix need an even batch on every rank, got {share}.")
+        self.images = self.images.to(self.device)
+        self._mean = torch.tensor(self.images.mean, device=self.device)[:, None, None]
+        self._std = torch.tensor(self.images.std, device=self.device)[:, None, None]
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        whole, rest = divmod(len(self.images), self.batch_size)
+        return whole if self.drop_last or not rest else whole + 1
+
+    def epoch(self, n: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches (x, target) of epoch `n` from number `start` on.
+
+        x is normalised, float32 (batch, channels, height, width); target holds labels, int64 (batch), or with
+        mixup and cutmix a row of class probabilities for each image, float32 (batch, classes)."""
+        if not 0 <= start <= len(self):
+            raise ValueError(f"`start` must lie between 0 and {len(self)}, got {start}.")
+        order = np.arange(len(self.images))
+        if self.shuffle:
+            order = generator(Purpose.ORDER, self.seed, n).permutation(order)
+        indices = to_device(order, self.images.labels.device)  # one copy for the whole epoch
+        places = [self._place(n, batch) for batch in range(start, len(self))]
+        rows = [slice(p.batch * self.batch_size + p.first, p.batch * self.batch_size + p.last) for p in places]
+        source = self.images.pixels
+        if isinstance(source, ImageFiles):
+            pictures = self._decoded(source, [order[row] for row in rows], places)
+        else:
+            pictures = (source[indices[row]] for row in rows)
+        for place, row, pixels in zip(places, rows, pictures, strict=True):
+            yield self._finish(pixels, self.images.labels[indices[row]], place)
+
+    def _place(self, epoch: int, batch: int) -> Place:
+        """Rank r of w works on the rows ⌊rn/w⌋ … ⌊(r + 1)n/w⌋ − 1 of a batch of n; only the last batch may be short."""
+        count = min(self.batch_size, len(self.images) - batch * self.batch_size)
+        first, last = (rank * count // self.world for rank in (self.rank, self.rank + 1))
+        return Place(self.seed, epoch, batch, count, first, last)
+
+    def _decoded(self, files: ImageFiles, indices: list[np.ndarray], places: list[Place]) -> Iterator[Tensor]:
+        """The batches at `indices` of pixels in files, decoded in worker processes, in order.
+
+        A random resized crop is taken here from the picture in its own resolution, before it becomes small."""
+        area = self.augment.area
+        boxes = [random_boxes(place, area) if area < 1 else None for place in places]
+        loader: DataLoader[Tensor | str] = DataLoader(
+            list(zip(indices, boxes, strict=True)),  # type: ignore[arg-type]
+            batch_size=None,
+            collate_fn=functools.partial(_decode_batch, files),
+            num_workers=_default_workers() if self.workers is None else self.workers,
+            pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator().manual_seed(0),  # or it would take a number from torch's global one
+        )
+        for batch in loader:
+            if isinstance(batch, str):
+                raise DataError(batch)
+            yield batch.to(self.device, non_blocking=True)
+
+    def _finish(self, pixels: Tensor, labels: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+        """From bytes to what a model trains on: crop, augment, normalise, cut out, mix."""
+        if self.augment.area < 1 and isinstance(self.images.pixels, Tensor):  # of a file it has been decoded
+            pixels = resized_crop(pixels, random_boxes(place, self.augment.area))
+        x = normalise(augment_bytes(pixels, self.augment, place), self._mean, self._std)
+        target = labels
+        if self.augment.cutout:
+            x = cut_out(x, self.augment.cutout, place)
+        if self.augment.mixes:
+            x, target = mix(x, labels, len(self.images.classes), self.augment, place)
+        return (x.contiguous(memory_format=torch.channels_last) if self.channels_last else x), target
+
+
+def normalise(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """(pixels / 255 − mean) / std in float32; mean and std are (channels, 1, 1)."""
+    return pixels.to(torch.float32).div_(255).sub_(mean).div_(std)
+
+
+def _decode_batch(files: ImageFiles, request: tuple[np.ndarray, np.ndarray | None]) -> Tensor | str:
+    """The files at an index, each cut to its box: a whole batch, decoded inside a worker.
+
+    A file that cannot be read gives the sentence that says so instead: an exception would come out of a worker process
+    wrapped in that process's traceback."""
+    index, boxes = request
+    try:
+        return files[index].decode(None if boxes is None else boxes.tolist())
+    except DataError as error:
+        return str(error)
+
+
+def _default_workers() -> int:
+    """One process for each core this process may use, eight at most."""
+    return min(8, len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)

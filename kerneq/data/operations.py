@@ -16,8 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .randomness import Place, Purpose, to_device
-
 
 @final
 class Operation(enum.IntEnum):
@@ -70,30 +68,6 @@ RANDAUGMENT = Ranges(shear=0.3, pixels=0.0, share=150 / 331, degrees=30.0, facto
 TRIVIAL_WIDE = Ranges(shear=0.99, pixels=32.0, share=0.0, degrees=135.0, factor=0.99, bits=6)
 
 
-def rand_augment(pixels: Tensor, count: int, magnitude: float, share: float, place: Place) -> Tensor:
-    """`count` operations after one another at level magnitude / 30, on about `share` of the pictures."""
-    chosen, *draws = place.uniform(Purpose.POLICY, 1 + 2 * count)
-    level = np.full(len(chosen), magnitude / 30)
-    for which, sign in zip(draws[::2], draws[1::2], strict=True):
-        pixels = _operate_at_random(pixels, RANDAUGMENT, chosen < share, which, level, sign)
-    return pixels
-
-
-def trivial_augment(pixels: Tensor, share: float, place: Place) -> Tensor:
-    """One operation at one of 31 levels, both drawn for each picture, on about `share` of the pictures."""
-    chosen, which, sign, level = place.uniform(Purpose.POLICY, 4)
-    return _operate_at_random(pixels, TRIVIAL_WIDE, chosen < share, which, np.floor(level * 31) / 30, sign)
-
-
-def _operate_at_random(
-    pixels: Tensor, ranges: Ranges, chosen: np.ndarray, which: np.ndarray, level: np.ndarray, sign: np.ndarray
-) -> Tensor:
-    """One operation on each chosen picture, from the draws `which` and `sign` in [0, 1)."""
-    operation = np.where(chosen, np.floor(which * len(Operation)).astype(np.int64), Operation.IDENTITY)
-    amount = ranges.amounts(operation, level, np.where(sign < 0.5, -1.0, 1.0), (pixels.shape[2], pixels.shape[3]))
-    return operate(pixels, operation, amount)
-
-
 def operate(pixels: Tensor, operation: np.ndarray, amount: np.ndarray) -> Tensor:
     """Apply operation[b] with amount[b] to picture b; both are host arrays (batch)."""
     order = np.argsort(operation, kind="stable")[np.count_nonzero(operation == Operation.IDENTITY) :]
@@ -102,7 +76,7 @@ def operate(pixels: Tensor, operation: np.ndarray, amount: np.ndarray) -> Tensor
     amounts = to_device(amount.astype(np.float32), pixels.device)[:, None, None, None]
     work = pixels[index]
     first = int(np.count_nonzero(operation <= Operation.ROTATE))
-    parts = [affine(work[:first], _matrices(operation[:first], amount[:first], *pixels.shape[2:]))]
+    parts = [move(work[:first], operation[:first], amount[:first])]
     for kind, function in enumerate(_COLOUR_FUNCTIONS, start=Operation.BRIGHTNESS):
         last = first + int(np.count_nonzero(operation == kind))
         if last > first:
@@ -111,32 +85,27 @@ def operate(pixels: Tensor, operation: np.ndarray, amount: np.ndarray) -> Tensor
     return pixels.index_copy(0, index, torch.cat(parts))
 
 
-def _matrices(operation: np.ndarray, amount: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The inverse map (a, b, c, d, e, f) of each geometric operation; rotation is about the centre."""
-    table = np.tile(np.array([1.0, 0.0, 0.0, 0.0, 1.0, 0.0]), (len(operation), 1))
-    columns = {Operation.SHEAR_X: 1, Operation.SHEAR_Y: 3, Operation.TRANSLATE_X: 2, Operation.TRANSLATE_Y: 5}
-    for kind, column in columns.items():
-        table[operation == kind, column] = amount[operation == kind]
+def move(pixels: Tensor, operation: np.ndarray, amount: np.ndarray) -> Tensor:
+    """The geometric operations, rotation about the centre, by nearest-neighbour resampling.
+
+    Each is an inverse map (a, b, c, d, e, f), which fetches from (ax + by + c, dx + ey + f). As in Pillow's
+    Image.transform, the coordinates are those of pixel centres in 16.16 fixed point. Whole numbers make the result
+    exact and the same on every device, which a float grid_sample would not."""
+    height, width = pixels.shape[2:]
+    maps = np.tile(np.array([1.0, 0.0, 0.0, 0.0, 1.0, 0.0]), (len(operation), 1))
+    entries = {Operation.SHEAR_X: 1, Operation.SHEAR_Y: 3, Operation.TRANSLATE_X: 2, Operation.TRANSLATE_Y: 5}
+    for kind, column in entries.items():
+        maps[operation == kind, column] = amount[operation == kind]
     turned = operation == Operation.ROTATE
     angle = np.deg2rad(-amount[turned])
     cos, sin, x, y = np.cos(angle).round(15), np.sin(angle).round(15), width / 2, height / 2
-    table[turned] = np.stack([cos, sin, x - cos * x - sin * y, -sin, cos, y + sin * x - cos * y], axis=1)
-    return table
-
-
-def affine(pixels: Tensor, matrices: np.ndarray) -> Tensor:
-    """Nearest-neighbour resampling; row (a, b, c, d, e, f) fetches from (ax + by + c, dx + ey + f).
-
-    As in Pillow's Image.transform, the coordinates are those of pixel centres in 16.16 fixed point. Whole numbers make
-    the result exact and the same on every device, which a float grid_sample would not."""
-    height, width = pixels.shape[2:]
-    a, b, c, d, e, f = matrices.T
-    table = np.stack([a, b, c + (a + b) / 2, d, e, f + (d + e) / 2], axis=1)
-    fixed = to_device(np.floor(table * 65536 + 0.5).astype(np.int64), pixels.device)
+    maps[turned] = np.stack([cos, sin, x - cos * x - sin * y, -sin, cos, y + sin * x - cos * y], axis=1)
+    maps[:, [2, 5]] += (maps[:, [0, 3]] + maps[:, [1, 4]]) / 2
+    fixed = to_device(np.floor(maps * 65536 + 0.5).astype(np.int64), pixels.device)
     a, b, c, d, e, f = fixed.T[:, :, None, None]
-    y = torch.arange(height, device=pixels.device)[:, None]
-    x = torch.arange(width, device=pixels.device)
-    return fetch(pixels, (d * x + e * y + f) >> 16, (a * x + b * y + c) >> 16)
+    rows = torch.arange(height, device=pixels.device)[:, None]
+    columns = torch.arange(width, device=pixels.device)
+    return fetch(pixels, (d * columns + e * rows + f) >> 16, (a * columns + b * rows + c) >> 16)
 
 
 def fetch(pixels: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -232,3 +201,11 @@ def grey(pixels: Tensor) -> Tensor:
 def _blend(start: Tensor, end: Tensor, amount: Tensor) -> Tensor:
     """start + amount (end − start), cut to a whole level."""
     return (start + amount * (end - start)).clamp_(0, 255).to(torch.uint8)
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """The array as a tensor on `device`; the host does not wait for the copy."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cuda":  # from pinned memory the copy is asynchronous
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

@@ -1,49 +1,48 @@
 """Published files to arrays: whole, checked by size and MD5 before anything looks inside, and then parsed.
 
 A parser takes the files of a split, one after another as (path, content), the shape (channels, height, width) of the
-images and the number of classes. It trusts no file: whatever the bytes, it returns pixels, uint8 (count, *shape), and
-labels, int64 (count) within 0 … classes − 1, or raises a DataError.
+images and the name of their labels. It trusts no file: whatever the bytes, it yields parts (path to blame, pixels as
+bytes, as many labels), or raises a DataError. Nothing that a file asks for is ever run.
 """
 
 import dataclasses
 import hashlib
 import math
+import pickletools
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import numpy as np
 
 from .images import DataError
-from .unpickle import unpickle
 
 Split = Literal["train", "test"]
 Contents = Iterable[tuple[Path, bytes]]
 Shape = tuple[int, int, int]  # channels, height, width
-Arrays = tuple[np.ndarray, np.ndarray]  # pixels, labels
+Parts = Iterator[tuple[Path, np.ndarray, Sequence[int] | np.ndarray]]  # path, pixels, labels
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class File:
-    """A published file and what is known of it.
+    """A published file and what is known of it; where there is no NAME, NAME.gz does as well.
 
-    Where the size is known, NAME.gz does as well if there is no NAME. The size on disk of a packed file says nothing,
-    but no more than `size` bytes of it are ever unpacked."""
+    The size on disk of a packed file says nothing, but no more than `size` bytes of it are ever unpacked."""
 
     name: str
-    size: int | None = None  # bytes, unpacked
+    size: int  # bytes, unpacked
     md5: str | None = None  # of the unpacked content
     gz_md5: str | None = None  # of NAME.gz
 
     def check(self, folder: Path) -> Path:
         """The path of the file in `folder`, present and of the right size; the content is not opened."""
         path, packed = folder / self.name, folder / f"{self.name}.gz"
-        if self.size is not None and packed.exists() and not path.exists():
-            path = packed
         try:
+            if packed.exists() and not path.exists():
+                path = packed
             size = path.stat().st_size
         except FileNotFoundError:
             raise DataError(f"{path} is missing: download it again.") from None
@@ -51,7 +50,7 @@ class File:
             raise DataError(f"{path} could not be read ({error.strerror}): check its permissions.") from None
         if not path.is_file():
             raise DataError(f"{path} is not a file: remove it and put the published file there.")
-        if self.size not in (None, size) and path != packed:
+        if size != self.size and path != packed:
             raise DataError(f"{path} has {size} bytes, the published file has {self.size}: download it again.")
         return path
 
@@ -62,12 +61,12 @@ class File:
             content = path.read_bytes()
         except OSError as error:
             raise DataError(f"{path} could not be read ({error.strerror}): check its permissions.") from None
-        if self.size is not None and path.name != self.name:
+        if path.name != self.name:
             _check_md5(path, content, self.gz_md5)
             content = _gunzip(path, content, self.size)
-        if self.size not in (None, len(content)):
-            found = f"{path} holds {len(content)} bytes, the published file holds {self.size}"
-            raise DataError(f"{found}: download it again.")
+        if len(content) != self.size:
+            got = len(content)
+            raise DataError(f"{path} holds {got} bytes, the published file holds {self.size}: download it again.")
         _check_md5(path, content, self.md5)
         return path, content
 
@@ -97,29 +96,40 @@ def _gunzip(path: Path, content: bytes, limit: int) -> bytes:
 @final
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """One form in which a data set is published: the files of each split, and their parser."""
+    """One form in which a data set is published: the files of each split, and how to parse them."""
 
+    format: Literal["idx", "cifar-python", "cifar-binary"]
     train: tuple[File, ...]
     test: tuple[File, ...]
-    parse: Callable[[Contents, Shape, int], Arrays]
 
     def check(self, folder: Path) -> None:
         """A DataError unless the files of both splits are there with the right sizes; opens none of them."""
         for file in (*self.train, *self.test):
             file.check(folder)
 
-    def read(self, folder: Path, split: Split, shape: Shape, classes: int) -> Arrays:
-        """The checked content of the split; the other split's files are never opened."""
+    def read(self, folder: Path, split: Split, shape: Shape, key: str, classes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Pixels, uint8 (count, *shape), and labels, int64 (count) within 0 … classes − 1, of the split.
+
+        `key` is the name of the labels, where files hold several. The other split's files are never opened."""
         files = self.train if split == "train" else self.test
-        return self.parse((file.read(folder) for file in files), shape, classes)
+        contents = (file.read(folder) for file in files)
+        pixels: list[np.ndarray] = []
+        labels: list[np.ndarray] = []
+        for path, rows, numbers in _PARSERS[self.format](contents, shape, key):
+            values = np.asarray(numbers, dtype=np.int64)
+            if len(values) and not 0 <= values.min() <= values.max() < classes:
+                found = f"{values.min()} … {values.max()}"
+                raise DataError(f"{path} holds labels {found}, not 0 … {classes - 1}: download it again.")
+            pixels.append(rows.reshape(-1, *shape))
+            labels.append(values)
+        return np.concatenate(pixels), np.concatenate(labels)
 
 
-def parse_idx(contents: Contents, shape: Shape, classes: int) -> Arrays:
+def _parse_idx(contents: Contents, shape: Shape, key: str) -> Parts:
     """MNIST's idx files (LeCun et al., 1998), pictures then labels: a magic number, the sizes, the bytes."""
-    (path, pixels), (label_path, labels) = contents
-    count = max(0, len(labels) - 8)
-    table = _idx_array(path, pixels, (count, *shape[1:]))
-    return table[:, None], check_labels(label_path, _idx_array(label_path, labels, (count,)), classes)
+    (path, pixels), (label_path, numbers) = contents
+    count = max(0, len(numbers) - 8)
+    yield label_path, _idx_array(path, pixels, (count, *shape[1:])), _idx_array(label_path, numbers, (count,))
 
 
 def _idx_array(path: Path, content: bytes, shape: tuple[int, ...]) -> np.ndarray:
@@ -130,51 +140,60 @@ def _idx_array(path: Path, content: bytes, shape: tuple[int, ...]) -> np.ndarray
     return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape)
 
 
-def parse_cifar_python(contents: Contents, shape: Shape, classes: int, key: bytes) -> Arrays:
-    """CIFAR's python version (Krizhevsky, 2009): pickled dictionaries, unpickled by a machine that runs nothing.
-
-    Pictures are a table of bytes (count, 3072) under `data`, labels a list of whole numbers under `key`."""
-    parts: list[Arrays] = []
-    for path, content in contents:
-        table = unpickle(path, content)
-        pixels, labels = table.get(b"data"), table.get(key)
-        if not isinstance(pixels, np.ndarray) or pixels.shape[1] != math.prod(shape):
-            raise DataError(f"{path} has no table of 32×32 colour pictures: download it again.")
-        if type(labels) is not list or len(labels) != len(pixels) or any(type(label) is not int for label in labels):
-            raise DataError(f"{path} has no label for each of its {len(pixels)} pictures: download it again.")
-        parts.append((pixels, check_labels(path, labels, classes)))
-    return _join(parts, shape)
-
-
-def parse_cifar_binary(
-    contents: Contents, shape: Shape, classes: int, label_bytes: int = 1, label_byte: int = 0
-) -> Arrays:
-    """CIFAR's binary version: records of a few label bytes and 3072 pixels.
-
-    CIFAR-10 has one label byte, CIFAR-100 two: the coarse label (`label_byte` 0) and the fine one (1)."""
-    record = label_bytes + math.prod(shape)
-    parts: list[Arrays] = []
+def _parse_cifar_binary(contents: Contents, shape: Shape, key: str) -> Parts:
+    """CIFAR's binary version: records of one label byte, or in CIFAR-100 a coarse and a fine one, and 3072 pixels."""
+    names = ("labels",) if key == "labels" else ("coarse_labels", "fine_labels")
+    record = len(names) + math.prod(shape)
     for path, content in contents:
         if len(content) == 0 or len(content) % record:
             raise DataError(f"{path} is not a whole number of records of {record} bytes: download it again.")
         table = np.frombuffer(content, np.uint8).reshape(-1, record)
-        parts.append((table[:, label_bytes:], check_labels(path, table[:, label_byte], classes)))
-    return _join(parts, shape)
+        yield path, table[:, len(names) :], table[:, names.index(key)]
 
 
-def _join(parts: list[Arrays], shape: Shape) -> Arrays:
-    """The rows of pixels and the labels of several files as one."""
-    pixels, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return pixels.reshape(-1, *shape), labels
+def _parse_cifar_python(contents: Contents, shape: Shape, key: str) -> Parts:
+    """CIFAR's python version (Krizhevsky, 2009): pickled dictionaries.
+
+    Pictures are a table of bytes (count, 3072) under `data`, labels a list of whole numbers under their name."""
+    for path, content in contents:
+        pixels, numbers = scan_pickle(path, content)
+        if len(pixels) % math.prod(shape):
+            raise DataError(f"{path} has no table of 32×32 colour pictures: download it again.")
+        table = pixels.reshape(-1, math.prod(shape))
+        if len(numbers.get(key, ())) != len(table):
+            raise DataError(f"{path} has no label for each of its {len(table)} pictures: download it again.")
+        yield path, table, numbers[key]
 
 
-def check_labels(path: Path, labels: Sequence[int] | np.ndarray, classes: int) -> np.ndarray:
-    """The labels as int64, all within 0 … classes − 1."""
+def scan_pickle(path: Path, content: bytes) -> tuple[np.ndarray, dict[str, list[int]]]:
+    """The pixels in the content of a CIFAR file, and the whole numbers that follow each of its short strings.
+
+    A pickle is a program, and this one is never run: its instructions are only read, one after another, so that the
+    worst a hostile file can do is to be refused. In the published files, which are of protocol 2, every key is a short
+    string, a list of labels follows its key number by number, and the one long string holds the bytes of `data`."""
+    pixels: np.ndarray | None = None
+    numbers: dict[str, list[int]] = {}
+    latest: list[int] = []
+    value: Any  # of the kind that its opcode says
+    start: Any
     try:
-        values = np.asarray(labels, dtype=np.int64)
-    except OverflowError:
-        raise DataError(f"{path} holds a label far beyond {classes - 1}: download it again.") from None
-    if len(values) and not 0 <= values.min() <= values.max() < classes:
-        found = f"{values.min()} … {values.max()}"
-        raise DataError(f"{path} holds labels {found}, not 0 … {classes - 1}: download it again.")
-    return values
+        for opcode, value, start in pickletools.genops(content):
+            match opcode.name:
+                case "PROTO" if value != 2:
+                    raise ValueError("Python 2 wrote protocol 2.")
+                case "SHORT_BINSTRING":
+                    latest = numbers.setdefault(value, [])
+                case "BININT" | "BININT1" | "BININT2":
+                    latest.append(value)
+                case "BINSTRING":  # an opcode of one byte and a length of four stand before it
+                    pixels = np.frombuffer(content, np.uint8, len(value), start + 5)
+    except Exception:  # bytes of any kind are read here, and they can be wrong in any way
+        raise DataError(f"{path} is not a CIFAR file in the python version: download it again.") from None
+    if "data" not in numbers:
+        raise DataError(f"{path} does not hold the dictionary of a CIFAR file: download it again.")
+    if pixels is None:
+        raise DataError(f"{path} does not hold a table of bytes where its pictures should be: download it again.")
+    return pixels, numbers
+
+
+_PARSERS = {"idx": _parse_idx, "cifar-binary": _parse_cifar_binary, "cifar-python": _parse_cifar_python}

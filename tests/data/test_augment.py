@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from kerneq.data import Augment, Batches, Images
-from kerneq.data.augment import random_boxes, resized_crop
-from kerneq.data.randomness import Place
+from kerneq.data.augment import Place, random_boxes, resized_crop
 
 
 def pictures(count: int, side: int = 16, channels: int = 3) -> Images:

@@ -1,12 +1,15 @@
 """Run folders of version 0.1: the flat `[model.settings]` of then as the tables of now."""
 
+import dataclasses
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from ..kernels import Adaptive, Fixed, Gaussian
+from ..gradients import AbstractGradient
+from ..kernels import AbstractKernel, Adaptive, Gaussian
 from ..models import MODELS, ClassifierConfig, DenseConfig, MDEQConfig
-from ..settings import name_of
+from ..settings import choices, name_of, settings_of
+from ..solvers import AbstractSolver
 
 # The flat settings that are tables now, with their defaults; `relaxation` was of the solvers forward and backward.
 SOLVER = {"solver": "proximal", "memory": 5, "relaxation": 1.0, "forward": "state"}
@@ -15,7 +18,6 @@ GRADIENT |= {"gradient_tol": 1e-3, "gradient_relaxation": 0.8, "relaxation": 1.0
 KERNEL = {"kernel": "gaussian", "gamma": 0.2, "adaptive": True, "patch": 2, "split": 8, "hidden": 64}
 KERNEL |= {"degree": 2, "offset": 1.0}
 MDEQ = {"solver": "anderson", "gradient": "phantom", "backward": "map", "gradient_steps": 5, "gradient_relaxation": 0.5}
-FIELDS = {"proximal": ["memory"], "picard": ["relaxation"], "anderson": ["memory", "relaxation"], "broyden": ["memory"]}
 
 
 def upgrade(name: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,58 +32,46 @@ def upgrade(name: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(config, ClassifierConfig | DenseConfig):
         flat["kernel"] = name_of(type(config.kernel))
         if isinstance(config.kernel, Gaussian):
-            flat |= _of_gaussian(config.kernel)
+            gamma = config.kernel.gamma
+            flat |= dataclasses.asdict(config.kernel) | {"adaptive": isinstance(gamma, Adaptive)}
+            flat["gamma"] = gamma.share if isinstance(gamma, Adaptive) else gamma
     flat |= settings
     tables = {key: value for key, value in settings.items() if key not in SOLVER | GRADIENT | KERNEL}
-    for table, keys, make in (
-        ("solver", SOLVER, _solver),
-        ("gradient", GRADIENT, _gradient),
-        ("kernel", KERNEL, _kernel),
-    ):
-        if settings.keys() & keys.keys():
-            tables[table] = make(flat)
+    if settings.keys() & SOLVER.keys():
+        tables["solver"] = _solver(flat)
+    if settings.keys() & GRADIENT.keys():
+        tables["gradient"] = _gradient(flat)
+    if settings.keys() & KERNEL.keys():
+        tables["kernel"] = _kernel(flat)
     if settings:
         warnings.warn("[model.settings] is the form of version 0.1; it is read as today's [model.…].", stacklevel=2)
     return tables
 
 
-def _of_gaussian(kernel: Gaussian) -> dict[str, Any]:
-    gamma: Any = kernel.gamma
-    if isinstance(gamma, Adaptive):
-        gamma = gamma.share
-    elif isinstance(gamma, Fixed):
-        gamma = gamma.gamma
-    adaptive = isinstance(kernel.gamma, Adaptive)
-    return {"gamma": gamma, "adaptive": adaptive, "patch": kernel.patch, "split": kernel.split, "hidden": kernel.hidden}
+def _table(kind: type, name: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of the class with this name, with those of the values that are settings of it."""
+    known = settings_of(choices(kind).get(str(name)))
+    return {"name": name} | {key: value for key, value in values.items() if key in known}
 
 
 def _kernel(flat: Mapping[str, Any]) -> dict[str, Any]:
-    table = {"name": flat["kernel"]}
-    if flat["kernel"] == "gaussian":
-        table |= {key: flat[key] for key in ("gamma", "patch", "split", "hidden")}
-        if flat["adaptive"]:
-            table["gamma"] = {"name": "adaptive", "share": flat["gamma"]}
-    elif flat["kernel"] == "polynomial":
-        table |= {"degree": flat["degree"], "offset": flat["offset"]}
-    return table
+    gamma = {"name": "adaptive", "share": flat["gamma"]} if flat["adaptive"] else flat["gamma"]
+    return _table(AbstractKernel, flat["kernel"], {key: flat[key] for key in KERNEL} | {"gamma": gamma})
 
 
 def _solver(flat: Mapping[str, Any]) -> dict[str, Any]:
-    table = {"name": flat["solver"]} | {key: flat[key] for key in FIELDS.get(str(flat["solver"]), [])}
+    table = _table(AbstractSolver, flat["solver"], {"memory": flat["memory"], "relaxation": flat["relaxation"]})
     return {"name": "in-features", "solver": table} if flat["forward"] == "features" else table
 
 
 def _gradient(flat: Mapping[str, Any]) -> dict[str, Any]:
-    table, steps = {"name": flat["gradient"]}, flat["gradient_steps"]
-    if flat["gradient"] == "unrolled":
-        return table | {"steps": steps}
-    if flat["gradient"] == "phantom":
-        return table | {"steps": steps, "relaxation": flat["gradient_relaxation"]}
-    solver: dict[str, Any] = {"name": flat["gradient_solver"], "memory": 3}
+    backward = {"name": flat["gradient_solver"], "memory": 3}
     if flat["gradient_solver"] == "picard":
-        solver = {"name": "picard", "relaxation": flat["relaxation"]}
+        backward = {"name": "picard", "relaxation": flat["relaxation"]}
     if flat["backward"] == "features":
-        solver = {"name": "in-features", "solver": solver}
+        backward = {"name": "in-features", "solver": backward}
     elif flat["backward"] == "state":
-        solver = {"name": "conjugate-gradient"}
-    return table | {"solver": solver, "tol": flat["gradient_tol"], "max_steps": steps, "on_failure": "return"}
+        backward = {"name": "conjugate-gradient"}
+    values = {"steps": flat["gradient_steps"], "relaxation": flat["gradient_relaxation"], "solver": backward}
+    values |= {"tol": flat["gradient_tol"], "max_steps": flat["gradient_steps"], "on_failure": "return"}
+    return _table(AbstractGradient, flat["gradient"], values)

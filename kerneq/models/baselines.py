@@ -4,8 +4,8 @@ MDEQ is one equilibrium over several resolutions, as a cell like any other; the 
 """
 
 import dataclasses
-import functools
 import itertools
+import math
 from typing import Any, Literal, Self, final
 
 import torch
@@ -101,14 +101,13 @@ class MultiscaleCell(AbstractCell):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.normal_(module.weight, std=0.01)
-        self.compiled = False
 
     def bind(self, x: Tensor) -> "MultiscaleMap":
         return MultiscaleMap(self, x)
 
     def initial(self, f: AbstractMap) -> Tensor:
         assert isinstance(f, MultiscaleMap)
-        numbers = sum(width * h * w for width, h, w in self.shapes(f.x))
+        numbers = sum(math.prod(shape) for shape in self.shapes(f.x))
         return f.x.new_zeros(len(f.x), numbers)
 
     def shapes(self, x: Tensor) -> list[tuple[int, int, int]]:
@@ -118,7 +117,7 @@ class MultiscaleCell(AbstractCell):
     def unpack(self, z: Tensor, x: Tensor) -> list[Tensor]:
         """One feature map a scale out of a row of numbers."""
         shapes = self.shapes(x)
-        parts = torch.split(z, [c * h * w for c, h, w in shapes], dim=1)
+        parts = torch.split(z, [math.prod(shape) for shape in shapes], dim=1)
         return [part.view(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def forward(self, z: Tensor, x: Tensor) -> Tensor:
@@ -135,12 +134,7 @@ class MultiscaleCell(AbstractCell):
         return torch.cat(fused, dim=1)
 
     def compile_map(self) -> None:
-        self.compiled = True
-
-
-@functools.cache
-def _compiled() -> Any:
-    return torch.compile(MultiscaleCell.forward, dynamic=False)
+        self.compile(dynamic=False)
 
 
 @final
@@ -153,9 +147,8 @@ class MultiscaleMap(AbstractMap):
 
     def __call__(self, z: Tensor) -> Tensor:
         # Only the solve is compiled: a compiled graph gives up its buffers after one backward pass through it.
-        fast = self.cell.compiled and not torch.is_grad_enabled()
-        out: Tensor = _compiled()(self.cell, z, self.x) if fast else self.cell(z, self.x)
-        return out
+        image: Tensor = self.cell.forward(z, self.x) if torch.is_grad_enabled() else self.cell(z, self.x)
+        return image
 
     def rows(self, index: Tensor) -> Self:
         return dataclasses.replace(self, x=take_samples(self.x, index))

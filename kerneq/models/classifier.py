@@ -18,7 +18,7 @@ from ..fused.norm import BatchNorm
 from ..fused.pool import pool, pyramid, unpool
 from ..fused.streams import run_on_streams
 from ..gradients import AbstractGradient, Implicit
-from ..kernels import AbstractKernel, AbstractRadialKernel, Adaptive, Fixed, Gaussian
+from ..kernels import AbstractKernel, AbstractRadialKernel, Adaptive, Gaussian
 from ..kernels.radial import PatchParameters
 from ..settings import setting
 from ..solution import Solution
@@ -45,12 +45,7 @@ class AbstractSolveConfig:
         if isinstance(gradient, Implicit) and gradient.check_every is None:
             gradient = dataclasses.replace(gradient, check_every=check_every)
         return Equilibrium(
-            cell,
-            solver=self.solver,
-            gradient=gradient,
-            tol=self.tol,
-            max_steps=self.max_steps,
-            check_every=check_every,
+            cell, solver=self.solver, gradient=gradient, tol=self.tol, max_steps=self.max_steps, check_every=check_every
         )
 
 
@@ -200,16 +195,15 @@ class Branch(nn.Module):
         super().__init__()
         self.scale, self.fusion = scale, config.fusion
         channels = config.width if config.kernel.in_state else features
-        norm = BatchNorm(channels)
         cell = ConvCell(
             config.kernel,
             inputs=config.width,
             state=config.width,
             features=features,
             norm=config.norm,
-            inject=nn.Sequential(nn.Conv2d(config.width, channels, 3, padding=1, bias=False), norm),
+            inject=nn.Sequential(nn.Conv2d(config.width, channels, 3, padding=1, bias=False), BatchNorm(channels)),
         )
-        scale_input(norm, cell, config.activity)
+        scale_input(cell, config.activity)
         self.equilibrium = config.make_layer(cell)
         self.norm = BatchNorm(config.width)
 
@@ -244,16 +238,15 @@ class DenseClassifier(AbstractModel):
         self.config = config
         inputs = channels * config.size**2
         numbers = config.width if config.kernel.in_state else config.features
-        norm = nn.BatchNorm1d(numbers)
         cell = DenseCell(
             config.kernel,
             inputs=inputs,
             state=config.width,
             features=config.features,
             norm=config.norm,
-            inject=nn.Sequential(nn.Linear(inputs, numbers, bias=False), norm),
+            inject=nn.Sequential(nn.Linear(inputs, numbers, bias=False), nn.BatchNorm1d(numbers)),
         )
-        scale_input(norm, cell, activity=0.5)
+        scale_input(cell, activity=0.5)
         self.equilibrium = config.make_layer(cell)
         self.norm = nn.BatchNorm1d(config.width)
         self.head = nn.Linear(config.width, classes)
@@ -263,13 +256,14 @@ class DenseClassifier(AbstractModel):
         return self.head(self.norm(solution.value)), {"dense": solution}
 
 
-def scale_input(norm: nn.BatchNorm1d | nn.BatchNorm2d, cell: AbstractKernelCell, activity: float) -> None:
-    """Give a = Ux + b the standard deviation at which sᵢ = γ‖rᵢW_h‖² is `activity` on average.
+def scale_input(cell: AbstractKernelCell, activity: float) -> None:
+    """Give a = Ux + b, by the batch norm that makes it, a scale at which sᵢ = γ‖rᵢW_h‖² is `activity` on average.
 
-    With W_h an isometry and z = 0, E sᵢ = γ·n·scale² for patches of n numbers. Where γ follows the data, or where there
-    is no γ, a keeps the standard deviation 1.
+    With W_h an isometry and z = 0, E sᵢ = γ·n·scale² for patches of n numbers. The scale stays 1 where γ follows the
+    data, or where there is no γ.
     """
-    patches = cell.similarity
-    if isinstance(patches, PatchParameters) and isinstance(patches.width.rule, Fixed):
+    kernel, patches = cell.kernel, cell.similarity
+    if isinstance(kernel, AbstractRadialKernel) and isinstance(kernel.gamma, int | float):
+        assert isinstance(patches, PatchParameters) and isinstance(cell.inject, nn.Sequential)
         size = patches.project.weight.shape[1]
-        nn.init.constant_(norm.weight, (activity / (patches.width.rule.gamma * size)) ** 0.5)
+        nn.init.constant_(cell.inject[-1].get_parameter("weight"), (activity / (kernel.gamma * size)) ** 0.5)

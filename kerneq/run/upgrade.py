@@ -12,11 +12,13 @@ from ..settings import choices, name_of, settings_of
 from ..solvers import AbstractSolver
 
 # The flat settings that are tables now, with their defaults; `relaxation` was of the solvers forward and backward.
-SOLVER = {"solver": "proximal", "memory": 5, "relaxation": 1.0, "forward": "state"}
-GRADIENT = {"gradient": "implicit", "backward": "features", "gradient_steps": 20, "gradient_solver": "anderson"}
-GRADIENT |= {"gradient_tol": 1e-3, "gradient_relaxation": 0.8, "relaxation": 1.0}
-KERNEL = {"kernel": "gaussian", "gamma": 0.2, "adaptive": True, "patch": 2, "split": 8, "hidden": 64}
-KERNEL |= {"degree": 2, "offset": 1.0}
+FLAT: dict[str, dict[str, Any]] = {
+    "solver": {"solver": "proximal", "memory": 5, "relaxation": 1.0, "forward": "state"},
+    "gradient": {"gradient": "implicit", "gradient_steps": 20, "gradient_tol": 1e-3, "gradient_relaxation": 0.8}
+    | {"gradient_solver": "anderson", "backward": "features", "relaxation": 1.0},
+    "kernel": {"kernel": "gaussian", "gamma": 0.2, "adaptive": True, "patch": 2, "split": 8, "hidden": 64}
+    | {"degree": 2, "offset": 1.0},
+}
 MDEQ = {"solver": "anderson", "gradient": "phantom", "backward": "map", "gradient_steps": 5, "gradient_relaxation": 0.5}
 
 
@@ -25,8 +27,11 @@ def upgrade(name: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
 
     `solver = "picard"` becomes `solver = {name = "picard", relaxation = 1.0}`, and so on; a warning says so.
     """
+    if settings:
+        warnings.warn("[model.settings] is the form of version 0.1; it is read as today's [model.…].", stacklevel=2)
+    flat = FLAT["solver"] | FLAT["gradient"] | FLAT["kernel"]
+    kept = {key: value for key, value in settings.items() if key not in flat}
     config = MODELS[name].config if name in MODELS else None
-    flat = SOLVER | GRADIENT | KERNEL
     if isinstance(config, MDEQConfig):
         flat |= MDEQ
     if isinstance(config, ClassifierConfig | DenseConfig):
@@ -35,36 +40,15 @@ def upgrade(name: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
             gamma = config.kernel.gamma
             flat |= dataclasses.asdict(config.kernel) | {"adaptive": isinstance(gamma, Adaptive)}
             flat["gamma"] = gamma.share if isinstance(gamma, Adaptive) else gamma
-    flat |= settings
-    tables = {key: value for key, value in settings.items() if key not in SOLVER | GRADIENT | KERNEL}
-    if settings.keys() & SOLVER.keys():
-        tables["solver"] = _solver(flat)
-    if settings.keys() & GRADIENT.keys():
-        tables["gradient"] = _gradient(flat)
-    if settings.keys() & KERNEL.keys():
-        tables["kernel"] = _kernel(flat)
-    if settings:
-        warnings.warn("[model.settings] is the form of version 0.1; it is read as today's [model.…].", stacklevel=2)
-    return tables
+    tables = _tables({**flat, **settings})
+    return kept | {place: table for place, table in tables.items() if settings.keys() & FLAT[place].keys()}
 
 
-def _table(kind: type, name: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The table of the class with this name, with those of the values that are settings of it."""
-    known = settings_of(choices(kind).get(str(name)))
-    return {"name": name} | {key: value for key, value in values.items() if key in known}
-
-
-def _kernel(flat: Mapping[str, Any]) -> dict[str, Any]:
-    gamma = {"name": "adaptive", "share": flat["gamma"]} if flat["adaptive"] else flat["gamma"]
-    return _table(AbstractKernel, flat["kernel"], {key: flat[key] for key in KERNEL} | {"gamma": gamma})
-
-
-def _solver(flat: Mapping[str, Any]) -> dict[str, Any]:
-    table = _table(AbstractSolver, flat["solver"], {"memory": flat["memory"], "relaxation": flat["relaxation"]})
-    return {"name": "in-features", "solver": table} if flat["forward"] == "features" else table
-
-
-def _gradient(flat: Mapping[str, Any]) -> dict[str, Any]:
+def _tables(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The tables that take the place of all flat settings together."""
+    solver = _table(AbstractSolver, flat["solver"], flat)
+    if flat["forward"] == "features":
+        solver = {"name": "in-features", "solver": solver}
     backward = {"name": flat["gradient_solver"], "memory": 3}
     if flat["gradient_solver"] == "picard":
         backward = {"name": "picard", "relaxation": flat["relaxation"]}
@@ -74,4 +58,15 @@ def _gradient(flat: Mapping[str, Any]) -> dict[str, Any]:
         backward = {"name": "conjugate-gradient"}
     values = {"steps": flat["gradient_steps"], "relaxation": flat["gradient_relaxation"], "solver": backward}
     values |= {"tol": flat["gradient_tol"], "max_steps": flat["gradient_steps"], "on_failure": "return"}
-    return _table(AbstractGradient, flat["gradient"], values)
+    gamma = {"name": "adaptive", "share": flat["gamma"]} if flat["adaptive"] else flat["gamma"]
+    return {
+        "solver": solver,
+        "gradient": _table(AbstractGradient, flat["gradient"], values),
+        "kernel": _table(AbstractKernel, flat["kernel"], {**flat, "gamma": gamma}),
+    }
+
+
+def _table(kind: type, name: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of the class with this name, with those of the values that are settings of it."""
+    known = settings_of(choices(kind).get(str(name)))
+    return {"name": name} | {key: value for key, value in values.items() if key in known}

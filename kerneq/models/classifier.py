@@ -7,12 +7,12 @@ how an equilibrium layer is solved and differentiated, and what is said to an in
 import abc
 import dataclasses
 import functools
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from ..cells import AbstractCell, AbstractKernelCell, ConvCell, DenseCell
+from ..cells import AbstractCell, ConvCell, DenseCell
 from ..equilibrium import Equilibrium
 from ..fused.norm import BatchNorm
 from ..fused.pool import pool, pyramid, unpool
@@ -195,16 +195,8 @@ class Branch(nn.Module):
         super().__init__()
         self.scale, self.fusion = scale, config.fusion
         channels = config.width if config.kernel.in_state else features
-        cell = ConvCell(
-            config.kernel,
-            inputs=config.width,
-            state=config.width,
-            features=features,
-            norm=config.norm,
-            inject=nn.Sequential(nn.Conv2d(config.width, channels, 3, padding=1, bias=False), BatchNorm(channels)),
-        )
-        scale_input(cell, config.activity)
-        self.equilibrium = config.make_layer(cell)
+        inject = nn.Sequential(nn.Conv2d(config.width, channels, 3, padding=1, bias=False), BatchNorm(channels))
+        self.equilibrium = kernel_layer(config, ConvCell, inject, config.width, features)
         self.norm = BatchNorm(config.width)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Solution]:
@@ -222,11 +214,16 @@ class Branch(nn.Module):
 class DenseConfig(AbstractSolveConfig):
     """The settings of a `DenseClassifier`."""
 
+    activity: ClassVar[float] = 0.5  # as in a `ClassifierConfig`
+
     kernel: AbstractKernel = setting(Gaussian(0.5, split=16, hidden=64), "similarity of a and v = Wz")
     size: int = setting(8, "side of the pictures in pixels", low=1)
     width: int = setting(128, "numbers in the state z", low=1)
     features: int = setting(64, "numbers in v = Wz", low=1)
     norm: float = setting(1.0, "bound on ‖W‖‖W_h‖", above=0)
+
+
+KernelConfig = ClassifierConfig | DenseConfig
 
 
 @final
@@ -238,16 +235,8 @@ class DenseClassifier(AbstractModel):
         self.config = config
         inputs = channels * config.size**2
         numbers = config.width if config.kernel.in_state else config.features
-        cell = DenseCell(
-            config.kernel,
-            inputs=inputs,
-            state=config.width,
-            features=config.features,
-            norm=config.norm,
-            inject=nn.Sequential(nn.Linear(inputs, numbers, bias=False), nn.BatchNorm1d(numbers)),
-        )
-        scale_input(cell, activity=0.5)
-        self.equilibrium = config.make_layer(cell)
+        inject = nn.Sequential(nn.Linear(inputs, numbers, bias=False), nn.BatchNorm1d(numbers))
+        self.equilibrium = kernel_layer(config, DenseCell, inject, inputs, config.features)
         self.norm = nn.BatchNorm1d(config.width)
         self.head = nn.Linear(config.width, classes)
 
@@ -256,14 +245,19 @@ class DenseClassifier(AbstractModel):
         return self.head(self.norm(solution.value)), {"dense": solution}
 
 
-def scale_input(cell: AbstractKernelCell, activity: float) -> None:
-    """Give a = Ux + b, by the batch norm that makes it, a scale at which sᵢ = γ‖rᵢW_h‖² is `activity` on average.
+def kernel_layer(
+    config: KernelConfig, cell: type[ConvCell | DenseCell], inject: nn.Sequential, inputs: int, features: int
+) -> Equilibrium:
+    """The equilibrium of a kernel; the batch norm at the end of `inject` gives a = Ux + b its scale.
 
-    With W_h an isometry and z = 0, E sᵢ = γ·n·scale² for patches of n numbers. The scale stays 1 where γ follows the
-    data, or where there is no γ.
+    It starts where sᵢ = γ‖rᵢW_h‖² is `activity` on average: with W_h an isometry and z = 0, E sᵢ = γ·n·scale² for
+    patches of n numbers. Where γ follows the data, or where there is no γ, it starts at 1.
     """
-    kernel, patches = cell.kernel, cell.similarity
+    kernel, width = config.kernel, config.width
+    made = cell(kernel, inputs=inputs, state=width, features=features, norm=config.norm, inject=inject)
+    patches = made.similarity
     if isinstance(kernel, AbstractRadialKernel) and isinstance(kernel.gamma, int | float):
-        assert isinstance(patches, PatchParameters) and isinstance(cell.inject, nn.Sequential)
+        assert isinstance(patches, PatchParameters)
         size = patches.project.weight.shape[1]
-        nn.init.constant_(cell.inject[-1].get_parameter("weight"), (activity / (kernel.gamma * size)) ** 0.5)
+        nn.init.constant_(inject[-1].get_parameter("weight"), (config.activity / (kernel.gamma * size)) ** 0.5)
+    return config.make_layer(made)

@@ -12,9 +12,9 @@ from .. import settings as tables
 from ..kernels import Gaussian, Linear, Polynomial, Sigmoid
 from ..tensors import check_whole
 from .baselines import MDEQ, MDEQConfig, ResNet, ResNetConfig
-from .classifier import AbstractModel, Classifier, ClassifierConfig, DenseClassifier, DenseConfig
+from .classifier import AbstractModel, Classifier, ClassifierConfig, DenseClassifier, DenseConfig, KernelConfig
 
-ModelConfig = ClassifierConfig | DenseConfig | MDEQConfig | ResNetConfig
+ModelConfig = KernelConfig | MDEQConfig | ResNetConfig
 
 # The models that have the defaults of their class; all others are changes of these.
 DEFAULTS: dict[str, ModelConfig] = {
@@ -52,7 +52,7 @@ class Entry:
     def equation(self) -> str:
         """The equation whose solution the model computes."""
         config = self.config
-        return EQUATIONS[type(config.kernel if isinstance(config, ClassifierConfig | DenseConfig) else config)]
+        return EQUATIONS[type(config.kernel if isinstance(config, KernelConfig) else config)]
 
 
 def _read() -> dict[str, Entry]:

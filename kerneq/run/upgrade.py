@@ -7,7 +7,7 @@ from typing import Any
 
 from ..gradients import AbstractGradient
 from ..kernels import AbstractKernel, Adaptive, Gaussian
-from ..models import MODELS, ClassifierConfig, DenseConfig, MDEQConfig
+from ..models import MODELS, KernelConfig, MDEQConfig
 from ..settings import choices, name_of, settings_of
 from ..solvers import AbstractSolver
 
@@ -34,7 +34,7 @@ def upgrade(name: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     config = MODELS[name].config if name in MODELS else None
     if isinstance(config, MDEQConfig):
         flat |= MDEQ
-    if isinstance(config, ClassifierConfig | DenseConfig):
+    if isinstance(config, KernelConfig):
         flat["kernel"] = name_of(type(config.kernel))
         if isinstance(config.kernel, Gaussian):
             gamma = config.kernel.gamma

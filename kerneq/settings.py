@@ -20,6 +20,7 @@ import json
 import math
 import operator
 import re
+import sys
 import tomllib
 import types
 import typing
@@ -91,15 +92,20 @@ def convert(key: str, value: Any, kind: Any, standing: Any = None) -> Any:
         return value
     if isinstance(value, Mapping) or all(choices(member) for member in members):
         return _convert_table(key, value, kind, standing)
-    if len(members) == 1:
-        return _convert_plain(key, value, kind)
     if type(None) in members and value in (None, NOTHING):
         return None
     for member in members:
-        try:
-            return _convert_plain(key, value, member)
-        except ConfigError:
-            continue
+        origin, arguments = typing.get_origin(member), typing.get_args(member)
+        if type(value) is member or (origin is typing.Literal and value in arguments):
+            return value
+        if origin is tuple and isinstance(value, list | tuple):
+            return tuple(convert(f"{key}[{index}]", entry, arguments[0]) for index, entry in enumerate(value))
+        if member is float and type(value) is int and abs(value) <= sys.float_info.max:
+            return float(value)
+    if kind is float and type(value) is int:
+        raise ConfigError(f"`{key}` is too large for a number of 64 bits.")
+    if typing.get_origin(kind) is typing.Literal:
+        _refuse_choice(key, value, map(str, typing.get_args(kind)))
     raise ConfigError(f"`{key}` must be {' or '.join(dict.fromkeys(map(_describe, members)))}, got {value!r}.")
 
 
@@ -200,26 +206,6 @@ def _convert_table(key: str, value: Any, kind: Any, standing: Any) -> Any:
     elif not dataclasses.is_dataclass(cls):
         raise ConfigError(f"[{key}] must say its `name`, one of {', '.join(classes)}.")
     return build(cls, table, f"{key}.", standing if type(standing) is cls else None, named)
-
-
-def _convert_plain(key: str, value: Any, kind: Any) -> Any:
-    """A value that is no table, under an annotation that is no union."""
-    origin = typing.get_origin(kind)
-    if origin is typing.Literal:
-        choice = typing.get_args(kind)
-        return value if value in choice else _refuse_choice(key, value, map(str, choice))
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise ConfigError(f"`{key}` must be a list, got {value!r}.")
-        return tuple(convert(f"{key}[{index}]", entry, typing.get_args(kind)[0]) for index, entry in enumerate(value))
-    if kind is float and type(value) is int:
-        try:
-            return float(value)
-        except OverflowError:
-            raise ConfigError(f"`{key}` is too large for a number of 64 bits.") from None
-    if kind in (bool, int, float, str) and type(value) is kind:
-        return value
-    raise ConfigError(f"`{key}` must be {_describe(kind)}, got {value!r}.")
 
 
 def _describe(kind: Any) -> str:

@@ -17,7 +17,10 @@ import dataclasses
 import difflib
 import importlib
 import json
+import math
+import operator
 import re
+import sys
 import tomllib
 import types
 import typing
@@ -26,6 +29,7 @@ from typing import Any, NoReturn, TypeVar, final
 
 T = TypeVar("T")
 NOTHING = "none"  # how a file says None, for which TOML has no word
+BOUNDS = {"low": ("at least", operator.ge), "above": ("greater than", operator.gt), "high": ("at most", operator.le)}
 
 
 class ConfigError(ValueError):
@@ -38,12 +42,7 @@ class Written(str):
 
 
 def setting(
-    default: Any,
-    meaning: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    above: float | None = None,
+    default: Any, meaning: str, *, low: float | None = None, high: float | None = None, above: float | None = None
 ) -> Any:
     """A dataclass field that carries its meaning and its range, low ≤ value ≤ high and value > above.
 
@@ -61,17 +60,15 @@ def build(cls: type[T], table: Mapping[str, Any], path: str = "", standing: T | 
     where = f"[{path.rstrip('.')}]" if path else ""
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
-    values = {name: _default(field) for name, field in fields.items()}
-    if standing is not None:
-        values = {name: getattr(standing, name) for name in fields}
+    values = {name: _default(field) if standing is None else getattr(standing, name) for name, field in fields.items()}
     for name, value in table.items():
-        key = f"{path}{name}"
+        key = path + name
         if name not in fields:
-            known, where = ["name", *fields] if named else list(fields), where or "The configuration"
+            known, where = settings_of(cls, named), where or "The configuration"
             hint = suggestion(name, known, path)
             raise ConfigError(f"There is no setting `{key}`.{hint} {where} has: {', '.join(known)}.")
         values[name] = convert(key, value, hints[name], values[name])
-        check_range(key, values[name], fields[name])
+        _check_range(key, values[name], fields[name].metadata)
     for name, value in values.items():
         if value is dataclasses.MISSING:
             raise ConfigError(f"`{path}{name}` has no default: it must be given.")
@@ -91,21 +88,24 @@ def convert(key: str, value: Any, kind: Any, standing: Any = None) -> Any:
     members = _members(kind)
     if isinstance(value, Written):
         value = _read(value, members)
-    if isinstance(value, Mapping):
-        return _choose(key, value, kind, standing)
     if type(value) in choices(kind).values():  # from Python, where a value can stand for its table
         return value
-    if all(choices(member) for member in members):
-        raise ConfigError(f"`{key}` is a section, not a setting; name one of its settings: {_names(kind, standing)}.")
-    if len(members) == 1:
-        return _plain(key, value, kind)
+    if isinstance(value, Mapping) or all(choices(member) for member in members):
+        return _convert_table(key, value, kind, standing)
     if type(None) in members and value in (None, NOTHING):
         return None
     for member in members:
-        try:
-            return _plain(key, value, member)
-        except ConfigError:
-            continue
+        origin, arguments = typing.get_origin(member), typing.get_args(member)
+        if type(value) is member or (origin is typing.Literal and value in arguments):
+            return value
+        if origin is tuple and isinstance(value, list | tuple):
+            return tuple(convert(f"{key}[{index}]", entry, arguments[0]) for index, entry in enumerate(value))
+        if member is float and type(value) is int and abs(value) <= sys.float_info.max:
+            return float(value)
+    if kind is float and type(value) is int:
+        raise ConfigError(f"`{key}` is too large for a number of 64 bits.")
+    if typing.get_origin(kind) is typing.Literal:
+        _refuse_choice(key, value, map(str, typing.get_args(kind)))
     raise ConfigError(f"`{key}` must be {' or '.join(dict.fromkeys(map(_describe, members)))}, got {value!r}.")
 
 
@@ -114,16 +114,14 @@ def choices(kind: Any) -> dict[str, type]:
     found: dict[str, type] = {}
     for member in _members(kind):
         cls = typing.get_origin(member) or member  # AbstractSolver[Any] → AbstractSolver
-        if not isinstance(cls, type):
-            continue
-        candidates: list[type] = [cls]
-        if cls.__name__.startswith("Abstract"):
+        candidates: Iterable[Any] = [cls]
+        if isinstance(cls, type) and cls.__name__.startswith("Abstract"):
             package = importlib.import_module(cls.__module__).__package__ or cls.__module__
-            candidates = [value for value in vars(importlib.import_module(package)).values() if isinstance(value, type)]
+            candidates = vars(importlib.import_module(package)).values()
         for value in candidates:
-            if issubclass(value, cls) and dataclasses.is_dataclass(value) and not value.__name__.startswith("Abstract"):
+            if isinstance(value, type) and dataclasses.is_dataclass(value) and issubclass(value, cls):
                 found[name_of(value)] = value
-    return found
+    return {name: value for name, value in found.items() if not value.__name__.startswith("Abstract")}
 
 
 def name_of(cls: type) -> str:
@@ -131,29 +129,16 @@ def name_of(cls: type) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
 
 
+def settings_of(cls: Any, named: bool = False) -> list[str]:
+    """The settings in a table of this class, and before them the `name`, where that chooses the class."""
+    names = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+    return ["name", *names] if named else names
+
+
 def suggestion(name: str, known: Iterable[str], path: str = "") -> str:
     """The question whether a known name was meant, to be put after a sentence; empty where none is near."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" Did you mean `{path}{close[0]}`?" if close else ""
-
-
-def check_range(key: str, value: Any, field: dataclasses.Field) -> None:
-    """Refuse a number outside the range that its field states."""
-    if isinstance(value, tuple):
-        for index, entry in enumerate(value):
-            check_range(f"{key}[{index}]", entry, field)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return
-    low, high, above = (field.metadata.get(bound) for bound in ("low", "high", "above"))
-    # Written as "not (inside)", so that NaN is refused too.
-    if low is not None and not value >= low:
-        raise ConfigError(f"`{key}` must be at least {low}, got {value}.")
-    if above is not None and not value > above:
-        raise ConfigError(f"`{key}` must be greater than {above}, got {value}.")
-    if high is not None and not value <= high:
-        raise ConfigError(f"`{key}` must be at most {high}, got {value}.")
-    if value != value or value in (float("inf"), float("-inf")):
-        raise ConfigError(f"`{key}` must be a finite number, got {value}.")
 
 
 def rows(section: Any, path: str = "") -> list[tuple[str, Any, str]]:
@@ -185,7 +170,9 @@ def write(section: Any, comments: bool = False) -> str:
         if home != table:
             lines += ["", f"[{home}]"]
             table = home
-        lines.append(f"{name} = {_literal(value)}" + (f"  # {meaning}" if comments and meaning else ""))
+        # JSON's literals are TOML's, except that TOML has no null and also wants DEL escaped.
+        literal = json.dumps(NOTHING if value is None else value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        lines.append(f"{name} = {literal}" + (f"  # {meaning}" if comments and meaning else ""))
     return "\n".join(lines) + "\n"
 
 
@@ -198,59 +185,48 @@ def _members(kind: Any) -> tuple[Any, ...]:
     return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
 
 
-def _one_of(key: str, value: Any, known: Iterable[str]) -> NoReturn:
+def _refuse_choice(key: str, value: Any, known: Iterable[str]) -> NoReturn:
     known = list(known)
     raise ConfigError(f"`{key}` must be one of {', '.join(known)}, got {value!r}.{suggestion(str(value), known)}")
 
 
-def _choose(key: str, table: Mapping[str, Any], kind: Any, standing: Any) -> Any:
+def _convert_table(key: str, value: Any, kind: Any, standing: Any) -> Any:
     """The value of a table: of the one class it can be, of the class it names, or of the class that stands there."""
-    classes = choices(kind)
+    classes, named = choices(kind), not dataclasses.is_dataclass(kind)
+    cls = type(standing) if named else kind
+    if not isinstance(value, Mapping):
+        known = ", ".join(settings_of(cls, named))
+        raise ConfigError(f"`{key}` is a section, not a setting; name one of its settings: {known}.")
     if not classes:
-        raise ConfigError(f"`{key}` is a setting, so there is no `{key}.{next(iter(table), '')}`.")
-    rest, named = dict(table), not dataclasses.is_dataclass(kind)
-    cls = type(standing)
-    if not named:
-        cls = kind
-    elif "name" in rest:
-        name = convert(f"{key}.name", rest.pop("name"), str)
-        cls = classes[name] if name in classes else _one_of(f"{key}.name", name, classes)
-    elif not dataclasses.is_dataclass(standing):
+        raise ConfigError(f"`{key}` is a setting, so there is no `{key}.{next(iter(value), '')}`.")
+    table = dict(value)
+    if named and "name" in table:
+        name = convert(f"{key}.name", table.pop("name"), str)
+        cls = classes[name] if name in classes else _refuse_choice(f"{key}.name", name, classes)
+    elif not dataclasses.is_dataclass(cls):
         raise ConfigError(f"[{key}] must say its `name`, one of {', '.join(classes)}.")
-    return build(cls, rest, f"{key}.", standing if type(standing) is cls else None, named)
-
-
-def _names(kind: Any, standing: Any) -> str:
-    """The settings that a table under this annotation may have now."""
-    cls = kind if dataclasses.is_dataclass(kind) else type(standing)
-    names = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
-    return ", ".join(names if cls is kind else ["name", *names])
-
-
-def _plain(key: str, value: Any, kind: Any) -> Any:
-    """A value that is no table, under an annotation that is no union."""
-    origin = typing.get_origin(kind)
-    if origin is typing.Literal:
-        choice = typing.get_args(kind)
-        return value if value in choice else _one_of(key, value, map(str, choice))
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise ConfigError(f"`{key}` must be a list, got {value!r}.")
-        return tuple(convert(f"{key}[{index}]", entry, typing.get_args(kind)[0]) for index, entry in enumerate(value))
-    if kind is float and type(value) is int:
-        try:
-            return float(value)
-        except OverflowError:
-            raise ConfigError(f"`{key}` is too large for a number of 64 bits.") from None
-    if kind in (bool, int, float, str) and type(value) is kind:
-        return value
-    raise ConfigError(f"`{key}` must be {_describe(kind)}, got {value!r}.")
+    return build(cls, table, f"{key}.", standing if type(standing) is cls else None, named)
 
 
 def _describe(kind: Any) -> str:
     """A type in words."""
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): f'"{NOTHING}"'}
     return words.get(kind) or ("a list" if typing.get_origin(kind) is tuple else "a table")
+
+
+def _check_range(key: str, value: Any, bounds: Mapping[str, Any]) -> None:
+    """Refuse a number outside the range that its field states, also in a list."""
+    if isinstance(value, tuple):
+        for index, entry in enumerate(value):
+            _check_range(f"{key}[{index}]", entry, bounds)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    for name, (words, holds) in BOUNDS.items():
+        bound = bounds.get(name)
+        if bound is not None and not holds(value, bound):  # so that NaN is refused too
+            raise ConfigError(f"`{key}` must be {words} {bound}, got {value}.")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"`{key}` must be a finite number, got {value}.")
 
 
 def _read(written: Written, members: tuple[Any, ...]) -> Any:
@@ -261,21 +237,9 @@ def _read(written: Written, members: tuple[Any, ...]) -> Any:
     try:
         # A newline would let one override carry further keys.
         return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError):
+    except (RecursionError, ValueError):
         pass
     try:
         return float(text) if float in members else text
     except ValueError:
         return text
-
-
-def _literal(value: Any) -> str:
-    """One TOML value."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_literal(item) for item in value) + "]"
-    # JSON's escapes are TOML's, except that TOML also wants DEL escaped.
-    return json.dumps(NOTHING if value is None else value, ensure_ascii=False).replace("\x7f", "\\u007f")

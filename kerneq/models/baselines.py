@@ -4,7 +4,8 @@ MDEQ is one equilibrium over several resolutions, as a cell like any other; the 
 """
 
 import dataclasses
-import functools
+import itertools
+import math
 from typing import Any, Literal, Self, final
 
 import torch
@@ -18,7 +19,7 @@ from ..settings import setting
 from ..solution import Solution
 from ..solvers import AbstractSolver, Anderson
 from ..tensors import take_samples
-from .classifier import AbstractSolveConfig, Output, check_images, conv_norm_relu
+from .classifier import AbstractModel, AbstractSolveConfig, conv_norm_relu
 
 
 @final
@@ -60,25 +61,21 @@ class ResidualBlock(nn.Module):
         return self.norm3(F.relu(self.norm2(out) + z))
 
 
-def _down(widths: tuple[int, ...], source: int, target: int, groups: int) -> nn.Sequential:
-    """Stride-2 convolutions from scale `source` to the smaller scale `target`."""
+def _path(widths: tuple[int, ...], source: int, target: int, groups: int) -> nn.Module:
+    """From one scale to another: convolutions with stride 2 to a smaller one, 1×1 and up-sampling to a larger one."""
+    here, there = widths[source], widths[target]
+    if source == target:
+        return nn.Identity()
+    if source > target:
+        return nn.Sequential(
+            nn.Conv2d(here, there, 1, bias=False),
+            nn.GroupNorm(groups, there),
+            nn.Upsample(scale_factor=2 ** (source - target)),
+        )
     layers: list[nn.Module] = []
-    for scale in range(source, target):
-        outputs = widths[target] if scale == target - 1 else widths[source]
-        layers.append(nn.Conv2d(widths[source], outputs, 3, 2, padding=1, bias=False))
-        layers.append(nn.GroupNorm(groups, outputs))
-        if scale < target - 1:
-            layers.append(nn.ReLU())
-    return nn.Sequential(*layers)
-
-
-def _up(widths: tuple[int, ...], source: int, target: int, groups: int) -> nn.Sequential:
-    """A 1×1 convolution and nearest up-sampling from scale `source` to the larger scale `target`."""
-    return nn.Sequential(
-        nn.Conv2d(widths[source], widths[target], 1, bias=False),
-        nn.GroupNorm(groups, widths[target]),
-        nn.Upsample(scale_factor=2 ** (source - target)),
-    )
+    for _ in range(source, target - 1):
+        layers += [nn.Conv2d(here, here, 3, 2, padding=1, bias=False), nn.GroupNorm(groups, here), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Conv2d(here, there, 3, 2, padding=1, bias=False), nn.GroupNorm(groups, there))
 
 
 @final
@@ -93,14 +90,9 @@ class MultiscaleCell(AbstractCell):
         widths, groups = config.widths, config.groups
         self.widths = widths
         self.blocks = nn.ModuleList(ResidualBlock(width, config.expansion, groups) for width in widths)
+        scales = range(len(widths))
         self.fuse = nn.ModuleList(
-            nn.ModuleList(
-                nn.Identity()
-                if source == target
-                else (_down if source < target else _up)(widths, source, target, groups)
-                for source in range(len(widths))
-            )
-            for target in range(len(widths))
+            nn.ModuleList(_path(widths, source, target, groups) for source in scales) for target in scales
         )
         self.post = nn.ModuleList(
             nn.Sequential(nn.ReLU(), nn.Conv2d(width, width, 1, bias=False), nn.GroupNorm(groups // 2, width))
@@ -109,14 +101,13 @@ class MultiscaleCell(AbstractCell):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.normal_(module.weight, std=0.01)
-        self.compiled = False
 
     def bind(self, x: Tensor) -> "MultiscaleMap":
         return MultiscaleMap(self, x)
 
     def initial(self, f: AbstractMap) -> Tensor:
         assert isinstance(f, MultiscaleMap)
-        numbers = sum(width * h * w for width, h, w in self.shapes(f.x))
+        numbers = sum(math.prod(shape) for shape in self.shapes(f.x))
         return f.x.new_zeros(len(f.x), numbers)
 
     def shapes(self, x: Tensor) -> list[tuple[int, int, int]]:
@@ -126,7 +117,7 @@ class MultiscaleCell(AbstractCell):
     def unpack(self, z: Tensor, x: Tensor) -> list[Tensor]:
         """One feature map a scale out of a row of numbers."""
         shapes = self.shapes(x)
-        parts = torch.split(z, [c * h * w for c, h, w in shapes], dim=1)
+        parts = torch.split(z, [math.prod(shape) for shape in shapes], dim=1)
         return [part.view(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def forward(self, z: Tensor, x: Tensor) -> Tensor:
@@ -143,15 +134,7 @@ class MultiscaleCell(AbstractCell):
         return torch.cat(fused, dim=1)
 
     def compile_map(self) -> None:
-        self.compiled = True
-
-    def diagnostics(self) -> dict[str, float]:
-        return {}
-
-
-@functools.cache
-def _compiled() -> Any:
-    return torch.compile(MultiscaleCell.forward, dynamic=False)
+        self.compile(dynamic=False)
 
 
 @final
@@ -164,26 +147,21 @@ class MultiscaleMap(AbstractMap):
 
     def __call__(self, z: Tensor) -> Tensor:
         # Only the solve is compiled: a compiled graph gives up its buffers after one backward pass through it.
-        fast = self.cell.compiled and not torch.is_grad_enabled()
-        out: Tensor = _compiled()(self.cell, z, self.x) if fast else self.cell(z, self.x)
-        return out
+        image: Tensor = self.cell.forward(z, self.x) if torch.is_grad_enabled() else self.cell(z, self.x)
+        return image
 
     def rows(self, index: Tensor) -> Self:
         return dataclasses.replace(self, x=take_samples(self.x, index))
 
 
 @final
-class MDEQ(nn.Module):
+class MDEQ(AbstractModel):
     """stem → the multi-scale equilibrium → a head that gathers the scales from the largest to the smallest."""
 
     def __init__(self, config: MDEQConfig, classes: int, channels: int = 3):
-        super().__init__()
-        self.config, self.channels = config, channels
-        self.stem = nn.Sequential(
-            conv_norm_relu(channels, config.widths[0]),
-            nn.Conv2d(config.widths[0], config.widths[0], 3, padding=1, bias=False),
-            nn.BatchNorm2d(config.widths[0]),
-        )
+        super().__init__(channels, multiple=2 ** (len(config.widths) - 1))
+        self.config, width = config, config.widths[0]
+        self.stem = nn.Sequential(conv_norm_relu(channels, width), *conv_norm(width, width, 3))
         self.equilibrium = config.make_layer(MultiscaleCell(config))
         self.lift = nn.ModuleList(
             Block(width, planes, 1, bottleneck=True) for width, planes in zip(config.widths, config.head, strict=True)
@@ -192,33 +170,24 @@ class MDEQ(nn.Module):
         # Pooling and a 1×1 convolution where MDEQ's code has 3×3 with stride 2: those alone are a million parameters
         # more than the published ten.
         self.down = nn.ModuleList(
-            nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(a, b, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU(inplace=True))
-            for a, b in zip(outputs, outputs[1:], strict=False)
+            nn.Sequential(nn.AvgPool2d(2), *conv_norm(a, b, 1), nn.ReLU(inplace=True))
+            for a, b in itertools.pairwise(outputs)
         )
         self.final = nn.Sequential(
             nn.Conv2d(outputs[-1], config.final, 1), nn.BatchNorm2d(config.final), nn.ReLU(inplace=True)
         )
         self.head = nn.Linear(config.final, classes)
 
-    def forward(self, x: Tensor, solutions: bool = False) -> Output:
-        check_images(x, self.channels, multiple=2 ** (len(self.config.widths) - 1))
+    def classify(self, x: Tensor) -> tuple[Tensor, dict[str, Solution]]:
         x = self.stem(x)
-        solution: Solution = self.equilibrium(x)
+        solution = self.equilibrium(x)
         cell = self.equilibrium.cell
         assert isinstance(cell, MultiscaleCell)
         maps = [lift(z) for lift, z in zip(self.lift, cell.unpack(solution.value, x), strict=True)]
         gathered = maps[0]
         for down, z in zip(self.down, maps[1:], strict=True):
             gathered = down(gathered) + z
-        logits: Tensor = self.head(self.final(gathered).mean((2, 3)))
-        return (logits, {"multiscale": solution}) if solutions else logits
-
-    def diagnostics(self) -> dict[str, float]:
-        return {}
-
-    def compile_map(self) -> None:
-        """torch.compile the map that the solve evaluates again and again."""
-        self.equilibrium.cell.compile_map()
+        return self.head(self.final(gathered).mean((2, 3))), {"multiscale": solution}
 
 
 @final
@@ -264,12 +233,12 @@ class Block(nn.Module):
 
 
 @final
-class ResNet(nn.Module):
+class ResNet(AbstractModel):
     """stem → stages of residual blocks, each half the size and twice the channels → mean → linear head."""
 
     def __init__(self, config: ResNetConfig, classes: int, channels: int = 3):
-        super().__init__()
-        self.channels, width = channels, config.width
+        super().__init__(channels)
+        width = config.width
         match config.stem:
             case "cifar":
                 stem = [conv_norm(channels, width, 3), nn.ReLU(inplace=True)]
@@ -288,13 +257,8 @@ class ResNet(nn.Module):
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(inputs, classes)
 
-    def forward(self, x: Tensor, solutions: bool = False) -> Output:
-        check_images(x, self.channels)
-        logits: Tensor = self.head(self.blocks(self.stem(x)).mean((2, 3)))
-        return (logits, {}) if solutions else logits
-
-    def diagnostics(self) -> dict[str, float]:
-        return {}
+    def classify(self, x: Tensor) -> tuple[Tensor, dict[str, Solution]]:
+        return self.head(self.blocks(self.stem(x)).mean((2, 3))), {}
 
     def compile_map(self) -> None:
         """There is no map inside: the whole network is compiled."""

@@ -4,9 +4,10 @@ Also the smallest classifier, one dense equilibrium between the pixels and a lin
 how an equilibrium layer is solved and differentiated, and what is said to an input that is no batch of pictures.
 """
 
+import abc
 import dataclasses
 import functools
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +19,10 @@ from ..fused.pool import pool, pyramid, unpool
 from ..fused.streams import run_on_streams
 from ..gradients import AbstractGradient, Implicit
 from ..kernels import AbstractKernel, AbstractRadialKernel, Adaptive, Gaussian
+from ..kernels.radial import PatchParameters
 from ..settings import setting
 from ..solution import Solution
 from ..solvers import AbstractSolver, Anderson, InFeatures, Proximal
-
-# What `model(x)` gives: logits; with `solutions=True` also the `Solution` of every equilibrium layer, by name.
-Output = Tensor | tuple[Tensor, dict[str, Solution]]
 
 # While training, a backward solve that stops at its step limit is a choice, not an accident.
 _IMPLICIT = Implicit(InFeatures(Anderson(memory=3)), tol=1e-3, max_steps=20, on_failure="return")
@@ -46,13 +45,58 @@ class AbstractSolveConfig:
         if isinstance(gradient, Implicit) and gradient.check_every is None:
             gradient = dataclasses.replace(gradient, check_every=check_every)
         return Equilibrium(
-            cell,
-            solver=self.solver,
-            gradient=gradient,
-            tol=self.tol,
-            max_steps=self.max_steps,
-            check_every=check_every,
+            cell, solver=self.solver, gradient=gradient, tol=self.tol, max_steps=self.max_steps, check_every=check_every
         )
+
+
+class AbstractModel(nn.Module, abc.ABC):
+    """Pictures x (batch, channels, height, width) ↦ logits (batch, classes). To write one: `classify`.
+
+    `model(x, solutions=True)` also gives the `Solution` of every equilibrium layer, by name. The sides of a picture are
+    multiples of `multiple`, or exactly `side`.
+    """
+
+    def __init__(self, channels: int, multiple: int = 1, side: int | None = None):
+        super().__init__()
+        self.channels, self.multiple, self.side = channels, multiple, side
+
+    @abc.abstractmethod
+    def classify(self, x: Tensor) -> tuple[Tensor, dict[str, Solution]]:
+        """The logits and the solutions, for pictures that fit."""
+
+    def forward(self, x: Tensor, solutions: bool = False) -> Tensor | tuple[Tensor, dict[str, Solution]]:
+        self._check(x)
+        logits, found = self.classify(x)
+        return (logits, found) if solutions else logits
+
+    def layers(self) -> list[Equilibrium]:
+        """The equilibrium layers."""
+        return [module for module in self.modules() if isinstance(module, Equilibrium)]
+
+    def diagnostics(self) -> dict[str, float]:
+        """Numbers to follow over a run: for a kernel the norm bound, the raw weight's norm, and γ, as they are now."""
+        return {name: value for layer in self.layers() for name, value in layer.cell.diagnostics().items()}
+
+    def compile_map(self) -> None:
+        """torch.compile the map of every layer, which is where a solve spends its time."""
+        for layer in self.layers():
+            layer.cell.compile_map()
+
+    def _check(self, x: Tensor) -> None:
+        """Refuse, in one sentence, what is not (batch, channels, height, width) with sides that fit."""
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"The pictures must be a floating-point tensor, got {got}: scale the pixels first.")
+        wanted = f" and sides that are multiples of {self.multiple}" if self.multiple > 1 else ""
+        fit = all(side > 0 and side % self.multiple == 0 for side in x.shape[2:])
+        if self.side is not None:
+            wanted = f" and sides of {self.side}"
+            fit = all(side == self.side for side in x.shape[2:])
+        if x.dim() != 4 or x.shape[1] != self.channels or not fit:
+            raise ValueError(
+                f"The input must be pictures (batch, channels, height, width) with {self.channels} channels{wanted}, "
+                f"got {tuple(x.shape)}."
+            )
 
 
 @final
@@ -81,42 +125,24 @@ class ClassifierConfig(AbstractSolveConfig):
             raise ValueError(f"`activity` must be positive, got {self.activity}.")
 
     @property
-    def patch(self) -> int:
-        """Pixels along a side of the kernel's patches; 1 where it has none."""
-        return self.kernel.patch if isinstance(self.kernel, AbstractRadialKernel) else 1
-
-    @property
-    def input_scale(self) -> float:
-        """The standard deviation of a at initialisation."""
-        return _scale_at(self.activity, self.kernel, split=8, patch=self.patch)
-
-
-def _scale_at(activity: float, kernel: AbstractKernel, split: int, patch: int) -> float:
-    """The standard deviation of a at which sᵢ = γ‖rᵢW_h‖² is `activity` on average; `split` is that of a kernel that
-    says none.
-
-    With W_h an isometry and z = 0, E sᵢ = γ·n·scale² for patches of n numbers. It is 1 where γ follows the data, or
-    where there is no γ.
-    """
-    if not isinstance(kernel, AbstractRadialKernel) or isinstance(kernel.gamma, Adaptive):
-        return 1.0
-    return (activity / (kernel.gamma * (kernel.split or split) * patch**2)) ** 0.5
+    def multiple(self) -> int:
+        """What the sides of a picture must be multiples of: every branch has to end in whole patches."""
+        patch = self.kernel.patch if isinstance(self.kernel, AbstractRadialKernel) else 1
+        stride = 4 if self.stem == "imagenet" else 1
+        return stride * max(max(self.scales) * patch, self.fusion)
 
 
 @final
-class Classifier(nn.Module):
+class Classifier(AbstractModel):
     """stem → equilibrium branches at several scales → their mean at one scale → batch norm, ReLU, mean, linear head.
-
-    `model(x)`, x of shape (batch, channels, height, width), gives logits (batch, classes); `model(x, solutions=True)`
-    also the `Solution` of every branch, by name.
 
     Before `torch.export.export(model, (x,), strict=False)`, call it once in `eval()` on an x of that size: the norm of
     W is measured there, and the program, which takes `max_steps` steps, holds it.
     """
 
     def __init__(self, config: ClassifierConfig, classes: int, channels: int = 3):
-        super().__init__()
-        self.config, self.channels = config, channels
+        super().__init__(channels, multiple=config.multiple)
+        self.config = config
         self.stem = make_stem(config.stem, channels, config.width)
         self.branches = nn.ModuleList(
             Branch(config, scale, features) for scale, features in zip(config.scales, config.features, strict=True)
@@ -124,37 +150,20 @@ class Classifier(nn.Module):
         self.norm = BatchNorm(config.width, relu=True)
         self.head = nn.Linear(config.width, classes)
 
-    def forward(self, x: Tensor, solutions: bool = False) -> Output:
-        check_images(x, self.channels, multiple=self._multiple())
+    def classify(self, x: Tensor) -> tuple[Tensor, dict[str, Solution]]:
         levels = pyramid(self.stem(x), self.config.scales)
         inputs = [levels[scale] for scale in self.config.scales]
-        results = run_on_streams(self._branches(), inputs, self.config.overlap)
+        results = run_on_streams(list(self.branches), inputs, self.config.overlap)
         mean = functools.reduce(torch.add, [z for z, _ in results]) / len(results)
-        logits: Tensor = self.head(self.norm(mean).mean((2, 3)))
-        if not solutions:
-            return logits
+        logits = self.head(self.norm(mean).mean((2, 3)))
         return logits, {f"branch{index}": solution for index, (_, solution) in enumerate(results)}
 
     def diagnostics(self) -> dict[str, float]:
         """The bound on ‖W‖‖W_h‖ that each branch is held under, its raw weight's norm, and γ, as they are now."""
         numbers: dict[str, float] = {}
-        for index, branch in enumerate(self._branches()):
-            found = branch.equilibrium.cell.diagnostics()
-            numbers |= {f"branch{index}/{name}": value for name, value in found.items()}
+        for index, layer in enumerate(self.layers()):
+            numbers |= {f"branch{index}/{name}": value for name, value in layer.cell.diagnostics().items()}
         return numbers
-
-    def compile_map(self) -> None:
-        """torch.compile the map of every branch, which is where a solve spends its time."""
-        for branch in self._branches():
-            branch.equilibrium.cell.compile_map()
-
-    def _branches(self) -> list["Branch"]:
-        return [branch for branch in self.branches if isinstance(branch, Branch)]
-
-    def _multiple(self) -> int:
-        """What the sides of a picture must be multiples of: every branch has to end in whole patches."""
-        stride = 4 if self.config.stem == "imagenet" else 1
-        return stride * max(max(self.config.scales) * self.config.patch, self.config.fusion)
 
 
 def make_stem(kind: Literal["cifar", "imagenet", "plain"], channels: int, width: int) -> nn.Sequential:
@@ -186,17 +195,8 @@ class Branch(nn.Module):
         super().__init__()
         self.scale, self.fusion = scale, config.fusion
         channels = config.width if config.kernel.in_state else features
-        norm = BatchNorm(channels)
-        nn.init.constant_(norm.weight, config.input_scale)
-        cell = ConvCell(
-            config.kernel,
-            inputs=config.width,
-            state=config.width,
-            features=features,
-            norm=config.norm,
-            inject=nn.Sequential(nn.Conv2d(config.width, channels, 3, padding=1, bias=False), norm),
-        )
-        self.equilibrium = config.make_layer(cell)
+        inject = nn.Sequential(nn.Conv2d(config.width, channels, 3, padding=1, bias=False), BatchNorm(channels))
+        self.equilibrium = kernel_layer(config, ConvCell, inject, config.width, features)
         self.norm = BatchNorm(config.width)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Solution]:
@@ -214,6 +214,8 @@ class Branch(nn.Module):
 class DenseConfig(AbstractSolveConfig):
     """The settings of a `DenseClassifier`."""
 
+    activity: ClassVar[float] = 0.5  # as in a `ClassifierConfig`
+
     kernel: AbstractKernel = setting(Gaussian(0.5, split=16, hidden=64), "similarity of a and v = Wz")
     size: int = setting(8, "side of the pictures in pixels", low=1)
     width: int = setting(128, "numbers in the state z", low=1)
@@ -221,58 +223,41 @@ class DenseConfig(AbstractSolveConfig):
     norm: float = setting(1.0, "bound on ‖W‖‖W_h‖", above=0)
 
 
+KernelConfig = ClassifierConfig | DenseConfig
+
+
 @final
-class DenseClassifier(nn.Module):
+class DenseClassifier(AbstractModel):
     """pixels → one dense equilibrium → batch norm → linear head, for pictures of one size."""
 
     def __init__(self, config: DenseConfig, classes: int, channels: int = 3):
-        super().__init__()
-        self.config, self.channels = config, channels
+        super().__init__(channels, side=config.size)
+        self.config = config
         inputs = channels * config.size**2
         numbers = config.width if config.kernel.in_state else config.features
-        norm = nn.BatchNorm1d(numbers)
-        nn.init.constant_(norm.weight, _scale_at(0.5, config.kernel, split=config.features, patch=1))
-        cell = DenseCell(
-            config.kernel,
-            inputs=inputs,
-            state=config.width,
-            features=config.features,
-            norm=config.norm,
-            inject=nn.Sequential(nn.Linear(inputs, numbers, bias=False), norm),
-        )
-        self.equilibrium = config.make_layer(cell)
+        inject = nn.Sequential(nn.Linear(inputs, numbers, bias=False), nn.BatchNorm1d(numbers))
+        self.equilibrium = kernel_layer(config, DenseCell, inject, inputs, config.features)
         self.norm = nn.BatchNorm1d(config.width)
         self.head = nn.Linear(config.width, classes)
 
-    def forward(self, x: Tensor, solutions: bool = False) -> Output:
-        check_images(x, self.channels, side=self.config.size)
-        solution: Solution = self.equilibrium(x.flatten(1))
-        logits: Tensor = self.head(self.norm(solution.value))
-        return (logits, {"dense": solution}) if solutions else logits
-
-    def diagnostics(self) -> dict[str, float]:
-        """The bound on ‖W‖‖W_h‖, the raw weight's norm, and γ, as they are now."""
-        return self.equilibrium.cell.diagnostics()
-
-    def compile_map(self) -> None:
-        """torch.compile the map that the solve evaluates again and again."""
-        self.equilibrium.cell.compile_map()
+    def classify(self, x: Tensor) -> tuple[Tensor, dict[str, Solution]]:
+        solution = self.equilibrium(x.flatten(1))
+        return self.head(self.norm(solution.value)), {"dense": solution}
 
 
-def check_images(x: Tensor, channels: int, *, multiple: int = 1, side: int | None = None) -> None:
-    """Refuse, in one sentence, what is not (batch, channels, height, width) with sides that fit."""
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"The pictures must be a floating-point tensor, got {got}: scale the pixels first.")
-    fit = x.dim() == 4 and x.shape[1] == channels and 0 not in x.shape[2:]
-    if side is None:
-        wanted = f" and sides that are multiples of {multiple}" if multiple > 1 else ""
-        fit = fit and x.shape[2] % multiple == 0 and x.shape[3] % multiple == 0
-    else:
-        wanted = f" and sides of {side}"
-        fit = fit and tuple(x.shape[2:]) == (side, side)
-    if not fit:
-        raise ValueError(
-            f"The input must be pictures (batch, channels, height, width) with {channels} channels{wanted}, "
-            f"got {tuple(x.shape)}."
-        )
+def kernel_layer(
+    config: KernelConfig, cell: type[ConvCell | DenseCell], inject: nn.Sequential, inputs: int, features: int
+) -> Equilibrium:
+    """The equilibrium of a kernel; the batch norm at the end of `inject` gives a = Ux + b its scale.
+
+    It starts where sᵢ = γ‖rᵢW_h‖² is `activity` on average: with W_h an isometry and z = 0, E sᵢ = γ·n·scale² for
+    patches of n numbers. Where γ follows the data, or where there is no γ, it starts at 1.
+    """
+    kernel, width = config.kernel, config.width
+    made = cell(kernel, inputs=inputs, state=width, features=features, norm=config.norm, inject=inject)
+    patches = made.similarity
+    if isinstance(kernel, AbstractRadialKernel) and isinstance(kernel.gamma, int | float):
+        assert isinstance(patches, PatchParameters)
+        size = patches.project.weight.shape[1]
+        nn.init.constant_(inject[-1].get_parameter("weight"), (config.activity / (kernel.gamma * size)) ** 0.5)
+    return config.make_layer(made)

@@ -146,9 +146,7 @@ def check(config: Config) -> None:
         raise ConfigError(f"[model] {error}") from None
     if not config.training.graph or config.device == "cpu":
         return
-    for layer in model.modules():
-        if not isinstance(layer, Equilibrium):
-            continue
+    for layer in model.layers():
         solves: list[Equilibrium | Implicit] = [layer]
         if isinstance(layer.gradient, Implicit):
             solves.append(layer.gradient)
@@ -237,7 +235,7 @@ def _parsed(text: str, folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
     """The table in a text, in today's form, laid over that of its base."""
     try:
         table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+    except (RecursionError, ValueError) as error:
         raise ConfigError(f"This is not valid TOML: {error}.") from None
     model = table.get("model")
     if isinstance(model, dict) and isinstance(model.get("settings"), dict):

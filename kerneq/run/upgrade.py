@@ -1,21 +1,25 @@
 """Run folders of version 0.1: the flat `[model.settings]` of then as the tables of now."""
 
+import dataclasses
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from ..kernels import Adaptive, Gaussian
-from ..models import MODELS, ClassifierConfig, DenseConfig, MDEQConfig
-from ..settings import name_of
+from ..gradients import AbstractGradient
+from ..kernels import AbstractKernel, Adaptive, Gaussian
+from ..models import MODELS, KernelConfig, MDEQConfig
+from ..settings import choices, name_of, settings_of
+from ..solvers import AbstractSolver
 
 # The flat settings that are tables now, with their defaults; `relaxation` was of the solvers forward and backward.
-SOLVER = {"solver": "proximal", "memory": 5, "relaxation": 1.0, "forward": "state"}
-GRADIENT = {"gradient": "implicit", "backward": "features", "gradient_steps": 20, "gradient_solver": "anderson"}
-GRADIENT |= {"gradient_tol": 1e-3, "gradient_relaxation": 0.8, "relaxation": 1.0}
-KERNEL = {"kernel": "gaussian", "gamma": 0.2, "adaptive": True, "patch": 2, "split": 8, "hidden": 64}
-KERNEL |= {"degree": 2, "offset": 1.0}
+FLAT: dict[str, dict[str, Any]] = {
+    "solver": {"solver": "proximal", "memory": 5, "relaxation": 1.0, "forward": "state"},
+    "gradient": {"gradient": "implicit", "gradient_steps": 20, "gradient_tol": 1e-3, "gradient_relaxation": 0.8}
+    | {"gradient_solver": "anderson", "backward": "features", "relaxation": 1.0},
+    "kernel": {"kernel": "gaussian", "gamma": 0.2, "adaptive": True, "patch": 2, "split": 8, "hidden": 64}
+    | {"degree": 2, "offset": 1.0},
+}
 MDEQ = {"solver": "anderson", "gradient": "phantom", "backward": "map", "gradient_steps": 5, "gradient_relaxation": 0.5}
-FIELDS = {"proximal": ["memory"], "picard": ["relaxation"], "anderson": ["memory", "relaxation"], "broyden": ["memory"]}
 
 
 def upgrade(name: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,63 +27,46 @@ def upgrade(name: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
 
     `solver = "picard"` becomes `solver = {name = "picard", relaxation = 1.0}`, and so on; a warning says so.
     """
-    config = MODELS[name].config if name in MODELS else None
-    flat = SOLVER | GRADIENT | KERNEL
-    if isinstance(config, MDEQConfig):
-        flat |= MDEQ
-    if isinstance(config, ClassifierConfig | DenseConfig):
-        flat["kernel"] = name_of(type(config.kernel))
-        if isinstance(config.kernel, Gaussian):
-            flat |= _of_gaussian(config.kernel)
-    flat |= settings
-    tables = {key: value for key, value in settings.items() if key not in SOLVER | GRADIENT | KERNEL}
-    for table, keys, make in (
-        ("solver", SOLVER, _solver),
-        ("gradient", GRADIENT, _gradient),
-        ("kernel", KERNEL, _kernel),
-    ):
-        if settings.keys() & keys.keys():
-            tables[table] = make(flat)
     if settings:
         warnings.warn("[model.settings] is the form of version 0.1; it is read as today's [model.…].", stacklevel=2)
-    return tables
+    flat = FLAT["solver"] | FLAT["gradient"] | FLAT["kernel"]
+    kept = {key: value for key, value in settings.items() if key not in flat}
+    config = MODELS[name].config if name in MODELS else None
+    if isinstance(config, MDEQConfig):
+        flat |= MDEQ
+    if isinstance(config, KernelConfig):
+        flat["kernel"] = name_of(type(config.kernel))
+        if isinstance(config.kernel, Gaussian):
+            gamma = config.kernel.gamma
+            flat |= dataclasses.asdict(config.kernel) | {"adaptive": isinstance(gamma, Adaptive)}
+            flat["gamma"] = gamma.share if isinstance(gamma, Adaptive) else gamma
+    tables = _tables({**flat, **settings})
+    return kept | {place: table for place, table in tables.items() if settings.keys() & FLAT[place].keys()}
 
 
-def _of_gaussian(kernel: Gaussian) -> dict[str, Any]:
-    gamma: Any = kernel.gamma
-    if isinstance(gamma, Adaptive):
-        gamma = gamma.share
-    adaptive = isinstance(kernel.gamma, Adaptive)
-    return {"gamma": gamma, "adaptive": adaptive, "patch": kernel.patch, "split": kernel.split, "hidden": kernel.hidden}
-
-
-def _kernel(flat: Mapping[str, Any]) -> dict[str, Any]:
-    table = {"name": flat["kernel"]}
-    if flat["kernel"] == "gaussian":
-        table |= {key: flat[key] for key in ("gamma", "patch", "split", "hidden")}
-        if flat["adaptive"]:
-            table["gamma"] = {"name": "adaptive", "share": flat["gamma"]}
-    elif flat["kernel"] == "polynomial":
-        table |= {"degree": flat["degree"], "offset": flat["offset"]}
-    return table
-
-
-def _solver(flat: Mapping[str, Any]) -> dict[str, Any]:
-    table = {"name": flat["solver"]} | {key: flat[key] for key in FIELDS.get(str(flat["solver"]), [])}
-    return {"name": "in-features", "solver": table} if flat["forward"] == "features" else table
-
-
-def _gradient(flat: Mapping[str, Any]) -> dict[str, Any]:
-    table, steps = {"name": flat["gradient"]}, flat["gradient_steps"]
-    if flat["gradient"] == "unrolled":
-        return table | {"steps": steps}
-    if flat["gradient"] == "phantom":
-        return table | {"steps": steps, "relaxation": flat["gradient_relaxation"]}
-    solver: dict[str, Any] = {"name": flat["gradient_solver"], "memory": 3}
-    if flat["gradient_solver"] == "picard":
-        solver = {"name": "picard", "relaxation": flat["relaxation"]}
-    if flat["backward"] == "features":
+def _tables(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The tables that take the place of all flat settings together."""
+    solver = _table(AbstractSolver, flat["solver"], flat)
+    if flat["forward"] == "features":
         solver = {"name": "in-features", "solver": solver}
+    backward = {"name": flat["gradient_solver"], "memory": 3}
+    if flat["gradient_solver"] == "picard":
+        backward = {"name": "picard", "relaxation": flat["relaxation"]}
+    if flat["backward"] == "features":
+        backward = {"name": "in-features", "solver": backward}
     elif flat["backward"] == "state":
-        solver = {"name": "conjugate-gradient"}
-    return table | {"solver": solver, "tol": flat["gradient_tol"], "max_steps": steps, "on_failure": "return"}
+        backward = {"name": "conjugate-gradient"}
+    values = {"steps": flat["gradient_steps"], "relaxation": flat["gradient_relaxation"], "solver": backward}
+    values |= {"tol": flat["gradient_tol"], "max_steps": flat["gradient_steps"], "on_failure": "return"}
+    gamma = {"name": "adaptive", "share": flat["gamma"]} if flat["adaptive"] else flat["gamma"]
+    return {
+        "solver": solver,
+        "gradient": _table(AbstractGradient, flat["gradient"], values),
+        "kernel": _table(AbstractKernel, flat["kernel"], {**flat, "gamma": gamma}),
+    }
+
+
+def _table(kind: type, name: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of the class with this name, with those of the values that are settings of it."""
+    known = settings_of(choices(kind).get(str(name)))
+    return {"name": name} | {key: value for key, value in values.items() if key in known}

@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .device import processors
-from .radial import reads_channels_last, stored_like
+from .radial import reads_channels_last
 
 height = weight = slope = None  # in the programs of a formula, its functions: see `programs`
 
@@ -222,6 +222,11 @@ def _grid(a: Tensor, n: int, patches: int, programs: int) -> tuple[int, int, int
     return T, tiles, min(tiles, processors(a) * programs)
 
 
+def _stored_like(x: Tensor, a: Tensor) -> Tensor:
+    """x without holes and in the memory order of `a`."""
+    return x.contiguous(memory_format=torch.channels_last if reads_channels_last(a) else torch.contiguous_format)
+
+
 def _warps(n: int) -> int:
     return 4 if n <= 64 else 8
 
@@ -233,44 +238,45 @@ def _precision() -> str:
 
 def forward(
     formula: type, a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor, split: int, patch: int, value: bool
-) -> tuple[Tensor, Tensor]:
-    """m like `a`, and S per sample (empty unless `value`)."""
-    n, half, last = split * patch * patch, a.dtype != torch.float32, reads_channels_last(a)
-    a, v = stored_like(a, a), None if v is None else stored_like(v, a)
+) -> tuple[Tensor, Tensor | None]:
+    """m like `a`, and S per sample if `value`."""
+    n, half = split * patch * patch, a.dtype != torch.float32
+    a, v = _stored_like(a, a), None if v is None else _stored_like(v, a)
     T, tiles, count = _grid(a, n, 64 if half or n <= 32 else 16, 8 if half and n <= 32 else 4)
     m = torch.empty_like(a)
-    parts = torch.empty((a.shape[0], tiles // a.shape[0]) if value else (0, 1), device=a.device)
+    parts = torch.empty((a.shape[0], tiles // a.shape[0]), device=a.device) if value else None
     program, _ = programs(formula)
     with torch.cuda.device_of(a):
         program[(count,)](
             a, a if v is None else v, Q.contiguous(), gamma, m, parts, tiles,
-            *a.shape[1:], split, patch, T, last, v is not None, value, _precision(), num_warps=_warps(n),
+            *a.shape[1:], split, patch, T, reads_channels_last(a), v is not None, value, _precision(),
+            num_warps=_warps(n),
         )  # fmt: skip
-    return m, parts.sum(1) if value else parts.flatten()
+    return m, parts.sum(1) if value else None
 
 
 def backward(
     formula: type, u: Tensor, tau: Tensor | None, a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor,
     split: int, patch: int, wanted: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients with respect to a, v, Q and γ; empty where not `wanted`."""
-    n, half, last = split * patch * patch, a.dtype != torch.float32, reads_channels_last(a)
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """The gradients with respect to a, v, Q and γ; None where not `wanted`."""
+    n, half = split * patch * patch, a.dtype != torch.float32
     want_a, want_v, want_Q, want_gamma = wanted
-    u, v, a = stored_like(u, a), None if v is None else stored_like(v, a), stored_like(a, a)
+    u, v, a = _stored_like(u, a), None if v is None else _stored_like(v, a), _stored_like(a, a)
     patches = (64 if half else 32) if n <= 32 else (32 if half else 16)
     # Few programs where each writes its own n × n part of ∂Q.
     T, tiles, count = _grid(a, n, patches, (3 if half else 2) if want_Q else 6)
-    grad_a = torch.empty_like(a) if want_a else a.new_empty(0)
-    grad_v = torch.empty_like(v) if want_v else a.new_empty(0)
-    Q_parts = torch.empty((count if want_Q else 0, n, n), device=a.device)
-    gamma_parts = torch.empty(count if want_gamma else 0, device=a.device)
+    grad_a = torch.empty_like(a) if want_a else None
+    grad_v = torch.empty_like(v) if want_v else None
+    Q_parts = torch.empty((count, n, n), device=a.device) if want_Q else None
+    gamma_parts = torch.empty(count, device=a.device) if want_gamma else None
     _, program = programs(formula)
     with torch.cuda.device_of(a):
         program[(count,)](
             u, a if tau is None else tau.contiguous(), a, a if v is None else v, Q.contiguous(), gamma,
             grad_a, grad_v, Q_parts, gamma_parts, tiles,
-            *a.shape[1:], split, patch, T, last, v is not None, tau is not None, _precision(), *wanted,
-            num_warps=_warps(n),
+            *a.shape[1:], split, patch, T, reads_channels_last(a), v is not None, tau is not None, _precision(),
+            *wanted, num_warps=_warps(n),
         )  # fmt: skip
-    grad_Q = Q_parts.sum(0).to(Q.dtype) if want_Q else a.new_empty(0)
-    return grad_a, grad_v, grad_Q, gamma_parts.sum().to(gamma.dtype) if want_gamma else a.new_empty(0)
+    grad_Q = Q_parts.sum(0).to(Q.dtype) if want_Q else None
+    return grad_a, grad_v, grad_Q, gamma_parts.sum().to(gamma.dtype) if want_gamma else None

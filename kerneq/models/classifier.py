@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from ..cells import AbstractCell, ConvCell, DenseCell
 from ..equilibrium import Equilibrium
+from ..fused.device import run_on_streams
 from ..fused.norm import BatchNorm
 from ..fused.pool import pool, pyramid, unpool
-from ..fused.streams import run_on_streams
 from ..gradients import AbstractGradient, Implicit
 from ..kernels import AbstractKernel, AbstractRadialKernel, Adaptive, Fixed, Gaussian
 from ..settings import setting

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..tensors import is_channels_last
-from .device import runs_triton
+from .device import differentiable, runs_triton
 
 
 @final
@@ -20,11 +20,15 @@ class BatchNorm(nn.BatchNorm2d):
 
     def forward(self, x: Tensor) -> Tensor:
         if self._is_fused(x):
-            state = (self.running_mean, self.running_var, self.num_batches_tracked, self.momentum, self.eps)
-            fused: Tensor = _Norm.apply(x, self.weight, self.bias, *state, self.relu)  # type: ignore[no-untyped-call]
+            fused: Tensor = _Norm.apply(x, self.weight, self.bias, self)  # type: ignore[no-untyped-call]
             return fused
         y = super().forward(x)
         return y.relu_() if self.relu else y
+
+    def plain(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor]:
+        """The batch norm of training in plain operations, which have every derivative; no statistics are kept."""
+        y = F.batch_norm(x, None, None, weight, bias, training=True, eps=self.eps)
+        return (y.relu() if self.relu else y,)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, relu={self.relu}"  # type: ignore[no-untyped-call]
@@ -45,35 +49,23 @@ class _Norm(torch.autograd.Function):
     """Keeps x and two numbers a channel: backward finds again what the ReLU let through."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor, count: Tensor,
-        momentum: float, eps: float, relu: bool,
-    ) -> Tensor:  # fmt: skip
-        from . import norm_triton
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: BatchNorm) -> Tensor:
+        from .norm_triton import forward
 
-        y, stats = norm_triton.forward(x, weight, bias, running_mean, running_var, count, momentum, eps, relu)
+        y, stats = forward(x, norm)
         ctx.save_for_backward(x, weight, bias, stats)
-        ctx.eps, ctx.relu = eps, relu
+        ctx.norm = norm
         return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        from . import norm_triton
+        from .norm_triton import backward
 
         x, weight, bias, stats = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is coming: plain operations, which have one
-            grads = differentiable(g, (x, weight, bias), ctx.eps, ctx.relu)
-        else:
-            g = g.contiguous(memory_format=torch.channels_last)
-            grads = norm_triton.backward(g, x, stats, weight, bias, ctx.relu)
-        return *grads, None, None, None, None, None, None
-
-
-def differentiable(g: Tensor, inputs: tuple[Tensor, Tensor, Tensor], eps: float, relu: bool) -> tuple[Tensor, ...]:
-    """The gradients with respect to x, weight and bias, with a graph of their own."""
-    x, weight, bias = (t if t.requires_grad else t.detach().requires_grad_() for t in inputs)
-    y = F.batch_norm(x, None, None, weight, bias, training=True, eps=eps)
-    return torch.autograd.grad(y.relu() if relu else y, (x, weight, bias), g, create_graph=True)
+            return *differentiable(ctx.norm.plain, (x, weight, bias), (g,)), None
+        g = g.contiguous(memory_format=torch.channels_last)
+        return *backward(g, x, stats, weight, bias, ctx.norm.relu), None
 
 
 def synchronised(model: nn.Module) -> nn.Module:

@@ -9,14 +9,13 @@ Forward passes over the map three times (read; read, write), backward five times
 in three launches. On top come 8 bytes a channel and program for the partial sums.
 """
 
-import dataclasses
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .device import processors
+from .norm import BatchNorm
 
 MERGED = 8  # channels a program merges: a sector of memory for every part
 WARPS = 8  # in a program
@@ -203,67 +202,45 @@ def norm_backward_apply(
         _store(dx + begin + at, tl.fma(g_value, scale, tl.fma(d, slope, offset)), inside, FULL)
 
 
-@dataclasses.dataclass(frozen=True)
-class Tiles:
-    """A map cut into tiles of `rows` pixels × `block` channels, which the programs share."""
+def tiling(x: Tensor, widest: int, programs: int, stages: int) -> tuple[tuple[int, int], int, tuple[int, ...]]:
+    """Tiles of at most `widest` channels, shared by about `programs` programs a multiprocessor.
 
-    pixels: int
-    channels: int
-    rows: int  # that a program's threads read at once
-    block: int
-    programs: int  # along the pixels
-    stages: int  # tiles a program has under way
-
-    @property
-    def count(self) -> int:
-        """Tiles along the pixels."""
-        return triton.cdiv(self.pixels, self.rows)
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        return self.programs, triton.cdiv(self.channels, self.block)
-
-    @property
-    def constants(self) -> tuple[int, int, int, bool, int]:
-        full = self.pixels % self.rows == 0 and self.channels % self.block == 0
-        return self.channels, self.rows, self.block, full, self.stages
-
-
-def tiles_of(x: Tensor, widest: int, programs: int, stages: int) -> Tiles:
-    """At most `widest` channels a tile, about `programs` programs a multiprocessor."""
+    The grid (programs along the pixels, blocks of channels), the number of tiles along the pixels, and the constants
+    of a program that has `stages` tiles under way.
+    """
     channels = x.shape[1]
     pixels = x.numel() // channels
     divisor = channels & -channels  # the largest power of two: tiles without a masked rest, if that is wide enough
     block = min(divisor if divisor >= 32 else triton.next_power_of_2(channels), widest)
     rows = max(1, 32 * WARPS * (16 // x.element_size()) // block)  # 16 bytes a thread
-    shares = max(1, processors(x) * programs // triton.cdiv(channels, block))
+    tiles, blocks = triton.cdiv(pixels, rows), triton.cdiv(channels, block)
+    shares = max(1, processors(x) * programs // blocks)
+    full = pixels % rows == 0 and channels % block == 0
     # At most 1024: their sums are merged in the registers of one program.
-    return Tiles(pixels, channels, rows, block, min(triton.cdiv(pixels, rows), shares, 1024), stages)
+    return (min(tiles, shares, 1024), blocks), tiles, (channels, rows, block, full, stages)
 
 
-def _tilings(x: Tensor) -> tuple[Tiles, Tiles]:
-    """For the sums, few programs and channels, since every program adds a part to merge; and for the passes after."""
-    return tiles_of(x, widest=64, programs=2, stages=6), tiles_of(x, widest=256, programs=4, stages=4)
+# For the sums, few programs and channels, since every program adds a part to merge; and for the passes after.
+SUMS = {"widest": 64, "programs": 2, "stages": 6}
+PASSES = {"widest": 256, "programs": 4, "stages": 4}
 
 
-def forward(
-    x: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor, count: Tensor,
-    momentum: float, eps: float, relu: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def forward(x: Tensor, norm: BatchNorm) -> tuple[Tensor, Tensor]:
     """The output like x, and the means and inverse standard deviations (2, channels); moves the running ones."""
-    sums, passes = _tilings(x)
-    P, C, programs = sums.pixels, sums.channels, sums.programs
-    parts = torch.empty((2, programs, C), device=x.device, dtype=torch.float32)
-    stats = torch.empty((2, C), device=x.device, dtype=torch.float32)
+    grid, tiles, constants = tiling(x, **SUMS)
+    programs, C, P = grid[0], x.shape[1], x.numel() // x.shape[1]
+    parts = x.new_empty((2, programs, C), dtype=torch.float32)
+    stats = x.new_empty((2, C), dtype=torch.float32)
     y = torch.empty_like(x)
     with torch.cuda.device_of(x):
-        norm_forward_sums[sums.grid](x, parts, P, sums.count, *sums.constants, num_warps=WARPS)
+        norm_forward_sums[grid](x, parts, P, tiles, *constants, num_warps=WARPS)
         norm_forward_finish[(1, triton.cdiv(C, MERGED))](
-            parts, stats, running_mean, running_var, count, programs, sums.count, P, momentum, eps,
-            C, sums.rows, triton.next_power_of_2(programs), MERGED, num_warps=WARPS,
+            parts, stats, norm.running_mean, norm.running_var, norm.num_batches_tracked, programs, tiles, P,
+            norm.momentum, norm.eps, *constants[:2], triton.next_power_of_2(programs), MERGED, num_warps=WARPS,
         )  # fmt: skip
-        norm_forward_apply[passes.grid](
-            x, y, stats, weight, bias, P, passes.count, *passes.constants, relu, num_warps=WARPS
+        grid, tiles, constants = tiling(x, **PASSES)
+        norm_forward_apply[grid](
+            x, y, stats, norm.weight, norm.bias, P, tiles, *constants, norm.relu, num_warps=WARPS
         )
     return y, stats
 
@@ -272,20 +249,17 @@ def backward(
     g: Tensor, x: Tensor, stats: Tensor, weight: Tensor, bias: Tensor, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients with respect to x, weight and bias; g lies in memory as x does."""
-    sums, passes = _tilings(x)
-    P, C, programs = sums.pixels, sums.channels, sums.programs
-    parts = torch.empty((2, programs, C), device=x.device, dtype=torch.float32)
-    line = torch.empty((2, C), device=x.device, dtype=torch.float32)
+    grid, tiles, constants = tiling(x, **SUMS)
+    programs, C, P = grid[0], x.shape[1], x.numel() // x.shape[1]
+    parts = x.new_empty((2, programs, C), dtype=torch.float32)
+    line = x.new_empty((2, C), dtype=torch.float32)
     dx, grad_weight, grad_bias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
     with torch.cuda.device_of(x):
-        norm_backward_sums[sums.grid](
-            g, x, stats, weight, bias, parts, P, sums.count, *sums.constants, relu, num_warps=WARPS
-        )
+        norm_backward_sums[grid](g, x, stats, weight, bias, parts, P, tiles, *constants, relu, num_warps=WARPS)
         norm_backward_finish[(1, triton.cdiv(C, MERGED))](
             parts, stats, weight, grad_weight, grad_bias, line, programs, P,
             C, triton.next_power_of_2(programs), MERGED, num_warps=WARPS,
         )  # fmt: skip
-        norm_backward_apply[passes.grid](
-            g, x, dx, stats, weight, bias, line, P, passes.count, *passes.constants, relu, num_warps=WARPS
-        )
+        grid, tiles, constants = tiling(x, **PASSES)
+        norm_backward_apply[grid](g, x, dx, stats, weight, bias, line, P, tiles, *constants, relu, num_warps=WARPS)
     return dx, grad_weight, grad_bias

@@ -13,8 +13,8 @@ from .device import needs_graph, runs_triton
 
 def pool(x: Tensor, factor: int) -> Tensor:
     """The mean of every factor × factor square of pixels: (batch, channels, height, width), each side / factor."""
-    pooled: Tensor = _Pool.apply(x, factor)  # type: ignore[no-untyped-call]
-    return pooled
+    _, pooled = _Pyramid.apply(x, ((0, factor),))  # type: ignore[no-untyped-call]
+    return pooled  # type: ignore[no-any-return]
 
 
 def unpool(x: Tensor, factor: int) -> Tensor:
@@ -57,17 +57,6 @@ def _fused(x: Tensor) -> bool:
     return runs_triton(x) and is_channels_last(x) and not needs_graph(x)
 
 
-class _Pool(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: int) -> Tensor:
-        ctx.factor = factor
-        return _mean(x, factor, 1)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return _spread(g, ctx.factor, ctx.factor**-2), None
-
-
 class _Unpool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: int) -> Tensor:
@@ -80,10 +69,14 @@ class _Unpool(torch.autograd.Function):
 
 
 class _Pyramid(torch.autograd.Function):
-    """All levels at once, x the first, so that their gradients are added up on the way: one pass a level."""
+    """All levels at once, x the first, so that their gradients are added up on the way: one pass a level.
+
+    A step (parent, factor) pools the next level from one before it.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, steps: tuple[tuple[int, int], ...]) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)  # a level that nothing was made of costs nothing
         ctx.steps = steps
         levels = [x.view_as(x)]
         for parent, factor in steps:
@@ -91,8 +84,10 @@ class _Pyramid(torch.autograd.Function):
         return tuple(levels)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None]:
         totals = list(gradients)
         for level, (parent, factor) in reversed(list(enumerate(ctx.steps, start=1))):
-            totals[parent] = _spread(totals[level], factor, factor**-2, totals[parent])
+            gradient = totals[level]
+            if gradient is not None:
+                totals[parent] = _spread(gradient, factor, factor**-2, totals[parent])
         return totals[0], None

@@ -41,14 +41,19 @@ def needs_graph(*tensors: Tensor) -> bool:
 
 
 def differentiable(
-    plain: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
+    plain: Callable[..., Sequence[Tensor | None]],
+    inputs: Sequence[Tensor | None],
+    cotangents: Sequence[Tensor | None],
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of plain operations with respect to their inputs, with a graph of their own.
+    """The gradients of plain operations with a graph of their own; None for an input that needs none.
 
     This is what the backward of a fused operation gives when a second derivative is coming.
     """
-    leaves = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in inputs]
-    return torch.autograd.grad(plain(*leaves), leaves, cotangents, create_graph=True, allow_unused=True)
+    leaves = [t.view_as(t) if t is not None and t.requires_grad else None for t in inputs]
+    outputs = plain(*(t if leaf is None else leaf for t, leaf in zip(inputs, leaves, strict=True)))
+    made, wanted, given = ([t for t in some if t is not None] for some in (outputs, leaves, cotangents))
+    grads = iter(torch.autograd.grad(made, wanted, given, create_graph=True, allow_unused=True))
+    return tuple(None if leaf is None else next(grads) for leaf in leaves)
 
 
 def processors(t: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""What a solver makes of its iterates: how far z is from f(z), and the mixture of the last images with the least gap."""
+"""What solvers make of their iterates: the residual of z, and the mixture of the last images with the least gap."""
 
 import dataclasses
 from typing import Protocol, Self, final

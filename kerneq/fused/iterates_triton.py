@@ -1,5 +1,3 @@
-# mypy: ignore-errors
-# (Triton is optional and its kernels are not Python that mypy can read.)
 """The residual in one pass over memory, and a `History`: enter, weigh and mix in three launches, or in one where
 samples are small.
 

@@ -61,7 +61,7 @@ def radial_step(
     a, v = _picture(a), None if v is None else _picture(v)
     gamma = torch.as_tensor(gamma, dtype=working_dtype(a.dtype), device=a.device)
     step = _Step.apply if _is_fused(formula, a, split, patch) else plain_step
-    m, S = step(formula, a, v, Q, gamma, split, patch, value)  # type: ignore[no-untyped-call]
+    m, S = step(formula, a, v, Q, gamma, split, patch, value)
     return _with_dims(m, dims), S
 
 
@@ -79,7 +79,8 @@ def radial_hvp(
         from .radial_triton import backward
 
         only_a = (True, False, False, False)
-        pulled = backward(formula, y.to(a.dtype), None, a, v, Q, gamma, split, patch, only_a)[0]
+        pulled, *_ = backward(formula, y.to(a.dtype), None, a, v, Q, gamma, split, patch, only_a)
+        assert pulled is not None
         return _with_dims(pulled, dims)
     last, dtype = reads_channels_last(a), working_dtype(a.dtype)
     r = cut((a - v).to(a.dtype), split, patch, last)
@@ -110,35 +111,29 @@ def plain_step(
 
 
 class _Step(torch.autograd.Function):
-    """`plain_step` by the Triton programs."""
+    """`plain_step`, argument for argument, by the Triton programs."""
 
     @staticmethod
-    def forward(
-        ctx: Any, formula: Formula, a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor,
-        split: int, patch: int, value: bool,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor | None]:
         from .radial_triton import forward
 
+        ctx.formula, a, v, Q, gamma, *ctx.sizes = inputs
         ctx.save_for_backward(a, v, Q, gamma)
-        ctx.formula, ctx.split, ctx.patch, ctx.value = formula, split, patch, value
-        return forward(formula, a, v, Q, gamma, split, patch, value)
+        return forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, u: Tensor, tau: Tensor | None) -> tuple[Tensor | None, ...]:
-        from .radial_triton import backward
-
-        a, v, Q, gamma = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[1:5]
         if torch.is_grad_enabled():  # a second derivative is coming: plain operations, which have one
-            cotangents = (u, tau) if ctx.value else (u,)
 
-            def step(*inputs: Tensor) -> tuple[Tensor, ...]:
-                return plain_step(ctx.formula, *inputs, ctx.split, ctx.patch, ctx.value)[: len(cotangents)]
+            def step(*inputs: Any) -> tuple[Tensor, Tensor | None]:
+                return plain_step(ctx.formula, *inputs, *ctx.sizes)
 
-            found = differentiable(step, (a, torch.zeros_like(a) if v is None else v, Q, gamma), cotangents)
-            grads = [grad if want else None for grad, want in zip(found, wanted, strict=True)]
+            grads = differentiable(step, ctx.saved_tensors, (u, tau))
         else:
-            grads = backward(ctx.formula, u, tau, a, v, Q, gamma, ctx.split, ctx.patch, wanted)
+            from .radial_triton import backward
+
+            (a, v, Q, gamma), (split, patch, _) = ctx.saved_tensors, ctx.sizes
+            grads = backward(ctx.formula, u, tau, a, v, Q, gamma, split, patch, ctx.needs_input_grad[1:5])
         return None, *grads, None, None, None
 
 

@@ -1,5 +1,3 @@
-# mypy: ignore-errors
-# (Triton is optional and its kernels are not Python that mypy can read.)
 """The radial patch step and its pullback as Triton programs, one pass over memory each, made for every formula.
 
 A tile is T patches of one sample. It is read as R rows of T·U consecutive numbers: in channels-last memory U = split

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from ..cells import AbstractCell, ConvCell, DenseCell
 from ..equilibrium import Equilibrium
 from ..fused.device import run_on_streams
-from ..fused.norm import BatchNorm
-from ..fused.pool import pool, pyramid, unpool
+from ..fused.layers import BatchNorm, pool, pyramid, unpool
 from ..gradients import AbstractGradient, Implicit
 from ..kernels import AbstractKernel, AbstractRadialKernel, Adaptive, Fixed, Gaussian
 from ..settings import setting

@@ -8,7 +8,7 @@ from interpreter import has_triton, needs_triton, run_interpreted
 from torch import Tensor, nn
 
 from kerneq.fused.device import differentiable
-from kerneq.fused.norm import BatchNorm, synchronised
+from kerneq.fused.layers import BatchNorm, synchronised
 
 on_card = pytest.mark.skipif(not (has_triton and torch.cuda.is_available()), reason="There is no CUDA card here.")
 

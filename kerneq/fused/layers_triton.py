@@ -1,12 +1,9 @@
-# mypy: ignore-errors
-# (Triton is optional and its kernels are not Python that mypy can read.)
-"""A batch norm of channels-last maps, with or without a ReLU after it, as Triton programs.
+"""Batch norm, with or without a ReLU after it, pooling and up-sampling of channels-last maps as Triton programs.
 
-A map is P pixels × C channels, a row a pixel. A program sums over the tiles i, i + programs, …; a second kernel
-merges the sums of all programs; a third walks the tiles from the end, which the level 2 cache still holds.
-
-Forward passes over the map three times (read; read, write), backward five times (read g, x; read g, x, write dx), each
-in three launches. On top come 8 bytes a channel and program for the partial sums.
+A map is P pixels × C channels, a row a pixel. For a batch norm, a program sums over the tiles i, i + programs, …; a
+second kernel merges the sums of all programs; a third walks the tiles from the end, which the level 2 cache still
+holds. Forward passes over the map three times (read; read, write), backward five times (read g, x; read g, x, write
+dx), each in three launches. On top come 8 bytes a channel and program for the partial sums.
 """
 
 import torch
@@ -15,10 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from .device import processors
-from .norm import BatchNorm
+from .layers import BatchNorm
 
 MERGED = 8  # channels a program merges: a sector of memory for every part
 WARPS = 8  # in a program
+PIXELS = 4  # of the small map a program that pools
 
 
 @triton.jit
@@ -225,7 +223,7 @@ SUMS = {"widest": 64, "programs": 2, "stages": 6}
 PASSES = {"widest": 256, "programs": 4, "stages": 4}
 
 
-def forward(x: Tensor, norm: BatchNorm) -> tuple[Tensor, Tensor]:
+def norm_forward(x: Tensor, norm: BatchNorm) -> tuple[Tensor, Tensor]:
     """The output like x, and the means and inverse standard deviations (2, channels); moves the running ones."""
     grid, tiles, constants = tiling(x, **SUMS)
     programs, C, P = grid[0], x.shape[1], x.numel() // x.shape[1]
@@ -239,13 +237,11 @@ def forward(x: Tensor, norm: BatchNorm) -> tuple[Tensor, Tensor]:
             norm.momentum, norm.eps, *constants[:2], triton.next_power_of_2(programs), MERGED, num_warps=WARPS,
         )  # fmt: skip
         grid, tiles, constants = tiling(x, **PASSES)
-        norm_forward_apply[grid](
-            x, y, stats, norm.weight, norm.bias, P, tiles, *constants, norm.relu, num_warps=WARPS
-        )
+        norm_forward_apply[grid](x, y, stats, norm.weight, norm.bias, P, tiles, *constants, norm.relu, num_warps=WARPS)
     return y, stats
 
 
-def backward(
+def norm_backward(
     g: Tensor, x: Tensor, stats: Tensor, weight: Tensor, bias: Tensor, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients with respect to x, weight and bias; g lies in memory as x does."""
@@ -263,3 +259,73 @@ def backward(
         grid, tiles, constants = tiling(x, **PASSES)
         norm_backward_apply[grid](g, x, dx, stats, weight, bias, line, P, tiles, *constants, relu, num_warps=WARPS)
     return dx, grad_weight, grad_bias
+
+
+@triton.jit
+def pool_spread(
+    g, base, out, scale, total, w,
+    C: tl.constexpr, K: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    """Each pixel (b, i, j) of g goes to the K × K pixels (b, iK + p, jK + q) of out."""
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    channel = tl.arange(0, BLOCK)
+    inside = (pixel < total)[:, None] & (channel < C)[None, :]
+    value = tl.load(g + pixel[:, None].to(tl.int64) * C + channel[None, :], mask=inside).to(tl.float32) * scale
+    row, column = pixel // w, pixel % w  # row counts through the batch: b·h + i
+    for p in range(K):
+        for q in range(K):
+            at = ((row.to(tl.int64) * K + p) * (w * K) + column * K + q)[:, None] * C + channel[None, :]
+            wide = value
+            if ADD:
+                wide += tl.load(base + at, mask=inside).to(tl.float32)
+            tl.store(out + at, wide.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def pool_gather(
+    x, out, scale, total, w,
+    C: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    """Each pixel (b, i, j) of out is the sum of the K × K pixels (b, iK + p, jK + q) of x, times `scale`."""
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    channel = tl.arange(0, BLOCK)
+    inside = (pixel < total)[:, None] & (channel < C)[None, :]
+    row, column = pixel // w, pixel % w
+    value = tl.zeros((PIXELS, BLOCK), tl.float32)
+    for p in range(K):
+        for q in range(K):
+            at = ((row.to(tl.int64) * K + p) * (w * K) + column * K + q)[:, None] * C + channel[None, :]
+            value += tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    to = out + pixel[:, None].to(tl.int64) * C + channel[None, :]
+    tl.store(to, (value * scale).to(out.dtype.element_ty), mask=inside)
+
+
+def spread(g: Tensor, factor: int, scale: float, base: Tensor | None = None) -> Tensor:
+    """base + scale · every pixel of g, factor × factor times; all stored channels-last."""
+    batch, channels, height, width = g.shape
+    out = _empty(g, height * factor, width * factor)
+    base = None if base is None else base.contiguous(memory_format=torch.channels_last)
+    total = batch * height * width
+    with torch.cuda.device_of(g):
+        pool_spread[(triton.cdiv(total, PIXELS),)](
+            g, g if base is None else base, out, scale, total, width,
+            channels, factor, base is not None, triton.next_power_of_2(channels), PIXELS,
+        )  # fmt: skip
+    return out
+
+
+def gather(x: Tensor, factor: int, scale: float) -> Tensor:
+    """`scale` times the sum of every factor × factor square."""
+    batch, channels, height, width = x.shape
+    out = _empty(x, height // factor, width // factor)
+    total = batch * (height // factor) * (width // factor)
+    with torch.cuda.device_of(x):
+        pool_gather[(triton.cdiv(total, PIXELS),)](
+            x, out, scale, total, width // factor, channels, factor, triton.next_power_of_2(channels), PIXELS
+        )
+    return out
+
+
+def _empty(like: Tensor, height: int, width: int) -> Tensor:
+    shape = (*like.shape[:2], height, width)
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)

@@ -65,26 +65,28 @@ def _translated(function: Callable) -> Callable | None:
 
 
 @triton.jit
-def _columns(
-    k, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, S: tl.constexpr, P: tl.constexpr, LAST: tl.constexpr
-):
-    """Where the k-th number of the first row of the patches lies in its sample."""
+def _tile(
+    tile, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, S: tl.constexpr, P: tl.constexpr, T: tl.constexpr,
+    LAST: tl.constexpr,
+):  # fmt: skip
+    """Where the R × T·U numbers of a tile lie, which of them exist, which of its T patches do, and its sample."""
+    U: tl.constexpr = S if LAST else P
+    COUNT: tl.constexpr = C * H * W // (S * P * P)  # patches in a sample
+    TILES: tl.constexpr = (COUNT + T - 1) // T  # tiles in a sample
+    start = (tile % TILES) * T
+    k = start * U + tl.arange(0, T * U)  # along a row
+    row = tl.arange(0, S * P * P // U)
     if LAST:
-        at = k // C
-        return (at // (W // P)) * (P * W * C) + (at % (W // P)) * (P * C) + k % C
+        n = k // C
+        columns = (n // (W // P)) * (P * W * C) + (n % (W // P)) * (P * C) + k % C
+        rows = ((row // P) * W + row % P) * C
     else:
-        at = k // W
-        return (at // (H // P)) * (S * H * W) + (at % (H // P)) * (P * W) + k % W
-
-
-@triton.jit
-def _rows(C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, R: tl.constexpr, LAST: tl.constexpr):
-    """How far the rows of a patch lie from its first."""
-    row = tl.arange(0, R)
-    if LAST:
-        return ((row // P) * W + row % P) * C
-    else:
-        return (row // P) * (H * W) + (row % P) * W
+        n = k // W
+        columns = (n // (H // P)) * (S * H * W) + (n % (H // P)) * (P * W) + k % W
+        rows = (row // P) * (H * W) + (row % P) * W
+    sample = tile // TILES
+    at = tl.cast(sample, tl.int64) * (C * H * W) + (rows[:, None] + columns[None, :])
+    return at, (k < COUNT * U)[None, :], start + tl.arange(0, T) < COUNT, sample
 
 
 @triton.jit
@@ -124,27 +126,18 @@ def radial_forward(
     N: tl.constexpr = S * P * P
     U: tl.constexpr = S if LAST else P
     R: tl.constexpr = N // U
-    COUNT: tl.constexpr = C * H * W // N  # patches in a sample
-    TILES: tl.constexpr = (COUNT + T - 1) // T  # tiles in a sample
     D = a.dtype.element_ty
     g = tl.load(gamma).to(tl.float32)
     entry = _entries(S, P, LAST)
     Qt = tl.load(Q + entry[:, None] * N + entry[None, :]).to(D)
-    rows = _rows(C, H, W, P, R, LAST)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        start = (tile % TILES) * T
-        k = start * U + tl.arange(0, T * U)
-        at = tl.cast(tile // TILES, tl.int64) * (C * H * W) + (
-            rows[:, None] + _columns(k, C, H, W, S, P, LAST)[None, :]
-        )
-        mask = (k < COUNT * U)[None, :]
+        at, mask, inside, _ = _tile(tile, C, H, W, S, P, T, LAST)
         r = _to_patches(_residual(a, v, at, mask, HAS_V), R, T, U)
         q = tl.dot(r.to(D), Qt, input_precision=PRECISION)
         s = g * tl.sum(q * r, 1)
         w = weight(s)
         tl.store(m + at, _to_rows((w[:, None] * q).to(D), R, T, U), mask=mask)
         if VALUE:
-            inside = start + tl.arange(0, T) < COUNT
             tl.store(S_parts + tile, tl.sum(tl.where(inside, height(s), 0.0), 0) / g)
 
 
@@ -158,24 +151,16 @@ def radial_backward(
     N: tl.constexpr = S * P * P
     U: tl.constexpr = S if LAST else P
     R: tl.constexpr = N // U
-    COUNT: tl.constexpr = C * H * W // N
-    TILES: tl.constexpr = (COUNT + T - 1) // T
     D = a.dtype.element_ty
     g = tl.load(gamma).to(tl.float32)
     entry = _entries(S, P, LAST)
     in_Q = entry[:, None] * N + entry[None, :]
     Qt = tl.load(Q + in_Q).to(D)
-    rows = _rows(C, H, W, P, R, LAST)
     if WANT_Q:
         sum_Q = tl.zeros((N, N), tl.float32)
     sum_gamma = 0.0
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        start = (tile % TILES) * T
-        k = start * U + tl.arange(0, T * U)
-        at = tl.cast(tile // TILES, tl.int64) * (C * H * W) + (
-            rows[:, None] + _columns(k, C, H, W, S, P, LAST)[None, :]
-        )
-        mask = (k < COUNT * U)[None, :]
+        at, mask, inside, sample = _tile(tile, C, H, W, S, P, T, LAST)
         r = _to_patches(_residual(a, v, at, mask, HAS_V), R, T, U)
         ut = _to_patches(tl.load(u + at, mask=mask, other=0.0), R, T, U).to(D)
         q = tl.dot(r.to(D), Qt, input_precision=PRECISION)
@@ -186,11 +171,10 @@ def radial_backward(
         b = slope(s) * tl.sum(uQ * r, 1)
         c = g * b
         if VALUE:
-            one = tl.load(tau + tile // TILES).to(tl.float32)
+            one = tl.load(tau + sample).to(tl.float32)
             c -= 0.5 * one * w
             if WANT_GAMMA:
-                inside = start + tl.arange(0, T) < COUNT
-                sum_gamma -= one * tl.sum(tl.where(inside, height(s) + 0.5 * s * w, 0.0), 0) / (g * g)
+                    sum_gamma -= one * tl.sum(tl.where(inside, height(s) + 0.5 * s * w, 0.0), 0) / (g * g)
         if WANT_GAMMA:
             sum_gamma += tl.sum(b * t, 0)
         if WANT_Q:

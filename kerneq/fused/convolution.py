@@ -80,18 +80,18 @@ class Convolution:
         self, x: Tensor, *, adjoint: bool = False, add: Tensor | None = None, sign: int = 1, mask: Tensor | None = None
     ) -> Tensor | None:
         """add ± Wx or add ± Wᵀx, zero where `mask` is not positive, in one pass; None where there is no program."""
-        if not self._is_plain(x) or not runs_triton(x, HALF):
+        if not self._may_fuse(x) or not runs_triton(x, HALF):
             return None
         from .convolution_triton import fits, product
 
         return product(x, self.weight, adjoint, add, sign, mask) if fits(x, self.weight, adjoint) else None
 
     def _fuses_relu(self, v: Tensor) -> bool:
-        if not self._is_plain(v) or not torch.backends.cudnn.enabled:
+        if not self._may_fuse(v) or not torch.backends.cudnn.enabled:
             return False
         return v.dtype in (torch.float32, torch.float16) or (v.dtype == torch.bfloat16 and capability(v) >= (8, 0))
 
-    def _is_plain(self, x: Tensor) -> bool:
+    def _may_fuse(self, x: Tensor) -> bool:
         """On an NVIDIA card, one dtype, nothing to differentiate, no compiler that would fuse by itself."""
         if torch.compiler.is_compiling() or x.dtype != self.weight.dtype:
             return False

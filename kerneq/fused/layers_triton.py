@@ -82,7 +82,7 @@ def _output(d, scale, bias, dtype: tl.constexpr):
 @triton.jit
 def norm_forward_sums(
     x, parts, P, tiles,
-    C: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, S: tl.constexpr,
+    C: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """The mean and Σ (x − mean)² of a program's n pixels, from sums shifted by the first of them, k.
 
@@ -92,7 +92,7 @@ def norm_forward_sums(
     program, programs = tl.program_id(0), tl.num_programs(0)
     k = _row(x + program.to(tl.int64) * (R * C), C, B)
     first, second = tl.zeros((R, B), tl.float32), tl.zeros((R, B), tl.float32)
-    for tile in tl.range(program, tiles, programs, num_stages=S):
+    for tile in tl.range(program, tiles, programs, num_stages=6):
         begin, at, inside = _tile(tile, P, C, R, B)
         d = _load(x + begin + at, inside, FULL).to(tl.float32) - k
         if not FULL:
@@ -127,12 +127,11 @@ def norm_forward_finish(
 @triton.jit
 def norm_forward_apply(
     x, y, stats, weight, bias, P, tiles,
-    C: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, S: tl.constexpr,
-    RELU: tl.constexpr,
+    C: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """y = (x − mean) · weight / std + bias, and its positive part."""
     mean, scale, shift = _row(stats, C, B), _row(stats + C, C, B) * _row(weight, C, B), _row(bias, C, B)
-    for i in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=S):
+    for i in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=4):
         begin, at, inside = _tile(tiles - 1 - i, P, C, R, B)
         d = _load(x + begin + at, inside, FULL).to(tl.float32) - mean
         out = _output(d, scale, shift, y.dtype.element_ty)
@@ -154,14 +153,13 @@ def _incoming(g, x, at, inside, mean, scale, shift, FULL: tl.constexpr, RELU: tl
 @triton.jit
 def norm_backward_sums(
     g, x, stats, weight, bias, parts, P, tiles,
-    C: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, S: tl.constexpr,
-    RELU: tl.constexpr,
+    C: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """Σ g and Σ g (x − mean) over a program's pixels."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     mean, scale, shift = _row(stats, C, B), _row(stats + C, C, B) * _row(weight, C, B), _row(bias, C, B)
     first, second = tl.zeros((R, B), tl.float32), tl.zeros((R, B), tl.float32)
-    for tile in tl.range(program, tiles, programs, num_stages=S):
+    for tile in tl.range(program, tiles, programs, num_stages=6):
         begin, at, inside = _tile(tile, P, C, R, B)
         g_value, d = _incoming(g + begin, x + begin, at, inside, mean, scale, shift, FULL, RELU)
         first += g_value
@@ -188,23 +186,22 @@ def norm_backward_finish(
 @triton.jit
 def norm_backward_apply(
     g, x, dx, stats, weight, bias, line, P, tiles,
-    C: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, S: tl.constexpr,
-    RELU: tl.constexpr,
+    C: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """dx = g · weight / std + offset + slope · (x − mean)."""
     mean, scale, shift = _row(stats, C, B), _row(stats + C, C, B) * _row(weight, C, B), _row(bias, C, B)
     offset, slope = _row(line, C, B), _row(line + C, C, B)
-    for i in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=S):
+    for i in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=4):
         begin, at, inside = _tile(tiles - 1 - i, P, C, R, B)
         g_value, d = _incoming(g + begin, x + begin, at, inside, mean, scale, shift, FULL, RELU)
         _store(dx + begin + at, tl.fma(g_value, scale, tl.fma(d, slope, offset)), inside, FULL)
 
 
-def tiling(x: Tensor, widest: int, programs: int, stages: int) -> tuple[tuple[int, int], int, tuple[int, ...]]:
+def tiling(x: Tensor, widest: int, programs: int) -> tuple[tuple[int, int], int, tuple[int, ...]]:
     """Tiles of at most `widest` channels, shared by about `programs` programs a multiprocessor.
 
-    The grid (programs along the pixels, blocks of channels), the number of tiles along the pixels, and the constants
-    of a program that has `stages` tiles under way.
+    The grid (programs along the pixels, blocks of channels), the number of tiles along the pixels, and C, R, B, FULL of
+    a program. Few programs and channels for sums, since every program adds a part to merge.
     """
     channels = x.shape[1]
     pixels = x.numel() // channels
@@ -215,17 +212,12 @@ def tiling(x: Tensor, widest: int, programs: int, stages: int) -> tuple[tuple[in
     shares = max(1, processors(x) * programs // blocks)
     full = pixels % rows == 0 and channels % block == 0
     # At most 1024: their sums are merged in the registers of one program.
-    return (min(tiles, shares, 1024), blocks), tiles, (channels, rows, block, full, stages)
-
-
-# For the sums, few programs and channels, since every program adds a part to merge; and for the passes after.
-SUMS = {"widest": 64, "programs": 2, "stages": 6}
-PASSES = {"widest": 256, "programs": 4, "stages": 4}
+    return (min(tiles, shares, 1024), blocks), tiles, (channels, rows, block, full)
 
 
 def norm_forward(x: Tensor, norm: BatchNorm) -> tuple[Tensor, Tensor]:
     """The output like x, and the means and inverse standard deviations (2, channels); moves the running ones."""
-    grid, tiles, constants = tiling(x, **SUMS)
+    grid, tiles, constants = tiling(x, widest=64, programs=2)
     programs, C, P = grid[0], x.shape[1], x.numel() // x.shape[1]
     parts = x.new_empty((2, programs, C), dtype=torch.float32)
     stats = x.new_empty((2, C), dtype=torch.float32)
@@ -236,7 +228,7 @@ def norm_forward(x: Tensor, norm: BatchNorm) -> tuple[Tensor, Tensor]:
             parts, stats, norm.running_mean, norm.running_var, norm.num_batches_tracked, programs, tiles, P,
             norm.momentum, norm.eps, *constants[:2], triton.next_power_of_2(programs), MERGED, num_warps=WARPS,
         )  # fmt: skip
-        grid, tiles, constants = tiling(x, **PASSES)
+        grid, tiles, constants = tiling(x, widest=256, programs=4)
         norm_forward_apply[grid](x, y, stats, norm.weight, norm.bias, P, tiles, *constants, norm.relu, num_warps=WARPS)
     return y, stats
 
@@ -245,7 +237,7 @@ def norm_backward(
     g: Tensor, x: Tensor, stats: Tensor, weight: Tensor, bias: Tensor, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients with respect to x, weight and bias; g lies in memory as x does."""
-    grid, tiles, constants = tiling(x, **SUMS)
+    grid, tiles, constants = tiling(x, widest=64, programs=2)
     programs, C, P = grid[0], x.shape[1], x.numel() // x.shape[1]
     parts = x.new_empty((2, programs, C), dtype=torch.float32)
     line = x.new_empty((2, C), dtype=torch.float32)
@@ -256,7 +248,7 @@ def norm_backward(
             parts, stats, weight, grad_weight, grad_bias, line, programs, P,
             C, triton.next_power_of_2(programs), MERGED, num_warps=WARPS,
         )  # fmt: skip
-        grid, tiles, constants = tiling(x, **PASSES)
+        grid, tiles, constants = tiling(x, widest=256, programs=4)
         norm_backward_apply[grid](g, x, dx, stats, weight, bias, line, P, tiles, *constants, relu, num_warps=WARPS)
     return dx, grad_weight, grad_bias
 

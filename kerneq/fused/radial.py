@@ -22,23 +22,18 @@ from .device import differentiable, runs_triton
 
 
 class RadialFormula(Protocol):
-    """A radial kernel as the patch step sees it: three functions of s ≥ 0, entry by entry.
+    """A radial kernel as the patch step sees it: η, ω = −2η′ and ω′, three functions of s ≥ 0, entry by entry.
 
     The Triton form follows from them where they are arithmetic and functions that `triton.language` has under the same
     name as torch (`torch.exp`, `log`, `sqrt`, `rsqrt` …; no `**`); other formulas run as plain PyTorch.
     """
 
     @staticmethod
-    def height(s: Tensor) -> Tensor:
-        """η(s)."""
-
+    def height(s: Tensor) -> Tensor: ...
     @staticmethod
-    def weight(s: Tensor) -> Tensor:
-        """ω(s) = −2η′(s)."""
-
+    def weight(s: Tensor) -> Tensor: ...
     @staticmethod
-    def slope(s: Tensor) -> Tensor:
-        """ω′(s)."""
+    def slope(s: Tensor) -> Tensor: ...
 
 
 Formula = type[RadialFormula]
@@ -138,10 +133,9 @@ class _Step(torch.autograd.Function):
 
 
 def _is_fused(formula: Formula, a: Tensor, split: int, patch: int) -> bool:
-    """Whether Triton's form takes it: the sizes powers of two, from the least a matrix unit takes to what fits in
-    registers, and the formula one that Triton can express."""
+    """Whether Triton's form takes it: patches of a size it has programs for, of a formula it can express."""
     powers = split & (split - 1) == 0 and patch & (patch - 1) == 0
-    most = 64 if a.dtype == torch.float32 else 128
+    most = 64 if a.dtype == torch.float32 else 128  # numbers of a patch that fit in registers; a matrix unit takes 16
     if not (powers and 16 <= split * patch * patch <= most and a.numel() > 0 and runs_triton(a)):
         return False
     from .radial_triton import programs

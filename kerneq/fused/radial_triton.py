@@ -65,10 +65,7 @@ def _translated(function: Callable) -> Callable | None:
 
 
 @triton.jit
-def _tile(
-    tile, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, S: tl.constexpr, P: tl.constexpr, T: tl.constexpr,
-    LAST: tl.constexpr,
-):  # fmt: skip
+def _tile(tile, C, H, W, S, P, T, LAST):
     """Where the R × T·U numbers of a tile lie, which of them exist, which of its T patches do, and its sample."""
     U: tl.constexpr = S if LAST else P
     COUNT: tl.constexpr = C * H * W // (S * P * P)  # patches in a sample
@@ -90,7 +87,7 @@ def _tile(
 
 
 @triton.jit
-def _entries(S: tl.constexpr, P: tl.constexpr, LAST: tl.constexpr):
+def _entries(S, P, LAST):
     """The place in Q, which is ordered (channel, i, j), of each entry of a patch in registers."""
     e = tl.arange(0, S * P * P)
     if LAST:
@@ -100,17 +97,17 @@ def _entries(S: tl.constexpr, P: tl.constexpr, LAST: tl.constexpr):
 
 
 @triton.jit
-def _to_patches(x, R: tl.constexpr, T: tl.constexpr, U: tl.constexpr):
+def _to_patches(x, R, T, U):
     return tl.reshape(tl.permute(tl.reshape(x, (R, T, U)), (1, 0, 2)), (T, R * U))
 
 
 @triton.jit
-def _to_rows(x, R: tl.constexpr, T: tl.constexpr, U: tl.constexpr):
+def _to_rows(x, R, T, U):
     return tl.reshape(tl.permute(tl.reshape(x, (T, R, U)), (1, 0, 2)), (R, T * U))
 
 
 @triton.jit
-def _residual(a, v, at, mask, HAS_V: tl.constexpr):
+def _residual(a, v, at, mask, HAS_V):
     r = tl.load(a + at, mask=mask, other=0.0).to(tl.float32)
     if HAS_V:
         r -= tl.load(v + at, mask=mask, other=0.0).to(tl.float32)
@@ -174,7 +171,7 @@ def radial_backward(
             one = tl.load(tau + sample).to(tl.float32)
             c -= 0.5 * one * w
             if WANT_GAMMA:
-                    sum_gamma -= one * tl.sum(tl.where(inside, height(s) + 0.5 * s * w, 0.0), 0) / (g * g)
+                sum_gamma -= one * tl.sum(tl.where(inside, height(s) + 0.5 * s * w, 0.0), 0) / (g * g)
         if WANT_GAMMA:
             sum_gamma += tl.sum(b * t, 0)
         if WANT_Q:

@@ -20,46 +20,31 @@ PIXELS = 4  # of the small map a program that pools
 
 
 @triton.jit
-def _tile(tile, P, C: tl.constexpr, ROWS: tl.constexpr, B: tl.constexpr):
+def _tile(tile, P, C, ROWS, B, FULL):
     """ROWS pixels of B channels: where they begin, how far from there each lies, which of them exist."""
     pixel = tl.arange(0, ROWS)[:, None]
     channel = tl.program_id(1) * B + tl.arange(0, B)[None, :]
     inside = (pixel < P - tile * ROWS) & (channel < C)
+    if FULL:  # a condition that is not known to be met keeps the compiler from starting the loads together
+        inside = tl.full((ROWS, B), True, tl.int1)
     return tl.cast(tile, tl.int64) * (ROWS * C), pixel * C + channel, inside
 
 
 @triton.jit
-def _load(pointer, inside, FULL: tl.constexpr):
-    """A condition on every load, though always met, would keep the compiler from starting them together."""
-    if FULL:
-        return tl.load(pointer)
-    else:
-        return tl.load(pointer, mask=inside, other=0.0)
-
-
-@triton.jit
-def _store(pointer, value, inside, FULL: tl.constexpr):
-    if FULL:
-        tl.store(pointer, value)
-    else:
-        tl.store(pointer, value, mask=inside)
-
-
-@triton.jit
-def _row(pointer, C: tl.constexpr, B: tl.constexpr):
+def _row(pointer, C, B):
     """A value for each of the program's B channels."""
     channel = tl.program_id(1) * B + tl.arange(0, B)
     return tl.load(pointer + channel, mask=channel < C, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _put(row, pointer, C: tl.constexpr, B: tl.constexpr):
+def _put(row, pointer, C, B):
     channel = tl.program_id(1) * B + tl.arange(0, B)
     tl.store(pointer + channel, row.to(pointer.dtype.element_ty), mask=channel < C)
 
 
 @triton.jit
-def _parts(parts, programs, C: tl.constexpr, G: tl.constexpr, B: tl.constexpr):
+def _parts(parts, programs, C, G, B):
     """What all programs found for B channels, and 0 where there is no program."""
     program = tl.arange(0, G)[:, None]
     channel = tl.program_id(1) * B + tl.arange(0, B)[None, :]
@@ -67,14 +52,14 @@ def _parts(parts, programs, C: tl.constexpr, G: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
-def _pixels(program, programs, tiles, P, ROWS: tl.constexpr):
+def _pixels(program, programs, tiles, P, ROWS):
     """How many pixels a program passes over: none if there is no such program, fewer if the last tile sticks out."""
     whole = tl.where(program < programs, tl.cdiv(tiles - program, programs) * ROWS, 0)
     return (whole - tl.where((tiles - 1) % programs == program, tiles * ROWS - P, 0)).to(tl.float32)
 
 
 @triton.jit
-def _output(d, scale, bias, dtype: tl.constexpr):
+def _output(d, scale, bias, dtype):
     """Before the ReLU, rounded as it is stored: backward masks by the very numbers of forward."""
     return tl.fma(d, scale, bias).to(dtype).to(tl.float32)
 
@@ -93,10 +78,9 @@ def norm_forward_sums(
     k = _row(x + program.to(tl.int64) * (R * C), C, B)
     first, second = tl.zeros((R, B), tl.float32), tl.zeros((R, B), tl.float32)
     for tile in tl.range(program, tiles, programs, num_stages=6):
-        begin, at, inside = _tile(tile, P, C, R, B)
-        d = _load(x + begin + at, inside, FULL).to(tl.float32) - k
-        if not FULL:
-            d = tl.where(inside, d, 0.0)
+        begin, at, inside = _tile(tile, P, C, R, B, FULL)
+        d = tl.load(x + begin + at, mask=inside, other=0.0).to(tl.float32) - k
+        d = tl.where(inside, d, 0.0)
         first += d
         second = tl.fma(d, d, second)
     n = _pixels(program, programs, tiles, P, R)
@@ -132,19 +116,19 @@ def norm_forward_apply(
     """y = (x − mean) · weight / std + bias, and its positive part."""
     mean, scale, shift = _row(stats, C, B), _row(stats + C, C, B) * _row(weight, C, B), _row(bias, C, B)
     for i in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=4):
-        begin, at, inside = _tile(tiles - 1 - i, P, C, R, B)
-        d = _load(x + begin + at, inside, FULL).to(tl.float32) - mean
+        begin, at, inside = _tile(tiles - 1 - i, P, C, R, B, FULL)
+        d = tl.load(x + begin + at, mask=inside, other=0.0).to(tl.float32) - mean
         out = _output(d, scale, shift, y.dtype.element_ty)
         if RELU:
             out = tl.where(out <= 0, 0.0, out)  # not a maximum: that would hide a NaN
-        _store(y + begin + at, out, inside, FULL)
+        tl.store(y + begin + at, out, mask=inside)
 
 
 @triton.jit
-def _incoming(g, x, at, inside, mean, scale, shift, FULL: tl.constexpr, RELU: tl.constexpr):
+def _incoming(g, x, at, inside, mean, scale, shift, RELU):
     """The gradient that passes the ReLU, and x − mean."""
-    g_value = _load(g + at, inside, FULL)
-    d = _load(x + at, inside, FULL).to(tl.float32) - mean
+    g_value = tl.load(g + at, mask=inside, other=0.0)
+    d = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - mean
     if RELU:
         g_value = tl.where(_output(d, scale, shift, x.dtype.element_ty) <= 0, 0.0, g_value)
     return g_value.to(tl.float32), d
@@ -160,8 +144,8 @@ def norm_backward_sums(
     mean, scale, shift = _row(stats, C, B), _row(stats + C, C, B) * _row(weight, C, B), _row(bias, C, B)
     first, second = tl.zeros((R, B), tl.float32), tl.zeros((R, B), tl.float32)
     for tile in tl.range(program, tiles, programs, num_stages=6):
-        begin, at, inside = _tile(tile, P, C, R, B)
-        g_value, d = _incoming(g + begin, x + begin, at, inside, mean, scale, shift, FULL, RELU)
+        begin, at, inside = _tile(tile, P, C, R, B, FULL)
+        g_value, d = _incoming(g + begin, x + begin, at, inside, mean, scale, shift, RELU)
         first += g_value
         second = tl.fma(g_value, d, second)
     _put(tl.sum(first, 0), parts + program * C, C, B)
@@ -192,9 +176,9 @@ def norm_backward_apply(
     mean, scale, shift = _row(stats, C, B), _row(stats + C, C, B) * _row(weight, C, B), _row(bias, C, B)
     offset, slope = _row(line, C, B), _row(line + C, C, B)
     for i in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=4):
-        begin, at, inside = _tile(tiles - 1 - i, P, C, R, B)
-        g_value, d = _incoming(g + begin, x + begin, at, inside, mean, scale, shift, FULL, RELU)
-        _store(dx + begin + at, tl.fma(g_value, scale, tl.fma(d, slope, offset)), inside, FULL)
+        begin, at, inside = _tile(tiles - 1 - i, P, C, R, B, FULL)
+        g_value, d = _incoming(g + begin, x + begin, at, inside, mean, scale, shift, RELU)
+        tl.store(dx + begin + at, tl.fma(g_value, scale, tl.fma(d, slope, offset)), mask=inside)
 
 
 def tiling(x: Tensor, widest: int, programs: int) -> tuple[tuple[int, int], int, tuple[int, ...]]:

@@ -90,12 +90,12 @@ def _enter(z, image, images, gaps, b, start, stop, slot, filled, numbers, BETA, 
 
 
 @triton.jit
-def _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M, MASKED):
+def _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M):
     """Enter the products in the Gram matrix, and α as `History.weights` has it, (M,); by Gauss-Jordan elimination."""
     i = tl.arange(0, M)
     row, column, held = i[:, None], i[None, :], i < COUNT
     counts = (tl.load(valid + b * COUNT + i, mask=held, other=0) != 0) | (i == slot)
-    if MASKED:
+    if accepted is not None:
         counts = counts & (tl.load(accepted + b) != 0)
     tl.store(valid + b * COUNT + i, counts, mask=held)
     place = gram + b * COUNT * COUNT + row * COUNT + column
@@ -151,11 +151,11 @@ def enter_kernel(
 @triton.jit(do_not_specialize=["slot"])
 def weigh_kernel(
     parts, gram, valid, accepted, alpha, slot, ridge, count,
-    COUNT: tl.constexpr, M: tl.constexpr, PARTS: tl.constexpr, MASKED: tl.constexpr,
+    COUNT: tl.constexpr, M: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     b, part, i = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)[:, None], tl.arange(0, M)
     products = tl.sum(tl.load(parts + (b * count + part) * M + i[None, :], mask=part < count, other=0.0), 0)
-    tl.store(alpha + b * M + i, _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M, MASKED))
+    tl.store(alpha + b * M + i, _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M))
 
 
 @triton.jit(do_not_specialize=["filled"])
@@ -170,12 +170,12 @@ def mix_kernel(
 @triton.jit(do_not_specialize=["slot", "filled"])
 def whole_kernel(
     z, image, images, gaps, gram, valid, accepted, mixture, slot, filled, ridge, numbers,
-    BETA: tl.constexpr, COUNT: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+    BETA: tl.constexpr, COUNT: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """All three for one sample a program."""
     b = tl.program_id(0).to(tl.int64)
     products = _enter(z, image, images, gaps, b, 0, numbers, slot, filled, numbers, BETA, COUNT, M, BLOCK)
-    alpha = _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M, MASKED)
+    alpha = _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M)
     tl.debug_barrier()  # the entry is read by other threads than those that wrote it
     _mix(images, alpha, mixture, b, 0, numbers, filled, numbers, COUNT, M, BLOCK)
 
@@ -187,13 +187,12 @@ def extrapolate(history, z: Tensor, image: Tensor, ridge: float, relaxation: flo
     batch, count, numbers = images.shape
     M = max(4, triton.next_power_of_2(count))
     block = min(TILE // M, max(16, triton.next_power_of_2(numbers)))
-    mask, masked = (valid, False) if accepted is None else (accepted, True)
     mixture = torch.empty_like(image)
     with torch.cuda.device_of(image):
         if numbers <= SMALL:
             whole_kernel[(batch,)](
-                z, image, images, gaps, gram, valid, mask, mixture, slot, filled, ridge, numbers,
-                relaxation, count, M, block, masked,
+                z, image, images, gaps, gram, valid, accepted, mixture, slot, filled, ridge, numbers,
+                relaxation, count, M, block,
             )  # fmt: skip
             return mixture
         # A program's numbers, in whole blocks: few enough that all multiprocessors are busy.
@@ -205,8 +204,8 @@ def extrapolate(history, z: Tensor, image: Tensor, ridge: float, relaxation: flo
             z, image, images, gaps, parts, slot, filled, numbers, span, relaxation, count, M, block
         )
         weigh_kernel[(batch,)](
-            parts, gram, valid, mask, alpha, slot, ridge, splits,
-            count, M, triton.next_power_of_2(splits), masked, num_warps=1,
+            parts, gram, valid, accepted, alpha, slot, ridge, splits,
+            count, M, triton.next_power_of_2(splits), num_warps=1,
         )  # fmt: skip
         mix_kernel[(batch, splits)](images, alpha, mixture, filled, numbers, span, count, M, block)
     return mixture

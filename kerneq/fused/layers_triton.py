@@ -240,7 +240,7 @@ def norm_backward(
 @triton.jit
 def pool_spread(
     g, base, out, scale, total, w,
-    C: tl.constexpr, K: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr, PIXELS: tl.constexpr,
+    C: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
     """Each pixel (b, i, j) of g goes to the K × K pixels (b, iK + p, jK + q) of out."""
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
@@ -252,7 +252,7 @@ def pool_spread(
         for q in range(K):
             at = ((row.to(tl.int64) * K + p) * (w * K) + column * K + q)[:, None] * C + channel[None, :]
             wide = value
-            if ADD:
+            if base is not None:
                 wide += tl.load(base + at, mask=inside).to(tl.float32)
             tl.store(out + at, wide.to(out.dtype.element_ty), mask=inside)
 
@@ -284,9 +284,8 @@ def spread(g: Tensor, factor: int, scale: float, base: Tensor | None = None) -> 
     total = batch * height * width
     with torch.cuda.device_of(g):
         pool_spread[(triton.cdiv(total, PIXELS),)](
-            g, g if base is None else base, out, scale, total, width,
-            channels, factor, base is not None, triton.next_power_of_2(channels), PIXELS,
-        )  # fmt: skip
+            g, base, out, scale, total, width, channels, factor, triton.next_power_of_2(channels), PIXELS
+        )
     return out
 
 

@@ -107,9 +107,9 @@ def _to_rows(x, R, T, U):
 
 
 @triton.jit
-def _residual(a, v, at, mask, HAS_V):
+def _residual(a, v, at, mask):
     r = tl.load(a + at, mask=mask, other=0.0).to(tl.float32)
-    if HAS_V:
+    if v is not None:
         r -= tl.load(v + at, mask=mask, other=0.0).to(tl.float32)
     return r
 
@@ -117,9 +117,9 @@ def _residual(a, v, at, mask, HAS_V):
 def radial_forward(
     a, v, Q, gamma, m, S_parts, tiles,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, S: tl.constexpr, P: tl.constexpr, T: tl.constexpr,
-    LAST: tl.constexpr, HAS_V: tl.constexpr, VALUE: tl.constexpr, PRECISION: tl.constexpr,
+    LAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """m, and with VALUE the sum of η(s)/γ over each tile."""
+    """m, and where it has a place the sum of η(s)/γ over each tile."""
     N: tl.constexpr = S * P * P
     U: tl.constexpr = S if LAST else P
     R: tl.constexpr = N // U
@@ -129,20 +129,19 @@ def radial_forward(
     Qt = tl.load(Q + entry[:, None] * N + entry[None, :]).to(D)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         at, mask, inside, _ = _tile(tile, C, H, W, S, P, T, LAST)
-        r = _to_patches(_residual(a, v, at, mask, HAS_V), R, T, U)
+        r = _to_patches(_residual(a, v, at, mask), R, T, U)
         q = tl.dot(r.to(D), Qt, input_precision=PRECISION)
         s = g * tl.sum(q * r, 1)
         w = weight(s)
         tl.store(m + at, _to_rows((w[:, None] * q).to(D), R, T, U), mask=mask)
-        if VALUE:
+        if S_parts is not None:
             tl.store(S_parts + tile, tl.sum(tl.where(inside, height(s), 0.0), 0) / g)
 
 
 def radial_backward(
     u, tau, a, v, Q, gamma, grad_a, grad_v, Q_parts, gamma_parts, tiles,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, S: tl.constexpr, P: tl.constexpr, T: tl.constexpr,
-    LAST: tl.constexpr, HAS_V: tl.constexpr, VALUE: tl.constexpr, PRECISION: tl.constexpr,
-    WANT_A: tl.constexpr, WANT_V: tl.constexpr, WANT_Q: tl.constexpr, WANT_GAMMA: tl.constexpr,
+    LAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a and v, and each program's share of those of Q and γ; the symbols are those of `radial`."""
     N: tl.constexpr = S * P * P
@@ -153,12 +152,12 @@ def radial_backward(
     entry = _entries(S, P, LAST)
     in_Q = entry[:, None] * N + entry[None, :]
     Qt = tl.load(Q + in_Q).to(D)
-    if WANT_Q:
+    if Q_parts is not None:
         sum_Q = tl.zeros((N, N), tl.float32)
     sum_gamma = 0.0
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         at, mask, inside, sample = _tile(tile, C, H, W, S, P, T, LAST)
-        r = _to_patches(_residual(a, v, at, mask, HAS_V), R, T, U)
+        r = _to_patches(_residual(a, v, at, mask), R, T, U)
         ut = _to_patches(tl.load(u + at, mask=mask, other=0.0), R, T, U).to(D)
         q = tl.dot(r.to(D), Qt, input_precision=PRECISION)
         uQ = tl.dot(ut, Qt, input_precision=PRECISION)
@@ -167,25 +166,25 @@ def radial_backward(
         w = weight(s)
         b = slope(s) * tl.sum(uQ * r, 1)
         c = g * b
-        if VALUE:
+        if tau is not None:
             one = tl.load(tau + sample).to(tl.float32)
             c -= 0.5 * one * w
-            if WANT_GAMMA:
+            if gamma_parts is not None:
                 sum_gamma -= one * tl.sum(tl.where(inside, height(s) + 0.5 * s * w, 0.0), 0) / (g * g)
-        if WANT_GAMMA:
+        if gamma_parts is not None:
             sum_gamma += tl.sum(b * t, 0)
-        if WANT_Q:
+        if Q_parts is not None:
             left = w[:, None] * ut.to(tl.float32) + c[:, None] * r
             sum_Q = tl.dot(tl.trans(r.to(D)), left.to(D), sum_Q, input_precision=PRECISION)
-        if WANT_A or WANT_V:
+        if (grad_a is not None) or (grad_v is not None):
             gr = w[:, None] * uQ + (2 * c)[:, None] * q
-            if WANT_A:
+            if grad_a is not None:
                 tl.store(grad_a + at, _to_rows(gr.to(D), R, T, U), mask=mask)
-            if WANT_V:
+            if grad_v is not None:
                 tl.store(grad_v + at, _to_rows((-gr).to(grad_v.dtype.element_ty), R, T, U), mask=mask)
-    if WANT_Q:
+    if Q_parts is not None:
         tl.store(Q_parts + tl.program_id(0) * (N * N) + in_Q, sum_Q)
-    if WANT_GAMMA:
+    if gamma_parts is not None:
         tl.store(gamma_parts + tl.program_id(0), sum_gamma)
 
 
@@ -227,9 +226,8 @@ def forward(
     program, _ = programs(formula)
     with torch.cuda.device_of(a):
         program[(count,)](
-            a, a if v is None else v, Q.contiguous(), gamma, m, parts, tiles,
-            *a.shape[1:], split, patch, T, reads_channels_last(a), v is not None, value, _precision(),
-            num_warps=_warps(n),
+            a, v, Q.contiguous(), gamma, m, parts, tiles,
+            *a.shape[1:], split, patch, T, reads_channels_last(a), _precision(), num_warps=_warps(n),
         )  # fmt: skip
     return m, parts.sum(1) if value else None
 
@@ -252,10 +250,9 @@ def backward(
     _, program = programs(formula)
     with torch.cuda.device_of(a):
         program[(count,)](
-            u, a if tau is None else tau.contiguous(), a, a if v is None else v, Q.contiguous(), gamma,
+            u, None if tau is None else tau.contiguous(), a, v, Q.contiguous(), gamma,
             grad_a, grad_v, Q_parts, gamma_parts, tiles,
-            *a.shape[1:], split, patch, T, reads_channels_last(a), v is not None, tau is not None, _precision(),
-            *wanted, num_warps=_warps(n),
+            *a.shape[1:], split, patch, T, reads_channels_last(a), _precision(), num_warps=_warps(n),
         )  # fmt: skip
     grad_Q = Q_parts.sum(0).to(Q.dtype) if want_Q else None
     return grad_a, grad_v, grad_Q, gamma_parts.sum().to(gamma.dtype) if want_gamma else None

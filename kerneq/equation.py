@@ -14,7 +14,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
-from .fused.residual import relative_residual
+from .fused.iterates import relative_residual
 from .kernels.base import AbstractKernel, Binding, Slope
 from .operators import BoundOperator, bound
 from .prox import AbstractProx, ReLU

@@ -35,10 +35,10 @@ def take_samples(t: Tensor, index: Tensor) -> Tensor:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: T) -> T:
-    """A dataclass, or dataclasses within dataclasses, with the function applied to every tensor in it.
+    """A dataclass or a tuple, and those within them, with the function applied to every tensor in it.
 
-    What is neither a tensor nor a dataclass (a number, a kernel's name, None) stays as it is. This is how the memory of
-    a solver is restricted to some samples, and a record to some rows, without a line of code in either.
+    What is none of these (a number, a kernel's name, None) stays as it is. This is how the memory of a solver is
+    restricted to some samples, and a record to some rows, without a line of code in either.
     """
     if isinstance(tree, Tensor):
         return function(tree)  # type: ignore[return-value]
@@ -47,6 +47,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: T) -> T:
             field.name: map_tensors(function, getattr(tree, field.name)) for field in dataclasses.fields(tree)
         }
         return dataclasses.replace(tree, **fields)
+    if isinstance(tree, tuple):
+        return tuple(map_tensors(function, item) for item in tree)  # type: ignore[return-value]
     return tree
 
 

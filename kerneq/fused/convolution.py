@@ -29,15 +29,13 @@ class Convolution:
 
     def __call__(self, z: Tensor) -> Tensor:
         """Wz."""
-        if self._fuses(z, adjoint=False):
-            return self._product(z, False, None, 1, None)
-        return F.conv2d(z, self.weight, padding=self._padding)
+        fused = self._fused(z)
+        return F.conv2d(z, self.weight, padding=self._padding) if fused is None else fused
 
     def added(self, v: Tensor, z: Tensor, sign: int) -> Tensor:
         """v ± Wz, without a graph."""
-        if self._fuses(z, adjoint=False):
-            return self._product(z, False, v, sign, None)
-        return torch.add(v, self(z), alpha=sign)
+        fused = self._fused(z, add=v, sign=sign)
+        return torch.add(v, self(z), alpha=sign) if fused is None else fused
 
     def adjoint(self, v: Tensor) -> Tensor:
         """Wᵀv."""
@@ -55,8 +53,9 @@ class Convolution:
 
     def adjoint_masked(self, v: Tensor, z: Tensor, g: Tensor | None, sign: int) -> Tensor:
         """g ± Wᵀv where z > 0, else 0; without a graph."""
-        if self._fuses(v, adjoint=True):
-            return self._product(v, True, g, sign, z)
+        fused = self._fused(v, adjoint=True, add=g, sign=sign, mask=z)
+        if fused is not None:
+            return fused
         drive = self.adjoint(v)
         if g is not None:
             drive = torch.add(g, drive, alpha=sign)
@@ -77,24 +76,22 @@ class Convolution:
         """The weight of Wᵀ as a convolution of its own."""
         return self.weight.transpose(0, 1).flip(2, 3).contiguous(memory_format=torch.channels_last)
 
-    def _product(self, x: Tensor, adjoint: bool, add: Tensor | None, sign: int, mask: Tensor | None) -> Tensor:
-        from .convolution_triton import product
+    def _fused(
+        self, x: Tensor, *, adjoint: bool = False, add: Tensor | None = None, sign: int = 1, mask: Tensor | None = None
+    ) -> Tensor | None:
+        """add ± Wx or add ± Wᵀx, zero where `mask` is not positive, in one pass; None where there is no program."""
+        if not self._may_fuse(x) or not runs_triton(x, HALF):
+            return None
+        from .convolution_triton import fits, product
 
-        return product(x, self.weight, adjoint, add, sign, mask)
-
-    def _fuses(self, x: Tensor, adjoint: bool) -> bool:
-        if not self._is_plain(x) or not runs_triton(x, HALF):
-            return False
-        from .convolution_triton import fits
-
-        return fits(x, self.weight, adjoint)
+        return product(x, self.weight, adjoint, add, sign, mask) if fits(x, self.weight, adjoint) else None
 
     def _fuses_relu(self, v: Tensor) -> bool:
-        if not self._is_plain(v) or not torch.backends.cudnn.enabled:
+        if not self._may_fuse(v) or not torch.backends.cudnn.enabled:
             return False
         return v.dtype in (torch.float32, torch.float16) or (v.dtype == torch.bfloat16 and capability(v) >= (8, 0))
 
-    def _is_plain(self, x: Tensor) -> bool:
+    def _may_fuse(self, x: Tensor) -> bool:
         """On an NVIDIA card, one dtype, nothing to differentiate, no compiler that would fuse by itself."""
         if torch.compiler.is_compiling() or x.dtype != self.weight.dtype:
             return False

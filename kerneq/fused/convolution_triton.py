@@ -1,5 +1,3 @@
-# mypy: ignore-errors
-# (Triton is optional and its kernels are not Python that mypy can read.)
 """D(g ± Wz) and D(g ± Wᵀv), W a 3 × 3 convolution: products, sum and mask in one pass over memory (Hopper and later).
 
 An implicit matrix product: a tile is 128 channels × 128 pixels of the result, and for each of the nine taps the pixels

@@ -1,10 +1,18 @@
-"""What a card can run: the one place that decides whether a Triton program may take the place of plain PyTorch."""
+"""What a card can run, and how work is spread over it.
+
+The one place that decides whether a Triton program may take the place of plain PyTorch.
+"""
 
 import importlib.util
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+from ..tensors import map_tensors
+
+T = TypeVar("T")
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 HALF = (torch.bfloat16, torch.float16)
@@ -32,6 +40,49 @@ def needs_graph(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
+def differentiable(
+    plain: Callable[..., Sequence[Tensor | None]],
+    inputs: Sequence[Tensor | None],
+    cotangents: Sequence[Tensor | None],
+) -> tuple[Tensor | None, ...]:
+    """The gradients of plain operations with a graph of their own; None for an input that needs none.
+
+    This is what the backward of a fused operation gives when a second derivative is coming.
+    """
+    leaves = [t.view_as(t) if t is not None and t.requires_grad else None for t in inputs]
+    outputs = plain(*(t if leaf is None else leaf for t, leaf in zip(inputs, leaves, strict=True)))
+    made, wanted, given = ([t for t in some if t is not None] for some in (outputs, leaves, cotangents))
+    grads = iter(torch.autograd.grad(made, wanted, given, create_graph=True, allow_unused=True))
+    return tuple(None if leaf is None else next(grads) for leaf in leaves)
+
+
 def processors(t: Tensor) -> int:
     """The number of multiprocessors of the tensor's card; 2 on a CPU, for Triton's interpreter."""
     return torch.cuda.get_device_properties(t.device).multi_processor_count if t.is_cuda else 2
+
+
+def run_on_streams(functions: Sequence[Callable[[Tensor], T]], inputs: Sequence[Tensor], overlap: bool) -> list[T]:
+    """Each function on its input; the first on the current stream and, with `overlap` on a GPU, the others beside it.
+
+    So the small parts of work that does not depend on each other hide behind the large. The results are tensors, or
+    tuples and dataclasses of them, ready on the current stream.
+    """
+    if not overlap or not inputs[0].is_cuda or len(functions) == 1:
+        return [function(x) for function, x in zip(functions, inputs, strict=True)]
+    here = torch.cuda.current_stream()
+
+    def used_here(t: Tensor) -> Tensor:
+        t.record_stream(here)
+        return t
+
+    streams = [torch.cuda.Stream() for _ in functions[1:]]  # type: ignore[no-untyped-call]
+    results: list[T] = []
+    for function, x, stream in zip(functions[1:], inputs[1:], streams, strict=True):
+        stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            results.append(function(x))
+        x.record_stream(stream)
+    first = functions[0](inputs[0])
+    for stream in streams:
+        here.wait_stream(stream)
+    return [first, *(map_tensors(used_here, result) for result in results)]

@@ -1,5 +1,3 @@
-# mypy: ignore-errors
-# (Triton is optional and its kernels are not Python that mypy can read.)
 """The radial patch step and its pullback as Triton programs, one pass over memory each, made for every formula.
 
 A tile is T patches of one sample. It is read as R rows of T·U consecutive numbers: in channels-last memory U = split
@@ -25,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .device import processors
-from .radial import reads_channels_last, stored_like
+from .radial import reads_channels_last
 
 height = weight = slope = None  # in the programs of a formula, its functions: see `programs`
 
@@ -67,30 +65,29 @@ def _translated(function: Callable) -> Callable | None:
 
 
 @triton.jit
-def _columns(
-    k, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, S: tl.constexpr, P: tl.constexpr, LAST: tl.constexpr
-):
-    """Where the k-th number of the first row of the patches lies in its sample."""
+def _tile(tile, C, H, W, S, P, T, LAST):
+    """Where the R × T·U numbers of a tile lie, which of them exist, which of its T patches do, and its sample."""
+    U: tl.constexpr = S if LAST else P
+    COUNT: tl.constexpr = C * H * W // (S * P * P)  # patches in a sample
+    TILES: tl.constexpr = (COUNT + T - 1) // T  # tiles in a sample
+    start = (tile % TILES) * T
+    k = start * U + tl.arange(0, T * U)  # along a row
+    row = tl.arange(0, S * P * P // U)
     if LAST:
-        at = k // C
-        return (at // (W // P)) * (P * W * C) + (at % (W // P)) * (P * C) + k % C
+        n = k // C
+        columns = (n // (W // P)) * (P * W * C) + (n % (W // P)) * (P * C) + k % C
+        rows = ((row // P) * W + row % P) * C
     else:
-        at = k // W
-        return (at // (H // P)) * (S * H * W) + (at % (H // P)) * (P * W) + k % W
+        n = k // W
+        columns = (n // (H // P)) * (S * H * W) + (n % (H // P)) * (P * W) + k % W
+        rows = (row // P) * (H * W) + (row % P) * W
+    sample = tile // TILES
+    at = tl.cast(sample, tl.int64) * (C * H * W) + (rows[:, None] + columns[None, :])
+    return at, (k < COUNT * U)[None, :], start + tl.arange(0, T) < COUNT, sample
 
 
 @triton.jit
-def _rows(C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, R: tl.constexpr, LAST: tl.constexpr):
-    """How far the rows of a patch lie from its first."""
-    row = tl.arange(0, R)
-    if LAST:
-        return ((row // P) * W + row % P) * C
-    else:
-        return (row // P) * (H * W) + (row % P) * W
-
-
-@triton.jit
-def _entries(S: tl.constexpr, P: tl.constexpr, LAST: tl.constexpr):
+def _entries(S, P, LAST):
     """The place in Q, which is ordered (channel, i, j), of each entry of a patch in registers."""
     e = tl.arange(0, S * P * P)
     if LAST:
@@ -100,19 +97,19 @@ def _entries(S: tl.constexpr, P: tl.constexpr, LAST: tl.constexpr):
 
 
 @triton.jit
-def _to_patches(x, R: tl.constexpr, T: tl.constexpr, U: tl.constexpr):
+def _to_patches(x, R, T, U):
     return tl.reshape(tl.permute(tl.reshape(x, (R, T, U)), (1, 0, 2)), (T, R * U))
 
 
 @triton.jit
-def _to_rows(x, R: tl.constexpr, T: tl.constexpr, U: tl.constexpr):
+def _to_rows(x, R, T, U):
     return tl.reshape(tl.permute(tl.reshape(x, (T, R, U)), (1, 0, 2)), (R, T * U))
 
 
 @triton.jit
-def _residual(a, v, at, mask, HAS_V: tl.constexpr):
+def _residual(a, v, at, mask):
     r = tl.load(a + at, mask=mask, other=0.0).to(tl.float32)
-    if HAS_V:
+    if v is not None:
         r -= tl.load(v + at, mask=mask, other=0.0).to(tl.float32)
     return r
 
@@ -120,65 +117,47 @@ def _residual(a, v, at, mask, HAS_V: tl.constexpr):
 def radial_forward(
     a, v, Q, gamma, m, S_parts, tiles,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, S: tl.constexpr, P: tl.constexpr, T: tl.constexpr,
-    LAST: tl.constexpr, HAS_V: tl.constexpr, VALUE: tl.constexpr, PRECISION: tl.constexpr,
+    LAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """m, and with VALUE the sum of η(s)/γ over each tile."""
+    """m, and where it has a place the sum of η(s)/γ over each tile."""
     N: tl.constexpr = S * P * P
     U: tl.constexpr = S if LAST else P
     R: tl.constexpr = N // U
-    COUNT: tl.constexpr = C * H * W // N  # patches in a sample
-    TILES: tl.constexpr = (COUNT + T - 1) // T  # tiles in a sample
     D = a.dtype.element_ty
     g = tl.load(gamma).to(tl.float32)
     entry = _entries(S, P, LAST)
     Qt = tl.load(Q + entry[:, None] * N + entry[None, :]).to(D)
-    rows = _rows(C, H, W, P, R, LAST)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        start = (tile % TILES) * T
-        k = start * U + tl.arange(0, T * U)
-        at = tl.cast(tile // TILES, tl.int64) * (C * H * W) + (
-            rows[:, None] + _columns(k, C, H, W, S, P, LAST)[None, :]
-        )
-        mask = (k < COUNT * U)[None, :]
-        r = _to_patches(_residual(a, v, at, mask, HAS_V), R, T, U)
+        at, mask, inside, _ = _tile(tile, C, H, W, S, P, T, LAST)
+        r = _to_patches(_residual(a, v, at, mask), R, T, U)
         q = tl.dot(r.to(D), Qt, input_precision=PRECISION)
         s = g * tl.sum(q * r, 1)
         w = weight(s)
         tl.store(m + at, _to_rows((w[:, None] * q).to(D), R, T, U), mask=mask)
-        if VALUE:
-            inside = start + tl.arange(0, T) < COUNT
+        if S_parts is not None:
             tl.store(S_parts + tile, tl.sum(tl.where(inside, height(s), 0.0), 0) / g)
 
 
 def radial_backward(
     u, tau, a, v, Q, gamma, grad_a, grad_v, Q_parts, gamma_parts, tiles,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, S: tl.constexpr, P: tl.constexpr, T: tl.constexpr,
-    LAST: tl.constexpr, HAS_V: tl.constexpr, VALUE: tl.constexpr, PRECISION: tl.constexpr,
-    WANT_A: tl.constexpr, WANT_V: tl.constexpr, WANT_Q: tl.constexpr, WANT_GAMMA: tl.constexpr,
+    LAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a and v, and each program's share of those of Q and γ; the symbols are those of `radial`."""
     N: tl.constexpr = S * P * P
     U: tl.constexpr = S if LAST else P
     R: tl.constexpr = N // U
-    COUNT: tl.constexpr = C * H * W // N
-    TILES: tl.constexpr = (COUNT + T - 1) // T
     D = a.dtype.element_ty
     g = tl.load(gamma).to(tl.float32)
     entry = _entries(S, P, LAST)
     in_Q = entry[:, None] * N + entry[None, :]
     Qt = tl.load(Q + in_Q).to(D)
-    rows = _rows(C, H, W, P, R, LAST)
-    if WANT_Q:
+    if Q_parts is not None:
         sum_Q = tl.zeros((N, N), tl.float32)
     sum_gamma = 0.0
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        start = (tile % TILES) * T
-        k = start * U + tl.arange(0, T * U)
-        at = tl.cast(tile // TILES, tl.int64) * (C * H * W) + (
-            rows[:, None] + _columns(k, C, H, W, S, P, LAST)[None, :]
-        )
-        mask = (k < COUNT * U)[None, :]
-        r = _to_patches(_residual(a, v, at, mask, HAS_V), R, T, U)
+        at, mask, inside, sample = _tile(tile, C, H, W, S, P, T, LAST)
+        r = _to_patches(_residual(a, v, at, mask), R, T, U)
         ut = _to_patches(tl.load(u + at, mask=mask, other=0.0), R, T, U).to(D)
         q = tl.dot(r.to(D), Qt, input_precision=PRECISION)
         uQ = tl.dot(ut, Qt, input_precision=PRECISION)
@@ -187,26 +166,25 @@ def radial_backward(
         w = weight(s)
         b = slope(s) * tl.sum(uQ * r, 1)
         c = g * b
-        if VALUE:
-            one = tl.load(tau + tile // TILES).to(tl.float32)
+        if tau is not None:
+            one = tl.load(tau + sample).to(tl.float32)
             c -= 0.5 * one * w
-            if WANT_GAMMA:
-                inside = start + tl.arange(0, T) < COUNT
+            if gamma_parts is not None:
                 sum_gamma -= one * tl.sum(tl.where(inside, height(s) + 0.5 * s * w, 0.0), 0) / (g * g)
-        if WANT_GAMMA:
+        if gamma_parts is not None:
             sum_gamma += tl.sum(b * t, 0)
-        if WANT_Q:
+        if Q_parts is not None:
             left = w[:, None] * ut.to(tl.float32) + c[:, None] * r
             sum_Q = tl.dot(tl.trans(r.to(D)), left.to(D), sum_Q, input_precision=PRECISION)
-        if WANT_A or WANT_V:
+        if (grad_a is not None) or (grad_v is not None):
             gr = w[:, None] * uQ + (2 * c)[:, None] * q
-            if WANT_A:
+            if grad_a is not None:
                 tl.store(grad_a + at, _to_rows(gr.to(D), R, T, U), mask=mask)
-            if WANT_V:
+            if grad_v is not None:
                 tl.store(grad_v + at, _to_rows((-gr).to(grad_v.dtype.element_ty), R, T, U), mask=mask)
-    if WANT_Q:
+    if Q_parts is not None:
         tl.store(Q_parts + tl.program_id(0) * (N * N) + in_Q, sum_Q)
-    if WANT_GAMMA:
+    if gamma_parts is not None:
         tl.store(gamma_parts + tl.program_id(0), sum_gamma)
 
 
@@ -222,6 +200,11 @@ def _grid(a: Tensor, n: int, patches: int, programs: int) -> tuple[int, int, int
     return T, tiles, min(tiles, processors(a) * programs)
 
 
+def _stored_like(x: Tensor, a: Tensor) -> Tensor:
+    """x without holes and in the memory order of `a`."""
+    return x.contiguous(memory_format=torch.channels_last if reads_channels_last(a) else torch.contiguous_format)
+
+
 def _warps(n: int) -> int:
     return 4 if n <= 64 else 8
 
@@ -233,44 +216,43 @@ def _precision() -> str:
 
 def forward(
     formula: type, a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor, split: int, patch: int, value: bool
-) -> tuple[Tensor, Tensor]:
-    """m like `a`, and S per sample (empty unless `value`)."""
-    n, half, last = split * patch * patch, a.dtype != torch.float32, reads_channels_last(a)
-    a, v = stored_like(a, a), None if v is None else stored_like(v, a)
+) -> tuple[Tensor, Tensor | None]:
+    """m like `a`, and S per sample if `value`."""
+    n, half = split * patch * patch, a.dtype != torch.float32
+    a, v = _stored_like(a, a), None if v is None else _stored_like(v, a)
     T, tiles, count = _grid(a, n, 64 if half or n <= 32 else 16, 8 if half and n <= 32 else 4)
     m = torch.empty_like(a)
-    parts = torch.empty((a.shape[0], tiles // a.shape[0]) if value else (0, 1), device=a.device)
+    parts = torch.empty((a.shape[0], tiles // a.shape[0]), device=a.device) if value else None
     program, _ = programs(formula)
     with torch.cuda.device_of(a):
         program[(count,)](
-            a, a if v is None else v, Q.contiguous(), gamma, m, parts, tiles,
-            *a.shape[1:], split, patch, T, last, v is not None, value, _precision(), num_warps=_warps(n),
+            a, v, Q.contiguous(), gamma, m, parts, tiles,
+            *a.shape[1:], split, patch, T, reads_channels_last(a), _precision(), num_warps=_warps(n),
         )  # fmt: skip
-    return m, parts.sum(1) if value else parts.flatten()
+    return m, parts.sum(1) if value else None
 
 
 def backward(
     formula: type, u: Tensor, tau: Tensor | None, a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor,
     split: int, patch: int, wanted: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients with respect to a, v, Q and γ; empty where not `wanted`."""
-    n, half, last = split * patch * patch, a.dtype != torch.float32, reads_channels_last(a)
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """The gradients with respect to a, v, Q and γ; None where not `wanted`."""
+    n, half = split * patch * patch, a.dtype != torch.float32
     want_a, want_v, want_Q, want_gamma = wanted
-    u, v, a = stored_like(u, a), None if v is None else stored_like(v, a), stored_like(a, a)
+    u, v, a = _stored_like(u, a), None if v is None else _stored_like(v, a), _stored_like(a, a)
     patches = (64 if half else 32) if n <= 32 else (32 if half else 16)
     # Few programs where each writes its own n × n part of ∂Q.
     T, tiles, count = _grid(a, n, patches, (3 if half else 2) if want_Q else 6)
-    grad_a = torch.empty_like(a) if want_a else a.new_empty(0)
-    grad_v = torch.empty_like(v) if want_v else a.new_empty(0)
-    Q_parts = torch.empty((count if want_Q else 0, n, n), device=a.device)
-    gamma_parts = torch.empty(count if want_gamma else 0, device=a.device)
+    grad_a = torch.empty_like(a) if want_a else None
+    grad_v = torch.empty_like(v) if want_v else None
+    Q_parts = torch.empty((count, n, n), device=a.device) if want_Q else None
+    gamma_parts = torch.empty(count, device=a.device) if want_gamma else None
     _, program = programs(formula)
     with torch.cuda.device_of(a):
         program[(count,)](
-            u, a if tau is None else tau.contiguous(), a, a if v is None else v, Q.contiguous(), gamma,
+            u, None if tau is None else tau.contiguous(), a, v, Q.contiguous(), gamma,
             grad_a, grad_v, Q_parts, gamma_parts, tiles,
-            *a.shape[1:], split, patch, T, last, v is not None, tau is not None, _precision(), *wanted,
-            num_warps=_warps(n),
+            *a.shape[1:], split, patch, T, reads_channels_last(a), _precision(), num_warps=_warps(n),
         )  # fmt: skip
-    grad_Q = Q_parts.sum(0).to(Q.dtype) if want_Q else a.new_empty(0)
-    return grad_a, grad_v, grad_Q, gamma_parts.sum().to(gamma.dtype) if want_gamma else a.new_empty(0)
+    grad_Q = Q_parts.sum(0).to(Q.dtype) if want_Q else None
+    return grad_a, grad_v, grad_Q, gamma_parts.sum().to(gamma.dtype) if want_gamma else None

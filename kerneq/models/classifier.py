@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from ..cells import AbstractCell, ConvCell, DenseCell
 from ..equilibrium import Equilibrium
-from ..fused.norm import BatchNorm
-from ..fused.pool import pool, pyramid, unpool
-from ..fused.streams import run_on_streams
+from ..fused.device import run_on_streams
+from ..fused.layers import BatchNorm, pool, pyramid, unpool
 from ..gradients import AbstractGradient, Implicit
 from ..kernels import AbstractKernel, AbstractRadialKernel, Adaptive, Gaussian
 from ..kernels.radial import PatchParameters

@@ -6,7 +6,7 @@ from typing import final
 from torch import Tensor
 
 from ..equation import AbstractMap, Evaluation
-from ..fused.history import History
+from ..fused.iterates import History
 from ..tensors import check_nonnegative, check_share, check_whole
 from .base import AbstractSolver
 

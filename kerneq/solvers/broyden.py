@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..equation import AbstractMap, Evaluation
-from ..fused.history import flat, inner, unflat
+from ..fused.iterates import flat, inner, unflat
 from ..tensors import check_whole, is_channels_last
 from .base import AbstractSolver
 

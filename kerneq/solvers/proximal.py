@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..equation import AbstractMap, Evaluation
-from ..fused.history import History
+from ..fused.iterates import History
 from ..tensors import check_nonnegative, check_share, check_whole, per_sample, working_dtype
 from .base import AbstractSolver
 

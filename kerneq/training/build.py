@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .. import models
 from ..data import Augment, Batches, Images, load, split_validation
-from ..fused.norm import synchronised
+from ..fused.layers import synchronised
 from ..run import TrainingError
 from ..run.config import Config, ConfigError
 from .process import Process

@@ -5,12 +5,12 @@ import unittest.mock
 
 import torch
 
-from kerneq.fused.history import History
+from kerneq.fused.iterates import History
 
 
 def compare(dtype, memory, numbers, relaxation, masked, alone, device):
     """Seven steps of the programs beside seven steps of the plain form, on the same rounded numbers."""
-    from kerneq.fused import history_triton
+    from kerneq.fused import iterates_triton
 
     generator = torch.Generator(device).manual_seed(0)
     batch, ridge = 3, 1e-4
@@ -25,8 +25,8 @@ def compare(dtype, memory, numbers, relaxation, masked, alone, device):
             image[2] = z[2]  # a gap of zero
         accepted = torch.rand(batch, generator=generator, device=device) < 0.7 if masked else None
         got, exact = (dataclasses.replace(history, pushed=step + 1) for history in (got, exact))
-        with unittest.mock.patch.object(history_triton, "SMALL", numbers if alone else 0):
-            mixture = history_triton.extrapolate(got, z, image, ridge, relaxation, accepted)
+        with unittest.mock.patch.object(iterates_triton, "SMALL", numbers if alone else 0):
+            mixture = iterates_triton.extrapolate(got, z, image, ridge, relaxation, accepted)
         entry, gap = (stored[:, got.newest].double() for stored in (got.images, got.gaps))
         rounding = {"rtol": torch.finfo(dtype).eps, "atol": 4 * torch.finfo(dtype).eps}  # the interpreter truncates
         torch.testing.assert_close(entry, torch.lerp(z.double(), image.double(), relaxation), **rounding)

@@ -5,7 +5,7 @@ from history_comparison import compare_all
 
 import kerneq
 from kerneq.cells import ConvCell
-from kerneq.fused.history import History
+from kerneq.fused.iterates import History
 from kerneq.kernels import Gaussian
 from kerneq.solvers import Anderson, Proximal
 

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import avg_pool2d, interpolate
 
-from kerneq.fused.pool_triton import gather, spread
+from kerneq.fused.layers_triton import gather, spread
 
 
 def last(*shape):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import kerneq
 from kerneq.equation import Evaluation
-from kerneq.fused.history import History, eliminate, inner
+from kerneq.fused.iterates import History, eliminate, inner
 from kerneq.solvers import Anderson, Broyden
 
 

@@ -7,7 +7,8 @@ import torch
 from interpreter import has_triton, needs_triton, run_interpreted
 from torch import Tensor, nn
 
-from kerneq.fused.norm import BatchNorm, differentiable, synchronised
+from kerneq.fused.device import differentiable
+from kerneq.fused.layers import BatchNorm, synchronised
 
 on_card = pytest.mark.skipif(not (has_triton and torch.cuda.is_available()), reason="There is no CUDA card here.")
 
@@ -70,7 +71,8 @@ def test_the_gradient_with_a_graph_has_the_right_derivative(relu):
     x = torch.randn(2, 3, 2, 2, dtype=torch.float64, requires_grad=True)
     weight, bias = (torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
     g = torch.randn(2, 3, 2, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda *t: differentiable(t[0], t[1:], 1e-5, relu), (g, x, weight, bias))
+    plain = BatchNorm(3, relu).plain
+    assert torch.autograd.gradcheck(lambda g, *t: differentiable(plain, t, (g,)), (g, x, weight, bias))
 
 
 def test_norms_over_all_processes_keep_their_relus():

@@ -5,7 +5,7 @@ import torch
 from interpreter import needs_triton, run_interpreted
 
 from kerneq.equation import Evaluation
-from kerneq.fused.residual import relative_residual
+from kerneq.fused.iterates import relative_residual
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kerneq.fused.streams import run_on_streams
+from kerneq.fused.device import run_on_streams
 from kerneq.solution import Solution, Status
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]

@@ -1,9 +1,8 @@
-# mypy: ignore-errors
-# (Triton is optional and its kernels are not Python that mypy can read.)
-"""The work of a `History` on a GPU: enter, weigh and mix in three launches, or in one where samples are small.
+"""The residual in one pass over memory, and a `History`: enter, weigh and mix in three launches, or in one where
+samples are small.
 
-Numbers moved, with N in a state: entering reads z, the image and the other m − 1 gaps and writes two entries,
-mixing reads m images and writes the mixture: (2m + 4) N, which is the floor.
+Numbers moved, with N in a state: the residual reads z and the image, 2N. Entering reads z, the image and the other
+m − 1 gaps and writes two entries, mixing reads m images and writes the mixture: (2m + 4) N, which is the floor.
 """
 
 import torch
@@ -13,11 +12,58 @@ from torch import Tensor
 
 from .device import processors
 
+BLOCK = 4096  # numbers a step of a program that measures the residual
+SPAN = 16  # steps of such a program, at most
 TILE = 8192  # numbers of all entries together that a program holds
 SMALL = 8192  # numbers of a sample that one program does alone, start to end
 PROGRAMS = 16  # a multiprocessor, at least, where samples are shared between programs
-TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
+EPS, TINY = tl.constexpr(torch.finfo(torch.float32).eps), tl.constexpr(torch.finfo(torch.float32).tiny)
 INF = tl.constexpr(float("inf"))
+
+
+@triton.jit
+def residual_parts(z, image, parts, numbers, span, BLOCK: tl.constexpr):
+    """Σ (f(z) − z)² and Σ f(z)² over one part of one sample."""
+    sample, part, count = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    start = sample.to(tl.int64) * numbers
+    gap = tl.zeros((BLOCK,), tl.float32)
+    size = tl.zeros((BLOCK,), tl.float32)
+    for step in range(span):
+        at = (part * span + step) * BLOCK + tl.arange(0, BLOCK)
+        inside = at < numbers
+        f = tl.load(image + start + at, mask=inside, other=0.0).to(tl.float32)
+        d = f - tl.load(z + start + at, mask=inside, other=0.0).to(tl.float32)
+        gap += d * d
+        size += f * f
+    to = parts + (sample * count + part) * 2
+    tl.store(to, tl.sum(gap, 0))
+    tl.store(to + 1, tl.sum(size, 0))
+
+
+@triton.jit
+def residual_finish(parts, residual, gap, count, BLOCK: tl.constexpr):
+    sample, part = tl.program_id(0), tl.arange(0, BLOCK)
+    inside = part < count
+    at = parts + (sample * count + part) * 2
+    distance = tl.sqrt(tl.sum(tl.load(at, mask=inside, other=0.0), 0))
+    size = tl.sqrt(tl.sum(tl.load(at + 1, mask=inside, other=0.0), 0))
+    size = tl.maximum(size, EPS * distance)
+    tl.store(gap + sample, distance)
+    tl.store(residual + sample, distance / tl.maximum(size, TINY))
+
+
+def residual_and_gap(z: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
+    """‖f(z) − z‖ / ‖f(z)‖ and ‖f(z) − z‖ of each sample; z and image are stored alike, without holes."""
+    batch, numbers = len(image), image[0].numel()
+    blocks = triton.cdiv(numbers, BLOCK)
+    span = min(SPAN, blocks)
+    count = triton.cdiv(blocks, span)
+    parts = torch.empty(batch, count, 2, device=image.device)
+    residual, gap = torch.empty(2, batch, device=image.device)
+    with torch.cuda.device_of(image):
+        residual_parts[(batch, count)](z, image, parts, numbers, span, BLOCK)
+        residual_finish[(batch,)](parts, residual, gap, count, triton.next_power_of_2(count))
+    return residual, gap
 
 
 @triton.jit
@@ -44,12 +90,12 @@ def _enter(z, image, images, gaps, b, start, stop, slot, filled, numbers, BETA, 
 
 
 @triton.jit
-def _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M, MASKED):
+def _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M):
     """Enter the products in the Gram matrix, and α as `History.weights` has it, (M,); by Gauss-Jordan elimination."""
     i = tl.arange(0, M)
     row, column, held = i[:, None], i[None, :], i < COUNT
     counts = (tl.load(valid + b * COUNT + i, mask=held, other=0) != 0) | (i == slot)
-    if MASKED:
+    if accepted is not None:
         counts = counts & (tl.load(accepted + b) != 0)
     tl.store(valid + b * COUNT + i, counts, mask=held)
     place = gram + b * COUNT * COUNT + row * COUNT + column
@@ -105,11 +151,11 @@ def enter_kernel(
 @triton.jit(do_not_specialize=["slot"])
 def weigh_kernel(
     parts, gram, valid, accepted, alpha, slot, ridge, count,
-    COUNT: tl.constexpr, M: tl.constexpr, PARTS: tl.constexpr, MASKED: tl.constexpr,
+    COUNT: tl.constexpr, M: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     b, part, i = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)[:, None], tl.arange(0, M)
     products = tl.sum(tl.load(parts + (b * count + part) * M + i[None, :], mask=part < count, other=0.0), 0)
-    tl.store(alpha + b * M + i, _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M, MASKED))
+    tl.store(alpha + b * M + i, _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M))
 
 
 @triton.jit(do_not_specialize=["filled"])
@@ -124,12 +170,12 @@ def mix_kernel(
 @triton.jit(do_not_specialize=["slot", "filled"])
 def whole_kernel(
     z, image, images, gaps, gram, valid, accepted, mixture, slot, filled, ridge, numbers,
-    BETA: tl.constexpr, COUNT: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+    BETA: tl.constexpr, COUNT: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """All three for one sample a program."""
     b = tl.program_id(0).to(tl.int64)
     products = _enter(z, image, images, gaps, b, 0, numbers, slot, filled, numbers, BETA, COUNT, M, BLOCK)
-    alpha = _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M, MASKED)
+    alpha = _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M)
     tl.debug_barrier()  # the entry is read by other threads than those that wrote it
     _mix(images, alpha, mixture, b, 0, numbers, filled, numbers, COUNT, M, BLOCK)
 
@@ -141,31 +187,25 @@ def extrapolate(history, z: Tensor, image: Tensor, ridge: float, relaxation: flo
     batch, count, numbers = images.shape
     M = max(4, triton.next_power_of_2(count))
     block = min(TILE // M, max(16, triton.next_power_of_2(numbers)))
-    mask, masked = (valid, False) if accepted is None else (accepted, True)
     mixture = torch.empty_like(image)
     with torch.cuda.device_of(image):
         if numbers <= SMALL:
             whole_kernel[(batch,)](
-                z, image, images, gaps, gram, valid, mask, mixture, slot, filled, ridge, numbers,
-                relaxation, count, M, block, masked,
+                z, image, images, gaps, gram, valid, accepted, mixture, slot, filled, ridge, numbers,
+                relaxation, count, M, block,
             )  # fmt: skip
             return mixture
-        span = _span(image, block)
+        # A program's numbers, in whole blocks: few enough that all multiprocessors are busy.
+        shares = min(triton.cdiv(numbers, block), triton.cdiv(PROGRAMS * processors(image), batch))
+        span = triton.cdiv(triton.cdiv(numbers, shares), block) * block
         splits = triton.cdiv(numbers, span)
         parts, alpha = gram.new_empty(batch, splits, M), gram.new_empty(batch, M)
         enter_kernel[(batch, splits)](
             z, image, images, gaps, parts, slot, filled, numbers, span, relaxation, count, M, block
         )
         weigh_kernel[(batch,)](
-            parts, gram, valid, mask, alpha, slot, ridge, splits,
-            count, M, triton.next_power_of_2(splits), masked, num_warps=1,
+            parts, gram, valid, accepted, alpha, slot, ridge, splits,
+            count, M, triton.next_power_of_2(splits), num_warps=1,
         )  # fmt: skip
         mix_kernel[(batch, splits)](images, alpha, mixture, filled, numbers, span, count, M, block)
     return mixture
-
-
-def _span(image: Tensor, block: int) -> int:
-    """Numbers of a program, in whole blocks: few enough that all multiprocessors are busy."""
-    batch, numbers = image.shape
-    splits = min(triton.cdiv(numbers, block), triton.cdiv(PROGRAMS * processors(image), batch))
-    return triton.cdiv(triton.cdiv(numbers, splits), block) * block

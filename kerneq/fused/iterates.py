@@ -1,16 +1,47 @@
-"""The last few images and gaps of each sample, their Gram matrix, and the mixture of images with the least gap."""
+"""What solvers make of their iterates: the residual of z, and the mixture of the last images with the least gap."""
 
 import dataclasses
-from typing import Self, final
+from typing import Protocol, Self, final
 
 import torch
 from torch import Tensor
 
-from ..tensors import is_channels_last, working_dtype
+from ..tensors import is_channels_last, per_sample_norm, working_dtype
 from .device import runs_triton
-from .residual import PointAndImage
 
 _MOST = 16  # entries the kernels hold in registers
+
+
+class PointAndImage(Protocol):
+    """What one evaluation of f tells: z, f(z) and f(z) − z, (batch, ...) each."""
+
+    @property
+    def z(self) -> Tensor: ...
+    @property
+    def image(self) -> Tensor: ...
+    @property
+    def gap(self) -> Tensor: ...
+
+
+def relative_residual(at: PointAndImage) -> tuple[Tensor, Tensor]:
+    """‖f(z) − z‖ / ‖f(z)‖ and ‖f(z) − z‖ of each sample, (batch,), in float32 at least.
+
+    The one definition of the residual: how far a point is from an equilibrium.
+    """
+    z, image = at.z, at.image
+    if (
+        runs_triton(image)
+        and (image.is_contiguous() or is_channels_last(image))  # a sample is one run of numbers
+        and z.stride() == image.stride()
+        and z.dtype == image.dtype
+    ):
+        from .iterates_triton import residual_and_gap
+
+        return residual_and_gap(z, image)
+    gap, size = per_sample_norm(at.gap), per_sample_norm(image)
+    limits = torch.finfo(size.dtype)
+    size = torch.maximum(size, limits.eps * gap)  # f(z) = 0 at z ≠ 0 is far away, but nothing infinite
+    return gap / size.clamp_min(limits.tiny), gap
 
 
 def flat(z: Tensor, last: bool) -> Tensor:
@@ -104,7 +135,7 @@ class History:
         entered = dataclasses.replace(self, pushed=self.pushed + 1, last=last)
         ridge = max(ridge, 8 * self.valid.shape[1] * torch.finfo(self.gram.dtype).eps)
         if entered.on_triton:
-            from .history_triton import extrapolate
+            from .iterates_triton import extrapolate
 
             z, image = flat(at.z, last), flat(at.image, last)
             mixture = extrapolate(entered, z.contiguous(), image.contiguous(), ridge, relaxation, accepted)

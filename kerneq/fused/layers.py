@@ -1,0 +1,167 @@
+"""The layers around an equilibrium: batch norm with a ReLU, pooling and up-sampling of pictures.
+
+Pictures are (batch, channels, height, width); where they are stored channels-last on a card, each layer takes fewer
+passes over memory than PyTorch's.
+"""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..tensors import is_channels_last
+from .device import differentiable, needs_graph, runs_triton
+
+
+@final
+class BatchNorm(nn.BatchNorm2d):
+    """nn.BatchNorm2d, and nn.ReLU after it if `relu`; with the parameters and buffers of nn.BatchNorm2d."""
+
+    def __init__(self, channels: int, relu: bool = False):
+        super().__init__(channels)
+        self.relu = relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._is_fused(x):
+            fused: Tensor = _Norm.apply(x, self.weight, self.bias, self)  # type: ignore[no-untyped-call]
+            return fused
+        y = super().forward(x)
+        return y.relu_() if self.relu else y
+
+    def plain(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor]:
+        """The batch norm of training in plain operations, which have every derivative; no statistics are kept."""
+        y = F.batch_norm(x, None, None, weight, bias, training=True, eps=self.eps)
+        return (y.relu() if self.relu else y,)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, relu={self.relu}"  # type: ignore[no-untyped-call]
+
+    def _is_fused(self, x: Tensor) -> bool:
+        return (
+            self.training
+            and runs_triton(x)
+            and is_channels_last(x)
+            and x.shape[1] == self.num_features
+            and x.numel() > self.num_features  # of a single value PyTorch says what is wrong
+            and self.momentum is not None  # None means the mean over all batches, which is a number on the host
+        )
+
+
+class _Norm(torch.autograd.Function):
+    """Keeps x and two numbers a channel: backward finds again what the ReLU let through."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: BatchNorm) -> Tensor:
+        from .layers_triton import norm_forward
+
+        y, stats = norm_forward(x, norm)
+        ctx.save_for_backward(x, weight, bias, stats)
+        ctx.norm = norm
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        from .layers_triton import norm_backward
+
+        x, weight, bias, stats = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is coming: plain operations, which have one
+            return *differentiable(ctx.norm.plain, (x, weight, bias), (g,)), None
+        g = g.contiguous(memory_format=torch.channels_last)
+        return *norm_backward(g, x, stats, weight, bias, ctx.norm.relu), None
+
+
+def synchronised(model: nn.Module) -> nn.Module:
+    """The model with nn.SyncBatchNorm for every batch norm, keeping the ReLUs, of which PyTorch's own
+    conversion knows nothing."""
+    rectified = [name for name, part in model.named_modules() if isinstance(part, BatchNorm) and part.relu]
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    for name in rectified:
+        model.get_submodule(name).register_forward_hook(_rectify)
+    return model
+
+
+def _rectify(module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
+    return y.relu_()
+
+
+def pool(x: Tensor, factor: int) -> Tensor:
+    """The mean of every factor × factor square of pixels: height and width / factor."""
+    return pyramid(x, (factor,))[factor]
+
+
+def unpool(x: Tensor, factor: int) -> Tensor:
+    """Every pixel factor × factor times: nearest up-sampling."""
+    spread: Tensor = _Unpool.apply(x, factor)  # type: ignore[no-untyped-call]
+    return spread
+
+
+def pyramid(x: Tensor, scales: Sequence[int]) -> dict[int, Tensor]:
+    """x at every scale, each pooled from the coarsest before it that it is a multiple of."""
+    levels = sorted({1, *scales})
+    parents = [max(finer for finer in levels if finer < level and level % finer == 0) for level in levels[1:]]
+    steps = tuple((levels.index(p), level // p) for p, level in zip(parents, levels[1:], strict=True))
+    return dict(zip(levels, _Pyramid.apply(x, steps), strict=True))  # type: ignore[no-untyped-call]
+
+
+def _mean(x: Tensor, factor: int, scale: float) -> Tensor:
+    """`scale` times the mean of every square."""
+    if _fused(x):
+        from .layers_triton import gather
+
+        return gather(x, factor, scale / factor**2)
+    batch, channels, height, width = x.shape
+    tiles = x.permute(0, 2, 3, 1).reshape(batch, height // factor, factor, width // factor, factor, channels)
+    mean = tiles.mean((2, 4)).permute(0, 3, 1, 2)
+    return mean if scale == 1 else mean * scale
+
+
+def _spread(g: Tensor, factor: int, scale: float, base: Tensor | None = None) -> Tensor:
+    """base + scale · every pixel of g, factor × factor times."""
+    if _fused(g):
+        from .layers_triton import spread
+
+        return spread(g, factor, scale, base)
+    wide = F.interpolate(g if scale == 1 else g * scale, scale_factor=factor)
+    return wide if base is None else base + wide
+
+
+def _fused(x: Tensor) -> bool:
+    return runs_triton(x) and is_channels_last(x) and not needs_graph(x)
+
+
+class _Unpool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: int) -> Tensor:
+        ctx.factor = factor
+        return _spread(x, factor, 1)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return _mean(g, ctx.factor, ctx.factor**2), None
+
+
+class _Pyramid(torch.autograd.Function):
+    """All levels at once, x the first, so that their gradients are added up on the way: one pass a level.
+
+    A step (parent, factor) pools the next level from one before it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, steps: tuple[tuple[int, int], ...]) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)  # a level that nothing was made of costs nothing
+        ctx.steps = steps
+        levels = [x.view_as(x)]
+        for parent, factor in steps:
+            levels.append(_mean(levels[parent], factor, 1))
+        return tuple(levels)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None]:
+        totals = list(gradients)
+        for level, (parent, factor) in reversed(list(enumerate(ctx.steps, start=1))):
+            gradient = totals[level]
+            if gradient is not None:
+                totals[parent] = _spread(gradient, factor, factor**-2, totals[parent])
+        return totals[0], None

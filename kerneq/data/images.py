@@ -2,7 +2,7 @@
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import final
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .randomness import Purpose, generator
 
+Convert = Callable[[Image.Image], Image.Image]
 Box = tuple[float, float, float, float]  # left, top, right, bottom, as shares of the width and height
 
 
@@ -106,11 +107,11 @@ class Images:
         return self.pixels if isinstance(self.pixels, Tensor) else self.pixels.decode()
 
 
-def decode(path: Path, size: int, box: Box | None = None) -> Tensor:
+def decode(path: Path, size: int, box: Box | None = None, convert: Convert | None = None) -> Tensor:
     """One picture file as uint8 (3, size, size): the part in `box`, by default its largest central square.
 
-    Pictures of every mode become RGB; the part is resized by bilinear interpolation. A file that is not a readable
-    picture, or one made to fill the memory, is a DataError."""
+    Pictures of every mode become RGB, by `convert` or as Pillow does it; the part is resized by bilinear interpolation.
+    A file that is not a readable picture, or one made to fill the memory, is a DataError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd metadata, say, which do not matter here
@@ -118,8 +119,10 @@ def decode(path: Path, size: int, box: Box | None = None) -> Tensor:
             with Image.open(path) as picture:
                 if box is None:  # a JPEG decodes straight to the smallest sufficient size
                     picture.draft("RGB", (size, size))
-                pixels = picture.convert("RGB")
+                pixels = picture.convert("RGB") if convert is None else convert(picture)
                 resized = pixels.resize((size, size), Image.Resampling.BILINEAR, _corners(pixels.size, box))
+    except DataError:
+        raise
     except Exception as error:  # Pillow's decoders raise errors of every kind on damaged files
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{path} is not a readable picture ({reason}): replace or remove it.") from None

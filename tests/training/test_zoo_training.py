@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from toys import StopAt, metrics, same_state
 
-from kerneq.cells import equation
+from kerneq import equation
 from kerneq.evaluate import evaluate
 from kerneq.run import Stopped
 from kerneq.training.build import build_model

@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -65,7 +66,7 @@ def train(
     if show_config:
         sys.stdout.write(write(config, comments=True))
         return
-    rows = train_model(config, folder, resume=resume, loggers=loggers(folder, folder.name))
+    rows = train_model(config, folder, resume=resume, loggers=loggers(folder))
     if is_leader():
         best = Run(folder).best_accuracy()
         words = f"best validation accuracy {best:.2%}" if best is not None else "nothing was held out"
@@ -89,11 +90,11 @@ def find_run(file: str, changes: Sequence[str], resume: bool, name: str, runs: P
     return config, runs / (name or path.name.removesuffix(".toml") or config.model.name)
 
 
-def loggers(folder: Path, title: str) -> "list[AbstractLogger]":
+def loggers(folder: Path) -> "list[AbstractLogger]":
     """Terminal and TensorBoard, for the process that leads."""
     from .training.logger import TensorBoardLogger, TerminalLogger
 
-    return [TerminalLogger(title=title), TensorBoardLogger(folder / "tensorboard")] if is_leader() else []
+    return [TerminalLogger(title=folder.name), TensorBoardLogger(folder / "tensorboard")] if is_leader() else []
 
 
 def is_leader() -> bool:
@@ -113,10 +114,8 @@ def evaluate(
 
     check_which("--checkpoint", checkpoint)
     result = evaluate_run(run, checkpoint, device)
-    table = Table(
-        *(Column(heading, justify="right") for heading in ("test images", *(metric.title for metric in METRICS))),
-        title=f"{result.model} on the test images of {result.data}",
-    )
+    columns = [Column(heading, justify="right") for heading in ("test images", *(m.title for m in METRICS))]
+    table = Table(*columns, title=f"{result.model} on the test images of {result.data}")
     for name, scores in result.scores.items():
         label = f"{scores['images']}" if name == "test" else f"{scores['images']} ({name})"
         table.add_row(label, *(metric.text(scores) for metric in METRICS))
@@ -153,10 +152,10 @@ def predict(
     elif predictions:
         console = Console()
         console.print(prediction_table(predictions, f"{predictor.config.model.name}, {which} weights of {run}"))
-        for status in {p.status: None for p in predictions if not p.converged}:
-            missed = sum(p.status is status for p in predictions)
-            words = f"{missed} of {len(predictions)} predictions come from an unfinished equilibrium. "
-            console.print(words + (status.value if status is not None else ""), style="yellow", soft_wrap=True)
+        missed = Counter(p.status.value for p in predictions if p.status is not None and not p.converged)
+        for reason, count in missed.items():
+            words = f"{count} of {len(predictions)} predictions come from an unfinished equilibrium. {reason}"
+            console.print(words, style="yellow", soft_wrap=True)
         if not predictor.named:
             console.print(NUMBERED, style="yellow", soft_wrap=True)
     for failure in failures:
@@ -216,13 +215,9 @@ def data() -> None:
     """The data sets: which are found under KERNEQ_DATA, which are missing and how to get them."""
     from .data import data_root, describe
 
-    columns = (
-        Column("name", no_wrap=True),
-        Column("found", no_wrap=True),
-        Column("where, or how to get it", overflow="fold"),
-    )
-    title = f"Data sets under {data_root()} (set KERNEQ_DATA to look elsewhere)"
-    table = Table(*columns, title=title, show_lines=True)
+    table = Table(title=f"Data sets under {data_root()} (set KERNEQ_DATA to look elsewhere)", show_lines=True)
+    for heading in ("name", "found", "where, or how to get it"):
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("name", "found"))
     for row in describe():
         if row.found:
             where = str(row.path or "part of the installation")
@@ -284,13 +279,13 @@ def demo(
     torch.set_num_threads(1)  # these models are too small to share between threads
     for folder in folders:
         config = load(f"{folder.name}-digits", [f"training.epochs={epochs}"])
-        train_model(config, folder, loggers=loggers(folder, folder.name))
+        train_model(config, folder, loggers=loggers(folder))
         evaluate_run(folder, device="cpu")
     render(folders, output / "report.html")
     shown = [metric for metric in METRICS if metric.demo]
-    numbers = (*(metric.heading for metric in shown), "parameters", "seconds")
-    columns = [Column(heading, justify="right") for heading in numbers]
-    table = Table("model", *columns, title="Embedded digits: 8×8 pictures, 10 classes")
+    table = Table("model", title="Embedded digits: 8×8 pictures, 10 classes")
+    for heading in (*(metric.heading for metric in shown), "parameters", "seconds"):
+        table.add_column(heading, justify="right")
     for run in gather(folders):
         size = millions(run.evaluation()["parameters"])
         table.add_row(run.name, *(metric.text(run.test()) for metric in shown), size, f"{run.seconds():.1f}")
@@ -298,13 +293,8 @@ def demo(
     say(f"Curves and solver behaviour: {output / 'report.html'}")
 
 
-def main() -> None:
-    """Run the command; whatever goes wrong for a reason the user can act on ends in one sentence."""
-    guarded(app)
-
-
-def guarded(command: Callable[[], object]) -> None:
-    """Run `command`; exit with 2 for a wrong request, 130 for a stopped run, 1 for other known failures.
+def main(command: Callable[[], object] = app) -> None:
+    """Run the program; exit with 2 for a wrong request, 130 for a stopped run, 1 for other known failures.
 
     Errors a user can act on are shown as their sentence; only bugs give a traceback.
     """
@@ -316,16 +306,16 @@ def guarded(command: Callable[[], object]) -> None:
     except BrokenPipeError:
         sys.exit(1)  # the reader of our output went away; there is nobody to tell
     except Exception as error:
-        import torch
+        from torch import OutOfMemoryError
 
         from .data import DataError
         from .run import Stopped, TrainingError
         from .run.config import ConfigError
         from .solution import EquilibriumError
 
-        codes = {ConfigError: 2, Stopped: 130, TrainingError: 1, DataError: 1, EquilibriumError: 1, OSError: 1}
-        codes[torch.OutOfMemoryError] = 1
-        code = next((code for kind, code in codes.items() if isinstance(error, kind)), None)
+        others = (DataError, EquilibriumError, TrainingError, OSError, OutOfMemoryError)
+        codes = ((ConfigError, 2), (Stopped, 130), (others, 1))
+        code = next((code for kinds, code in codes if isinstance(error, kinds)), None)
         if code is None:
             raise
         complain(str(error))

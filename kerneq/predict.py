@@ -16,7 +16,7 @@ from .run import CheckpointError, Run, checkpoint
 from .run.config import Config
 from .solution import Solution, Status
 from .tensors import check_whole
-from .training.build import Builder, build_model, for_inference, place, read_images
+from .training.build import build_model, for_inference, place, read_images
 
 BATCH = 64  # pictures in one forward pass, at most
 
@@ -43,18 +43,13 @@ class Prediction:
 
 
 def predict(
-    run: Path,
-    pictures: Sequence[Path],
-    which: str = "best",
-    top: int = 5,
-    device: str = "auto",
-    build: Builder = build_model,
+    run: Path, pictures: Sequence[Path], which: str = "best", top: int = 5, device: str = "auto"
 ) -> list[Prediction]:
     """The `top` likeliest classes of each picture file, by the best or last weights of a run.
 
     A file that is not a readable picture is a `DataError`; a `Predictor` lets you skip it, and stays open.
     """
-    predictor = Predictor.open(run, which, device, build)
+    predictor = Predictor.open(run, which, device)
     return predictor.predict([(path, predictor.read(path)) for path in map(Path, pictures)], top)
 
 
@@ -70,7 +65,7 @@ class Predictor:
     epoch: int
 
     @classmethod
-    def open(cls, path: Path, which: str = "best", device: str = "auto", build: Builder = build_model) -> "Predictor":
+    def open(cls, path: Path, which: str = "best", device: str = "auto") -> "Predictor":
         """Open the run in `path` with its best or last weights; its data set is not needed."""
         config, process = for_inference(Run(path).config(), device)
         file = Run(path).checkpoint(which)
@@ -78,7 +73,7 @@ class Predictor:
         if "head.bias" not in weights:
             raise CheckpointError(f"{file} belongs to another run: it has no `head.bias`.")
         images, named = trained_on(config, outputs=len(weights["head.bias"]))
-        model = place(build(config, images), config, process)
+        model = place(build_model(config, images), config, process)
         checkpoint.load_weights(model, weights, file)
         return cls(model.eval(), config, images.to(process.device), named, epoch)
 

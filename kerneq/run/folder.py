@@ -101,13 +101,15 @@ class Run:
             raise TrainingError(f"The run folder {self.path} cannot be used: {error.strerror}.") from None
         with file:
             deadline = time.monotonic() + patience
-            while not _lock(file.fileno()):
-                if time.monotonic() > deadline:
-                    file.seek(0)
-                    owner = file.read().strip() or "another process"
-                    raise TrainingError(
-                        f"{self.path} is in use by process {owner}; wait for it, or choose another --name."
-                    )
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        file.seek(0)
+                        used = f"{self.path} is in use by process {file.read().strip() or 'another process'}"
+                        raise TrainingError(f"{used}; wait for it, or choose another --name.") from None
                 time.sleep(0.1)
             file.truncate(0)
             file.write(f"{os.getpid()}\n")
@@ -129,14 +131,12 @@ class Run:
     def advice(self, damaged: Path) -> str:
         """What to do about a checkpoint that does not load."""
         for which in ("previous", "best"):
-            try:
-                facts = checkpoint.load(self.checkpoint(which))[1]
-            except CheckpointError:
-                continue
-            if which == "previous" and damaged != self.checkpoint(which):
-                whole = f"{self.checkpoint(which)}, which is whole (step {facts['step']})"
-                return f"Remove it to continue from {whole}."
-            return f"{self.checkpoint(which)} is whole and can be evaluated."
+            file = self.checkpoint(which)
+            with suppress(CheckpointError):
+                step = checkpoint.load(file)[1]["step"]
+                if which == "previous" and damaged != file:
+                    return f"Remove it to continue from {file}, which is whole (step {step})."
+                return f"{file} is whole and can be evaluated."
         return "No other checkpoint of this run is whole; start again under another --name."
 
     def check_same(self, config: Config) -> None:
@@ -202,15 +202,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout.strip() if result.returncode == 0 else None
-
-
-def _lock(descriptor: int) -> bool:
-    """Whether the lock is now ours."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import models
 from ..data import Augment, Batches, Images, load, split_validation
@@ -102,15 +102,10 @@ def read_images(config: Config, split: Literal["train", "test"], known: bool = T
         trained = images.labels < 5
         if known:
             images = dataclasses.replace(images, classes=images.classes[:5])
-    else:
-        trained = _first_four(config, split, images.labels)
-    return images.select(torch.nonzero(trained if known else ~trained).flatten())
-
-
-def _first_four(config: Config, split: Literal["train", "test"], coarse: Tensor) -> Tensor:
-    """Whether each image's fine class is among the first four (by label) of the five in its super-class."""
-    if config.data.name != "cifar100-coarse":
+    elif config.data.name != "cifar100-coarse":
         raise TrainingError("`data.subset` = four-of-five-subclasses needs `data.name` = cifar100-coarse.")
-    fine = load("cifar100", split).labels
-    fifth = {int(fine[coarse == label].max()) for label in range(20)}
-    return torch.tensor([int(label) not in fifth for label in fine])
+    else:  # by label, the first four of the five fine classes in a super-class
+        fine = load("cifar100", split).labels
+        fifth = torch.stack([fine[images.labels == label].max() for label in range(20)])
+        trained = ~torch.isin(fine, fifth)
+    return images.select(torch.nonzero(trained if known else ~trained).flatten())

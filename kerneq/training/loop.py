@@ -3,11 +3,11 @@
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,13 @@ from ..data import Batches
 from ..run import CheckpointError, Run, Stopped, TrainingError
 from ..run.config import Config, Schedule
 from .build import Builder, Trainable, build_model, place, training_batches
-from .graph import GraphedStep, Step
 from .logger import AbstractLogger, Progress
 from .metrics import validate
 from .process import Process, finish, start, stopping
 from .state import State
 
+Step = Callable[[Tensor, Tensor], None]
+EAGER_STEPS = 3  # before a step is captured: libraries choose their algorithms, optimizers make their buffers
 INTERVAL = 0.5  # seconds between two reports of progress, each of which makes the host wait for the device
 
 
@@ -150,6 +151,54 @@ def descend(state: State, network: nn.Module, x: Tensor, target: Tensor) -> None
         clip_grad_norm_(state.model.parameters(), settings.clip)
     state.optimizer.step()
     state.accumulator.add(loss.detach(), logits, target, solutions)
+
+
+@final
+class GraphedStep:
+    """Runs `step(x, target)`, the first few times as it is, then as one CUDA graph: hundreds of launches become one.
+
+    The step may not look at a number on the device, and every batch must have the shapes of the first one.
+    """
+
+    def __init__(self, step: Step):
+        self.step = step
+        self.taken = 0
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.x = self.target = torch.empty(0)
+
+    def __call__(self, x: Tensor, target: Tensor) -> None:
+        if self.taken < EAGER_STEPS:
+            self._eagerly(x, target)
+        else:
+            if self.graph is None:
+                self.x, self.target = x.clone(), target.clone()
+                self.graph = self._capture()
+            self.x.copy_(x)
+            self.target.copy_(target)
+            self.graph.replay()
+        self.taken += 1
+
+    def _eagerly(self, x: Tensor, target: Tensor) -> None:
+        """On a side stream, as the capture will be."""
+        here = torch.cuda.current_stream()
+        self.stream.wait_stream(here)
+        with torch.cuda.stream(self.stream):
+            self.step(x, target)
+        here.wait_stream(self.stream)
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        try:
+            with torch.cuda.graph(graph, stream=self.stream):
+                self.step(self.x, self.target)
+        except RuntimeError as error:
+            raise TrainingError(
+                f"The step cannot be captured as a CUDA graph ({str(error).splitlines()[0]}). A solve may not look at "
+                "its residual: set model.check_every to at least max_steps, or training.graph=false."
+            ) from None
+        return graph
 
 
 @torch.no_grad()

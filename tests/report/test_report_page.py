@@ -4,8 +4,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kerneq.report import gather, render
-from kerneq.report.page import draw
+from kerneq.report import draw, gather, render
 from kerneq.run import Run, TrainingError
 from kerneq.run.config import Config, write
 from kerneq.training.metrics import METRICS

@@ -1,4 +1,4 @@
-"""The page: results, curves and solver behaviour of some runs, in one file that needs nothing else."""
+"""Run folders → one HTML page: results, curves and solver behaviour, in one file that needs nothing else."""
 
 import importlib.resources
 import io
@@ -9,8 +9,8 @@ from jinja2 import Environment
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ..run import Run, TrainingError, write_atomically
-from ..training import metrics
+from .run import Run, TrainingError, write_atomically
+from .training import metrics
 
 # Okabe and Ito's colours: told apart by colour-blind readers, and in grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -25,7 +25,7 @@ def render(folders: Sequence[Path], output: Path) -> None:
     """Write the page about the runs in `folders` to `output`: every metric is a column, and a figure if it is drawn."""
     runs = gather(folders)
     figures = {metric.caption: draw(runs, metric) for metric in metrics.METRICS if metric.caption}
-    template = importlib.resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+    template = importlib.resources.files(__package__).joinpath("report.html").read_text(encoding="utf-8")
     page = Environment(autoescape=True, trim_blocks=True).from_string(template)
     text = page.render(runs=runs, metrics=metrics.METRICS, figures=figures)
     try:

@@ -66,8 +66,9 @@ def train(
     if show_config:
         sys.stdout.write(write(config, comments=True))
         return
-    rows = train_model(config, folder, resume=resume, loggers=loggers(folder))
-    if is_leader():
+    told = loggers(folder)
+    rows = train_model(config, folder, resume=resume, loggers=told)
+    if told:
         best = Run(folder).best_accuracy()
         words = f"best validation accuracy {best:.2%}" if best is not None else "nothing was held out"
         say(f"{folder}: {len(rows)} epochs, {words}. Next: kerneq evaluate {folder}")
@@ -91,15 +92,12 @@ def find_run(file: str, changes: Sequence[str], resume: bool, name: str, runs: P
 
 
 def loggers(folder: Path) -> "list[AbstractLogger]":
-    """Terminal and TensorBoard, for the process that leads."""
+    """Terminal and TensorBoard, if this is the only process or the first of those that torchrun started."""
     from .training.logger import TensorBoardLogger, TerminalLogger
 
-    return [TerminalLogger(title=folder.name), TensorBoardLogger(folder / "tensorboard")] if is_leader() else []
-
-
-def is_leader() -> bool:
-    """Whether this is the only process, or the first of those that torchrun started."""
-    return os.environ.get("RANK", "0") == "0"
+    if os.environ.get("RANK", "0") != "0":
+        return []
+    return [TerminalLogger(title=folder.name), TensorBoardLogger(folder / "tensorboard")]
 
 
 @app.command()

@@ -80,10 +80,11 @@ class State:
     def restore(self, path: Path) -> None:
         """Continue from the checkpoint at `path`: afterwards everything is bit for bit as it was saved."""
         tensors, facts = checkpoint.load(path)
+        if self.average:  # by way of the model, which knows the shapes and memory layouts
+            checkpoint.load_weights(self.model, checkpoint.part(tensors, "average."), path)
+            self.average = copy_of(self.model)
         checkpoint.load_weights(self.model, checkpoint.part(tensors, "model."), path)
         try:
-            if self.average:
-                self.set_average(checkpoint.part(tensors, "average."))
             for name, parameter in self.model.named_parameters():
                 if f"momentum.{name}" in tensors:  # in the memory layout of its parameter
                     momentum = torch.empty_like(parameter).copy_(tensors[f"momentum.{name}"])
@@ -106,15 +107,6 @@ class State:
         if self.process.device.type == "cuda" and f"random.cuda.{rank}" in tensors:
             torch.cuda.set_rng_state(tensors[f"random.cuda.{rank}"], self.process.device)
 
-    def set_average(self, values: dict[str, Tensor]) -> None:
-        """Continue the average from these values, each in the memory layout of the present one."""
-        for name, value in values.items():
-            own = self.average[name]
-            if own.shape == value.shape:
-                own.copy_(value)
-            else:
-                self.average[name] = value.to(own)
-
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Put the average, where there is one, into the model for a while; its own weights come back bit for bit.
@@ -128,7 +120,7 @@ class State:
         self.model.load_state_dict(self.average)
         try:
             yield
-            self.set_average(self.model.state_dict())
+            self.average = copy_of(self.model)
         finally:
             self.model.load_state_dict(own)
 

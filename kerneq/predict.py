@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import final
@@ -121,7 +122,10 @@ def trained_on(config: Config, outputs: int) -> tuple[Images, bool]:
     """
     data_set = find(config.data.name)
     side = config.data.size or data_set.size
-    classes = data_set.class_names if data_set.class_names is not None else _folder_classes(config)
+    classes = data_set.class_names or ()
+    if not classes:
+        with suppress(DataError):
+            classes = read_images(config, "train").classes  # as the folder of pictures has them now
     if config.data.subset == "first-five-classes":
         classes = classes[:5]
     named = len(classes) == outputs
@@ -130,14 +134,6 @@ def trained_on(config: Config, outputs: int) -> tuple[Images, bool]:
     pixels = torch.empty((0, len(data_set.mean), side, side), dtype=torch.uint8)
     labels = torch.empty(0, dtype=torch.int64)
     return Images(pixels, labels, classes, data_set.mean, data_set.std), named
-
-
-def _folder_classes(config: Config) -> tuple[str, ...]:
-    """The classes as the folder of pictures has them now; none if it is not there."""
-    try:
-        return read_images(config, "train").classes
-    except DataError:
-        return ()
 
 
 def read_picture(path: Path, channels: int, side: int) -> Tensor:

@@ -243,10 +243,17 @@ def rate_multiple(schedule: Schedule, step: int, steps: int, steps_per_epoch: in
     return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * share)) / 2
 
 
+def read_scores(state: State, sums: Tensor) -> dict[str, float | None]:
+    """The scores of the epoch so far; a loss that is infinite or NaN ends the run."""
+    scores = state.accumulator.read(sums)
+    if scores["loss"] is not None and not math.isfinite(scores["loss"]):
+        state.refuse(f"The loss became {scores['loss']}")
+    return scores
+
+
 def report(state: State, steps: int, loggers: Sequence[AbstractLogger]) -> None:
-    """Tell the loggers how the epoch goes, and end the run if its loss is not a number."""
-    scores = state.accumulator.read()
-    state.check_loss(scores["loss"])
+    """Tell the loggers how the epoch goes."""
+    scores = read_scores(state, state.accumulator.sums)
     settings = state.config.training
     speed = state.batch * settings.batch_size / state.seconds
     progress = Progress(state.epoch + 1, settings.epochs, state.step, steps, state.rate, speed, scores)
@@ -261,8 +268,7 @@ def finish_epoch(state: State, run: Run, held_out: Batches | None) -> dict[str, 
     moves past them last, so that whatever is missing is made again.
     """
     settings = state.config.training
-    scores = state.accumulator.read(state.process.total(state.accumulator.sums))
-    state.check_loss(scores["loss"])
+    scores = read_scores(state, state.process.total(state.accumulator.sums))
     with state.averaged():
         validation = validate(state.model, held_out, state.process, settings.amp) if held_out is not None else None
         diagnostics = cast(Trainable, state.model).diagnostics()

@@ -158,9 +158,9 @@ class Accumulator:
         self.sums.copy_(torch.tensor([saved.get(name, 0.0) for name in self.entries], dtype=torch.float64))
         self.missing = frozenset(self.entries) - saved.keys()
 
-    def read(self, sums: Tensor | None = None) -> dict[str, float | None]:
-        """The means so far (or of `sums`, added up over processes), by name; waits for the device."""
-        values = dict(zip(self.entries, (self.sums if sums is None else sums).tolist(), strict=True))
+    def read(self, sums: Tensor) -> dict[str, float | None]:
+        """The means, by name, of `sums`: its own, or those of all processes; waits for the device."""
+        values = dict(zip(self.entries, sums.tolist(), strict=True))
         scores: dict[str, float | None] = {"images": int(values["images"])}
         for metric in METRICS:
             count = values[metric.over]

@@ -124,18 +124,14 @@ class State:
         finally:
             self.model.load_state_dict(own)
 
-    def check_loss(self, loss: float | None) -> None:
-        """Refuse to go on once the loss is infinite or NaN."""
-        if loss is not None and not math.isfinite(loss):
-            self._refuse(f"The loss became {loss}")
-
     def check_weights(self) -> None:
         """Refuse to go on, and above all to save, once a weight is infinite or NaN; waits for the device."""
         values = [value for value in self.model.state_dict().values() if value.is_floating_point()]
         if not math.isfinite(float(get_total_norm(values))):
-            self._refuse("A weight became infinite or NaN")
+            self.refuse("A weight became infinite or NaN")
 
-    def _refuse(self, what: str) -> NoReturn:
+    def refuse(self, what: str) -> NoReturn:
+        """End a run that no longer computes with numbers."""
         raise TrainingError(
             f"{what} by step {self.step} (epoch {self.epoch + 1}). The last good checkpoint is intact. Lower "
             "optimizer.lr, set training.clip (for example 1.0) or a longer schedule.warmup, and start a new run."

@@ -14,7 +14,7 @@ from rich.table import Table
 import kerneq as kq
 
 # Internal to kerneq: the git revision that runs record too.
-from kerneq.run.environment import revision
+from kerneq.run import revision
 
 NAMES = ("solvers", "layer", "train", "inference", "scaling")  # what the docs page shows
 DEVICES = ("cuda", "cpu")

@@ -8,19 +8,18 @@ import math
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from .evaluate import EvaluationResult
     from .predict import Prediction
-    from .run import Record
     from .run.config import Config
     from .training import AbstractLogger
 
@@ -36,10 +35,6 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder, for example runs/digits.")]
 
 DEMO_MODELS = ("geq-tiny", "mopteq-tiny", "opteq-tiny", "geq-dense-tiny", "resnet-tiny")
-DEMO_SETTINGS = (
-    *("data.name=digits", "augment.crop=1", "optimizer.lr=0.1", "schedule.kind=cosine", "schedule.warmup=1.0"),
-    *("training.batch_size=64", "training.label_smoothing=0.05", "training.ema=0.95", "device=cpu"),
-)
 NUMBERED = "The names of the classes are not known without the folder of pictures that the run was trained on."
 
 
@@ -59,7 +54,7 @@ def train(
     show_config: Annotated[bool, typer.Option("--show-config", help="Print every setting as TOML and stop.")] = False,
 ) -> None:
     """Train a model; everything about the run goes into runs/NAME."""
-    from .run import best_accuracy
+    from .run import Run
     from .run.config import check, write
     from .training import train as train_model
 
@@ -71,16 +66,16 @@ def train(
     if show_config:
         sys.stdout.write(write(config, comments=True))
         return
-    rows = train_model(config, folder, resume=resume, loggers=loggers(folder, folder.name))
-    if is_leader():
-        best = best_accuracy(rows)
+    told = loggers(folder)
+    rows = train_model(config, folder, resume=resume, loggers=told)
+    if told:
+        best = Run(folder).best_accuracy()
         words = f"best validation accuracy {best:.2%}" if best is not None else "nothing was held out"
         say(f"{folder}: {len(rows)} epochs, {words}. Next: kerneq evaluate {folder}")
 
 
 def find_run(file: str, changes: Sequence[str], resume: bool, name: str, runs: Path) -> "tuple[Config, Path]":
     """The configuration and the run folder that the arguments of `kerneq train` mean."""
-    from .run import Run
     from .run.config import ConfigError, load
 
     path = Path(file)
@@ -89,23 +84,20 @@ def find_run(file: str, changes: Sequence[str], resume: bool, name: str, runs: P
             raise ConfigError(f"{path} is a folder: add --resume to continue the run in it, or name a TOML file.")
         if name:
             raise ConfigError("--name and a run folder exclude each other: the folder has a name.")
-        return load(Run(path).config_file, changes), path
+        return load(path / "config.toml", changes), path
     if name in (".", "..") or "/" in name:
         raise ConfigError(f"--name is the name of a folder in {runs}, without slashes, got `{name}`.")
     config = load(file or None, changes)
     return config, runs / (name or path.name.removesuffix(".toml") or config.model.name)
 
 
-def loggers(folder: Path, title: str) -> "list[AbstractLogger]":
-    """Terminal and TensorBoard, for the process that leads."""
+def loggers(folder: Path) -> "list[AbstractLogger]":
+    """Terminal and TensorBoard, if this is the only process or the first of those that torchrun started."""
     from .training.logger import TensorBoardLogger, TerminalLogger
 
-    return [TerminalLogger(title=title), TensorBoardLogger(folder / "tensorboard")] if is_leader() else []
-
-
-def is_leader() -> bool:
-    """Whether this is the only process, or the first of those that torchrun started."""
-    return os.environ.get("RANK", "0") == "0"
+    if os.environ.get("RANK", "0") != "0":
+        return []
+    return [TerminalLogger(title=folder.name), TensorBoardLogger(folder / "tensorboard")]
 
 
 @app.command()
@@ -116,24 +108,17 @@ def evaluate(
 ) -> None:
     """Accuracy and loss of a trained run on the test images; also written to RUN/evaluation.json."""
     from .evaluate import evaluate as evaluate_run
-    from .run import Run
-
-    check_which("--checkpoint", checkpoint)
-    Console().print(evaluation_table(evaluate_run(run, checkpoint, device)))
-    say(f"Written to {Run(run).evaluation_file}")
-
-
-def evaluation_table(result: "EvaluationResult") -> Table:
-    """Every metric as a column, one row for the test images and one for those of unknown classes."""
     from .training.metrics import METRICS
 
-    table = Table(title=f"{result.model} on the test images of {result.data}")
-    for column in ("test images", *(metric.title for metric in METRICS)):
-        table.add_column(column, justify="right")
+    check_which("--checkpoint", checkpoint)
+    result = evaluate_run(run, checkpoint, device)
+    columns = [Column(heading, justify="right") for heading in ("test images", *(m.title for m in METRICS))]
+    table = Table(*columns, title=f"{result.model} on the test images of {result.data}")
     for name, scores in result.scores.items():
         label = f"{scores['images']}" if name == "test" else f"{scores['images']} ({name})"
         table.add_row(label, *(metric.text(scores) for metric in METRICS))
-    return table
+    Console().print(table)
+    say(f"Written to {run / 'evaluation.json'}")
 
 
 @app.command()
@@ -151,8 +136,7 @@ def predict(
 
     check_which("--which", which)
     predictor = Predictor.open(run, which, device)
-    readable = []
-    failures: list[dict[str, str]] = []
+    readable, failures = [], []
     for path in pictures:
         try:
             readable.append((path, predictor.read(path)))
@@ -166,10 +150,10 @@ def predict(
     elif predictions:
         console = Console()
         console.print(prediction_table(predictions, f"{predictor.config.model.name}, {which} weights of {run}"))
-        for status in {p.status: None for p in predictions if not p.converged}:
-            missed = sum(p.status is status for p in predictions)
-            words = f"{missed} of {len(predictions)} predictions come from an unfinished equilibrium. "
-            console.print(words + (status.value if status is not None else ""), style="yellow", soft_wrap=True)
+        missed = Counter(p.status.value for p in predictions if p.status is not None and not p.converged)
+        for reason, count in missed.items():
+            words = f"{count} of {len(predictions)} predictions come from an unfinished equilibrium. {reason}"
+            console.print(words, style="yellow", soft_wrap=True)
         if not predictor.named:
             console.print(NUMBERED, style="yellow", soft_wrap=True)
     for failure in failures:
@@ -198,12 +182,10 @@ def prediction_row(prediction: "Prediction") -> dict[str, Any]:
 
 def prediction_table(predictions: "Sequence[Prediction]", title: str) -> Table:
     """One row per picture: its likeliest classes, and how its equilibrium was found."""
-    table = Table(title=Text(printable(title)), show_lines=True)
-    table.add_column("picture", overflow="fold")
-    table.add_column("class", overflow="fold")
-    for column in ("probability", "solver steps", "residual"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("equilibrium", no_wrap=True)
+    words = [Column(heading, overflow="fold") for heading in ("picture", "class")]
+    numbers = [Column(h, justify="right", no_wrap=True) for h in ("probability", "solver steps", "residual")]
+    outcome = Column("equilibrium", no_wrap=True)
+    table = Table(*words, *numbers, outcome, title=Text(printable(title)), show_lines=True)
     for p in predictions:
         shares = "\n".join(f"{share:.2%}" for share in p.probabilities)
         solver = [Text("–")] * 3
@@ -232,9 +214,8 @@ def data() -> None:
     from .data import data_root, describe
 
     table = Table(title=f"Data sets under {data_root()} (set KERNEQ_DATA to look elsewhere)", show_lines=True)
-    table.add_column("name", no_wrap=True)
-    table.add_column("found", no_wrap=True)
-    table.add_column("where, or how to get it", overflow="fold")
+    for heading in ("name", "found", "where, or how to get it"):
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("name", "found"))
     for row in describe():
         if row.found:
             where = str(row.path or "part of the installation")
@@ -253,12 +234,9 @@ def models() -> None:
     def by_data(accuracies: Mapping[str, str]) -> str:
         return "\n".join(f"{data} {value}" for data, value in accuracies.items()) or "–"
 
-    table = Table(title="Models: kerneq train … model.name=NAME")
-    table.add_column("name", no_wrap=True)
-    table.add_column("parameters", justify="right")
-    table.add_column("equation", justify="right")
-    for column in ("paper", "published", "ours"):
-        table.add_column(column, overflow="fold")
+    numbers = [Column(heading, justify="right") for heading in ("parameters", "equation")]
+    words = [Column(heading, overflow="fold") for heading in ("paper", "published", "ours")]
+    table = Table(Column("name", no_wrap=True), *numbers, *words, title="Models: kerneq train … model.name=NAME")
     equations = list(dict.fromkeys(entry.equation for entry in MODELS.values()))
     for name, entry in MODELS.items():
         published = {data: f"{value} %" for data, value in entry.published.items()}
@@ -287,50 +265,34 @@ def demo(
     from .evaluate import evaluate as evaluate_run
     from .report import gather, render
     from .run import Run
-    from .run.config import ConfigError, parse
+    from .run.config import ConfigError, load
     from .training import train as train_model
+    from .training.metrics import METRICS
 
     folders = [output / name for name in DEMO_MODELS]
     for folder in folders:  # an earlier demo is replaced, and nothing that is not one
-        if folder.exists() and not Run(folder).config_file.exists():
+        if folder.exists() and not Run(folder).exists:
             raise ConfigError(f"{folder} exists but is not a run of the demo; choose another --output.")
         shutil.rmtree(folder, ignore_errors=True)
     torch.set_num_threads(1)  # these models are too small to share between threads
-    for name, folder in zip(DEMO_MODELS, folders, strict=True):
-        config = parse("", [*DEMO_SETTINGS, f"model.name={name}", f"training.epochs={epochs}"])
-        train_model(config, folder, loggers=loggers(folder, name))
+    for folder in folders:
+        config = load(f"{folder.name}-digits", [f"training.epochs={epochs}"])
+        train_model(config, folder, loggers=loggers(folder))
         evaluate_run(folder, device="cpu")
-    page = output / "report.html"
-    render(folders, page)
-    Console().print(demo_table(gather(folders)))
-    say(f"Curves and solver behaviour: {page}")
-
-
-def demo_table(records: "Sequence[Record]") -> Table:
-    """One row per run of the demo, the best first."""
-    from .training.metrics import METRICS
-
+    render(folders, output / "report.html")
     shown = [metric for metric in METRICS if metric.demo]
-    table = Table(title="Embedded digits: 8×8 pictures, 10 classes")
-    table.add_column("model")
-    for metric in shown:
-        table.add_column(f"test {metric.title}" if metric.over == "images" else metric.title, justify="right")
-    table.add_column("parameters", justify="right")
-    table.add_column("seconds", justify="right")
-    for record in records:
-        size = millions(record.evaluation["parameters"])
-        values = [metric.text(record.test) for metric in shown]
-        table.add_row(record.config.model.name, *values, size, f"{record.seconds:.1f}")
-    return table
+    table = Table("model", title="Embedded digits: 8×8 pictures, 10 classes")
+    for heading in (*(metric.heading for metric in shown), "parameters", "seconds"):
+        table.add_column(heading, justify="right")
+    for run in gather(folders):
+        size = millions(run.evaluation()["parameters"])
+        table.add_row(run.name, *(metric.text(run.test()) for metric in shown), size, f"{run.seconds():.1f}")
+    Console().print(table)
+    say(f"Curves and solver behaviour: {output / 'report.html'}")
 
 
-def main() -> None:
-    """Run the command; whatever goes wrong for a reason the user can act on ends in one sentence."""
-    guarded(app)
-
-
-def guarded(command: Callable[[], object]) -> None:
-    """Run `command`; exit with 2 for a wrong request, 130 for a stopped run, 1 for other known failures.
+def main(command: Callable[[], object] = app) -> None:
+    """Run the program; exit with 2 for a wrong request, 130 for a stopped run, 1 for other known failures.
 
     Errors a user can act on are shown as their sentence; only bugs give a traceback.
     """
@@ -342,28 +304,20 @@ def guarded(command: Callable[[], object]) -> None:
     except BrokenPipeError:
         sys.exit(1)  # the reader of our output went away; there is nobody to tell
     except Exception as error:
-        code = exit_code(error)
+        from torch import OutOfMemoryError
+
+        from .data import DataError
+        from .run import Stopped, TrainingError
+        from .run.config import ConfigError
+        from .solution import EquilibriumError
+
+        others = (DataError, EquilibriumError, TrainingError, OSError, OutOfMemoryError)
+        codes = ((ConfigError, 2), (Stopped, 130), (others, 1))
+        code = next((code for kinds, code in codes if isinstance(error, kinds)), None)
         if code is None:
             raise
         complain(str(error))
         sys.exit(code)
-
-
-def exit_code(error: Exception) -> int | None:
-    """The code for a known failure; None for one that nobody foresaw."""
-    import torch
-
-    from .data import DataError
-    from .run import Stopped, TrainingError
-    from .run.config import ConfigError
-    from .solution import EquilibriumError
-
-    if isinstance(error, ConfigError):
-        return 2
-    if isinstance(error, Stopped):
-        return 130
-    known = (DataError, EquilibriumError, TrainingError, OSError, torch.OutOfMemoryError)
-    return 1 if isinstance(error, known) else None
 
 
 def check_which(option: str, which: str) -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import final
 
 from .run import Run, checkpoint, write_atomically
-from .training.build import Builder, build_model, for_inference, place, plain_batches, read_images
+from .training.build import Builder, build_model, for_inference, make_batches, place, read_images
 from .training.metrics import Scores, validate
-from .training.process import Process, choose_device
 
 
 @final
@@ -27,8 +26,7 @@ class EvaluationResult:
 def evaluate(path: Path, which: str = "best", device: str = "auto", build: Builder = build_model) -> EvaluationResult:
     """Evaluate the best or the last weights of the run in `path` and write RUN/evaluation.json."""
     run = Run(path)
-    process = Process(0, 1, choose_device(device))
-    config = for_inference(run.config(), process)
+    config, process = for_inference(run.config(), device)
     images = {"test": read_images(config, "test")}
     if config.data.subset == "four-of-five-subclasses":
         images["unknown"] = read_images(config, "test", known=False)
@@ -37,8 +35,8 @@ def evaluate(path: Path, which: str = "best", device: str = "auto", build: Build
     checkpoint.load_weights(model, weights, run.checkpoint(which))
     scores: dict[str, Scores] = {}
     for name, some in images.items():
-        scores[name] = validate(model, plain_batches(some, config, process), process, config.training.amp)
+        scores[name] = validate(model, make_batches(some, config, process, train=False), process, config.training.amp)
     size = sum(parameter.numel() for parameter in model.parameters())
     result = EvaluationResult(config.model.name, config.data.name, which, epoch, size, scores)
-    write_atomically(run.evaluation_file, (json.dumps(dataclasses.asdict(result), indent=2) + "\n").encode())
+    write_atomically(run.path / "evaluation.json", (json.dumps(dataclasses.asdict(result), indent=2) + "\n").encode())
     return result

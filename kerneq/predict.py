@@ -1,8 +1,9 @@
 """What a trained run says about picture files that are not in its data set."""
 
 import dataclasses
-import warnings
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -11,13 +12,12 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from .data import DataError, Images, find, grey
+from .data import DataError, Images, decode, find, grey, normalise
 from .run import CheckpointError, Run, checkpoint
 from .run.config import Config
 from .solution import Solution, Status
 from .tensors import check_whole
-from .training.build import WIDER, Builder, build_model, for_inference, place, plain_batches, read_images
-from .training.process import Process, choose_device
+from .training.build import build_model, for_inference, place, read_images
 
 BATCH = 64  # pictures in one forward pass, at most
 
@@ -44,18 +44,13 @@ class Prediction:
 
 
 def predict(
-    run: Path,
-    pictures: Sequence[Path],
-    which: str = "best",
-    top: int = 5,
-    device: str = "auto",
-    build: Builder = build_model,
+    run: Path, pictures: Sequence[Path], which: str = "best", top: int = 5, device: str = "auto"
 ) -> list[Prediction]:
     """The `top` likeliest classes of each picture file, by the best or last weights of a run.
 
     A file that is not a readable picture is a `DataError`; a `Predictor` lets you skip it, and stays open.
     """
-    predictor = Predictor.open(run, which, device, build)
+    predictor = Predictor.open(run, which, device)
     return predictor.predict([(path, predictor.read(path)) for path in map(Path, pictures)], top)
 
 
@@ -66,65 +61,56 @@ class Predictor:
 
     model: nn.Module
     config: Config
-    process: Process
     images: Images  # none: only their shape, scale and classes
     named: bool  # whether the classes' names are known; otherwise they are numbers
     epoch: int
 
     @classmethod
-    def open(cls, path: Path, which: str = "best", device: str = "auto", build: Builder = build_model) -> "Predictor":
+    def open(cls, path: Path, which: str = "best", device: str = "auto") -> "Predictor":
         """Open the run in `path` with its best or last weights; its data set is not needed."""
-        run = Run(path)
-        process = Process(0, 1, choose_device(device))
-        config = for_inference(run.config(), process)
-        training = dataclasses.replace(config.training, batch_size=BATCH // WIDER)
-        config = dataclasses.replace(config, training=training)
-        file = run.checkpoint(which)
+        config, process = for_inference(Run(path).config(), device)
+        file = Run(path).checkpoint(which)
         weights, epoch = checkpoint.trained_weights(file)
         if "head.bias" not in weights:
             raise CheckpointError(f"{file} belongs to another run: it has no `head.bias`.")
         images, named = trained_on(config, outputs=len(weights["head.bias"]))
-        model = place(build(config, images), config, process)
+        model = place(build_model(config, images), config, process)
         checkpoint.load_weights(model, weights, file)
-        return cls(model.eval(), config, process, images, named, epoch)
+        return cls(model.eval(), config, images.to(process.device), named, epoch)
 
     def read(self, path: Path) -> Tensor:
         """The pixels (channels, side, side) of a picture file; a `DataError` says why there are none."""
         channels, side, _ = self.images.shape
         return read_picture(path, channels, side)
 
+    @torch.no_grad()
     def predict(self, pictures: Sequence[tuple[Path, Tensor]], top: int = 5) -> list[Prediction]:
         """The `top` likeliest classes of pictures that `read` gave, in forward passes of at most 64."""
         check_whole("top", top)
-        if not pictures:
-            return []
-        pixels = torch.stack([pixels for _, pixels in pictures])
-        labels = torch.zeros(len(pixels), dtype=torch.int64)  # nobody knows them, nothing here reads them
-        given = dataclasses.replace(self.images, pixels=pixels, labels=labels)
+        settings, device = self.config.training, self.images.labels.device
+        mean, std = (torch.tensor(n, device=device)[:, None, None] for n in (self.images.mean, self.images.std))
+        layout = torch.channels_last if settings.channels_last else torch.contiguous_format
         found: list[Prediction] = []
-        for x, _ in plain_batches(given, self.config, self.process).epoch(0):
-            paths = [path for path, _ in pictures[len(found) : len(found) + len(x)]]
-            found += self._forward(x, paths, top)
+        for start in range(0, len(pictures), BATCH):
+            paths, pixels = zip(*pictures[start : start + BATCH], strict=True)
+            x = normalise(torch.stack(pixels).to(device), mean, std).contiguous(memory_format=layout)
+            with torch.autocast(device.type, torch.bfloat16, enabled=settings.amp):
+                logits, solutions = self.model(x, solutions=True)
+            best = logits.double().softmax(1).topk(min(top, logits.shape[1]))
+            names = [tuple(self.images.classes[label] for label in row) for row in best.indices.tolist()]
+            rows = zip(paths, names, best.values.tolist(), _outcomes(list(solutions.values()), len(x)), strict=True)
+            found += [Prediction(path, classes, tuple(shares), *outcome) for path, classes, shares, outcome in rows]
         return found
-
-    @torch.no_grad()
-    def _forward(self, x: Tensor, paths: Sequence[Path], top: int) -> list[Prediction]:
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.config.training.amp):
-            logits, solutions = self.model(x, solutions=True)
-        best = logits.double().softmax(1).topk(min(top, logits.shape[1]))
-        names = [tuple(self.images.classes[label] for label in row) for row in best.indices.tolist()]
-        rows = zip(paths, names, best.values.tolist(), _outcomes(list(solutions.values()), len(x)), strict=True)
-        return [Prediction(path, classes, tuple(shares), *outcome) for path, classes, shares, outcome in rows]
 
 
 def _outcomes(solves: list[Solution], count: int) -> list[tuple[Status | None, int | None, float | None]]:
     """For each picture the worst status, number of steps and residual among its equilibrium layers."""
     if not solves:
         return [(None, None, None)] * count
+    statuses = list(Status)
     codes = torch.stack([solve.codes for solve in solves]).amax(0).tolist()
     steps = torch.stack([solve.steps for solve in solves]).amax(0).tolist()
     residuals = torch.stack([solve.residual.float() for solve in solves]).amax(0).tolist()
-    statuses = list(Status)
     return [(statuses[code], taken, gap) for code, taken, gap in zip(codes, steps, residuals, strict=True)]
 
 
@@ -136,7 +122,10 @@ def trained_on(config: Config, outputs: int) -> tuple[Images, bool]:
     """
     data_set = find(config.data.name)
     side = config.data.size or data_set.size
-    classes = data_set.class_names if data_set.class_names is not None else _folder_classes(config)
+    classes = data_set.class_names or ()
+    if not classes:
+        with suppress(DataError):
+            classes = read_images(config, "train").classes  # as the folder of pictures has them now
     if config.data.subset == "first-five-classes":
         classes = classes[:5]
     named = len(classes) == outputs
@@ -145,14 +134,6 @@ def trained_on(config: Config, outputs: int) -> tuple[Images, bool]:
     pixels = torch.empty((0, len(data_set.mean), side, side), dtype=torch.uint8)
     labels = torch.empty(0, dtype=torch.int64)
     return Images(pixels, labels, classes, data_set.mean, data_set.std), named
-
-
-def _folder_classes(config: Config) -> tuple[str, ...]:
-    """The classes as the folder of pictures has them now; none if it is not there."""
-    try:
-        return read_images(config, "train").classes
-    except DataError:
-        return ()
 
 
 def read_picture(path: Path, channels: int, side: int) -> Tensor:
@@ -165,34 +146,20 @@ def read_picture(path: Path, channels: int, side: int) -> Tensor:
         raise DataError(f"There is no file {path}: check its name.")
     if not path.is_file():
         raise DataError(f"{path} is a folder or a device, not a picture: name picture files.")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # odd metadata, say, which do not matter here
-            warnings.simplefilter("error", Image.DecompressionBombWarning)  # made to fill the memory
-            with Image.open(path) as picture:
-                _check_picture(path, picture)
-                picture.draft("RGB", (side, side))  # a JPEG decodes straight to the smallest sufficient size
-                square = ImageOps.fit(_upright(picture), (side, side), Image.Resampling.BILINEAR)
-    except DataError:
-        raise
-    except Exception as error:  # Pillow's decoders raise errors of every kind on damaged files
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{path} is not a readable picture ({reason}): replace it or leave it out.") from None
-    pixels = torch.from_numpy(np.array(square)).permute(2, 0, 1)
+    pixels = decode(path, side, convert=partial(_upright, path))
     return pixels if channels == 3 else grey(pixels[None])[0].to(torch.uint8)
 
 
-def _check_picture(path: Path, picture: Image.Image) -> None:
-    """Refuse a file whose picture or whose brightness is ambiguous."""
+def _upright(path: Path, picture: Image.Image) -> Image.Image:
+    """The picture turned as its EXIF data say, in 8-bit colours, on white where one could see through it.
+
+    A file whose picture or whose brightness is ambiguous is refused.
+    """
     frames = getattr(picture, "n_frames", 1)
     if frames > 1 and picture.format != "MPO":  # a camera's JPEG with a second view behind the first
         raise DataError(f"{path} holds {frames} pictures, an animation or pages: save the one you mean by itself.")
     if picture.mode in ("I", "F"):
         raise DataError(f"{path} has 32 bits a pixel, and none of them says which value is white: save it with 8.")
-
-
-def _upright(picture: Image.Image) -> Image.Image:
-    """The picture turned as its EXIF data say, in 8-bit colours, on white where one could see through it."""
     picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith("I;16"):  # Pillow would cut off whatever is brighter than 255
         return Image.fromarray((np.array(picture) // 257).astype(np.uint8)).convert("RGB")

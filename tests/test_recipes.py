@@ -1,6 +1,7 @@
 """The recipes of CONTRIBUTING.md are code that works: each block is run, and what it makes is put to use."""
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 from typing import ClassVar, final
@@ -8,12 +9,16 @@ from typing import ClassVar, final
 import pytest
 import torch
 from helpers import Reference, affine, cell_of, input_of
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
 import kerneq
+from kerneq import cli
 from kerneq.equation import AbstractMap, Evaluation
 from kerneq.kernels import AbstractRadialKernel
+from kerneq.report import render
 from kerneq.solvers import AbstractSolver
+from kerneq.training import metrics
 
 pytestmark = pytest.mark.usefixtures("float64")
 TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -56,3 +61,30 @@ def test_a_solver_is_two_methods(tmp_path):
     found = kerneq.solve(lambda z: z @ A.mT + b, torch.zeros_like(b), halpern, tol=1e-3, max_steps=2000)
     assert found.converged.all()
     torch.testing.assert_close(found.value, z_star, rtol=1e-2, atol=1e-2)
+
+
+def test_a_metric_is_one_entry(tmp_path, monkeypatch, capsys):
+    """A demo before it and one after: the number is wherever numbers are, and the old run has a dash."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(cli, "DEMO_MODELS", ("resnet-tiny",))
+    torch.set_default_dtype(torch.float32)
+    cli.demo(tmp_path / "before", epochs=1)
+    assert "top" not in capsys.readouterr().out
+    entry = eval(block("metric"), {"Metric": metrics.Metric})
+    monkeypatch.setattr(metrics, "METRICS", (*metrics.METRICS, entry))
+    cli.demo(tmp_path / "after", epochs=1)
+    run = tmp_path / "after" / "resnet-tiny"
+    row = json.loads((run / "metrics.jsonl").read_text())
+    value = json.loads((run / "evaluation.json").read_text())["scores"]["test"]["top2"]
+    said = capsys.readouterr().out
+    assert row["validation"]["accuracy"] <= row["validation"]["top2"] <= 1 and 0.1 < value <= 1
+    assert f"top2 {row['validation']['top2']:.2%}" in said, "the line of the epoch"
+    assert "test top-2 accuracy" in said and f"{value:.2%}" in said, "the table of the demo"
+    [event] = EventAccumulator(str(run / "tensorboard")).Reload().Scalars("train/top2")
+    assert event.value == pytest.approx(row["train"]["top2"])
+    cli.evaluate(run, "best", "cpu")
+    assert f"{value:.2%}" in capsys.readouterr().out
+    render([tmp_path / "before" / "resnet-tiny", run], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "test top-2 accuracy" in page and f"<td>{value:.2%}</td>" in page and "<td>–</td>" in page
+    assert "Top-2 accuracy on held-out images" in page

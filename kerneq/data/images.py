@@ -10,7 +10,7 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import final
 
@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from .augment import Augment, Place, Purpose, augment_bytes, cut_out, generator, mix, random_boxes, resized_crop
 from .operations import to_device
 
+Convert = Callable[[Image.Image], Image.Image]
 Box = tuple[float, float, float, float]  # left, top, right, bottom, as shares of the width and height
 
 
@@ -108,11 +109,11 @@ class Images:
         return dataclasses.replace(self, pixels=self.pixels[index], labels=self.labels[index])
 
 
-def decode(path: Path, size: int, box: Box | None = None) -> Tensor:
+def decode(path: Path, size: int, box: Box | None = None, convert: Convert | None = None) -> Tensor:
     """One picture file as uint8 (3, size, size): the part in `box`, by default its largest central square.
 
-    Pictures of every mode become RGB; the part is resized by bilinear interpolation. A file that is not a readable
-    picture, or one made to fill the memory, is a DataError."""
+    Pictures of every mode become RGB, by `convert` or as Pillow does it; the part is resized by bilinear interpolation.
+    A file that is not a readable picture, or one made to fill the memory, is a DataError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd metadata, say, which do not matter here
@@ -120,11 +121,14 @@ def decode(path: Path, size: int, box: Box | None = None) -> Tensor:
             with Image.open(path) as picture:
                 if box is None:
                     picture.draft("RGB", (size, size))  # a JPEG decodes straight to the smallest sufficient size
-                    part = ImageOps.fit(picture.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
+                pixels = picture.convert("RGB") if convert is None else convert(picture)
+                if box is None:
+                    part = ImageOps.fit(pixels, (size, size), Image.Resampling.BILINEAR)
                 else:
-                    left, top, right, bottom = np.multiply(box, picture.size * 2).tolist()
-                    corners = left, top, right, bottom
-                    part = picture.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, corners)
+                    left, top, right, bottom = np.multiply(box, pixels.size * 2).tolist()
+                    part = pixels.resize((size, size), Image.Resampling.BILINEAR, (left, top, right, bottom))
+    except DataError:
+        raise
     except Exception as error:  # Pillow's decoders raise errors of every kind on damaged files
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{path} is not a readable picture ({reason}): replace or remove it.") from None

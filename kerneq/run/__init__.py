@@ -4,6 +4,5 @@ from .checkpoint import CheckpointError as CheckpointError
 from .checkpoint import Stopped as Stopped
 from .checkpoint import TrainingError as TrainingError
 from .checkpoint import write_atomically as write_atomically
-from .folder import Record as Record
 from .folder import Run as Run
-from .folder import best_accuracy as best_accuracy
+from .folder import revision as revision

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import models
 from ..data import Augment, Batches, Images, load, split_validation
 from ..fused.layers import synchronised
 from ..run import TrainingError
 from ..run.config import Config, ConfigError
-from .process import Process
+from .process import Process, choose_device
 
 Builder = Callable[[Config, Images], nn.Module]
 WIDER = 2  # times the images in a batch that keeps nothing for gradients: half the launches
@@ -48,47 +48,45 @@ def place(model: nn.Module, config: Config, process: Process) -> nn.Module:
     return synchronised(model) if process.world > 1 and process.device.type == "cuda" else model
 
 
-def for_inference(config: Config, process: Process) -> Config:
-    """On a CPU channels-last whatever the training used: oneDNN's convolutions then need no reordering."""
-    if process.device.type != "cpu":
-        return config
-    return dataclasses.replace(config, training=dataclasses.replace(config.training, channels_last=True))
+def for_inference(config: Config, device: str) -> tuple[Config, Process]:
+    """The settings and the process to use a trained model with, on one device.
+
+    On a CPU channels-last whatever the training used: oneDNN's convolutions then need no reordering.
+    """
+    process = Process(choose_device(device))
+    channels_last = config.training.channels_last or process.device.type == "cpu"
+    training = dataclasses.replace(config.training, channels_last=channels_last)
+    return dataclasses.replace(config, training=training), process
 
 
-def training_batches(config: Config, process: Process) -> tuple[Images, Batches, Batches | None]:
-    """The training images, their batches, and the held-out batches (None if nothing is held out).
+def training_batches(config: Config, process: Process) -> tuple[Batches, Batches | None]:
+    """The batches of the training images, and of the held-out images (None if nothing is held out)."""
+    images = read_images(config, "train")
+    count = round(config.data.validation * len(images))
+    if count == 0:
+        return make_batches(images, config, process, train=True), None
+    images, held_out = split_validation(images, count, config.seed)
+    return make_batches(images, config, process, train=True), make_batches(held_out, config, process, train=False)
+
+
+def make_batches(images: Images, config: Config, process: Process, train: bool) -> Batches:
+    """Shuffled and augmented batches to train on, or every image once, in order and as it is.
 
     Incomplete batches of training images are left out, so that every step sees `batch_size` images and every
     process the same number of them; which images those are changes from epoch to epoch.
     """
-    images = read_images(config, "train")
-    held_out = None
-    count = round(config.data.validation * len(images))
-    if count:
-        images, held_out = split_validation(images, count, config.seed)
-    batches = _batches(images, config, process, config.augment)
-    return images, batches, plain_batches(held_out, config, process) if held_out is not None else None
-
-
-def plain_batches(images: Images, config: Config, process: Process) -> Batches:
-    """Batches in order, without augmentation, every image once."""
-    return _batches(images, config, process, None)
-
-
-def _batches(images: Images, config: Config, process: Process, augment: Augment | None) -> Batches:
-    """Shuffled batches with `augment`, plain ones without it."""
     try:
         return Batches(
             images,
-            config.training.batch_size * (1 if augment is not None else WIDER),
-            augment=augment if augment is not None else Augment(),
-            shuffle=augment is not None,
+            config.training.batch_size * (1 if train else WIDER),
+            augment=config.augment if train else Augment(),
+            shuffle=train,
             seed=config.seed,
             device=process.device,
             channels_last=config.training.channels_last,
             rank=process.rank,
             world=process.world,
-            drop_last=augment is not None,
+            drop_last=train,
         )
     except ValueError as error:
         raise TrainingError(f"The images cannot be put into batches: {error}") from None
@@ -104,15 +102,10 @@ def read_images(config: Config, split: Literal["train", "test"], known: bool = T
         trained = images.labels < 5
         if known:
             images = dataclasses.replace(images, classes=images.classes[:5])
-    else:
-        trained = _first_four(config, split, images.labels)
-    return images.select(torch.nonzero(trained if known else ~trained).flatten())
-
-
-def _first_four(config: Config, split: Literal["train", "test"], coarse: Tensor) -> Tensor:
-    """Whether each image's fine class is among the first four (by label) of the five in its super-class."""
-    if config.data.name != "cifar100-coarse":
+    elif config.data.name != "cifar100-coarse":
         raise TrainingError("`data.subset` = four-of-five-subclasses needs `data.name` = cifar100-coarse.")
-    fine = load("cifar100", split).labels
-    fifth = {int(fine[coarse == label].max()) for label in range(20)}
-    return torch.tensor([int(label) not in fifth for label in fine])
+    else:  # by label, the first four of the five fine classes in a super-class
+        fine = load("cifar100", split).labels
+        fifth = torch.stack([fine[images.labels == label].max() for label in range(20)])
+        trained = ~torch.isin(fine, fifth)
+    return images.select(torch.nonzero(trained if known else ~trained).flatten())

@@ -24,7 +24,7 @@ class Progress:
     step: int  # of the whole run
     steps: int
     rate: float  # learning rate
-    images_per_second: float
+    images_per_second: float  # in this epoch so far
     scores: metrics.Scores
 
 
@@ -67,9 +67,7 @@ class TerminalLogger(AbstractLogger):
         self.bar.start()
 
     def log_progress(self, progress: Progress) -> None:
-        words = metrics.phrases(progress.scores, "images")
-        if progress.images_per_second:
-            words.append(f"{progress.images_per_second:,.0f} images/s")
+        words = [*metrics.phrases(progress.scores, "images"), f"{progress.images_per_second:,.0f} images/s"]
         words += metrics.phrases(progress.scores, "solves")
         self.bar.update(
             self.task,

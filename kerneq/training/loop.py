@@ -1,8 +1,9 @@
 """The training loop: batches → loss → gradient → step, logged, saved, and resumable at any step."""
 
+import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -14,17 +15,17 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
 from ..data import Batches
-from ..run import CheckpointError, Run, Stopped, TrainingError, checkpoint
-from ..run.config import Config
-from ..run.environment import environment
+from ..run import CheckpointError, Run, Stopped, TrainingError
+from ..run.config import Config, Schedule
 from .build import Builder, Trainable, build_model, place, training_batches
-from .graph import GraphedStep, Step
 from .logger import AbstractLogger, Progress
 from .metrics import validate
 from .process import Process, finish, start, stopping
-from .state import State, rate_multiple, set_rate
+from .state import State
 
-INTERVAL = 0.5  # seconds between two reports of progress
+Step = Callable[[Tensor, Tensor], None]
+EAGER_STEPS = 3  # before a step is captured: libraries choose their algorithms, optimizers make their buffers
+INTERVAL = 0.5  # seconds between two reports of progress, each of which makes the host wait for the device
 
 
 def train(
@@ -62,8 +63,8 @@ def _train(
 ) -> list[dict[str, Any]]:
     choose_algorithms(config.training.deterministic)
     torch.manual_seed(config.seed)
-    images, batches, held_out = training_batches(config, process)
-    model = place(build(config, images), config, process)
+    batches, held_out = training_batches(config, process)
+    model = place(build(config, batches.images), config, process)
     if process.rank > 0:
         torch.manual_seed(config.seed + process.rank)
     state = State(model, config, process)
@@ -75,7 +76,8 @@ def _train(
     if state.captured:
         update = GraphedStep(update)
     steps = config.training.epochs * len(batches)
-    reporter = ProgressReporter(loggers, steps)
+    every = config.training.checkpoint_steps
+    reported = time.monotonic()
     with stopping(active=process.world == 1) as asked_to_stop:
         while state.epoch < config.training.epochs:
             began = time.monotonic() - state.seconds
@@ -83,14 +85,14 @@ def _train(
             for x, target in batches.epoch(state.epoch, start=state.batch):
                 multiple = rate_multiple(config.schedule, state.step, steps, len(batches))
                 take_step(state, update, x, target, multiple * config.optimizer.lr)
-                reporter.report(state)
-                every = config.training.checkpoint_steps
+                state.seconds = time.monotonic() - began
+                if time.monotonic() - reported >= INTERVAL:
+                    report(state, steps, loggers)
+                    reported = time.monotonic()
                 if (every > 0 and state.step % every == 0) or asked_to_stop():
-                    state.seconds = time.monotonic() - began
-                    save(state, run)
+                    state.save(run)
                 if asked_to_stop():
                     raise Stopped(f"Stopped after step {state.step}; {run.path} continues with --resume.")
-            state.seconds = time.monotonic() - began
             row = finish_epoch(state, run, held_out)
             if process.leads:
                 for logger in loggers:
@@ -119,18 +121,20 @@ def open_run(run: Run, state: State, resume: bool) -> None:
         except CheckpointError as error:
             raise CheckpointError(f"{error} {run.advice(newest)}") from None
     if state.process.leads:
-        origin = environment(state.config.seed, state.process.device, state.process.world)
-        run.begin(state.config, origin, state.epoch, state.step)
-    state.process.wait()
+        run.begin(state.config, state.process.device, state.process.world, state.epoch, state.step)
 
 
 def take_step(state: State, update: Step, x: Tensor, target: Tensor, rate: float) -> None:
     """One step of the run on one batch: x (samples, channels, height, width), target labels or probabilities."""
     state.rate = rate
-    set_rate(state.optimizer, rate)
+    for group in state.optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
     update(x, target)
-    if state.average is not None:
-        state.average.update(state.model, state.step)
+    if state.average:
+        update_average(state.average, state.model, state.config.training.ema, state.step)
     state.step += 1
     state.batch += 1
 
@@ -150,38 +154,111 @@ def descend(state: State, network: nn.Module, x: Tensor, target: Tensor) -> None
 
 
 @final
-class ProgressReporter:
-    """Tells the loggers twice a second how the epoch goes, and ends the run if the loss is not a number.
+class GraphedStep:
+    """Runs `step(x, target)`, the first few times as it is, then as one CUDA graph: hundreds of launches become one.
 
-    Reading the sums makes the host wait for the device, hence by the clock and not at every step.
+    The step may not look at a number on the device, and every batch must have the shapes of the first one.
     """
 
-    def __init__(self, loggers: Sequence[AbstractLogger], steps: int):
-        self.loggers = loggers
-        self.steps = steps
-        self.time = time.monotonic()
-        self.step = 0
+    def __init__(self, step: Step):
+        self.step = step
+        self.taken = 0
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.x = self.target = torch.empty(0)
 
-    def report(self, state: State) -> None:
-        """Report, if it is time to."""
-        now = time.monotonic()
-        if now - self.time < INTERVAL:
-            return
-        scores = state.accumulator.read()
-        state.check_loss(scores["loss"])
-        taken = state.step - self.step if self.step else 0
-        progress = Progress(
-            epoch=state.epoch + 1,
-            epochs=state.config.training.epochs,
-            step=state.step,
-            steps=self.steps,
-            rate=state.rate,
-            images_per_second=taken * state.config.training.batch_size / (now - self.time),
-            scores=scores,
-        )
-        self.time, self.step = now, state.step
-        for logger in self.loggers:
-            logger.log_progress(progress)
+    def __call__(self, x: Tensor, target: Tensor) -> None:
+        if self.taken < EAGER_STEPS:
+            self._eagerly(x, target)
+        else:
+            if self.graph is None:
+                self.x, self.target = x.clone(), target.clone()
+                self.graph = self._capture()
+            self.x.copy_(x)
+            self.target.copy_(target)
+            self.graph.replay()
+        self.taken += 1
+
+    def _eagerly(self, x: Tensor, target: Tensor) -> None:
+        """On a side stream, as the capture will be."""
+        here = torch.cuda.current_stream()
+        self.stream.wait_stream(here)
+        with torch.cuda.stream(self.stream):
+            self.step(x, target)
+        here.wait_stream(self.stream)
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        try:
+            with torch.cuda.graph(graph, stream=self.stream):
+                self.step(self.x, self.target)
+        except RuntimeError as error:
+            raise TrainingError(
+                f"The step cannot be captured as a CUDA graph ({str(error).splitlines()[0]}). A solve may not look at "
+                "its residual: set model.check_every to at least max_steps, or training.graph=false."
+            ) from None
+        return graph
+
+
+@torch.no_grad()
+def update_average(average: dict[str, Tensor], model: nn.Module, decay: float, step: int) -> None:
+    """ā ← δ ā + (1 − δ) a for every parameter and floating-point buffer a; other buffers are copied.
+
+    The decay starts small, δ = min(decay, (1 + t)/(10 + t)) after step t (from 0), so that the random initial
+    weights are forgotten at once.
+    """
+    averages, currents = [], []
+    for name, value in model.state_dict().items():
+        if value.shape != average[name].shape:  # a buffer that takes its shape from the first pictures
+            average[name] = value.clone()
+        elif value.is_floating_point():
+            averages.append(average[name])
+            currents.append(value)
+        else:
+            average[name].copy_(value)
+    torch._foreach_lerp_(averages, currents, 1 - min(decay, (1 + step) / (10 + step)))
+
+
+def rate_multiple(schedule: Schedule, step: int, steps: int, steps_per_epoch: int) -> float:
+    """The multiple of `optimizer.lr` to use in step number `step` (from 0) of `steps`.
+
+    step       factor^(milestones passed)
+    cosine     final + (1 − final)(1 + cos πt)/2,   t: the share of the run after warm-up that is done
+    one-cycle  linear from 0 to 1 over the share `rise`, then linear to `final`
+
+    A pure function of the step, so a resumed run needs no other memory than where it is.
+    """
+    if schedule.kind == "one-cycle":
+        peak = schedule.rise * steps
+        if step + 1 <= peak:
+            return (step + 1) / peak
+        return 1 + (schedule.final - 1) * (step + 1 - peak) / max(steps - peak, 1)
+    warmup = min(schedule.warmup * steps_per_epoch, steps)
+    if step + 1 <= warmup:
+        return (step + 1) / warmup
+    if schedule.kind == "step":
+        return schedule.factor ** sum(step >= share * steps for share in schedule.milestones)
+    share = (step - warmup) / max(steps - warmup, 1)
+    return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * share)) / 2
+
+
+def read_scores(state: State, sums: Tensor) -> dict[str, float | None]:
+    """The scores of the epoch so far; a loss that is infinite or NaN ends the run."""
+    scores = state.accumulator.read(sums)
+    if scores["loss"] is not None and not math.isfinite(scores["loss"]):
+        state.refuse(f"The loss became {scores['loss']}")
+    return scores
+
+
+def report(state: State, steps: int, loggers: Sequence[AbstractLogger]) -> None:
+    """Tell the loggers how the epoch goes."""
+    scores = read_scores(state, state.accumulator.sums)
+    settings = state.config.training
+    speed = state.batch * settings.batch_size / state.seconds
+    progress = Progress(state.epoch + 1, settings.epochs, state.step, steps, state.rate, speed, scores)
+    for logger in loggers:
+        logger.log_progress(progress)
 
 
 def finish_epoch(state: State, run: Run, held_out: Batches | None) -> dict[str, Any]:
@@ -191,15 +268,14 @@ def finish_epoch(state: State, run: Run, held_out: Batches | None) -> dict[str, 
     moves past them last, so that whatever is missing is made again.
     """
     settings = state.config.training
-    scores = state.accumulator.read(state.process.total(state.accumulator.sums))
-    state.check_loss(scores["loss"])
-    with state.average.applied(state.model) if state.average is not None else nullcontext():
+    scores = read_scores(state, state.process.total(state.accumulator.sums))
+    with state.averaged():
         validation = validate(state.model, held_out, state.process, settings.amp) if held_out is not None else None
         diagnostics = cast(Trainable, state.model).diagnostics()
         accuracy = validation["accuracy"] if validation is not None else None
         if accuracy is None or state.best is None or accuracy > state.best:
             state.best = accuracy
-            save_best(state, run)
+            state.save_best(run)
     row = {
         "epoch": state.epoch + 1,
         "step": state.step,
@@ -214,21 +290,5 @@ def finish_epoch(state: State, run: Run, held_out: Batches | None) -> dict[str, 
     if state.process.leads:
         run.add_row(row)
     if state.epoch == settings.epochs or state.epoch % settings.checkpoint_epochs == 0:
-        save(state, run)
+        state.save(run)
     return row
-
-
-def save_best(state: State, run: Run) -> None:
-    """Write the weights just validated (the average, where there is one), to be evaluated later."""
-    state.check_weights()
-    if state.process.leads:
-        weights = {f"model.{name}": value for name, value in state.model.state_dict().items()}
-        checkpoint.save(run.checkpoint("best"), weights, state.facts() | {"epoch": state.epoch + 1})
-
-
-def save(state: State, run: Run) -> None:
-    """Write a checkpoint, unless the weights are no longer numbers. All processes must call it together."""
-    state.check_weights()
-    tensors = state.tensors()
-    if state.process.leads:
-        run.save(tensors, state.facts())

@@ -33,16 +33,6 @@ class BatchOutput:
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Curve:
-    """How the report draws a metric over the epochs."""
-
-    caption: str
-    group: Literal["train", "validation"]  # the images it is measured on
-    log: bool = False  # whether its axis is logarithmic
-
-
-@final
-@dataclasses.dataclass(frozen=True)
 class Metric:
     """A number that is a mean over images, or over solves: every sample of every equilibrium layer.
 
@@ -53,16 +43,23 @@ class Metric:
     name: str  # its key in metrics.jsonl, evaluation.json and TensorBoard
     title: str  # its heading in a table
     format: str  # of its value
-    total: Callable[[BatchOutput], Tensor]
     over: Literal["images", "solves"]
-    phrase: str  # the value in a sentence: "loss {}"
-    curve: Curve | None = None  # in the report
+    total: Callable[[BatchOutput], Tensor]
+    phrase: str = "{name} {value}"  # how the terminal says it
+    caption: str = ""  # of its curve in the report, which has none without a caption
+    drawn: Literal["train", "validation"] = "validation"  # the images of that curve
+    log: bool = False  # whether the axis of that curve is logarithmic
     demo: bool = False  # whether the demo's table, which has room for a few, shows it
 
     def text(self, scores: Scores) -> str:
         """Its value in a cell of a table; a dash where it was not measured."""
         value = scores.get(self.name)
         return self.format.format(value) if value is not None else "–"
+
+    @property
+    def heading(self) -> str:
+        """The heading of its column in a table of results on test images."""
+        return f"test {self.title}" if self.over == "images" else self.title
 
 
 def over_solves(number: Callable[[Solution], Tensor]) -> Callable[[BatchOutput], Tensor]:
@@ -75,48 +72,47 @@ METRICS: tuple[Metric, ...] = (
         name="loss",
         title="loss",
         format="{:.4f}",
-        total=lambda batch: batch.loss * len(batch.labels),
         over="images",
-        phrase="loss {}",
-        curve=Curve("Training loss", "train"),
+        total=lambda batch: batch.loss * len(batch.labels),
+        caption="Training loss",
+        drawn="train",
     ),
     Metric(
         name="accuracy",
         title="accuracy",
         format="{:.2%}",
-        total=lambda batch: (batch.logits.argmax(1) == batch.labels).sum(),
         over="images",
-        phrase="accuracy {}",
-        curve=Curve("Accuracy on held-out images", "validation"),
+        total=lambda batch: (batch.logits.argmax(1) == batch.labels).sum(),
+        caption="Accuracy on held-out images",
         demo=True,
     ),
     Metric(
         name="steps",
         title="solver steps",
         format="{:.1f}",
-        total=over_solves(lambda solution: solution.steps),
         over="solves",
-        phrase="{} steps",
-        curve=Curve("Solver steps, mean over samples and branches", "validation"),
+        total=over_solves(lambda solution: solution.steps),
+        phrase="{value} {name}",
+        caption="Solver steps, mean over samples and branches",
         demo=True,
     ),
     Metric(
         name="residual",
         title="residual",
         format="{:.1e}",
-        total=over_solves(lambda solution: solution.residual),
         over="solves",
-        phrase="residual {}",
-        curve=Curve("Relative residual at the end of a solve", "validation", log=True),
+        total=over_solves(lambda solution: solution.residual),
+        caption="Relative residual at the end of a solve",
+        log=True,
         demo=True,
     ),
     Metric(
         name="unconverged",
         title="not converged",
         format="{:.1%}",
-        total=over_solves(lambda solution: ~solution.converged),
         over="solves",
-        phrase="{} unconverged",
+        total=over_solves(lambda solution: ~solution.converged),
+        phrase="{value} {name}",
     ),
 )
 
@@ -127,7 +123,7 @@ FIRST_ENTRIES = ("images", "loss", "accuracy", "solves", "steps", "residual", "u
 def phrases(scores: Scores, over: Literal["images", "solves"]) -> list[str]:
     """The measured metrics over images or over solves, each as a few words: "loss 0.1234"."""
     shown = [metric for metric in METRICS if metric.over == over and scores.get(metric.name) is not None]
-    return [metric.phrase.format(metric.text(scores)) for metric in shown]
+    return [metric.phrase.format(name=metric.name, value=metric.text(scores)) for metric in shown]
 
 
 @final
@@ -156,15 +152,15 @@ class Accumulator:
         self.sums.zero_()
         self.missing = frozenset()
 
-    def restore(self, sums: Tensor, entries: Sequence[str] = FIRST_ENTRIES) -> None:
+    def restore(self, sums: Tensor, entries: Sequence[str]) -> None:
         """Go on from saved sums; a metric they do not have stays unmeasured until the next `reset`."""
         saved = dict(zip(entries, sums.tolist(), strict=True))
         self.sums.copy_(torch.tensor([saved.get(name, 0.0) for name in self.entries], dtype=torch.float64))
         self.missing = frozenset(self.entries) - saved.keys()
 
-    def read(self, sums: Tensor | None = None) -> dict[str, float | None]:
-        """The means so far (or of `sums`, added up over processes), by name; waits for the device."""
-        values = dict(zip(self.entries, (self.sums if sums is None else sums).tolist(), strict=True))
+    def read(self, sums: Tensor) -> dict[str, float | None]:
+        """The means, by name, of `sums`: its own, or those of all processes; waits for the device."""
+        values = dict(zip(self.entries, sums.tolist(), strict=True))
         scores: dict[str, float | None] = {"images": int(values["images"])}
         for metric in METRICS:
             count = values[metric.over]
@@ -173,19 +169,17 @@ class Accumulator:
         return scores
 
 
+@torch.no_grad()
 def validate(model: nn.Module, batches: Batches, process: Process, amp: bool) -> dict[str, float | None]:
     """The scores of a model in eval mode over batches of all processes; the loss is without label smoothing."""
     accumulator = Accumulator(process.device)
     training = model.training
     model.eval()
-    try:
-        with torch.no_grad():
-            for x, target in batches.epoch(0):
-                if len(x) == 0:  # the last batch may have no image for this process
-                    continue
-                with torch.autocast(process.device.type, torch.bfloat16, enabled=amp):
-                    logits, solutions = model(x, solutions=True)
-                accumulator.add(cross_entropy(logits.float(), target), logits, target, solutions)
-    finally:
-        model.train(training)
+    for x, target in batches.epoch(0):
+        if len(x) == 0:  # the last batch may have no image for this process
+            continue
+        with torch.autocast(process.device.type, torch.bfloat16, enabled=amp):
+            logits, solutions = model(x, solutions=True)
+        accumulator.add(cross_entropy(logits.float(), target), logits, target, solutions)
+    model.train(training)
     return accumulator.read(process.total(accumulator.sums))

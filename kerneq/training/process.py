@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -23,9 +24,9 @@ from ..run import TrainingError
 class Process:
     """One of `world` processes that train a model together, each on its device and its share of every batch."""
 
-    rank: int
-    world: int
     device: torch.device
+    rank: int = 0
+    world: int = 1
     restarts: int = 0  # how often torchrun has restarted the workers
 
     @property
@@ -35,10 +36,7 @@ class Process:
 
     def total(self, sums: Tensor) -> Tensor:
         """The sum over all processes; the argument is left alone."""
-        sums = sums.clone()
-        if self.world > 1:
-            distributed.all_reduce(sums)
-        return sums
+        return torch.stack(self.gather(sums)).sum(0)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """The same-shaped tensor of every process, by rank."""
@@ -47,11 +45,6 @@ class Process:
         parts = [torch.empty_like(tensor) for _ in range(self.world)]
         distributed.all_gather(parts, tensor)
         return parts
-
-    def wait(self) -> None:
-        """Wait until every process has come here."""
-        if self.world > 1:
-            distributed.barrier()
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model whose backward pass averages gradients over the processes."""
@@ -76,7 +69,7 @@ def start(device: str) -> Process:
         store = PrefixStore(f"life {restarts}", store)
         backend = "nccl" if chosen.type == "cuda" else "gloo"
         distributed.init_process_group(backend, store=store, rank=rank, world_size=world)
-    return Process(rank, world, chosen, restarts)
+    return Process(chosen, rank, world, restarts)
 
 
 def finish() -> None:
@@ -89,18 +82,14 @@ def choose_device(device: str, local_rank: int = 0) -> torch.device:
     """The device named by a setting; `auto` and `cuda` take the GPU of this process's local rank."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    unknown = TrainingError(f"`device` must be auto, cpu, cuda or cuda:N, got `{device}`.")
-    try:
-        chosen = torch.device(device)
-    except RuntimeError:
-        raise unknown from None
-    if chosen.type == "cpu":
-        return chosen
-    if chosen.type != "cuda":
-        raise unknown
+    named = re.fullmatch(r"cpu|cuda(?::(\d+))?", device)
+    if named is None:
+        raise TrainingError(f"`device` must be auto, cpu, cuda or cuda:N, got `{device}`.")
+    if device == "cpu":
+        return torch.device("cpu")
     if not torch.cuda.is_available():
         raise TrainingError(f"`device` is {device}, but PyTorch sees no GPU here; use device=cpu.")
-    index = local_rank if chosen.index is None else chosen.index
+    index = local_rank if named[1] is None else int(named[1])
     if index >= torch.cuda.device_count():
         raise TrainingError(f"`device` asks for GPU {index}, but there are {torch.cuda.device_count()}.")
     return torch.device("cuda", index)

@@ -1,24 +1,21 @@
-"""Everything that changes while a model trains: weights, average, momentum, learning rate, and the place in the run."""
+"""Everything that changes while a model trains, and its checkpoints: weights, average, momentum, place in the run."""
 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from ..run import CheckpointError, TrainingError, checkpoint
-from ..run.config import Config, Optimizer, Schedule, write
+from ..run import CheckpointError, Run, TrainingError, checkpoint
+from ..run.config import Config, Optimizer, write
 from .metrics import FIRST_ENTRIES, Accumulator
 from .process import Process
 
-REMEDY = (
-    "The last good checkpoint is intact. Lower optimizer.lr, set training.clip (for example 1.0) or a longer "
-    "schedule.warmup, and start a new run."
-)
+PLACE = ("epoch", "batch", "step", "rate", "best", "seconds")  # the numbers of a state
 
 
 @final
@@ -34,7 +31,8 @@ class State:
         self.process = process
         self.captured = config.training.graph and process.device.type == "cuda" and process.world == 1
         self.optimizer = sgd(model, config.optimizer, self.captured)
-        self.average = Average(model, config.training.ema) if config.training.ema > 0 else None
+        # The running average of the weights and buffers by name; empty where none is kept.
+        self.average = copy_of(model) if config.training.ema > 0 else {}
         self.accumulator = Accumulator(process.device)
         self.epoch = 0  # epochs completed
         self.batch = 0  # batches of the present epoch completed
@@ -46,9 +44,11 @@ class State:
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor a checkpoint needs. All processes must call it together."""
         found = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        if self.average is not None:
-            found |= {f"average.{name}": value for name, value in self.average.values.items()}
-        found |= {f"momentum.{name}": value for name, value in momentum(self.model, self.optimizer).items()}
+        found |= {f"average.{name}": value for name, value in self.average.items()}
+        for name, parameter in self.model.named_parameters():
+            momentum = self.optimizer.state[parameter].get("momentum_buffer")  # there is none before the first step
+            if momentum is not None:
+                found[f"momentum.{name}"] = momentum
         found["meter"] = self.process.total(self.accumulator.sums)
         states = {"cpu": torch.get_rng_state()}
         if self.process.device.type == "cuda":
@@ -60,24 +60,41 @@ class State:
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint needs besides tensors, as JSON has it."""
-        names = ("epoch", "batch", "step", "rate", "best", "seconds")
-        place = {name: getattr(self, name) for name in names}
+        place = {name: getattr(self, name) for name in PLACE}
         return place | {"meter": list(self.accumulator.entries), "config": write(self.config)}
+
+    def save(self, run: Run) -> None:
+        """Write a checkpoint, unless the weights are no longer numbers. All processes must call it together."""
+        self.check_weights()
+        tensors = self.tensors()
+        if self.process.leads:
+            run.save(tensors, self.facts())
+
+    def save_best(self, run: Run) -> None:
+        """Write the weights just validated (the average, where there is one), to be evaluated later."""
+        self.check_weights()
+        if self.process.leads:
+            weights = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+            checkpoint.save(run.checkpoint("best"), weights, self.facts() | {"epoch": self.epoch + 1})
 
     def restore(self, path: Path) -> None:
         """Continue from the checkpoint at `path`: afterwards everything is bit for bit as it was saved."""
         tensors, facts = checkpoint.load(path)
+        if self.average:  # by way of the model, which knows the shapes and memory layouts
+            checkpoint.load_weights(self.model, checkpoint.part(tensors, "average."), path)
+            self.average = copy_of(self.model)
         checkpoint.load_weights(self.model, checkpoint.part(tensors, "model."), path)
         try:
-            if self.average is not None:
-                self.average.restore(checkpoint.part(tensors, "average."))
-            restore_momentum(self.model, self.optimizer, checkpoint.part(tensors, "momentum."))
+            for name, parameter in self.model.named_parameters():
+                if f"momentum.{name}" in tensors:  # in the memory layout of its parameter
+                    momentum = torch.empty_like(parameter).copy_(tensors[f"momentum.{name}"])
+                    self.optimizer.state[parameter]["momentum_buffer"] = momentum
             # The sums are those of all processes together: the first one carries them on.
             sums = tensors["meter"] if self.process.leads else torch.zeros_like(tensors["meter"])
             self.accumulator.restore(sums, facts.get("meter", FIRST_ENTRIES))
             self._restore_random(tensors)
-            self.epoch, self.batch, self.step = (int(facts[name]) for name in ("epoch", "batch", "step"))
-            self.rate, self.best, self.seconds = float(facts["rate"]), facts["best"], float(facts["seconds"])
+            for name in PLACE:
+                setattr(self, name, facts[name])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{path} belongs to another run or version: it lacks {error}.") from None
 
@@ -90,69 +107,40 @@ class State:
         if self.process.device.type == "cuda" and f"random.cuda.{rank}" in tensors:
             torch.cuda.set_rng_state(tensors[f"random.cuda.{rank}"], self.process.device)
 
-    def check_loss(self, loss: float | None) -> None:
-        """Refuse to go on once the loss is infinite or NaN."""
-        if loss is not None and not math.isfinite(loss):
-            raise TrainingError(f"The loss became {loss} by step {self.step} (epoch {self.epoch + 1}). {REMEDY}")
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put the average, where there is one, into the model for a while; its own weights come back bit for bit.
+
+        What the model has worked out about the average, the norms of its operators, stays with the average.
+        """
+        if not self.average:
+            yield
+            return
+        own = copy_of(self.model)
+        self.model.load_state_dict(self.average)
+        try:
+            yield
+            self.average = copy_of(self.model)
+        finally:
+            self.model.load_state_dict(own)
 
     def check_weights(self) -> None:
         """Refuse to go on, and above all to save, once a weight is infinite or NaN; waits for the device."""
         values = [value for value in self.model.state_dict().values() if value.is_floating_point()]
         if not math.isfinite(float(get_total_norm(values))):
-            raise TrainingError(
-                f"A weight became infinite or NaN by step {self.step} (epoch {self.epoch + 1}). {REMEDY}"
-            )
+            self.refuse("A weight became infinite or NaN")
+
+    def refuse(self, what: str) -> NoReturn:
+        """End a run that no longer computes with numbers."""
+        raise TrainingError(
+            f"{what} by step {self.step} (epoch {self.epoch + 1}). The last good checkpoint is intact. Lower "
+            "optimizer.lr, set training.clip (for example 1.0) or a longer schedule.warmup, and start a new run."
+        )
 
 
-@final
-class Average:
-    """The exponential moving average: ā ← δ ā + (1 − δ) a for every parameter and floating-point buffer a.
-
-    Other buffers are copied. The decay starts small, δ = min(decay, (1 + t)/(10 + t)) at update t, so that the
-    random initial weights are forgotten at once.
-    """
-
-    def __init__(self, model: nn.Module, decay: float):
-        self.decay = decay
-        self.values = {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-    @torch.no_grad()
-    def update(self, model: nn.Module, step: int) -> None:
-        """Take the model's present weights into the average, after step number `step` (from 0)."""
-        weight = 1 - min(self.decay, (1 + step) / (10 + step))
-        averages, currents = [], []
-        for name, value in model.state_dict().items():
-            if value.shape != self.values[name].shape:  # a buffer that takes its shape from the first pictures
-                self.values[name] = value.clone()
-            elif value.is_floating_point():
-                averages.append(self.values[name])
-                currents.append(value)
-            else:
-                self.values[name].copy_(value)
-        torch._foreach_lerp_(averages, currents, weight)
-
-    @contextmanager
-    def applied(self, model: nn.Module) -> Iterator[None]:
-        """Put the average into the model for a while; the model's own weights come back bit for bit.
-
-        What the model has worked out about the average, the norms of its operators, stays with the average.
-        """
-        own = {name: value.clone() for name, value in model.state_dict().items()}
-        model.load_state_dict(self.values)
-        try:
-            yield
-            self.restore(model.state_dict())
-        finally:
-            model.load_state_dict(own)
-
-    def restore(self, values: dict[str, Tensor]) -> None:
-        """Continue from saved values, each in the memory layout of the present ones."""
-        for name, value in values.items():
-            own = self.values[name]
-            if own.shape == value.shape:
-                own.copy_(value)
-            else:
-                self.values[name] = value.to(own)
+def copy_of(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of a model by name, as they are now."""
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 def sgd(model: nn.Module, settings: Optimizer, captured: bool = False) -> torch.optim.SGD:
@@ -164,11 +152,8 @@ def sgd(model: nn.Module, settings: Optimizer, captured: bool = False) -> torch.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decayed = [p for p in parameters if p.dim() > 1 or settings.decay_all]
-    spared = [p for p in parameters if not (p.dim() > 1 or settings.decay_all)]
-    groups = [
-        {"params": decayed, "weight_decay": settings.weight_decay},
-        {"params": spared, "weight_decay": 0.0},
-    ]
+    spared = [p for p in parameters if p.dim() <= 1 and not settings.decay_all]
+    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": spared, "weight_decay": 0.0}]
     return torch.optim.SGD(
         [group for group in groups if group["params"]],
         lr=torch.tensor(settings.lr, device=parameters[0].device) if captured else settings.lr,
@@ -176,50 +161,3 @@ def sgd(model: nn.Module, settings: Optimizer, captured: bool = False) -> torch.
         nesterov=settings.nesterov,
         fused=True if captured else None,
     )
-
-
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Use this learning rate in the next step."""
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
-
-
-def momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The momentum buffers by parameter name; absent before the first step."""
-    buffers = {
-        name: optimizer.state[p].get("momentum_buffer") for name, p in model.named_parameters() if p in optimizer.state
-    }
-    return {name: buffer for name, buffer in buffers.items() if buffer is not None}
-
-
-def restore_momentum(model: nn.Module, optimizer: torch.optim.Optimizer, buffers: dict[str, Tensor]) -> None:
-    """Continue with saved momentum buffers, each in the memory layout of its parameter."""
-    for name, parameter in model.named_parameters():
-        if name in buffers:
-            optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffers[name])
-
-
-def rate_multiple(schedule: Schedule, step: int, steps: int, steps_per_epoch: int) -> float:
-    """The multiple of `optimizer.lr` to use in step number `step` (from 0) of `steps`.
-
-    step       factor^(milestones passed)
-    cosine     final + (1 − final)(1 + cos πt)/2,   t: the share of the run after warm-up that is done
-    one-cycle  linear from 0 to 1 over the share `rise`, then linear to `final`
-
-    A pure function of the step, so a resumed run needs no other memory than where it is.
-    """
-    if schedule.kind == "one-cycle":
-        peak = schedule.rise * steps
-        if step + 1 <= peak:
-            return (step + 1) / peak
-        return 1 + (schedule.final - 1) * (step + 1 - peak) / max(steps - peak, 1)
-    warmup = min(schedule.warmup * steps_per_epoch, steps)
-    if step + 1 <= warmup:
-        return (step + 1) / warmup
-    if schedule.kind == "step":
-        return schedule.factor ** sum(step >= share * steps for share in schedule.milestones)
-    share = (step - warmup) / max(steps - warmup, 1)
-    return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * share)) / 2

@@ -121,13 +121,11 @@ def test_a_run_that_exists_or_is_damaged_is_refused(kerneq):
 
 
 def test_a_bug_is_not_hidden_behind_a_sentence(monkeypatch):
-    from kerneq.cli import guarded
-
     def broken():
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        guarded(broken)
+        main(broken)
 
 
 def test_show_config_prints_what_a_run_would_use_and_does_nothing(kerneq):

@@ -4,9 +4,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kerneq.report import gather, render
-from kerneq.report.page import draw
-from kerneq.run import Run, TrainingError, best_accuracy
+from kerneq.report import draw, gather, render
+from kerneq.run import Run, TrainingError
 from kerneq.run.config import Config, write
 from kerneq.training.metrics import METRICS
 
@@ -86,20 +85,20 @@ def test_a_name_from_a_folder_cannot_write_into_the_page(run, tmp_path):
 
 def test_without_an_equilibrium_there_is_no_figure_of_its_steps(run):
     runs = gather([run("plain", steps=None)])
-    drawn = {metric.name for metric in METRICS if draw(runs, metric) is not None}
+    drawn = {metric.name for metric in METRICS if metric.caption and draw(runs, metric)}
     assert drawn == {"loss", "accuracy"}
 
 
 def test_a_run_reads_back_what_its_folder_says(run):
-    found = Run(run("first", 0.9)).read()
-    assert (found.test["accuracy"], found.test["steps"], found.seconds) == (0.9, 5.0, 6.0)
-    assert found.evaluation["parameters"] == 12345
-    assert found.curve("train", "loss") == ([1, 2, 3], [3.0, 1.5, 1.0])
-    assert best_accuracy(found.rows) == pytest.approx(1 - 2 / 30)
+    found = Run(run("first", 0.9))
+    assert (found.test()["accuracy"], found.test()["steps"], found.seconds()) == (0.9, 5.0, 6.0)
+    assert found.evaluation()["parameters"] == 12345
+    assert [row["train"]["loss"] for row in found.rows()] == [3.0, 1.5, 1.0]
+    assert found.best_accuracy() == pytest.approx(1 - 2 / 30)
 
 
 def test_a_damaged_evaluation_is_a_sentence(run):
     folder = run("first", 0.9)
     (folder / "evaluation.json").write_text("{")
     with pytest.raises(TrainingError, match="evaluation.json is damaged"):
-        Run(folder).read()
+        gather([folder])

@@ -10,7 +10,7 @@ from kerneq.training import build
 from kerneq.training.build import read_images, training_batches
 from kerneq.training.process import Process
 
-ALONE = Process(0, 1, torch.device("cpu"))
+ALONE = Process(torch.device("cpu"))
 
 
 @pytest.fixture
@@ -44,14 +44,15 @@ def test_sub_classes_need_the_data_set_that_has_them(cifar100):
 
 def test_a_model_of_the_first_five_classes_has_five_outputs():
     config = parse("", ["data.subset=first-five-classes"])
-    images, batches, held_out = training_batches(config, ALONE)
+    images = training_batches(config, ALONE)[0].images
     assert images.classes == ("0", "1", "2", "3", "4")
     assert images.labels.max() == 4
     assert read_images(config, "test", known=False).labels.min() == 5
 
 
 def test_the_held_out_images_are_not_trained_on():
-    images, batches, held_out = training_batches(parse("", ["data.validation=0.5"]), ALONE)
+    batches, held_out = training_batches(parse("", ["data.validation=0.5"]), ALONE)
+    images = batches.images
     assert held_out is not None
     everything = read_images(parse(""), "train")
     assert len(images) + len(held_out.images) == len(everything) == 1442

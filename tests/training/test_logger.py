@@ -48,7 +48,7 @@ def test_tensorboard_has_the_numbers_of_metrics_jsonl(tmp_path, run):
 def test_the_sums_are_read_by_the_clock_and_not_at_every_step(run, monkeypatch):
     reads = []
     read = Accumulator.read
-    monkeypatch.setattr(Accumulator, "read", lambda self, sums=None: reads.append(1) or read(self, sums))
+    monkeypatch.setattr(Accumulator, "read", lambda self, sums: reads.append(1) or read(self, sums))
     monkeypatch.setattr(loop, "INTERVAL", 1e9)
     run("training.epochs=2")
     assert len(reads) == 4, "training and validation, once an epoch"

@@ -1,4 +1,3 @@
-import json
 import os
 import subprocess
 import sys
@@ -51,12 +50,12 @@ def test_two_processes_train_as_one_does_with_the_same_global_batch(two, tmp_pat
     one = tmp_path / "one"
     train(parse("", SETTINGS), one, build=build_plain)
     close(Run(one), two)
-    assert json.loads(two.environment_file.read_text())["processes"] == 2
+    assert two.environment()["processes"] == 2
 
 
 def test_torchrun_restarts_a_killed_process_and_the_run_goes_on_from_its_last_checkpoint(two, tmp_path):
     killed = train_toy(tmp_path / "killed", kill_at=15, restarts=1)
-    [resumed] = json.loads(killed.environment_file.read_text())["resumed"]
+    [resumed] = killed.environment()["resumed"]
     assert resumed["step"] == 12
     close(killed, two)
 

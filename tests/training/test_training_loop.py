@@ -27,8 +27,8 @@ def test_a_step_is_that_of_plain_sgd_on_the_same_batch(tmp_path, small, run):
     train(config, tmp_path / "run", build=without_dropout)
     got, _ = checkpoint.load(Run(tmp_path / "run").checkpoint("last"))
     torch.manual_seed(0)
-    images, batches, _ = training_batches(config, Process(0, 1, torch.device("cpu")))
-    model = without_dropout(config, images)
+    batches, _ = training_batches(config, Process(torch.device("cpu")))
+    model = without_dropout(config, batches.images)
     [(x, target)] = batches.epoch(0)
     nn.functional.cross_entropy(model(x), target).backward()
     for name, parameter in model.named_parameters():

@@ -1,14 +1,15 @@
 """What a step changes besides the weights: learning rate, momentum, average."""
 
-import copy
 import math
 
 import pytest
 import torch
 from toys import Toy
 
-from kerneq.run.config import Optimizer, Schedule
-from kerneq.training.state import Average, momentum, rate_multiple, sgd
+from kerneq.run.config import Optimizer, Schedule, parse
+from kerneq.training.loop import rate_multiple, update_average
+from kerneq.training.process import Process
+from kerneq.training.state import State, copy_of, sgd
 
 
 def rates(steps: int = 100, **settings) -> list[float]:
@@ -57,33 +58,31 @@ def test_weight_decay_spares_norms_and_biases_unless_asked(decay_all):
     for name, parameter in model.named_parameters():
         spared = not decay_all and (name.startswith("norm") or name.endswith("bias"))
         assert decays[id(parameter)] == (0.0 if spared else 0.1), name
-    assert momentum(model, optimizer) == {}
 
 
 def test_the_average_follows_its_formula_and_copies_whole_numbers():
     model = Toy(1, 10).double()
-    average = Average(model, decay=0.5)
-    want = copy.deepcopy(average.values)
+    average, want = copy_of(model), copy_of(model)
     for step in range(4):
         with torch.no_grad():
             for tensor in model.state_dict().values():
                 tensor.add_(1)
-        average.update(model, step)
+        update_average(average, model, 0.5, step)
         delta = min(0.5, (1 + step) / (10 + step))
         for name, value in model.state_dict().items():
             mean = delta * want[name] + (1 - delta) * value
             want[name] = mean if value.is_floating_point() else value.clone()
-    for name, value in average.values.items():
+    for name, value in average.items():
         torch.testing.assert_close(value, want[name], rtol=1e-12, atol=1e-12)
 
 
 def test_the_average_is_in_the_model_for_a_while_and_leaves_no_trace():
     model = Toy(1, 10)
-    average = Average(model, decay=0.9)
+    state = State(model, parse("", ["training.ema=0.9"]), Process(torch.device("cpu")))
     own = {
         name: tensor.add_(0.1 if tensor.is_floating_point() else 1).clone()
         for name, tensor in model.state_dict().items()
     }
-    with average.applied(model):
-        assert all(torch.equal(t, average.values[n]) for n, t in model.state_dict().items())
+    with state.averaged():
+        assert all(torch.equal(t, state.average[n]) for n, t in model.state_dict().items())
     assert all(torch.equal(t, own[n]) for n, t in model.state_dict().items())

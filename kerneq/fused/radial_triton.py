@@ -39,8 +39,14 @@ def programs(formula: type) -> tuple[Callable, Callable] | None:
     if None in names.values():
         return None
     scope = {**globals(), **names}
-    forward, backward = (triton.jit(types.FunctionType(f.__code__, scope)) for f in (radial_forward, radial_backward))
-    return forward, backward
+    return _jitted(radial_forward, scope), _jitted(radial_backward, scope)
+
+
+def _jitted(function: Callable, scope: dict) -> Callable:
+    """The function as a Triton program that looks up its names in `scope`."""
+    copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
+    copy.__annotations__ = function.__annotations__  # which arguments are constants
+    return triton.jit(copy)
 
 
 def _translated(function: Callable) -> Callable | None:
@@ -61,7 +67,7 @@ def _translated(function: Callable) -> Callable | None:
             case ast.Pow():  # not in Triton's arithmetic
                 return None
     scope = {"torch": tl, "Tensor": tl.tensor, "__name__": function.__module__}
-    return triton.jit(types.FunctionType(function.__code__, scope))
+    return _jitted(function, scope)
 
 
 @triton.jit

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from . import prox as prox
     from . import solvers as solvers
     from .equilibrium import Equilibrium as Equilibrium
+    from .equilibrium import fixed_point as fixed_point
+    from .prediction import predict as predict
     from .solution import EquilibriumError as EquilibriumError
     from .solution import Solution as Solution
     from .solution import Status as Status
@@ -32,6 +34,8 @@ _HOME = {
     "EquilibriumError": "solution",
     "Solution": "solution",
     "Status": "solution",
+    "fixed_point": "equilibrium",
+    "predict": "prediction",
     "solve": "solvers",
 }
 __all__ = [*_HOME, *_MODULES]  # noqa: PLE0604

@@ -19,7 +19,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from .predict import Prediction
+    from .prediction import Prediction
     from .run.config import Config
     from .training import AbstractLogger
 
@@ -132,7 +132,7 @@ def predict(
 ) -> None:
     """What a trained run sees in picture files: classes, probabilities, and whether its equilibrium was found."""
     from .data import DataError
-    from .predict import Predictor
+    from .prediction import Predictor
 
     check_which("--which", which)
     predictor = Predictor.open(run, which, device)

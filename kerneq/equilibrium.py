@@ -1,4 +1,4 @@
-"""The layer: a cell, a solver and a gradient rule."""
+"""The layer: a cell, a solver and a gradient rule; and the same for any function."""
 
 import dataclasses
 from typing import Any, final
@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from .cells import AbstractCell
+from .equation import Map
 from .gradients import AbstractGradient, Implicit
 from .solution import OnFailure, Solution, check_limits, check_on_failure
-from .solvers import AbstractSolver, Proximal, solve
+from .solvers import AbstractSolver, Anderson, Proximal, solve
 from .tensors import check_whole
 
 
@@ -85,3 +86,28 @@ class Equilibrium(nn.Module):
         if not torch.is_grad_enabled():
             return solution
         return dataclasses.replace(solution, value=self.gradient.attach(f, solution.value))
+
+
+def fixed_point(
+    f: Map,
+    z0: Tensor,
+    *,
+    solver: AbstractSolver[Any] = Anderson(),  # noqa: B008  (a frozen value)
+    gradient: AbstractGradient = Implicit(),  # noqa: B008
+    tol: float = 1e-3,
+    max_steps: int = 50,
+    check_every: int | None = None,
+    on_failure: OnFailure = "return",
+) -> Solution:
+    """The z (batch, ...) with z = f(z), for any function of a batch: a `Solution` whose value carries gradients.
+
+    They reach whatever f depends on, parameters and inputs, by the rule `gradient`; z0 is where the solve starts.
+    `solve` alone is the same without gradients.
+
+        s = kq.fixed_point(lambda z: torch.tanh(linear(z) + x), torch.zeros_like(x))
+        s.value.sum().backward()
+    """
+    solution = solve(f, z0, solver, tol=tol, max_steps=max_steps, check_every=check_every, on_failure=on_failure)
+    if not torch.is_grad_enabled():
+        return solution
+    return dataclasses.replace(solution, value=gradient.attach(f, solution.value))

@@ -25,7 +25,7 @@ class EvaluationResult:
 
 def evaluate(path: Path, which: str = "best", device: str = "auto", build: Builder = build_model) -> EvaluationResult:
     """Evaluate the best or the last weights of the run in `path` and write RUN/evaluation.json."""
-    run = Run(path)
+    run = Run(Path(path))
     config, process = for_inference(run.config(), device)
     images = {"test": read_images(config, "test")}
     if config.data.subset == "four-of-five-subclasses":

@@ -32,7 +32,7 @@ LAYERS = [
     "run",
     "training",
     "evaluate",
-    "predict",
+    "prediction",
     "report",
     "cli",
 ]

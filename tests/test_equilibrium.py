@@ -115,3 +115,23 @@ def test_a_norm_that_was_never_settled_is_not_exported():
     model = Value(kerneq.Equilibrium(cell_of("conv", KERNELS["gaussian"]))).eval()
     with torch.no_grad(), pytest.raises(RuntimeError, match="call the model once.*before it is exported"):
         torch.export.export(model, (input_of("conv"),), strict=False)
+
+
+@pytest.mark.parametrize("gradient", [Implicit(tol=1e-12), Phantom(200, 1.0)], ids=["implicit", "phantom"])
+def test_a_fixed_point_of_any_function_carries_gradients_to_all_it_depends_on(gradient):
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(4, 4)
+    x = torch.randn(3, 4, requires_grad=True)
+
+    def value(x: torch.Tensor) -> torch.Tensor:
+        found = kerneq.fixed_point(
+            lambda z: torch.tanh(0.5 * linear(z) + x), torch.zeros(3, 4), gradient=gradient, tol=1e-13, max_steps=200
+        )
+        assert found.converged.all()
+        return found.value
+
+    assert torch.autograd.gradcheck(value, x)
+    value(x).sum().backward()
+    assert linear.weight.grad.abs().max() > 0
+    with torch.no_grad():
+        assert not value(x).requires_grad

@@ -9,7 +9,7 @@ from PIL import Image
 from predict_helpers import painted
 
 from kerneq.data import DataError, decode
-from kerneq.predict import read_picture
+from kerneq.prediction import read_picture
 
 ORIENTATION = 0x0112
 

@@ -13,7 +13,7 @@ from predict_helpers import painted, trained, write_digits
 
 from kerneq.data import DataError, load, normalise
 from kerneq.evaluate import evaluate
-from kerneq.predict import Predictor, predict
+from kerneq.prediction import Predictor, predict
 from kerneq.run import Run, TrainingError, checkpoint
 from kerneq.run.config import load as load_config
 from kerneq.solution import Status

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from kerneq.data import DATA_SETS, DataError, load
-from kerneq.predict import Predictor, predict, trained_on
+from kerneq.prediction import Predictor, predict, trained_on
 from kerneq.run.config import parse
 
 

@@ -66,10 +66,11 @@ class Predictor:
     epoch: int
 
     @classmethod
-    def open(cls, path: Path, which: str = "best", device: str = "auto") -> "Predictor":
+    def open(cls, path: Path | str, which: str = "best", device: str = "auto") -> "Predictor":
         """Open the run in `path` with its best or last weights; its data set is not needed."""
-        config, process = for_inference(Run(path).config(), device)
-        file = Run(path).checkpoint(which)
+        run = Run(Path(path))
+        config, process = for_inference(run.config(), device)
+        file = run.checkpoint(which)
         weights, epoch = checkpoint.trained_weights(file)
         if "head.bias" not in weights:
             raise CheckpointError(f"{file} belongs to another run: it has no `head.bias`.")

@@ -108,8 +108,8 @@ class ClassifierConfig(AbstractSolveConfig):
     features: tuple[int, ...] = setting((64, 128, 128, 128, 256, 256), "channels of v = Wz, a branch each", low=1)
     scales: tuple[int, ...] = setting((1, 2, 4, 4, 8, 8), "how often smaller than the stem's output a branch is", low=1)
     fusion: int = setting(4, "the scale at which the branches are averaged", low=1)
-    stem: Literal["cifar", "imagenet", "plain"] = setting(
-        "cifar", "cifar: three 3×3 convolutions; imagenet: two, each with stride 2; plain: one"
+    stem: Literal["cifar", "deep", "imagenet", "plain"] = setting(
+        "cifar", "cifar: three 3×3 convolutions; deep: five; imagenet: two, each with stride 2; plain: one"
     )
     norm: float = setting(1.0, "bound on ‖W‖‖W_h‖", above=0)
     activity: float = setting(0.5, "sᵢ = γ‖rᵢW_h‖² at initialisation, where γ is fixed", above=0)
@@ -165,11 +165,17 @@ class Classifier(AbstractModel):
         return numbers
 
 
-def make_stem(kind: Literal["cifar", "imagenet", "plain"], channels: int, width: int) -> nn.Sequential:
+def make_stem(kind: Literal["cifar", "deep", "imagenet", "plain"], channels: int, width: int) -> nn.Sequential:
     """Pixels → `width` channels. One convolution alone is markedly worse on CIFAR-10."""
-    widths = {"cifar": (width // 4, width // 2, width), "imagenet": (width // 2, width), "plain": (width,)}
+    quarter, half = width // 4, width // 2
+    widths = {
+        "cifar": (quarter, half, width),
+        "deep": (quarter, quarter, half, half, width),
+        "imagenet": (half, width),
+        "plain": (width,),
+    }
     if kind not in widths:
-        raise ValueError(f"`stem` must be cifar, imagenet or plain, got {kind!r}.")
+        raise ValueError(f"`stem` must be cifar, deep, imagenet or plain, got {kind!r}.")
     stride = 2 if kind == "imagenet" else 1
     inputs = (channels, *widths[kind])
     return nn.Sequential(*(conv_norm_relu(a, b, stride) for a, b in zip(inputs, widths[kind], strict=False)))

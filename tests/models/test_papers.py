@@ -102,6 +102,12 @@ def test_opteqs_own_form_agrees_with_an_unrolled_reference_and_so_do_its_gradien
         torch.testing.assert_close(layer(x).value, reference, rtol=1e-8, atol=1e-9)
 
 
+def test_the_published_polynomial_kernel_makes_a_network_with_constant_logits():
+    model = build("mopteq-polynomial-tiny", settings={"kernel": {"offset": 0.0}})
+    assert not model(pictures("mopteq-polynomial-tiny", batch=4)).std(0).any()
+    assert build("mopteq-polynomial-tiny")(pictures("mopteq-polynomial-tiny", batch=4)).std(0).min() > 1e-3
+
+
 def test_mopteq_has_the_widths_of_geq_and_its_state_in_the_mid_channels():
     mopteq, geq = find("mopteq-8m").config, find("geq-8m").config
     assert (mopteq.width, mopteq.features, mopteq.scales) == (geq.width, geq.features, geq.scales)

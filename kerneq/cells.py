@@ -1,7 +1,7 @@
 """A cell is the trainable equation z = σ(d(z; x)); `bind(x)` is that equation at one batch of inputs."""
 
 import abc
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,8 @@ from .operators import AbstractOperator, Conv, Dense
 from .prox import AbstractProx, ReLU
 from .tensors import check_positive, check_whole, is_traced
 
-OBSERVED = 32  # samples of a batch that `observe` looks at: enough for a statistic, next to nothing in cost
+OBSERVED = 32  # samples of a batch that `diagnostics` tells of: enough for a mean, next to nothing in cost
+Output = Literal["state", "features"]  # what a layer gives: z*, or v* = Wz*
 
 
 class AbstractCell(nn.Module, abc.ABC):
@@ -27,6 +28,10 @@ class AbstractCell(nn.Module, abc.ABC):
     def initial(self, f: AbstractMap) -> Tensor | None:
         """Where a solve of f starts; None for z = 0, where f knows how to make that cheap."""
 
+    def output(self, f: AbstractMap, z: Tensor) -> Tensor:
+        """What the layer gives for an equilibrium z of f, with a graph."""
+        return z
+
     def observe(self, f: AbstractMap, z: Tensor) -> None:  # noqa: B027
         """Look at an equilibrium found in training; for cells that adapt to it."""
 
@@ -39,21 +44,33 @@ class AbstractCell(nn.Module, abc.ABC):
 
 
 class AbstractKernelCell(AbstractCell):
-    """Kernel + operator + prox. a = Ux + b is made by `inject`; norm bounds ‖W‖‖W_h‖, so that L ≤ norm²."""
+    """Kernel + operator + prox. a = Ux + b is made by `inject`; norm bounds ‖W‖‖W_h‖, so that L ≤ norm².
+
+    With `output="features"` the layer gives v* = Wz*, not z*. For the linear kernel that is OptEq's own form,
+    v = Wσ(Wᵀv + Ux + b), with W̃ = Wᵀ.
+    """
 
     inject: nn.Module
     shape: tuple[int | None, ...]  # of the input; None where any number will do
 
     def __init__(
-        self, kernel: AbstractKernel, operator: AbstractOperator, features: int, norm: float, prox: AbstractProx
+        self,
+        kernel: AbstractKernel,
+        operator: AbstractOperator,
+        features: int,
+        norm: float,
+        prox: AbstractProx,
+        output: Output,
     ):
         super().__init__()
+        if output not in ("state", "features"):
+            raise ValueError(f"`output` must be state or features, got {output!r}.")
         if not isinstance(kernel, AbstractKernel):
             raise TypeError(f"`kernel` must be a kernel such as `Gaussian()`, got {kernel!r}.")
         check_positive("norm", norm)
         self.kernel, self.operator = kernel, operator
         self.similarity = kernel.parameters(features, conv=operator.weight.dim() == 4)
-        self.norm, self.prox = float(norm), prox
+        self.norm, self.prox, self.gives = float(norm), prox, output
         self.compiled = False
         self.seen: tuple[Tensor, Tensor] | None = None  # a and z of some samples of the last batch in training
 
@@ -71,6 +88,11 @@ class AbstractKernelCell(AbstractCell):
         """z = 0, whose evaluation needs no Wz."""
         return None
 
+    def output(self, f: AbstractMap, z: Tensor) -> Tensor:
+        """z, or v = Wz with the W of the equation, scaled to its bound."""
+        assert isinstance(f, Equation)
+        return f.operator(z) if self.gives == "features" else z
+
     def compile_map(self) -> None:
         self.compiled = True
 
@@ -78,10 +100,9 @@ class AbstractKernelCell(AbstractCell):
     def observe(self, f: AbstractMap, z: Tensor) -> None:
         """Keep a few samples for `diagnostics`; what follows the data follows it now."""
         assert isinstance(f, Equation)
-        a, z = f.binding.a[:OBSERVED], z[:OBSERVED]
-        self.seen = a.clone(), z.clone()
+        self.seen = f.binding.a[:OBSERVED].clone(), z[:OBSERVED].clone()
         if self.similarity is not None:
-            self.similarity.observe(a, lambda: f.operator(z))
+            self.similarity.observe(f.binding.a, z, f.operator)
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, float]:
@@ -141,9 +162,10 @@ class DenseCell(AbstractKernelCell):
         norm: float = 1.0,  # bound on ‖W‖‖W_h‖
         prox: AbstractProx = ReLU(),  # noqa: B008  (a frozen value)
         inject: nn.Module | None = None,
+        output: Output = "state",
     ):
         _check_sizes(inputs=inputs, state=state, features=features)
-        super().__init__(kernel, Dense(state, features), features, norm, prox)
+        super().__init__(kernel, Dense(state, features), features, norm, prox, output)
         self.shape = (None, inputs)
         self.inject = inject or nn.Linear(inputs, state if kernel.in_state else features)
 
@@ -168,11 +190,12 @@ class ConvCell(AbstractKernelCell):
         norm: float = 1.0,  # bound on ‖W‖‖W_h‖
         prox: AbstractProx = ReLU(),  # noqa: B008  (a frozen value)
         inject: nn.Module | None = None,
+        output: Output = "state",
     ):
         _check_sizes(inputs=inputs, state=state, features=features, size=size)
         if size % 2 == 0:
             raise ValueError(f"`size` must be odd, so that the convolution keeps the picture's size, got {size}.")
-        super().__init__(kernel, Conv(state, features, size), features, norm, prox)
+        super().__init__(kernel, Conv(state, features, size), features, norm, prox, output)
         self.shape = (None, inputs, None, None)
         channels = state if kernel.in_state else features
         self.inject = inject or nn.Conv2d(inputs, channels, size, padding=size // 2)

@@ -18,8 +18,9 @@ from .tensors import check_whole
 class Equilibrium(nn.Module):
     """x ↦ the z* with z* = σ(d(z*; x)), as a `Solution`; its value carries gradients in `train()` and `eval()` alike.
 
-    x is (batch, ...) as the cell takes it; `solution.value` is (batch, ...), the state of the cell, and `residual`,
-    `steps`, `converged`, `error_bound` are (batch,).
+    x is (batch, ...) as the cell takes it; `solution.value` is (batch, ...), the state of the cell
+    (or what the cell's `output` makes of it), and `residual`, `steps`, `converged`, `error_bound` are (batch,) and
+    speak of the state.
 
         cell = kq.cells.ConvCell(kq.kernels.Gaussian(gamma=0.2), inputs=16, state=64, features=32)
         layer = kq.Equilibrium(cell, tol=1e-3)
@@ -83,9 +84,8 @@ class Equilibrium(nn.Module):
         )
         if self.training:
             self.cell.observe(f, solution.value)
-        if not torch.is_grad_enabled():
-            return solution
-        return dataclasses.replace(solution, value=self.gradient.attach(f, solution.value))
+        z = self.gradient.attach(f, solution.value) if torch.is_grad_enabled() else solution.value
+        return dataclasses.replace(solution, value=self.cell.output(f, z))
 
 
 def fixed_point(

@@ -54,7 +54,7 @@ CONSTRUCTED = {
     "gamma fixed": (lambda: Gaussian(-1.0), ValueError, "`gamma` must be positive and finite, got -1.0"),
     "share": (lambda: Adaptive(0.0), ValueError, "`share` must be positive and finite, got 0.0"),
     "momentum": (lambda: Adaptive(momentum=2.0), ValueError, r"`momentum` must lie in \(0, 1\], got 2.0"),
-    "floor": (lambda: Adaptive(floor=0.0), ValueError, "`floor` must be positive and finite, got 0.0"),
+    "floor": (lambda: Adaptive(floor=-1.0), ValueError, "`floor` must not be negative, got -1.0"),
     "degree one": (lambda: Polynomial(degree=1), ValueError, "`degree` must be a whole number, at least 2, got 1"),
     "offset": (lambda: Polynomial(offset=-1.0), ValueError, "`offset` must not be negative, got -1.0"),
     "threshold": (lambda: SoftThreshold(-0.1), ValueError, "`threshold` must not be negative, got -0.1"),

@@ -43,8 +43,8 @@ class AbstractParameters(nn.Module, abc.ABC):
     """The trainable part of a kernel, which belongs to a cell."""
 
     @abc.abstractmethod
-    def observe(self, a: Tensor, v: Callable[[], Tensor]) -> None:
-        """Look at an equilibrium found in training, its v = Wz made on demand; for kernels that adapt to it."""
+    def observe(self, a: Tensor, z: Tensor, operator: Callable[[Tensor], Tensor]) -> None:
+        """Look at an equilibrium z found in training, with W as `operator`; for kernels that adapt to it."""
 
 
 class AbstractKernel(abc.ABC):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..fused.radial import patch_distances, radial_hvp, radial_step
 from ..operators import Dense, limited
-from ..tensors import check_positive, check_share, check_whole
+from ..tensors import check_nonnegative, check_positive, check_share, check_whole
 from .base import AbstractKernel, AbstractParameters, Binding, Slope
 
 
@@ -26,17 +26,21 @@ class Adaptive:
 
     The paper gives no rule for M. Ours: a running mean of the minimum over (the first samples of) a batch at the
     equilibria found in training, frozen in evaluation and saved with the model. Training can drive single patches to
-    r ≈ 0, and then γ without limit, which switches the equilibrium off; so M is never below a share of the mean.
+    r ≈ 0, and then γ without limit, which switches the equilibrium off; so M is never below a share of the mean. As
+    published: `floor=0, samples=None`.
     """
 
     share: float = 0.2
     momentum: float = 0.1
-    floor: float = 0.2  # M is at least this share of the mean over the patches
+    floor: float = 0.2  # M is at least this share of the mean over the patches; 0: the minimum itself
+    samples: int | None = 32  # of a batch, which are looked at; None: all
 
     def __post_init__(self) -> None:
         check_positive("share", self.share)
         check_share("momentum", self.momentum)
-        check_positive("floor", self.floor)
+        check_nonnegative("floor", self.floor)
+        if self.samples is not None:
+            check_whole("samples", self.samples)
 
 
 @final
@@ -63,7 +67,8 @@ class Width(nn.Module):
         assert isinstance(self.gamma, Adaptive)
         smallest, looks = self.get_buffer("smallest"), self.get_buffer("looks")
         found = torch.maximum(distances.min(), self.gamma.floor * distances.mean()).to(smallest)
-        found = torch.where(found.isfinite(), found, smallest)  # one bad batch must not spoil γ for good
+        # One bad batch must not spoil γ for good, nor a patch with r = 0.
+        found = torch.where(found.isfinite() & (found > 0), found, smallest)
         smallest.lerp_(found, torch.where(looks == 0, 1.0, self.gamma.momentum).to(smallest))
         looks += 1
 
@@ -178,9 +183,10 @@ class PatchParameters(AbstractParameters):
             return self.project.weight.mT @ self.project.weight
 
     @torch.no_grad()
-    def observe(self, a: Tensor, v: Callable[[], Tensor]) -> None:
-        if isinstance(self.width.gamma, Adaptive):
-            r = a - v()
+    def observe(self, a: Tensor, z: Tensor, operator: Callable[[Tensor], Tensor]) -> None:
+        rule = self.width.gamma
+        if isinstance(rule, Adaptive):
+            r = a[: rule.samples] - operator(z[: rule.samples])
             self.width.observe(patch_distances(r, self.project.weight, split=self.split, patch=self.patch))
 
 

@@ -39,6 +39,9 @@ class MDEQConfig(AbstractSolveConfig):
     final: int = setting(1680, "channels before the linear head", low=1)
     expansion: int = setting(5, "how many times wider a residual block is inside", low=1)
     groups: int = setting(8, "of the group norms", low=2)
+    stem: Literal["cifar", "imagenet"] = setting(
+        "cifar", "two 3×3 convolutions; imagenet: each with stride 2, as MDEQ's own"
+    )
 
 
 @final
@@ -159,9 +162,10 @@ class MDEQ(AbstractModel):
     """stem → the multi-scale equilibrium → a head that gathers the scales from the largest to the smallest."""
 
     def __init__(self, config: MDEQConfig, classes: int, channels: int = 3):
-        super().__init__(channels, multiple=2 ** (len(config.widths) - 1))
+        stride = 2 if config.stem == "imagenet" else 1
+        super().__init__(channels, multiple=stride**2 * 2 ** (len(config.widths) - 1))
         self.config, width = config, config.widths[0]
-        self.stem = nn.Sequential(conv_norm_relu(channels, width), *conv_norm(width, width, 3))
+        self.stem = nn.Sequential(conv_norm_relu(channels, width, stride), *conv_norm(width, width, 3, stride))
         self.equilibrium = config.make_layer(MultiscaleCell(config))
         self.lift = nn.ModuleList(
             Block(width, planes, 1, bottleneck=True) for width, planes in zip(config.widths, config.head, strict=True)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor, nn
 
-from ..cells import AbstractCell, ConvCell, DenseCell
+from ..cells import AbstractCell, ConvCell, DenseCell, Output
 from ..equilibrium import Equilibrium
 from ..fused.device import run_on_streams
 from ..fused.layers import BatchNorm, pool, pyramid, unpool
@@ -22,6 +22,8 @@ from ..kernels.radial import PatchParameters
 from ..settings import setting
 from ..solution import Solution
 from ..solvers import AbstractSolver, Anderson, InFeatures, Proximal
+
+Stem = Literal["cifar", "deep", "paper", "imagenet", "plain"]
 
 # While training, a backward solve that stops at its step limit is a choice, not an accident.
 _IMPLICIT = Implicit(InFeatures(Anderson(memory=3)), tol=1e-3, max_steps=20, on_failure="return")
@@ -108,11 +110,15 @@ class ClassifierConfig(AbstractSolveConfig):
     features: tuple[int, ...] = setting((64, 128, 128, 128, 256, 256), "channels of v = Wz, a branch each", low=1)
     scales: tuple[int, ...] = setting((1, 2, 4, 4, 8, 8), "how often smaller than the stem's output a branch is", low=1)
     fusion: int = setting(4, "the scale at which the branches are averaged", low=1)
-    stem: Literal["cifar", "deep", "imagenet", "plain"] = setting(
-        "cifar", "cifar: three 3×3 convolutions; deep: five; imagenet: two, each with stride 2; plain: one"
+    stem: Stem = setting(
+        "cifar",
+        "3×3 convolutions. cifar: 3 → w/4 → w/2 → w; deep: 3 → w/4 → w/4 → w/2 → w/2 → w; paper: 3 → w → w; "
+        "imagenet: the same, then two w → w of stride 2; plain: 3 → w",
     )
     norm: float = setting(1.0, "bound on ‖W‖‖W_h‖", above=0)
     activity: float = setting(0.5, "sᵢ = γ‖rᵢW_h‖² at initialisation, where γ is fixed", above=0)
+    length: float | None = setting(None, "‖aᵢ‖² of a patch at initialisation, whatever γ; none: activity / γ", above=0)
+    output: Output = setting("state", "what a branch gives: z, or v = Wz with the widths of z and v exchanged")
     overlap: bool = setting(True, "on a GPU, solve the branches side by side")
 
     def __post_init__(self) -> None:
@@ -165,20 +171,22 @@ class Classifier(AbstractModel):
         return numbers
 
 
-def make_stem(kind: Literal["cifar", "deep", "imagenet", "plain"], channels: int, width: int) -> nn.Sequential:
+def make_stem(kind: Stem, channels: int, width: int) -> nn.Sequential:
     """Pixels → `width` channels. One convolution alone is markedly worse on CIFAR-10."""
     quarter, half = width // 4, width // 2
     widths = {
         "cifar": (quarter, half, width),
         "deep": (quarter, quarter, half, half, width),
-        "imagenet": (half, width),
+        "paper": (width, width),
+        "imagenet": (width, width, width, width),
         "plain": (width,),
     }
     if kind not in widths:
-        raise ValueError(f"`stem` must be cifar, deep, imagenet or plain, got {kind!r}.")
-    stride = 2 if kind == "imagenet" else 1
+        raise ValueError(f"`stem` must be one of {', '.join(widths)}, got {kind!r}.")
     inputs = (channels, *widths[kind])
-    return nn.Sequential(*(conv_norm_relu(a, b, stride) for a, b in zip(inputs, widths[kind], strict=False)))
+    strides = (1, 1, 2, 2) if kind == "imagenet" else (1,) * len(inputs)
+    layers = zip(inputs, widths[kind], strides, strict=False)
+    return nn.Sequential(*(conv_norm_relu(before, after, stride) for before, after, stride in layers))
 
 
 def conv_norm_relu(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
@@ -199,9 +207,22 @@ class Branch(nn.Module):
     def __init__(self, config: ClassifierConfig, scale: int, features: int):
         super().__init__()
         self.scale, self.fusion = scale, config.fusion
-        channels = config.width if config.kernel.in_state else features
+        state = config.width
+        if config.output == "features":
+            state, features = features, state
+        channels = state if config.kernel.in_state else features
         inject = nn.Sequential(nn.Conv2d(config.width, channels, 3, padding=1, bias=False), BatchNorm(channels))
-        self.equilibrium = kernel_layer(config, ConvCell, inject, config.width, features)
+        cell = ConvCell(
+            config.kernel,
+            inputs=config.width,
+            state=state,
+            features=features,
+            norm=config.norm,
+            inject=inject,
+            output=config.output,
+        )
+        set_scale(inject, cell, config)
+        self.equilibrium = config.make_layer(cell)
         self.norm = BatchNorm(config.width)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Solution]:
@@ -220,6 +241,7 @@ class DenseConfig(AbstractSolveConfig):
     """The settings of a `DenseClassifier`."""
 
     activity: ClassVar[float] = 0.5  # as in a `ClassifierConfig`
+    length: ClassVar[float | None] = None
 
     kernel: AbstractKernel = setting(Gaussian(0.5, split=16, hidden=64), "similarity of a and v = Wz")
     size: int = setting(8, "side of the pictures in pixels", low=1)
@@ -241,7 +263,16 @@ class DenseClassifier(AbstractModel):
         inputs = channels * config.size**2
         numbers = config.width if config.kernel.in_state else config.features
         inject = nn.Sequential(nn.Linear(inputs, numbers, bias=False), nn.BatchNorm1d(numbers))
-        self.equilibrium = kernel_layer(config, DenseCell, inject, inputs, config.features)
+        cell = DenseCell(
+            config.kernel,
+            inputs=inputs,
+            state=config.width,
+            features=config.features,
+            norm=config.norm,
+            inject=inject,
+        )
+        set_scale(inject, cell, config)
+        self.equilibrium = config.make_layer(cell)
         self.norm = nn.BatchNorm1d(config.width)
         self.head = nn.Linear(config.width, classes)
 
@@ -250,19 +281,22 @@ class DenseClassifier(AbstractModel):
         return self.head(self.norm(solution.value)), {"dense": solution}
 
 
-def kernel_layer(
-    config: KernelConfig, cell: type[ConvCell | DenseCell], inject: nn.Sequential, inputs: int, features: int
-) -> Equilibrium:
-    """The equilibrium of a kernel; the batch norm at the end of `inject` gives a = Ux + b its scale.
+def set_scale(inject: nn.Sequential, cell: ConvCell | DenseCell, config: KernelConfig) -> None:
+    """Set how large a = Ux + b starts, by the batch norm at the end of `inject`.
 
-    It starts where sᵢ = γ‖rᵢW_h‖² is `activity` on average: with W_h an isometry and z = 0, E sᵢ = γ·n·scale² for
-    patches of n numbers. Where γ follows the data, or where there is no γ, it starts at 1.
+    With W_h an isometry and z = 0, sᵢ = γ‖rᵢW_h‖² is γ·n·scale² on average, for patches of n numbers. It starts at
+    `activity`, so that γ cancels; or, with `length`, ‖aᵢ‖² starts at that whatever γ, and γ acts. Where γ follows the
+    data (without `length`), or where there is no γ, the scale starts at 1.
     """
-    kernel, width = config.kernel, config.width
-    made = cell(kernel, inputs=inputs, state=width, features=features, norm=config.norm, inject=inject)
-    patches = made.similarity
-    if isinstance(kernel, AbstractRadialKernel) and isinstance(kernel.gamma, int | float):
-        assert isinstance(patches, PatchParameters)
-        size = patches.project.weight.shape[1]
-        nn.init.constant_(inject[-1].get_parameter("weight"), (config.activity / (kernel.gamma * size)) ** 0.5)
-    return config.make_layer(made)
+    kernel, patches = config.kernel, cell.similarity
+    if not isinstance(kernel, AbstractRadialKernel):
+        return
+    assert isinstance(patches, PatchParameters)
+    size = patches.project.weight.shape[1]
+    if config.length is not None:
+        square = config.length / size
+    elif isinstance(kernel.gamma, Adaptive):
+        return
+    else:
+        square = config.activity / (kernel.gamma * size)
+    nn.init.constant_(inject[-1].get_parameter("weight"), square**0.5)

@@ -52,7 +52,9 @@ class Entry:
     def equation(self) -> str:
         """The equation whose solution the model computes."""
         config = self.config
-        return EQUATIONS[type(config.kernel if isinstance(config, KernelConfig) else config)]
+        equation = EQUATIONS[type(config.kernel if isinstance(config, KernelConfig) else config)]
+        features = isinstance(config, ClassifierConfig) and config.output == "features"
+        return f"{equation}; output v = Wz" if features else equation
 
 
 def _read() -> dict[str, Entry]:

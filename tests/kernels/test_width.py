@@ -66,6 +66,33 @@ def test_it_never_falls_below_the_floor_and_survives_a_nan():
     assert width().isfinite()
 
 
+def test_as_published_it_is_the_minimum_itself_over_the_whole_batch():
+    kernel = Gaussian(gamma=Adaptive(0.2, floor=0, samples=None), patch=2, split=2, hidden=6)
+    layer = kerneq.Equilibrium(cell_of("conv", kernel), tol=1e-12, max_steps=200)
+    x = torch.cat([3 * input_of("conv", seed=seed) for seed in range(20)])
+    x[-1] *= 0.01  # the smallest patch is in the last sample, which 32 do not reach
+    assert len(x) > 32
+    M = smallest_distance(layer.eval(), x)
+    layer.train()(x)
+    torch.testing.assert_close(layer.cell.similarity.width(), 0.2 / M, rtol=1e-6, atol=0)
+    ours = layer_of(Adaptive(0.2, floor=0))
+    ours.train()(x)
+    assert float(ours.cell.similarity.width()) < 0.5 * float(0.2 / M)
+
+
+def test_without_a_floor_a_patch_at_zero_leaves_gamma_as_it_was():
+    width = Width(Adaptive(0.2, floor=0), 8)
+    width.observe(torch.tensor([0.5, 3.0]))
+    width.observe(torch.tensor([0.0, 3.0]))
+    assert width() == pytest.approx(0.2 / 0.5)
+
+
+@pytest.mark.parametrize("wrong", [{"floor": -0.1}, {"samples": 0}])
+def test_a_rule_that_cannot_be_is_refused_in_one_sentence(wrong):
+    with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` must .*, got"):
+        Adaptive(0.2, **wrong)
+
+
 def test_a_step_that_moves_gamma_does_not_disturb_a_waiting_backward_pass():
     layer, x = layer_of(Adaptive(0.2)), input_of("conv")
     first = layer.train()(x).value.sum()

@@ -22,6 +22,7 @@ SIDES = {
     "geq-13m-imagenet": 64,
     "kerdeq-6m-imagenet": 128,
     "kerdeq-13m-imagenet": 128,
+    "mdeq-10m-imagenet": 32,
 }
 
 

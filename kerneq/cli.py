@@ -77,7 +77,7 @@ def train(
     from .training import train as train_model
 
     settings = list(changes or [])
-    if "=" in file and not Path(file).exists():
+    if "=" in file and not os.path.exists(file):  # which does not mind that it may be too long for a name
         file, settings = "", [file, *settings]
     config, folder = find_run(file, settings, resume, name, runs)
     check(config)
@@ -204,12 +204,13 @@ def prediction_row(prediction: "Prediction") -> dict[str, Any]:
 def prediction_table(predictions: "Sequence[Prediction]", title: str) -> Table:
     """A few rows per picture: its likeliest classes, one a row, and how its equilibrium was found.
 
-    A class stands in one row with its probability, however narrow the terminal; only the picture's name is folded.
+    A class stands in a row of its own with its probability, so that no fold can part them however narrow the terminal.
     """
-    picture = Column("picture", overflow="fold", min_width=12)
-    kind = Column("class", overflow="ellipsis", no_wrap=True, min_width=5)
+    longest = max((len(printable(name)) for p in predictions for name in p.classes), default=0)
+    words = [Column("picture", overflow="fold", min_width=12)]
+    words.append(Column("class", overflow="fold", min_width=min(longest, 16)))  # together they fit into 80 columns
     numbers = [Column(h, justify="right", no_wrap=True) for h in ("share", "steps", "residual")]
-    table = Table(picture, kind, *numbers, Column("equilibrium", no_wrap=True), title=Text(printable(title)))
+    table = Table(*words, *numbers, Column("equilibrium", no_wrap=True), title=Text(printable(title)))
     for p in predictions:
         solver = [Text("–")] * 3
         if p.status is not None:

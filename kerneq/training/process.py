@@ -57,7 +57,7 @@ class Process:
 def start(device: str) -> Process:
     """Join the processes that torchrun started, if it did, and choose this one's device."""
     world, rank, restarts = _variable("WORLD_SIZE", 1), _variable("RANK"), _variable("TORCHELASTIC_RESTART_COUNT")
-    if rank >= max(world, 1):
+    if rank >= world:
         raise TrainingError(f"RANK is {rank}, but WORLD_SIZE is {world}: start several processes with torchrun.")
     chosen = choose_device(device, _variable("LOCAL_RANK") if world > 1 else 0)
     if world > 1 and not distributed.is_initialized():
@@ -68,7 +68,9 @@ def start(device: str) -> Process:
         try:
             store, _, _ = next(rendezvous("env://"))
         except ValueError as error:  # no MASTER_ADDR, say
-            raise TrainingError(f"WORLD_SIZE is {world}, but {error} Start several processes with torchrun.") from None
+            raise TrainingError(
+                f"WORLD_SIZE is {world}, but: {error}. Start several processes with torchrun."
+            ) from None
         store = PrefixStore(f"life {restarts}", store)
         backend = "nccl" if chosen.type == "cuda" else "gloo"
         distributed.init_process_group(backend, store=store, rank=rank, world_size=world)

@@ -267,3 +267,12 @@ def test_a_finished_run_whose_last_rename_was_lost_gets_its_last_checkpoint_back
     os.replace(folder.checkpoint("last"), folder.checkpoint("fresh"))
     run("training.epochs=1", resume=True)
     assert folder.checkpoint("last").exists() and not folder.checkpoint("fresh").exists()
+
+
+@pytest.mark.parametrize("words", ["Connection closed by peer [127.0.0.1]", "Read error: Connection reset by peer"])
+def test_the_death_of_another_process_is_a_sentence(run, words):
+    def broken(config, images):
+        raise RuntimeError(words)
+
+    with pytest.raises(TrainingError, match="Another process of this run has died"):
+        run(build=broken)

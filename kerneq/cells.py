@@ -11,6 +11,7 @@ from .equation import Equation as Equation
 from .kernels.base import AbstractKernel
 from .operators import AbstractOperator, Conv, Dense
 from .prox import AbstractProx, ReLU
+from .solution import NonfiniteInputError
 from .tensors import check_positive, check_whole, is_traced
 
 OBSERVED = 32  # samples of a batch that `diagnostics` tells of: enough for a mean, next to nothing in cost
@@ -142,7 +143,7 @@ class AbstractKernelCell(AbstractCell):
             )
         # On a GPU a look at the numbers would wait for the device; there the solve ends with Status.NONFINITE.
         if not x.is_cuda and not is_traced() and not bool(x.isfinite().all()):
-            raise ValueError("The input has infinite or NaN entries; clean it before the equilibrium layer.")
+            raise NonfiniteInputError("The input has infinite or NaN entries; clean it before the equilibrium layer.")
 
 
 @final

@@ -8,8 +8,9 @@ import math
 import os
 import shutil
 import sys
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,8 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
+
+from . import __version__
 
 if TYPE_CHECKING:
     from .prediction import Prediction
@@ -36,6 +39,21 @@ RunFolder = Annotated[Path, typer.Argument(help="A run folder, for example runs/
 
 DEMO_MODELS = ("geq-tiny", "mopteq-tiny", "opteq-tiny", "geq-dense-tiny", "resnet-tiny")
 NUMBERED = "The names of the classes are not known without the folder of pictures that the run was trained on."
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"kerneq {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -59,7 +77,7 @@ def train(
     from .training import train as train_model
 
     settings = list(changes or [])
-    if "=" in file and not Path(file).exists():
+    if "=" in file and not os.path.exists(file):  # which does not mind that it may be too long for a name
         file, settings = "", [file, *settings]
     config, folder = find_run(file, settings, resume, name, runs)
     check(config)
@@ -71,7 +89,8 @@ def train(
     if told:
         best = Run(folder).best_accuracy()
         words = f"best validation accuracy {best:.2%}" if best is not None else "nothing was held out"
-        say(f"{folder}: {len(rows)} epochs, {words}. Next: kerneq evaluate {folder}")
+        epochs = "1 epoch" if len(rows) == 1 else f"{len(rows)} epochs"
+        say(f"{folder}: {epochs}, {words}. Next: kerneq evaluate {folder}")
 
 
 def find_run(file: str, changes: Sequence[str], resume: bool, name: str, runs: Path) -> "tuple[Config, Path]":
@@ -85,10 +104,11 @@ def find_run(file: str, changes: Sequence[str], resume: bool, name: str, runs: P
         if name:
             raise ConfigError("--name and a run folder exclude each other: the folder has a name.")
         return load(path / "config.toml", changes), path
+    config = load(file or None, changes)
+    name = name or path.name.removesuffix(".toml") or config.model.name
     if name in (".", "..") or "/" in name:
         raise ConfigError(f"--name is the name of a folder in {runs}, without slashes, got `{name}`.")
-    config = load(file or None, changes)
-    return config, runs / (name or path.name.removesuffix(".toml") or config.model.name)
+    return config, runs / name
 
 
 def loggers(folder: Path) -> "list[AbstractLogger]":
@@ -97,7 +117,7 @@ def loggers(folder: Path) -> "list[AbstractLogger]":
 
     if os.environ.get("RANK", "0") != "0":
         return []
-    return [TerminalLogger(title=folder.name), TensorBoardLogger(folder / "tensorboard")]
+    return [TerminalLogger(title=printable(folder.name)), TensorBoardLogger(folder / "tensorboard")]
 
 
 @app.command()
@@ -107,17 +127,18 @@ def evaluate(
     device: Device = "auto",
 ) -> None:
     """Accuracy and loss of a trained run on the test images; also written to RUN/evaluation.json."""
-    from .evaluate import evaluate as evaluate_run
+    from .evaluate import measure
     from .training.metrics import METRICS
 
     check_which("--checkpoint", checkpoint)
-    result = evaluate_run(run, checkpoint, device)
+    result = measure(run, checkpoint, device)
     columns = [Column(heading, justify="right") for heading in ("test images", *(m.title for m in METRICS))]
-    table = Table(*columns, title=f"{result.model} on the test images of {result.data}")
+    table = Table(*columns, title=Text(printable(f"{result.model} on the test images of {result.data}")))
     for name, scores in result.scores.items():
         label = f"{scores['images']}" if name == "test" else f"{scores['images']} ({name})"
         table.add_row(label, *(metric.text(scores) for metric in METRICS))
     Console().print(table)
+    result.write(run)  # after the table: a folder that cannot be written costs nobody the result
     say(f"Written to {run / 'evaluation.json'}")
 
 
@@ -181,18 +202,26 @@ def prediction_row(prediction: "Prediction") -> dict[str, Any]:
 
 
 def prediction_table(predictions: "Sequence[Prediction]", title: str) -> Table:
-    """One row per picture: its likeliest classes, and how its equilibrium was found."""
-    words = [Column(heading, overflow="fold") for heading in ("picture", "class")]
-    numbers = [Column(h, justify="right", no_wrap=True) for h in ("probability", "solver steps", "residual")]
-    outcome = Column("equilibrium", no_wrap=True)
-    table = Table(*words, *numbers, outcome, title=Text(printable(title)), show_lines=True)
+    """A few rows per picture: its likeliest classes, one a row, and how its equilibrium was found.
+
+    A class stands in a row of its own with its probability, so that no fold can part them however narrow the terminal.
+    """
+    longest = max((len(printable(name)) for p in predictions for name in p.classes), default=0)
+    words = [Column("picture", overflow="fold", min_width=12)]
+    words.append(Column("class", overflow="fold", min_width=min(longest, 16)))  # together they fit into 80 columns
+    numbers = [Column(h, justify="right", no_wrap=True) for h in ("share", "steps", "residual")]
+    table = Table(*words, *numbers, Column("equilibrium", no_wrap=True), title=Text(printable(title)))
     for p in predictions:
-        shares = "\n".join(f"{share:.2%}" for share in p.probabilities)
         solver = [Text("–")] * 3
         if p.status is not None:
             word = Text("converged", "green") if p.converged else Text("not converged", "bold red")
             solver = [Text(f"{p.steps}"), Text(f"{p.residual:.1e}"), word]
-        table.add_row(Text(printable(str(p.path))), Text(printable("\n".join(p.classes))), shares, *solver)
+        first = [Text(printable(str(p.path))), *solver]
+        for name, share in zip(p.classes, p.probabilities, strict=True):
+            path, *outcome = first
+            table.add_row(path, Text(printable(name)), f"{share:.2%}", *outcome)
+            first = [Text("")] * 4
+        table.add_section()
     return table
 
 
@@ -213,7 +242,8 @@ def data() -> None:
     """The data sets: which are found under KERNEQ_DATA, which are missing and how to get them."""
     from .data import data_root, describe
 
-    table = Table(title=f"Data sets under {data_root()} (set KERNEQ_DATA to look elsewhere)", show_lines=True)
+    title = Text(printable(f"Data sets under {data_root()} (set KERNEQ_DATA to look elsewhere)"))
+    table = Table(title=title, show_lines=True)
     for heading in ("name", "found", "where, or how to get it"):
         table.add_column(heading, overflow="fold", no_wrap=heading in ("name", "found"))
     for row in describe():
@@ -221,7 +251,7 @@ def data() -> None:
             where = str(row.path or "part of the installation")
         else:
             where = str(row.problem) if row.path is not None else row.get
-        cell = Text.assemble(where, "\n", (f"licence: {row.licence}", "dim"))
+        cell = Text.assemble(printable(where), "\n", (f"licence: {row.licence}", "dim"))
         table.add_row(row.name, "[green]yes" if row.found else "[yellow]no", cell)
     Console().print(table)
 
@@ -231,22 +261,25 @@ def models() -> None:
     """The models: parameters, equation, paper, published accuracy and ours."""
     from .models import MODELS, build, parameters
 
-    def by_data(accuracies: Mapping[str, str]) -> str:
-        return "\n".join(f"{data} {value}" for data, value in accuracies.items()) or "–"
-
-    numbers = [Column(heading, justify="right") for heading in ("parameters", "equation")]
-    words = [Column(heading, overflow="fold") for heading in ("paper", "published", "ours")]
-    table = Table(Column("name", no_wrap=True), *numbers, *words, title="Models: kerneq train … model.name=NAME")
+    headings = {"name": "left", "size": "right", "eq.": "right", "data": "left", "published": "right", "ours": "left"}
+    columns = [Column(heading, justify=side, no_wrap=True) for heading, side in headings.items()]  # type: ignore[arg-type]
+    title = "Models: kerneq train … model.name=NAME"
+    table = Table(*columns, title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     equations = list(dict.fromkeys(entry.equation for entry in MODELS.values()))
+    papers: dict[str, list[str]] = {}
     for name, entry in MODELS.items():
-        published = {data: f"{value} %" for data, value in entry.published.items()}
-        number = str(equations.index(entry.equation) + 1)
-        count = millions(parameters(build(name)))
-        table.add_row(name, count, number, entry.paper, by_data(published), by_data(entry.ours))
+        first = [name, millions(parameters(build(name))), str(equations.index(entry.equation) + 1)]
+        for data in dict.fromkeys((*entry.published, *entry.ours)) or ("",):
+            published = f"{entry.published[data]} %" if data in entry.published else ""
+            table.add_row(*first, data, published, entry.ours.get(data, ""))
+            first = [""] * 3
+        papers.setdefault(entry.paper, []).append(name)
     console = Console()
     console.print(table)
     for place, equation in enumerate(equations, start=1):
         console.print(f"{place}: {equation}", markup=False, highlight=False)
+    for paper, names in papers.items():
+        console.print(f"{paper}: {', '.join(names)}", markup=False, highlight=False)
 
 
 def millions(count: int) -> str:
@@ -286,7 +319,9 @@ def demo(
         table.add_column(heading, justify="right")
     for run in gather(folders):
         size = millions(run.evaluation()["parameters"])
-        table.add_row(run.name, *(metric.text(run.test()) for metric in shown), size, f"{run.seconds():.1f}")
+        table.add_row(
+            Text(printable(run.name)), *(metric.text(run.test()) for metric in shown), size, f"{run.seconds():.1f}"
+        )
     Console().print(table)
     say(f"Curves and solver behaviour: {output / 'report.html'}")
 
@@ -309,9 +344,9 @@ def main(command: Callable[[], object] = app) -> None:
         from .data import DataError
         from .run import Stopped, TrainingError
         from .run.config import ConfigError
-        from .solution import EquilibriumError
+        from .solution import EquilibriumError, NonfiniteInputError
 
-        others = (DataError, EquilibriumError, TrainingError, OSError, OutOfMemoryError)
+        others = (DataError, EquilibriumError, NonfiniteInputError, TrainingError, OSError, OutOfMemoryError)
         codes = ((ConfigError, 2), (Stopped, 130), (others, 1))
         code = next((code for kinds, code in codes if isinstance(error, kinds)), None)
         if code is None:
@@ -330,7 +365,7 @@ def check_which(option: str, which: str) -> None:
 
 def say(sentence: str) -> None:
     """Print a sentence as it is, on one line however long it is."""
-    Console().print(sentence, highlight=False, soft_wrap=True)
+    Console().print(Text(printable(sentence)), soft_wrap=True)
 
 
 def complain(sentence: str) -> None:
@@ -339,5 +374,6 @@ def complain(sentence: str) -> None:
 
 
 def printable(text: str) -> str:
-    """The text without the halves of characters that stand for undecodable bytes of a file's name."""
-    return text.encode(errors="replace").decode()
+    """The text without what a file's name may do to a terminal: control characters, halves of characters."""
+    whole = text.encode(errors="replace").decode()
+    return "".join(c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cf") else "\ufffd" for c in whole)

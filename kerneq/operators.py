@@ -57,12 +57,44 @@ def bound(weight: Tensor) -> BoundOperator:
     return Matrix(weight) if weight.dim() == 2 else Convolution(weight)
 
 
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class Settled:
+    """Which vector was settled for which weight: the latter by its numbers, and by address and version."""
+
+    vector: Tensor
+    numbers: Tensor
+    place: tuple[int, int]
+
+    @classmethod
+    def at(cls, vector: Tensor, weight: Tensor) -> "Settled":
+        """The vector and the weight as they are now."""
+        return cls(vector, weight.detach().clone(), _place(weight))
+
+    def fits(self, vector: Tensor, weight: Tensor) -> bool:
+        """Whether both are still what they were; on a GPU this waits for the device, except inside a CUDA graph."""
+        if vector is not self.vector:
+            return False
+        if weight.is_cuda and torch.cuda.is_current_stream_capturing():
+            return self.place == _place(weight)
+        alike = (weight.dtype, weight.device) == (self.numbers.dtype, self.numbers.device)
+        return alike and torch.equal(self.numbers, weight)
+
+
+def _place(weight: Tensor) -> tuple[int, int]:
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
+
+
 class AbstractOperator(nn.Module, abc.ABC):
     """A weight W and an estimate of its operator norm, followed from step to step.
 
     The estimate is ‖W u‖ at a unit vector u of the state, kept in the state dict. In training each `norm` call makes
     one power iteration from the last u; in evaluation, u is settled by Lanczos once after the weight has changed and
     then stays. ‖W u‖ is differentiated with respect to W, which gives the gradient of the norm.
+
+    Whether the weight has changed, its numbers say: an address and a version stay where `functional_call`, `.data` or
+    a freed parameter put others there. Only inside a CUDA graph, where no number can be looked at, they have to do.
+    Threads may share a layer in evaluation: each works with a vector of its own and publishes it in one assignment.
     """
 
     weight: nn.Parameter
@@ -72,7 +104,7 @@ class AbstractOperator(nn.Module, abc.ABC):
         super().__init__()
         self.weight = nn.Parameter(weight)
         self.register_buffer("vector", torch.zeros(0))
-        self._settled: tuple[int, int] | None = None  # address and version of the weight `vector` was settled for
+        self._settled: Settled | None = None
 
     @abc.abstractmethod
     def state_shape(self, example: Tensor) -> tuple[int, ...]:
@@ -87,43 +119,51 @@ class AbstractOperator(nn.Module, abc.ABC):
 
     def norm(self, example: Tensor) -> Tensor:
         """‖W‖ on states of the size that goes with `example`, as a differentiable number."""
-        self._follow(self.state_shape(example))
-        return self.last_norm()
+        return self._norm_at(self._follow(self.state_shape(example)))
 
     def last_norm(self) -> Tensor:
         """‖W u‖ at the vector followed so far."""
-        u = widened(self.vector).clone()  # a later step may move the buffer while this one waits for its backward pass
+        return self._norm_at(self.vector)
+
+    def _norm_at(self, vector: Tensor) -> Tensor:
+        u = widened(vector).clone()  # a later step may move the buffer while this one waits for its backward pass
         with torch.autocast(u.device.type, enabled=False):
             image = bound(widened(self.weight))(u.unsqueeze(0))
             return torch.linalg.vector_norm(image) / torch.linalg.vector_norm(u)
 
     @torch.inference_mode(False)  # `vector` outlives the call: made in inference mode, it could not be followed later
     @torch.no_grad()
-    def _follow(self, shape: tuple[int, ...]) -> None:
-        """Move `vector` towards the top singular vector of the weight as it is now."""
-        w = bound(widened(self.weight.detach()))
-        fresh = tuple(self.vector.shape) != shape
+    def _follow(self, shape: tuple[int, ...]) -> Tensor:
+        """Move `vector` towards the top singular vector of the weight as it is now; returns where it is."""
+        vector, settled = self.vector, self._settled  # read once: another thread may publish others meanwhile
+        fresh = tuple(vector.shape) != shape
         traced = is_traced()
         if fresh and traced:  # no numbers to settle on: the program would hold a wrong norm for ever
             raise RuntimeError(
                 f"The norm of W on states of shape {shape} is not known yet: call the model once, in `eval()` and on "
                 "an input of this size, before it is exported."
             )
-        if fresh:
-            # A fixed generator: neither the global seed nor the device changes where the search starts.
-            start = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-            self.vector = start.to(self.weight)
-        if traced:
-            return
-        now = self._identity()
         track = self.training and not fresh
-        if track or fresh or now != self._settled:
-            if self.vector.is_inference():
-                self.vector = self.vector.clone()
-            steps = TRACK_STEPS if track else SETTLE_STEPS
-            with torch.autocast(self.weight.device.type, enabled=False):
-                self.vector.copy_(top_singular_vector(w, w.adjoint, widened(self.vector), steps, lanczos=not track))
-            self._settled = None if track else now
+        if traced or not (track or fresh or settled is None or not settled.fits(vector, self.weight)):
+            return vector
+        w = bound(widened(self.weight.detach()))
+        start = vector.to(w.weight)
+        if not track:
+            # A fixed generator: neither the global seed nor the device changes where the search starts. A little of it
+            # also goes to a vector known from before, which may be another singular vector of a changed weight.
+            noise = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+            noise = _unit(noise).to(w.weight)
+            start = noise if fresh else _unit(start) + 0.1 * noise
+        steps = TRACK_STEPS if track else SETTLE_STEPS
+        with torch.autocast(self.weight.device.type, enabled=False):
+            found = top_singular_vector(w, w.adjoint, start, steps, lanczos=not track).to(self.weight.dtype)
+        # On a GPU a captured step knows the buffer by its address, and the stream keeps readers and writers apart.
+        if not fresh and (track or vector.is_cuda) and not vector.is_inference():
+            found = vector.copy_(found)
+        else:
+            self.vector = found
+        self._settled = None if track else Settled.at(found, self.weight)
+        return found
 
     def train(self, mode: bool = True) -> Self:
         """Whatever is trained is settled anew: a CUDA graph changes weights without a trace in their version."""
@@ -131,13 +171,11 @@ class AbstractOperator(nn.Module, abc.ABC):
             self._settled = None
         return super().train(mode)
 
-    def _identity(self) -> tuple[int, int]:
-        return self.weight.data_ptr(), 0 if self.weight.is_inference() else self.weight._version
-
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """With whether `vector` belongs to the weight: where it does, a model that is loaded has nothing to settle."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "settled"] = torch.tensor(self._settled == self._identity())
+        settled = self._settled is not None and self._settled.fits(self.vector, self.weight)
+        destination[prefix + "settled"] = torch.tensor(settled)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         saved, settled = state_dict.get(prefix + "vector"), state_dict.pop(prefix + "settled", False)
@@ -145,7 +183,7 @@ class AbstractOperator(nn.Module, abc.ABC):
             self.vector = torch.zeros_like(saved, dtype=self.weight.dtype, device=self.vector.device)
         super()._load_from_state_dict(state_dict, prefix, *args)
         whole = saved is not None and prefix + "weight" in state_dict
-        self._settled = self._identity() if whole and bool(settled) else None
+        self._settled = Settled.at(self.vector, self.weight) if whole and bool(settled) else None
 
 
 @final
@@ -207,6 +245,8 @@ def top_singular_vector(
         basis.append(w / length)
     stacked = torch.stack(basis[: len(images)])
     small = stacked @ torch.stack(images).mT
+    if not bool(small.isfinite().all()):
+        return u  # ‖A u‖ then says that it is no number
     vectors = torch.linalg.eigh((small + small.mT) / 2).eigenvectors
     return _unit((vectors[:, -1] @ stacked).view_as(u))
 

@@ -1,6 +1,7 @@
 """What a trained run says about picture files that are not in its data set."""
 
 import dataclasses
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -71,7 +72,7 @@ class Predictor:
         run = Run(Path(path))
         config, process = for_inference(run.config(), device)
         file = run.checkpoint(which)
-        weights, epoch = checkpoint.trained_weights(file)
+        weights, epoch = run.trained_weights(which)
         if "head.bias" not in weights:
             raise CheckpointError(f"{file} belongs to another run: it has no `head.bias`.")
         images, named = trained_on(config, outputs=len(weights["head.bias"]))
@@ -143,9 +144,14 @@ def read_picture(path: Path, channels: int, side: int) -> Tensor:
     What the reader of picture folders does, after turning the picture as its EXIF data say and putting a transparent
     one on white. What is not one readable picture is a `DataError`.
     """
-    if not path.exists():
-        raise DataError(f"There is no file {path}: check its name.")
-    if not path.is_file():
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise DataError(f"There is no file {path}: check its name.") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"{path} cannot be read ({reason}): check its name.") from None
+    if not stat.S_ISREG(mode):
         raise DataError(f"{path} is a folder or a device, not a picture: name picture files.")
     pixels = decode(path, side, convert=partial(_upright, path))
     return pixels if channels == 3 else grey(pixels[None])[0].to(torch.uint8)

@@ -47,7 +47,9 @@ def draw(runs: Sequence[Run], metric: metrics.Metric) -> str:
         colour = COLOURS[place % len(COLOURS)]
         if curve:
             values = list(curve.values())
-            axes.plot(list(curve), values, color=colour, label=run.name, linewidth=1.8, marker=".", markersize=5)
+            name = "".join(c if c.isprintable() else "\ufffd" for c in run.name)
+            label = name.replace("$", r"\$")  # which begins a formula
+            axes.plot(list(curve), values, color=colour, label=label, linewidth=1.8, marker=".", markersize=5)
         measured += curve.values()
     if not measured:
         return ""

@@ -72,6 +72,10 @@ class Solution:
     __repr__ = __str__  # the numbers of a batch of pictures would fill the screen
 
 
+class NonfiniteInputError(ValueError):
+    """An input with infinite or NaN entries reached an equilibrium layer."""
+
+
 class EquilibriumError(RuntimeError):
     """A solve that failed, forward or backward, and was asked to be loud about it."""
 

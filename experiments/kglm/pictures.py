@@ -107,7 +107,7 @@ def _scene(path: Path, channels: int) -> np.ndarray:
         if path.suffix == ".npy":
             scene = np.load(path)[:channels]
         else:
-            with Image.open(path) as image:
+            with Image.open(path, formats=("TIFF",)) as image:
                 pages = [
                     np.array(page) for page, _ in zip(ImageSequence.Iterator(image), range(channels), strict=False)
                 ]

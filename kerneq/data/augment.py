@@ -45,6 +45,8 @@ class Augment:
         for name in ("crop", "randaugment", "cutout", "mixup", "cutmix"):
             if getattr(self, name) < 0:
                 raise ValueError(f"`{name}` must not be negative, got {getattr(self, name)}.")
+        if self.randaugment > 100:
+            raise ValueError(f"`randaugment` must be at most 100, got {self.randaugment}.")
         if not 0 < self.area <= 1:
             raise ValueError(f"`area` must lie in (0, 1], got {self.area}.")
         if not 0 <= self.share <= 1:

@@ -23,6 +23,8 @@ from torch.utils.data import DataLoader
 from .augment import Augment, Place, Purpose, augment_bytes, cut_out, generator, mix, random_boxes, resized_crop
 from .operations import to_device
 
+# What is opened, whatever the file's name says: no format whose reader starts another program, as EPS does.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 Convert = Callable[[Image.Image], Image.Image]
 Box = tuple[float, float, float, float]  # left, top, right, bottom, as shares of the width and height
 
@@ -118,7 +120,7 @@ def decode(path: Path, size: int, box: Box | None = None, convert: Convert | Non
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd metadata, say, which do not matter here
             warnings.simplefilter("error", Image.DecompressionBombWarning)  # made to fill the memory
-            with Image.open(path) as picture:
+            with Image.open(path, formats=FORMATS) as picture:
                 if box is None:
                     picture.draft("RGB", (size, size))  # a JPEG decodes straight to the smallest sufficient size
                 pixels = picture.convert("RGB") if convert is None else convert(picture)
@@ -202,6 +204,8 @@ class Batches:
         channels, *sides = self.images.shape
         if self.augment.crop >= min(sides):
             raise ValueError(f"`crop` must be below the pictures' side {min(sides)}, got {self.augment.crop}.")
+        if self.augment.cutout > 2 * max(sides):  # it covers every picture, wherever its centre is
+            raise ValueError(f"`cutout` must be at most {2 * max(sides)} here, got {self.augment.cutout}.")
         if (self.augment.randaugment or self.augment.trivial) and channels not in (1, 3):
             raise ValueError(f"`randaugment` and `trivial` need 1 or 3 channels, these pictures have {channels}.")
         if self.augment.mixes and not (self.drop_last and self.shuffle):

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -47,6 +48,8 @@ def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) ->
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and facts in `path`; a damaged or foreign file is a `CheckpointError`."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise CheckpointError(f"{path} is a folder or a device, not a checkpoint.")
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}
@@ -77,10 +80,14 @@ def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def trained_weights(path: Path) -> tuple[dict[str, Tensor], int]:
-    """The weights to use of a checkpoint (their average, where there is one) by name, and its epoch."""
+def trained_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The weights to use of a checkpoint (their average, where there is one) by name, and its facts."""
     tensors, facts = load(path)
-    return part(tensors, "average.") or part(tensors, "model."), int(facts["epoch"])
+    weights = part(tensors, "average.") or part(tensors, "model.")
+    for name, value in weights.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise CheckpointError(f"{path} is of no use: its `{name}` has infinite or NaN entries. Train it anew.")
+    return weights, facts
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
@@ -112,7 +119,8 @@ def write_atomically(path: Path, data: bytes) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise TrainingError(
             f"{path} could not be written: {error.strerror}. Earlier checkpoints are intact; make room or "
             "choose another folder, then continue with --resume."

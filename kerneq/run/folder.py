@@ -3,11 +3,13 @@
 import dataclasses
 import fcntl
 import json
+import math
 import os
 import platform
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,9 +19,10 @@ import torch
 from torch import Tensor
 
 from .. import __version__
+from ..settings import rows as rows_of
 from . import checkpoint
 from .checkpoint import CheckpointError, TrainingError, write_atomically
-from .config import Config, ConfigError, differences, load, write
+from .config import Config, ConfigError, differences, load, parse, write
 
 FREE = ("device", "training.checkpoint_epochs", "training.checkpoint_steps")  # may change between two starts
 
@@ -59,25 +62,32 @@ class Run:
         return load(self.path / "config.toml")
 
     def environment(self) -> dict[str, Any]:
-        """Where the run came from, as in environment.json; empty if it was not recorded."""
-        return _json(self.path / "environment.json")
+        """Where the run came from, as in environment.json; empty if it was not recorded, or is damaged."""
+        try:
+            return _json(self.path / "environment.json")
+        except TrainingError:
+            return {}
 
     def evaluation(self) -> dict[str, Any]:
         """The scores on the test images and what they belong to, as in evaluation.json; empty before an evaluation."""
-        return _json(self.path / "evaluation.json")
+        found = _json(self.path / "evaluation.json")
+        scores = found.get("scores", {})
+        if not isinstance(scores, dict) or not all(isinstance(value, dict) for value in scores.values()):
+            raise TrainingError(f"{self.path / 'evaluation.json'} is damaged: evaluate the run again.")
+        return found
 
     def test(self) -> Mapping[str, Any]:
         """Scores on the test images; empty if the run was not evaluated."""
         return self.evaluation().get("scores", {}).get("test", {})
 
     def rows(self) -> list[dict[str, Any]]:
-        """The metrics of each completed epoch, as in metrics.jsonl; a line cut short by a kill is left out."""
-        rows = []
-        if (self.path / "metrics.jsonl").exists():
-            for line in (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-                with suppress(json.JSONDecodeError):
-                    rows.append(json.loads(line))
-        return rows
+        """The metrics of each completed epoch, as in metrics.jsonl; a line that is damaged is left out."""
+        return [row for row in self._lines() if row is not None]
+
+    def _lines(self) -> list[dict[str, Any] | None]:
+        """Every line of metrics.jsonl, None where it is not the row of an epoch."""
+        path = self.path / "metrics.jsonl"
+        return [_row(line) for line in path.read_bytes().splitlines()] if path.is_file() else []
 
     def seconds(self) -> float:
         """Time spent training, validation left out."""
@@ -85,18 +95,34 @@ class Run:
 
     def best_accuracy(self) -> float | None:
         """The best accuracy on held-out images among the epochs of the run; None if nothing was held out."""
-        return max((row["validation"]["accuracy"] for row in self.rows() if row["validation"]), default=None)
+        found = [(row["validation"] or {}).get("accuracy") for row in self.rows()]
+        return max((accuracy for accuracy in found if accuracy is not None), default=None)
 
     def checkpoint(self, which: str) -> Path:
         """The file of the `last`, `previous` or `best` checkpoint."""
         return self.path / "checkpoints" / f"{which}.safetensors"
 
+    def trained_weights(self, which: str) -> tuple[dict[str, Tensor], int]:
+        """The best or last weights by name, and their epoch; those of other settings than config.toml's are refused."""
+        path = self.checkpoint(which)
+        if not path.exists():
+            raise CheckpointError(f"There is no checkpoint {path}: kerneq train {self.path} --resume makes it.")
+        weights, facts = checkpoint.trained_weights(path)
+        check_belongs(path, facts, self.config())
+        return weights, int(facts["epoch"])
+
     @contextmanager
     def locked(self, patience: float = 0.0) -> Iterator[None]:
-        """Hold the folder for this process; the lock dies with it, however it dies."""
+        """Hold the folder for this process; the lock dies with it, however it dies.
+
+        A folder that was made for it and in which no run began is taken away again.
+        """
+        folders = (self.path / "checkpoints", self.path, *self.path.parents)
         try:
-            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
-            file = open(self.path / "lock", "a+", encoding="utf-8")  # noqa: SIM115
+            made = [folder for folder in folders if not folder.exists()]
+            folders[0].mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # a link might lead to somebody's file
+            file = os.fdopen(os.open(self.path / "lock", flags, 0o644), "r+", encoding="utf-8")
         except OSError as error:
             raise TrainingError(f"The run folder {self.path} cannot be used: {error.strerror}.") from None
         with file:
@@ -114,15 +140,28 @@ class Run:
             file.truncate(0)
             file.write(f"{os.getpid()}\n")
             file.flush()
-            yield
+            try:
+                yield
+            finally:
+                if made and not self.exists:
+                    (self.path / "lock").unlink(missing_ok=True)
+                    with suppress(OSError):  # what is not empty stays
+                        for folder in made:
+                            folder.rmdir()
 
     def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Make this the last checkpoint and keep the one before it."""
-        fresh, last = self.checkpoint("fresh"), self.checkpoint("last")
+        """Make this the last checkpoint and keep the one before it; at every moment there is a last one."""
+        fresh, last, spare = (self.checkpoint(which) for which in ("fresh", "last", "spare"))
         checkpoint.save(fresh, tensors, facts)
         if last.exists():
-            os.replace(last, self.checkpoint("previous"))
+            spare.unlink(missing_ok=True)
+            try:
+                os.link(last, spare)
+            except OSError:  # a file system without links
+                spare = last
+            os.replace(spare, self.checkpoint("previous"))
         os.replace(fresh, last)
+        self.checkpoint("spare").unlink(missing_ok=True)  # a rename onto another link of the same file does nothing
 
     def newest(self) -> Path | None:
         """The checkpoint to continue from: the last, or the previous if a kill fell between two renames."""
@@ -157,7 +196,14 @@ class Run:
 
         The metrics of epochs past `epoch`, which will be trained again, are forgotten.
         """
-        self._write_rows([row for row in self.rows() if row["epoch"] <= epoch])
+        if not self.checkpoint("last").exists() and self.checkpoint("fresh").exists():
+            os.replace(self.checkpoint("fresh"), self.checkpoint("last"))  # what a kill left undone
+        lines = self._lines()
+        damaged = [str(number) for number, row in enumerate(lines, start=1) if row is None]
+        if damaged:
+            path = self.path / "metrics.jsonl"
+            warnings.warn(f"{path}: skipped what is no row of metrics, line {', '.join(damaged)}.", stacklevel=2)
+        self._write_rows([row for row in lines if row is not None and row["epoch"] <= epoch])
         write_atomically(self.path / "config.toml", write(config).encode())
         origin = {
             "kerneq": __version__,
@@ -171,19 +217,75 @@ class Run:
             "command": sys.argv,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
-        written = self.environment()
-        if written and step > 0:
-            written["resumed"].append({**origin, "step": step})
-        else:
-            written = {**origin, "resumed": []}
-        write_atomically(self.path / "environment.json", (json.dumps(written, indent=2) + "\n").encode())
+        written: dict[str, Any] = {**origin, "resumed": []}
+        if step > 0:
+            before = self.environment()
+            if not isinstance(before.get("resumed"), list):
+                warnings.warn(f"{self.path / 'environment.json'} was missing or damaged: begun anew.", stacklevel=2)
+                before = written
+            written = {**before, "resumed": [*before["resumed"], {**origin, "step": step}]}
+        write_atomically(self.path / "environment.json", (to_json(written, indent=2) + "\n").encode())
 
     def add_row(self, row: Mapping[str, Any]) -> None:
         """Add the metrics of an epoch; they are on the disk when this returns."""
         self._write_rows([*self.rows(), row])
 
     def _write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+        write_atomically(self.path / "metrics.jsonl", "".join(to_json(row) + "\n" for row in rows).encode())
+
+
+def check_belongs(path: Path, facts: Mapping[str, Any], config: Config) -> None:
+    """Refuse the checkpoint at `path` where the settings it was saved with are not these; old ones do not say.
+
+    Its weights would fit all the same, and give the answers of a model that nobody trained. A folder of pictures may
+    have moved.
+    """
+    try:
+        before = parse(facts["config"])
+    except (KeyError, ConfigError):
+        return
+    values = [{key: value for key, value, _ in rows_of(each)} for each in (before, config)]
+    free = set(FREE)
+    if all(str(value["data.name"]).startswith("folder:") for value in values):
+        free.add("data.name")
+    changed = [key for key in differences(before, config) if key not in free]
+    if changed:
+        then, now = (value.get(changed[0], "absent") for value in values)
+        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        raise CheckpointError(
+            f"{path} was trained with other settings than the run's config.toml has: `{changed[0]}` was {then!r} and "
+            f"is {now!r}{more}. Put back the config.toml or the checkpoint that belongs there."
+        )
+
+
+def to_json(tree: Any, indent: int | None = None) -> str:
+    """JSON, which knows neither infinity nor NaN: they become null."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: finite(entry) for key, entry in value.items()}
+        if isinstance(value, list | tuple):
+            return [finite(entry) for entry in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(finite(tree), indent=indent, allow_nan=False)
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """The metrics of an epoch, None where the line holds something else."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or type(row.get("epoch")) is not int or type(row.get("step")) is not int:
+        return None
+    if not isinstance(row.get("seconds"), int | float) or not isinstance(row.get("train"), dict):
+        return None
+    parts = [row["train"], row.setdefault("validation", None) or {}, row.setdefault("diagnostics", {})]
+    if not all(isinstance(part, dict) for part in parts):
+        return None
+    numbers = [value for part in parts for value in part.values()]
+    return row if all(value is None or isinstance(value, int | float) for value in numbers) else None
 
 
 def revision() -> str | None:
@@ -210,6 +312,6 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TrainingError(f"{path} is damaged: {error}.") from None
     return found if isinstance(found, dict) else {}

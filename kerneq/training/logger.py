@@ -55,9 +55,9 @@ class TerminalLogger(AbstractLogger):
         self.console = console if console is not None else Console()
         self.title = title
         self.bar = ProgressBar(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
-            TextColumn("{task.fields[numbers]}"),
+            TextColumn("{task.fields[numbers]}", markup=False),
             TimeRemainingColumn(compact=True),
             console=self.console,
             transient=True,
@@ -78,7 +78,7 @@ class TerminalLogger(AbstractLogger):
         )
 
     def log_epoch(self, row: Mapping[str, Any]) -> None:
-        self.console.print(epoch_line(row, self.title), highlight=False, soft_wrap=True)
+        self.console.print(epoch_line(row, self.title), highlight=False, soft_wrap=True, markup=False)
 
     def close(self) -> None:
         self.bar.stop()

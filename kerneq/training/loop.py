@@ -3,8 +3,8 @@
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast, final
@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 from ..data import Batches
 from ..run import CheckpointError, Run, Stopped, TrainingError
 from ..run.config import Config, Schedule
+from ..solution import NonfiniteInputError
 from .build import Builder, Trainable, build_model, place, training_batches
 from .logger import AbstractLogger, Progress
 from .metrics import validate
@@ -49,7 +50,7 @@ def train(
         with held:
             return _train(config, run, process, resume or process.restarts > 0, build, loggers)
     except RuntimeError as error:
-        if "closed by peer" not in str(error):
+        if "closed by peer" not in str(error) and "reset by peer" not in str(error):
             raise
         raise TrainingError("Another process of this run has died; see its own message.") from None
     finally:
@@ -78,7 +79,7 @@ def _train(
     steps = config.training.epochs * len(batches)
     every = config.training.checkpoint_steps
     reported = time.monotonic()
-    with stopping(active=process.world == 1) as asked_to_stop:
+    with stopping(active=process.world == 1) as asked_to_stop, refusing_nonfinite(state):
         while state.epoch < config.training.epochs:
             began = time.monotonic() - state.seconds
             network.train()
@@ -107,6 +108,15 @@ def choose_algorithms(deterministic: bool) -> None:
     if torch.are_deterministic_algorithms_enabled() != deterministic:  # the call itself imports the compiler: seconds
         torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.benchmark = not deterministic
+
+
+@contextmanager
+def refusing_nonfinite(state: State) -> Iterator[None]:
+    """On a CPU a layer refuses inputs that are no numbers; here that means that the run has diverged."""
+    try:
+        yield
+    except NonfiniteInputError:
+        state.refuse("The features became infinite or NaN")
 
 
 def open_run(run: Run, state: State, resume: bool) -> None:

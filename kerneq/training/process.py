@@ -56,20 +56,33 @@ class Process:
 
 def start(device: str) -> Process:
     """Join the processes that torchrun started, if it did, and choose this one's device."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    rank = int(os.environ.get("RANK", "0"))
-    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")) if world > 1 else 0)
+    world, rank, restarts = _variable("WORLD_SIZE", 1), _variable("RANK"), _variable("TORCHELASTIC_RESTART_COUNT")
+    if rank >= world:
+        raise TrainingError(f"RANK is {rank}, but WORLD_SIZE is {world}: start several processes with torchrun.")
+    chosen = choose_device(device, _variable("LOCAL_RANK") if world > 1 else 0)
     if world > 1 and not distributed.is_initialized():
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)
         # torchrun's agent keeps one store for all lives of its workers. Without a prefix of its own, a restarted
         # worker may read the address of a dead one there, and fail to connect (seen with PyTorch 2.13 and gloo).
-        store, _, _ = next(rendezvous("env://"))
+        try:
+            store, _, _ = next(rendezvous("env://"))
+        except ValueError as error:  # no MASTER_ADDR, say
+            raise TrainingError(
+                f"WORLD_SIZE is {world}, but: {error}. Start several processes with torchrun."
+            ) from None
         store = PrefixStore(f"life {restarts}", store)
         backend = "nccl" if chosen.type == "cuda" else "gloo"
         distributed.init_process_group(backend, store=store, rank=rank, world_size=world)
     return Process(chosen, rank, world, restarts)
+
+
+def _variable(name: str, default: int = 0) -> int:
+    """A whole number that torchrun put into the environment."""
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise TrainingError(f"The environment variable {name} must be a whole number, got {text!r}: unset it.")
+    return int(text)
 
 
 def finish() -> None:

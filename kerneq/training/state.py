@@ -12,6 +12,7 @@ from torch.nn.utils import get_total_norm
 
 from ..run import CheckpointError, Run, TrainingError, checkpoint
 from ..run.config import Config, Optimizer, write
+from ..run.folder import check_belongs
 from .metrics import FIRST_ENTRIES, Accumulator
 from .process import Process
 
@@ -80,6 +81,7 @@ class State:
     def restore(self, path: Path) -> None:
         """Continue from the checkpoint at `path`: afterwards everything is bit for bit as it was saved."""
         tensors, facts = checkpoint.load(path)
+        check_belongs(path, facts, self.config)
         if self.average:  # by way of the model, which knows the shapes and memory layouts
             checkpoint.load_weights(self.model, checkpoint.part(tensors, "average."), path)
             self.average = copy_of(self.model)

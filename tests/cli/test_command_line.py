@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import subprocess
@@ -9,8 +10,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kerneq import __version__
 from kerneq.cli import main
-from kerneq.run import Run
+from kerneq.run import Run, checkpoint
 
 QUICK = ["model.name=resnet-tiny", "training.epochs=1", "training.batch_size=256"]
 
@@ -89,6 +91,11 @@ def test_an_equilibrium_model_goes_the_same_way(kerneq):
         (["train", "training.batch_size=9999"], 1, "only 1298 pictures"),
         (["train", "model.name=resnet-tiny", "--name", "a/b"], 2, "without slashes"),
         (["train", "--runs", "/proc/nowhere"], 1, "cannot be used"),
+        (["train", "...toml"], 2, "without slashes, got `..`"),
+        (["train", "model.width=-1"], 2, "`model.width` must be at least 1, got -1."),
+        (["train", f"augment.cutout={10**400}"], 1, "`cutout` must be at most 16 here"),
+        (["train", f"augment.randaugment={10**6}"], 2, "`randaugment` must be at most 100"),
+        (["train", "geq-tiny-digits", "model." + "a." * 5000 + "a=1"], 2, "There is no setting `model.a`"),
         (["train", "."], 2, "add --resume"),
         (["train", ".", "--resume"], 2, "There is no file config.toml"),
         (["evaluate"], 2, "Missing argument"),
@@ -99,8 +106,10 @@ def test_an_equilibrium_model_goes_the_same_way(kerneq):
     ],
 )
 def test_a_wrong_request_ends_in_a_sentence_and_a_code(kerneq, arguments, code, words):
+    Path("...toml").touch()
     got, said = kerneq(*arguments)
     assert got == code, said
+    assert not Path("runs").exists()
     assert words in " ".join(said.split())
     assert "Traceback" not in said
 
@@ -133,6 +142,63 @@ def test_show_config_prints_what_a_run_would_use_and_does_nothing(kerneq):
     assert code == 0 and "lr = 0.2  # the highest learning rate" in said and "milestones = [0.5, 0.75]" in said
     assert '[model.kernel]\nname = "gaussian"  # similarity' in said and "gamma = 0.2\n" in said
     assert not Path("runs").exists()
+
+
+def test_the_version_is_printed(kerneq):
+    assert kerneq("--version") == (0, f"kerneq {__version__}\n")
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "TORCHELASTIC_RESTART_COUNT"])
+@pytest.mark.parametrize("value", ["abc", "-2", ""])
+def test_an_odd_environment_is_a_sentence(kerneq, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    code, said = kerneq("train", *QUICK)
+    assert code == 1 and f"{name} must be a whole number, got '{value}'" in said
+
+
+@pytest.mark.parametrize("name", [r"$\frac{a$", "[bold]", "[red", "a\x1b[31mb"])
+def test_a_name_that_is_code_elsewhere_is_a_name(kerneq, name):
+    code, said = kerneq("train", *QUICK, "--name", name)
+    assert code == 0 and "1 epoch, best" in said and "\x1b" not in said
+    assert "\x1b" in name or f"runs/{name}: 1 epoch" in said
+    code, said = kerneq("evaluate", f"runs/{name}")
+    assert code == 0 and "\x1b" not in said
+    assert kerneq("report", f"runs/{name}")[0] == 0
+
+
+def test_a_diverged_training_ends_in_its_sentence(kerneq):
+    code, said = kerneq("train", "model.name=geq-tiny", "training.batch_size=256", "optimizer.lr=1000", "--name", "a")
+    assert code == 1 and "The last good checkpoint is intact. Lower optimizer.lr" in said
+
+
+def test_features_that_are_no_numbers_are_a_sentence_in_evaluation(kerneq):
+    assert kerneq("train", "model.name=geq-tiny", *QUICK[1:], "--name", "a")[0] == 0
+    path = Run(Path("runs/a")).checkpoint("best")
+    tensors, facts = checkpoint.load(path)
+    huge = {name: torch.full_like(tensor, 3e38) for name, tensor in tensors.items() if tensor.dim() > 1}
+    checkpoint.save(path, tensors | huge, facts)
+    code, said = kerneq("evaluate", "runs/a")
+    assert code == 1 and "kerneq: The input has infinite or NaN entries" in said
+
+
+def test_a_folder_that_cannot_be_written_costs_nobody_the_result(kerneq, monkeypatch):
+    assert kerneq("train", *QUICK, "--name", "a")[0] == 0
+
+    def readonly(*arguments, **keywords):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "replace", readonly)
+    code, said = kerneq("evaluate", "runs/a")
+    assert code == 1 and "accuracy" in said and "%" in said
+    assert "evaluation.json could not be written: Read-only file system" in said
+
+
+def test_the_models_fit_into_80_columns(kerneq, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, said = kerneq("models")
+    assert "…" not in said.split("NAME")[1]
+    [row] = [line for line in said.splitlines() if line.startswith("geq-5m ")]
+    assert row.split()[:7] == ["geq-5m", "4.82", "M", "1", "cifar10", "94.8", "%"]
 
 
 def test_data_and_models_are_listed(kerneq):
@@ -184,7 +250,7 @@ arguments = st.lists(
 @given(command=st.sampled_from(["train", "evaluate", "report"]) | words, rest=arguments)
 def test_no_arguments_whatever_give_a_traceback(monkeypatch, capsys, command, rest):
     if command == "train":
-        rest = [*rest, "training.epochs=0"]  # never a run, whatever the others say
+        rest = [*rest, "seed=1", "training.epochs=0"]  # never a run, though `--name` may take the first of the two
     monkeypatch.setattr(sys, "argv", ["kerneq", command, *rest])
     with pytest.raises(SystemExit):
         main()

@@ -1,5 +1,8 @@
 """When the norm of an operator is measured anew, and when not."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from helpers import input_of
@@ -8,6 +11,7 @@ from test_operator_survival import layer_of, value
 
 from kerneq import operators
 from kerneq.operators import top_singular_vector
+from kerneq.solution import Status
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -40,3 +44,65 @@ def test_training_unsettles_the_norm_even_where_the_weight_does_not_tell():
     layer.cell.operator.weight.data.mul_(-20).add_(torch.randn_like(layer.cell.operator.weight))  # as a CUDA graph does
     layer.eval()
     assert held(layer.cell, input_of("conv")) <= 0.9 * (1 + 1e-9)
+
+
+def put(layer, weight):
+    layer.cell.operator.weight.data.copy_(weight)
+    return value(layer, "dense")
+
+
+def replace(layer, weight):
+    """As if the new parameter had come to lie where the old one was freed."""
+    operator = layer.cell.operator
+    home = operator.weight.data
+    operator.weight = torch.nn.Parameter(home)
+    home.copy_(weight)
+    return value(layer, "dense")
+
+
+def call(layer, weight):
+    """The first call's weight is freed, and often the next one's lies at its address."""
+    for some in (torch.eye(6, 5), weight):
+        with torch.no_grad():
+            mine = {"cell.operator.weight": some.clone()}
+            found = torch.func.functional_call(layer.eval(), mine, input_of("dense")).value
+            del mine
+    return found
+
+
+@pytest.mark.parametrize("change", [put, replace, call])
+def test_a_weight_changed_behind_its_address_and_version_is_settled_anew_in_evaluation(change):
+    weight = torch.diag(torch.tensor([3.0, 2.0, 1.0, 0.5, 0.1]))
+    first, second = (
+        torch.cat([w, torch.zeros(1, 5)]) for w in (weight, weight + torch.diag(weight.new_tensor([0, 9, 0, 0, 0])))
+    )
+    layer, other = layer_of("dense"), layer_of("dense")
+    put(layer, first)
+    other.cell.operator.weight.data.copy_(second)
+    torch.testing.assert_close(change(layer, second), value(other, "dense"))
+
+
+def test_threads_that_share_a_fresh_layer_all_get_its_answer():
+    inputs = [torch.randn(2, 2, side, side) for side in (4, 8, 4, 8)]
+    reference = layer_of("conv").eval()
+    with torch.no_grad():
+        expected = [reference(x).value for x in inputs]
+    for _ in range(10):
+        layer, gate = layer_of("conv").eval(), threading.Barrier(len(inputs))
+
+        def work(x, layer=layer, gate=gate):
+            gate.wait()
+            with torch.no_grad():
+                return [layer(x).value for _ in range(3)]
+
+        with ThreadPoolExecutor(len(inputs)) as pool:
+            for found, want in zip(pool.map(work, inputs), expected, strict=True):
+                for z in found:
+                    torch.testing.assert_close(z, want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_weight_that_is_no_number_has_no_norm_and_is_no_crash():
+    layer = layer_of("dense").eval()
+    with torch.no_grad():
+        layer.cell.operator.weight.fill_(torch.nan)
+        assert layer(input_of("dense")).status is Status.NONFINITE

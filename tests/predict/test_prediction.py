@@ -1,5 +1,6 @@
 """`kerneq predict` and the library behind it, on runs of an epoch or less."""
 
+import io
 import json
 import os
 import sys
@@ -10,10 +11,12 @@ import pytest
 import torch
 from PIL import Image
 from predict_helpers import painted, trained, write_digits
+from rich.console import Console
 
+from kerneq.cli import prediction_table
 from kerneq.data import DataError, load, normalise
 from kerneq.evaluate import evaluate
-from kerneq.prediction import Predictor, predict
+from kerneq.prediction import Prediction, Predictor, predict
 from kerneq.run import Run, TrainingError, checkpoint
 from kerneq.run.config import load as load_config
 from kerneq.solution import Status
@@ -140,3 +143,41 @@ def test_a_damaged_or_absent_checkpoint_is_named(digits_run, tmp_path):
         Run(tmp_path).checkpoint("best").write_bytes(damage)
         with pytest.raises(TrainingError, match="best.safetensors is damaged"):
             Predictor.open(tmp_path, device="cpu")
+
+
+def test_a_class_stands_beside_its_probability_at_80_columns():
+    classes = ("automobile", "a class whose name is longer than any terminal is wide " * 3, "cat")
+    path = Path("a/rather/long/path/to/a/picture/that/does/not/fit/into/a/terminal/of/80/columns.png")
+    shares = (0.5, 0.25, 0.125)
+    console = Console(width=80, file=io.StringIO())
+    console.print(prediction_table([Prediction(path, classes, shares, Status.MAX_STEPS, 50, 1e-3)], "title"))
+    out = console.file.getvalue()
+    lines = [line for line in out.splitlines() if "%" in line]
+    assert max(map(len, out.splitlines())) <= 80
+    assert [("automobile" in line, "cat" in line) for line in lines] == [(True, False), (False, False), (False, True)]
+    assert "50.00%" in lines[0] and "12.50%" in lines[2] and "not converged" in lines[0]
+    rows = [[cell.strip() for cell in line.split("│")] for line in out.splitlines() if line.count("│") > 3]
+    assert "".join(row[1] for row in rows) == str(path)
+    assert "".join(row[2] for row in rows).replace(" ", "") == "".join(classes).replace(" ", "")
+
+
+def test_names_that_are_too_long_or_hold_escape_codes_do_no_harm(kerneq, digits_run, tmp_path):
+    [good] = write_digits(tmp_path, 1)
+    coloured = good.rename(tmp_path / "red\x1b[31m\x07.png")
+    code, out, err = kerneq("predict", digits_run, "x" * 5000, tmp_path / "no\x1b]0;title\x07.png", coloured)
+    assert code == 1 and "red\ufffd[31m" in out and "\x1b" not in out + err
+    first, second = err.splitlines()
+    assert "File name too long" in first and "There is no file" in second
+
+
+def test_a_postscript_file_that_is_called_a_picture_is_not_run(kerneq, digits_run, tmp_path, monkeypatch):
+    path = tmp_path / "picture.png"
+    painted(9, 9).save(path, format="EPS")
+
+    def gone(*arguments, **keywords):
+        raise AssertionError("Ghostscript was called")
+
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", gone)
+    monkeypatch.setattr("PIL.EpsImagePlugin.has_ghostscript", lambda: True)
+    code, _, err = kerneq("predict", digits_run, path, "--device", "cpu")
+    assert code == 1 and "not a readable picture (cannot identify image file" in err

@@ -3,8 +3,9 @@ import json
 import os
 
 import pytest
-from toys import Toy
+from toys import Toy, build_toy
 
+from kerneq.evaluate import evaluate
 from kerneq.run import CheckpointError, Run, TrainingError, checkpoint
 from kerneq.training import build
 
@@ -97,7 +98,8 @@ def test_a_line_of_metrics_cut_short_by_a_kill_is_written_again(tmp_path, run):
     path = tmp_path / "run" / "metrics.jsonl"
     with open(path, "a") as file:
         file.write('{"epoch": 2, "tra')
-    assert len(run("training.epochs=1", resume=True)) == 1
+    with pytest.warns(UserWarning, match="skipped what is no row of metrics, line 2"):
+        assert len(run("training.epochs=1", resume=True)) == 1
     assert path.read_text().endswith("}\n")
 
 
@@ -141,3 +143,136 @@ def test_training_never_reads_the_test_split(run, monkeypatch):
     monkeypatch.setattr(build, "load", lambda name, split, **rest: asked.append(split) or load(name, split, **rest))
     run("training.epochs=1")
     assert asked == ["train"]
+
+
+def test_weights_of_other_settings_are_refused_by_evaluation_and_resumption(tmp_path, run):
+    run("training.epochs=1", "model.name=geq-tiny")
+    run("training.epochs=1", "model.name=geq-tiny", "seed=7", folder="other")
+    path = tmp_path / "run" / "config.toml"
+    before = path.read_text()
+    assert "\nnorm = 1.0\n" in before
+    path.write_text(before.replace("\nnorm = 1.0\n", "\nnorm = 0.1\n"))
+    with pytest.raises(CheckpointError, match=r"best.safetensors was trained .* `model.norm` was 1.0 and is 0.1\."):
+        evaluate(tmp_path / "run", build=build_toy)
+    with pytest.raises(CheckpointError, match=r"last.safetensors was trained .* `model.norm` was 1.0 and is 0.1\."):
+        run("training.epochs=1", "model.name=geq-tiny", "model.norm=0.1", resume=True)
+    path.write_text(before)
+    best = Run(tmp_path / "run").checkpoint("best")
+    best.write_bytes(Run(tmp_path / "other").checkpoint("best").read_bytes())
+    with pytest.raises(CheckpointError, match="`seed` was 7 and is 0"):
+        evaluate(tmp_path / "run", build=build_toy)
+    assert evaluate(tmp_path / "run", "last", build=build_toy).epoch == 1
+    best.unlink()
+    with pytest.raises(CheckpointError, match=r"There is no checkpoint .*: kerneq train .* --resume makes it"):
+        evaluate(tmp_path / "run", build=build_toy)
+
+
+def test_a_checkpoint_whose_weights_are_no_numbers_is_refused(tmp_path, run):
+    run("training.epochs=1")
+    path = Run(tmp_path / "run").checkpoint("best")
+    tensors, facts = checkpoint.load(path)
+    checkpoint.save(path, tensors | {"model.head.bias": tensors["model.head.bias"] * float("nan")}, facts)
+    with pytest.raises(CheckpointError, match="its `head.bias` has infinite or NaN entries"):
+        evaluate(tmp_path / "run", build=build_toy)
+
+
+@pytest.mark.parametrize("content", [b"", b"[1", b"[]", b"{}", b'{"resumed": 3}', b"\xff\xfe", b"[" * 100_000, None])
+def test_a_damaged_record_of_where_a_run_came_from_does_not_stop_it(tmp_path, run, content):
+    run("training.epochs=1")
+    path = tmp_path / "run" / "environment.json"
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.warns(UserWarning, match="environment.json was missing or damaged: begun anew"):
+        assert len(run("training.epochs=1", resume=True)) == 1
+    assert json.loads(path.read_text())["resumed"][0]["step"] == 10
+
+
+BROKEN = [b"{}", b"3", b'"epoch"', b"\xff", b"[" * 100_000, b'{"epoch": "1"}', b'{"epoch": 1, "step": 1}']
+BROKEN += [b'{"epoch": 1, "step": 1, "seconds": 1, "train": {"loss": "x"}, "validation": null}']
+BROKEN += [b'{"epoch": 1, "step": 1, "seconds": 1, "train": {}, "validation": 3}']
+
+
+@pytest.mark.parametrize("line", BROKEN)
+def test_a_line_that_is_no_row_of_metrics_is_named_and_skipped(tmp_path, run, line):
+    run("training.epochs=1")
+    path = tmp_path / "run" / "metrics.jsonl"
+    good = path.read_bytes()
+    path.write_bytes(line + b"\n" + good)
+    assert len(Run(tmp_path / "run").rows()) == 1 and Run(tmp_path / "run").best_accuracy() is not None
+    with pytest.warns(UserWarning, match="metrics.jsonl: skipped what is no row of metrics, line 1"):
+        run("training.epochs=1", resume=True)
+    assert path.read_bytes() == good
+
+
+def test_a_number_that_is_none_is_written_as_null(tmp_path, run):
+    run("training.epochs=1")
+    written = Run(tmp_path / "run")
+    [row] = written.rows()
+    written.add_row(row | {"epoch": 2, "diagnostics": {"energy": float("nan"), "norm": float("inf")}})
+    text = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert "NaN" not in text and "Infinity" not in text
+    assert written.rows()[1]["diagnostics"] == {"energy": None, "norm": None}
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path, run):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "run" / "lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(TrainingError, match="cannot be used"):
+        run()
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_a_pipe_in_place_of_a_checkpoint_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "c.safetensors")
+    with pytest.raises(CheckpointError, match="is a folder or a device, not a checkpoint"):
+        checkpoint.load(tmp_path / "c.safetensors")
+
+
+def test_a_refused_training_leaves_no_folder_behind(tmp_path, run):
+    with pytest.raises(TrainingError, match="cannot be put into batches"):
+        run("training.batch_size=5000", folder="runs/refused")
+    assert not (tmp_path / "runs").exists()
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(TrainingError):
+        run("training.batch_size=5000", folder="mine")
+    assert (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize("renames", [1, 2, 3])
+def test_there_is_a_last_checkpoint_between_any_two_renames(tmp_path, monkeypatch, renames):
+    run = Run(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    run.save({}, {"step": 1})
+    rename, done = os.replace, []
+
+    def killed(*names):
+        if len(done) == renames - 1:
+            raise KeyboardInterrupt
+        done.append(rename(*names))
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run.save({}, {"step": 2})
+    assert checkpoint.load(run.checkpoint("last"))[1]["step"] == 1
+    monkeypatch.setattr(os, "replace", rename)
+    for step in (2, 3):
+        run.save({}, {"step": step})
+    assert checkpoint.load(run.checkpoint("previous"))[1]["step"] == 2
+    assert sorted(file.stem for file in (tmp_path / "checkpoints").glob("[!.]*")) == ["last", "previous"]
+
+
+def test_a_finished_run_whose_last_rename_was_lost_gets_its_last_checkpoint_back(tmp_path, run):
+    run("training.epochs=1")
+    folder = Run(tmp_path / "run")
+    os.replace(folder.checkpoint("last"), folder.checkpoint("fresh"))
+    run("training.epochs=1", resume=True)
+    assert folder.checkpoint("last").exists() and not folder.checkpoint("fresh").exists()
+
+
+@pytest.mark.parametrize("words", ["Connection closed by peer [127.0.0.1]", "Read error: Connection reset by peer"])
+def test_the_death_of_another_process_is_a_sentence(run, words):
+    def broken(config, images):
+        raise RuntimeError(words)
+
+    with pytest.raises(TrainingError, match="Another process of this run has died"):
+        run(build=broken)

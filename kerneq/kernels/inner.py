@@ -25,12 +25,13 @@ class AbstractInnerKernel(AbstractKernel):
     On feature maps t sums thousands of terms, so where κ is curved a enters in units of its length: n entries of root
     mean square `TYPICAL` become `max_length`, fewer less in proportion, more no longer. So samples keep their lengths
     relative to each other, κ′ differs between them, and yet with norm ≤ 1 there is one equilibrium, for every input
-    (docs/facts.md, fact 8). A new kernel is κ, κ′, bounds on |κ″| and κ″, and how much of norm² is left to W.
+    (docs/facts.md, fact 8). A new kernel is κ, κ′ and a bound on |κ″|; one that is concave somewhere may say more.
     """
 
     in_state: ClassVar[bool] = True
     hvp_sign: ClassVar[int] = 1
-    operator_share: ClassVar[float]  # ‖W‖² ≤ operator_share · norm²
+    operator_share: ClassVar[float] = 0.3  # ‖W‖² ≤ operator_share · norm²
+    length_share: ClassVar[float] = 0.6  # |κ″|‖a‖² ≤ length_share · norm²; the rest, 0.1 for norm 1, is left of μ
 
     @abc.abstractmethod
     def value(self, t: Tensor) -> Tensor:
@@ -46,13 +47,13 @@ class AbstractInnerKernel(AbstractKernel):
         """A bound on |κ″(t)| where iterates from z = 0 can be; 0 for the linear kernel."""
 
     @property
-    @abc.abstractmethod
     def convex_curvature(self) -> float:
         """A bound on κ″(t) there, at least 0: only where κ is convex does it take from the convexity of E."""
+        return self.curvature
 
-    @abc.abstractmethod
     def max_length(self, norm: float) -> float:
         """How long a may be."""
+        return norm * (self.length_share / self.curvature) ** 0.5
 
     @property
     def through_features(self) -> bool:
@@ -109,13 +110,6 @@ class Linear(AbstractInnerKernel):
     def curvature(self) -> float:
         return 0.0
 
-    @property
-    def convex_curvature(self) -> float:
-        return 0.0
-
-    def max_length(self, norm: float) -> float:
-        return math.inf
-
 
 @final
 @dataclasses.dataclass(frozen=True)
@@ -157,9 +151,6 @@ class Polynomial(AbstractInnerKernel):
     the bound then holds for |t| ≤ s, s = max(c, 1), a region that iterates from z = 0 never leave (see `max_length`).
     """
 
-    operator_share: ClassVar[float] = 0.3
-    length_share: ClassVar[float] = 0.6  # κ″‖a‖² ≤ length_share · norm²; the rest, 0.1 for norm 1, is left of μ
-
     degree: int = 2  # k
     offset: float = 1.0  # c
 
@@ -183,17 +174,13 @@ class Polynomial(AbstractInnerKernel):
         k = self.degree
         return k * (k - 1) * (self.region + self.offset) ** (k - 2)
 
-    @property
-    def convex_curvature(self) -> float:
-        return self.curvature
-
     def max_length(self, norm: float) -> float:
         """Short enough for L ≤ 0.9 norm² and, for k ≥ 3, for the region to be kept.
 
         In the ball ‖z‖ ≤ s/‖a‖, where |t| ≤ s: ‖f(z)‖ ≤ k(s + c)ᵏ⁻¹‖a‖ + ‖W‖²s/‖a‖ ≤ s/‖a‖ as soon as
         k(s + c)ᵏ⁻¹‖a‖² ≤ (1 − ‖W‖²)s.
         """
-        length = norm * (self.length_share / self.curvature) ** 0.5
+        length = super().max_length(norm)
         if self.degree == 2:
             return length
         left = 1 - self.operator_share * norm**2

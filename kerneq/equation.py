@@ -7,6 +7,7 @@ a smaller space to be solved in (`FeatureMap`), and its own derivative in closed
 import abc
 import dataclasses
 import functools
+import math
 import types
 from collections.abc import Callable, Hashable
 from typing import Any, Self, final
@@ -18,7 +19,7 @@ from .fused.iterates import relative_residual
 from .kernels.base import AbstractKernel, Binding, Slope
 from .operators import BoundOperator, bound
 from .prox import AbstractProx, ReLU
-from .tensors import per_sample_norm, take_samples, zeros_stored_like
+from .tensors import per_sample_norm, take_samples, widened, zeros_stored_like
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +66,18 @@ class Linearisation:
     def vjp(self, u: Tensor) -> Tensor:
         """Jᵀu."""
         return self._vjp(self.image, u)
+
+    def jacobian(self) -> Tensor:
+        """J itself, (batch, n, n) for states of n entries, by n products."""
+        units = torch.eye(math.prod(self.z.shape[1:]), dtype=self.z.dtype, device=self.z.device)
+        rows = [self.vjp(unit.view(self.z.shape[1:]).expand_as(self.z)) for unit in units]
+        return torch.stack([row.flatten(1) for row in rows], dim=1)
+
+    def solve(self, g: Tensor, transposed: bool = False) -> Tensor:
+        """(I − J)⁻¹g, or (I − Jᵀ)⁻¹g, by elimination: n³ operations a sample; not finite where I − J is singular."""
+        J = widened(self.jacobian())
+        matrix = torch.eye(J.shape[-1], dtype=J.dtype, device=J.device) - (J.mT if transposed else J)
+        return torch.linalg.solve_ex(matrix, g.to(J.dtype).flatten(1))[0].view_as(g)
 
     def symmetric(self, w: Tensor) -> Tensor:
         """(I − DHD) w for w = Dw, D the 0/1 slope of σ."""

@@ -79,7 +79,7 @@ def input_of(form: str, batch: int = 4, seed: int = 1) -> Tensor:
     )
 
 
-def away_from_kinks(cell: AbstractKernelCell, form: str, batch: int = 2, margin: float = 1e-3) -> Tensor:
+def away_from_kinks(cell: AbstractKernelCell, form: str, batch: int = 2, margin: float = 2e-4) -> Tensor:
     """An input at whose equilibrium no entry of the drive is within `margin` of ReLU's kink."""
     for seed in range(100):
         x = input_of(form, batch, seed)
@@ -135,10 +135,11 @@ class Reference:
             self.gamma = cell.similarity.width().detach()
             self.gain = torch.linalg.matrix_norm(self.W_h, 2)
         elif isinstance(kernel := cell.kernel, AbstractInnerKernel) and not isinstance(kernel, Linear):
-            limit = cell.norm / math.sqrt(2)
+            limit = cell.norm * math.sqrt(kernel.operator_share)
             longest = kernel.max_length(cell.norm)
             size = self.a.flatten(1).norm(dim=1).view(-1, *[1] * (self.a.dim() - 1))
-            self.a, self.curvature = self.a * (longest / size).clamp(max=1), kernel.curvature * longest**2
+            self.a = self.a * longest / size.clamp(min=1.25 * math.sqrt(self.a[0].numel()))
+            self.curvature = kernel.curvature * longest**2
         self.W = W * (limit / (torch.linalg.matrix_norm(W, 2) * self.gain)).clamp(max=1)
         self.L = (torch.linalg.matrix_norm(self.W, 2) * self.gain) ** 2 + self.curvature
         self.state = (len(x), W.shape[1]) if x.dim() == 2 else (len(x), cell.operator.weight.shape[1], *x.shape[-2:])
@@ -155,7 +156,7 @@ class Reference:
         if isinstance(kernel, Polynomial):
             t = (t + kernel.offset) ** kernel.degree
         elif isinstance(kernel, Sigmoid):
-            t = t.tanh()
+            t = torch.where(t > 0, t.tanh(), t)
         return t + 0.5 * v.square().sum(1)
 
     def heights(self, t: Tensor) -> Tensor:

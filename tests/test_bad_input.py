@@ -163,6 +163,6 @@ def test_a_picture_for_a_dense_cell_and_a_vector_for_a_convolutional_one_are_ref
 
 
 def test_a_high_degree_with_too_large_a_norm_is_refused():
-    cell = cell_of("dense", Polynomial(degree=3), norm=1.5)
-    with pytest.raises(ValueError, match="degree 3 needs `norm` below √2, got 1.5"):
+    cell = cell_of("dense", Polynomial(degree=3), norm=2.0)
+    with pytest.raises(ValueError, match=r"degree 3 needs `norm` below 1.83, got 2"):
         cell.bind(input_of("dense"))

@@ -8,11 +8,13 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from ..equation import AbstractMap, FeatureAdjoint, Linearisation, Map, as_map
+from ..equation import AbstractMap, Evaluation, FeatureAdjoint, Linearisation, Map, as_map
+from ..fused.iterates import relative_residual
 from ..solution import OnFailure, Solution, Status, check_limits, check_on_failure, settle
 from ..solvers.anderson import Anderson
 from ..solvers.base import AbstractSolver, advance, look_stride, solve
 from ..solvers.features import InFeatures
+from ..solvers.newton import Newton
 from ..tensors import per_sample, working_dtype
 from .base import AbstractGradient
 
@@ -61,6 +63,8 @@ class Implicit(AbstractGradient):
 
     def adjoint(self, system: Linearisation, g: Tensor) -> Tensor:
         """u, or w = Du, which is the same to everything behind σ."""
+        if isinstance(self.solver, Newton):  # the system is linear, so one step is all
+            return self._settle_direct(system, system.solve(g, transposed=True), g)
         fixed_point = isinstance(self.solver, AbstractSolver) and not isinstance(self.solver, InFeatures)
         if system.drive is None or fixed_point:
             return self.solve(lambda u: system.vjp(u) + g, g)
@@ -68,6 +72,13 @@ class Implicit(AbstractGradient):
         stride = look_stride(self.check_every, g)
         with torch.no_grad():
             solution = conjugate_gradient(system.symmetric, system.masked(g), self.tol, self.max_steps, stride)
+        return settle(solution, self.on_failure, where="The backward solve").value
+
+    def _settle_direct(self, system: Linearisation, u: Tensor, g: Tensor) -> Tensor:
+        """u, if it is finite; its residual is that of rounding."""
+        residual, _ = relative_residual(Evaluation(u, system.vjp(u) + g))
+        codes = torch.where(residual.isfinite(), Status.CONVERGED.code, Status.NONFINITE.code)
+        solution = Solution(u, residual, torch.ones_like(codes), codes, self.tol)
         return settle(solution, self.on_failure, where="The backward solve").value
 
     def solve(self, f: Map, start: Tensor) -> Tensor:

@@ -16,17 +16,22 @@ from ..operators import limited
 from ..tensors import check_nonnegative, check_whole, per_sample, per_sample_dot, per_sample_norm, working_dtype
 from .base import AbstractKernel, AbstractParameters, Binding, Slope
 
+TYPICAL = 1.25  # the root mean square of a, made by a batch norm, that few samples exceed
+
 
 class AbstractInnerKernel(AbstractKernel):
-    """S = κ(⟨a, z⟩) + ½‖v‖², so d(z) = κ′(t) a + WᵀWz, L = max|κ″|·‖a‖² + ‖W‖² and μ = 1 − L.
+    """S = κ(⟨a, z⟩) + ½‖v‖², so d(z) = κ′(t) a + WᵀWz, L = sup|κ″|·‖a‖² + ‖W‖² and μ = 1 − sup κ″·‖a‖² − ‖W‖².
 
-    On feature maps t sums thousands of terms, so where κ is curved a is shortened, per sample, to ‖a‖ ≤ `max_length`:
-    half of norm² is left to it and half to W, and with norm ≤ 1 the equilibrium exists and is unique (docs/facts.md,
-    fact 8). A new kernel is κ, κ′ and a bound on |κ″|.
+    On feature maps t sums thousands of terms, so where κ is curved a enters in units of its length: n entries of root
+    mean square `TYPICAL` become `max_length`, fewer less in proportion, more no longer. So samples keep their lengths
+    relative to each other, κ′ differs between them, and yet with norm ≤ 1 there is one equilibrium, for every input
+    (docs/facts.md, fact 8). A new kernel is κ, κ′ and a bound on |κ″|; one that is concave somewhere may say more.
     """
 
     in_state: ClassVar[bool] = True
     hvp_sign: ClassVar[int] = 1
+    operator_share: ClassVar[float] = 0.3  # ‖W‖² ≤ operator_share · norm²
+    length_share: ClassVar[float] = 0.6  # |κ″|‖a‖² ≤ length_share · norm²; the rest, 0.1 for norm 1, is left of μ
 
     @abc.abstractmethod
     def value(self, t: Tensor) -> Tensor:
@@ -41,9 +46,14 @@ class AbstractInnerKernel(AbstractKernel):
     def curvature(self) -> float:
         """A bound on |κ″(t)| where iterates from z = 0 can be; 0 for the linear kernel."""
 
+    @property
+    def convex_curvature(self) -> float:
+        """A bound on κ″(t) there, at least 0: only where κ is convex does it take from the convexity of E."""
+        return self.curvature
+
     def max_length(self, norm: float) -> float:
         """How long a may be."""
-        return norm / (2 * self.curvature) ** 0.5 if self.curvature else math.inf
+        return norm * (self.length_share / self.curvature) ** 0.5
 
     @property
     def through_features(self) -> bool:
@@ -53,13 +63,15 @@ class AbstractInnerKernel(AbstractKernel):
         return None
 
     def bind(self, parameters: AbstractParameters | None, a: Tensor, norm: float, operator_norm: Tensor) -> Binding:
-        longest = self.max_length(norm)
-        scale = limited(operator_norm, norm if self.curvature == 0 else norm / 2**0.5)
+        scale = limited(operator_norm, norm * self.operator_share**0.5)
         lipschitz = (operator_norm * scale).detach() ** 2
+        convexity = 1 - lipschitz
         if self.curvature:
-            a = a * per_sample(longest / per_sample_norm(a).clamp_min(longest), a).to(a.dtype)
+            longest, typical = self.max_length(norm), TYPICAL * math.prod(a.shape[1:]) ** 0.5
+            a = a * per_sample(longest / per_sample_norm(a).clamp_min(typical), a).to(a.dtype)
             lipschitz = lipschitz + self.curvature * longest**2
-        return Binding(a, operator_norm, scale, lipschitz, 1 - lipschitz)
+            convexity = convexity - self.convex_curvature * longest**2
+        return Binding(a, operator_norm, scale, lipschitz, convexity)
 
     def differentiate(self, at: Binding, z: Tensor | None, v: Tensor | None, value: bool) -> Slope:
         a = at.a
@@ -86,6 +98,8 @@ class Linear(AbstractInnerKernel):
     L = ‖W‖² and E is strongly convex with μ = 1 − L; from L = 1 on it need not have a minimum.
     """
 
+    operator_share: ClassVar[float] = 1.0
+
     def value(self, t: Tensor) -> Tensor:
         return t
 
@@ -100,17 +114,31 @@ class Linear(AbstractInnerKernel):
 @final
 @dataclasses.dataclass(frozen=True)
 class Sigmoid(AbstractInnerKernel):
-    """κ(t) = tanh t. |tanh″| ≤ 4/(3√3), so E is strongly convex if (4/3√3)‖a‖² + ‖W‖² < 1."""
+    """κ(t) = tanh t for t ≥ 0, continued by its tangent, κ(t) = t, for t < 0, where no equilibrium is.
+
+    (If z = σ(d(z)) and φ is least at 0, then ⟨d − z, z⟩ ≥ 0, so κ′(t)t ≥ ‖z‖² − ‖Wz‖² ≥ 0.) So the equilibria are
+    those of tanh; but κ is concave, and E strongly convex with μ = 1 − ‖W‖² for every a: one equilibrium, however
+    long a is. Its length is bounded for the solver's sake only: |κ″| ≤ 4/(3√3).
+    """
+
+    operator_share: ClassVar[float] = 0.5
 
     def value(self, t: Tensor) -> Tensor:
-        return torch.tanh(t)
+        return torch.tanh(t.clamp_min(0)) + t.clamp_max(0)
 
     def derivative(self, t: Tensor) -> Tensor:
-        return 1 - torch.tanh(t) ** 2
+        return 1 - torch.tanh(t.clamp_min(0)) ** 2
 
     @property
     def curvature(self) -> float:
         return 4 / (3 * 3**0.5)
+
+    @property
+    def convex_curvature(self) -> float:
+        return 0.0
+
+    def max_length(self, norm: float) -> float:
+        return 1.5 * norm
 
 
 @final
@@ -147,16 +175,19 @@ class Polynomial(AbstractInnerKernel):
         return k * (k - 1) * (self.region + self.offset) ** (k - 2)
 
     def max_length(self, norm: float) -> float:
-        """Short enough for L ≤ norm² and, for k ≥ 3, for the region to be kept.
+        """Short enough for L ≤ 0.9 norm² and, for k ≥ 3, for the region to be kept.
 
         In the ball ‖z‖ ≤ s/‖a‖, where |t| ≤ s: ‖f(z)‖ ≤ k(s + c)ᵏ⁻¹‖a‖ + ‖W‖²s/‖a‖ ≤ s/‖a‖ as soon as
-        k(s + c)ᵏ⁻¹‖a‖² ≤ (1 − ‖W‖²)s, and ‖W‖² ≤ norm²/2 here.
+        k(s + c)ᵏ⁻¹‖a‖² ≤ (1 − ‖W‖²)s.
         """
-        length = norm / (2 * self.curvature) ** 0.5
+        length = super().max_length(norm)
         if self.degree == 2:
             return length
-        if norm**2 >= 2:
-            raise ValueError(f"A polynomial kernel of degree {self.degree} needs `norm` below √2, got {norm}.")
-        room = (1 - norm**2 / 2) * self.region
+        left = 1 - self.operator_share * norm**2
+        if left <= 0:
+            most = self.operator_share**-0.5
+            raise ValueError(
+                f"A polynomial kernel of degree {self.degree} needs `norm` below {most:.3g}, got {norm:g}."
+            )
         steepest = self.degree * (self.region + self.offset) ** (self.degree - 1)
-        return min(length, (room / steepest) ** 0.5)
+        return min(length, (left * self.region / steepest) ** 0.5)

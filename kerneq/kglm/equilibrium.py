@@ -2,7 +2,8 @@
 
 With W₁ = W₃ = −K/λ and W₂ = K/λ, z = σ(W₁z + W₂T + W₃ρ(z) + m) is the kernel GLM's optimality condition (Theorem 3).
 It is solved for η = (A′)⁻¹(z), η = W₁σ(η) + W₂T + W₃Q′(η) + m: no inverse link is needed, and relaxed iteration
-with a small enough step converges for every kernel (`Guarantee.relaxation`).
+with a small enough step converges for every kernel (`Guarantee.relaxation`); where no step is small enough for all
+targets (Poisson), damped Newton does.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from ..equilibrium import Equilibrium
 from ..gradients import Implicit
 from ..operators import BoundOperator, bound
 from ..solution import EquilibriumError, Solution, Status
-from ..solvers import AbstractSolver, Anderson, Picard
+from ..solvers import AbstractSolver, Anderson, Newton, Picard
 from ..tensors import check_positive
 from .families import FLAT, AbstractFamily, Prior
 from .guarantee import Guarantee, spectral_norm
@@ -29,20 +30,26 @@ from .kernels import SquaredExponential, Truncated, as_kernel, coordinates, rand
 @final
 @dataclasses.dataclass(frozen=True)
 class GLMMap(AbstractMap):
-    """η ↦ W₁σ(η) + W₃Q′(η) + constant, at one batch of targets; η is (batch, n) or (batch, c, h, w)."""
+    """η ↦ W₁σ(η) + W₂T + W₃Q′(η) + m, at one batch of targets; η is (batch, n) or (batch, c, h, w).
+
+    It is computed as W₁(σ(η) − T) + (W₁ + W₂)T + …: with the closed-form weights, W₁ + W₂ = 0, what cancels for a
+    small λ then cancels before it is multiplied by K/λ.
+    """
 
     W1: BoundOperator
     W3: BoundOperator | None
-    constant: Tensor  # W₂T + m
+    t: Tensor  # T
+    constant: Tensor  # (W₁ + W₂)T + m
     family: AbstractFamily
     prior: Prior
 
     def __call__(self, z: Tensor) -> Tensor:
-        image = self.W1(self.family.mean(z)) + self.constant
+        image = self.W1(self.family.mean(z) - self.t) + self.constant
         return image if self.W3 is None else image + self.W3(self.prior.slope(z))
 
     def rows(self, index: Tensor) -> Self:
-        return dataclasses.replace(self, constant=self.constant.index_select(0, index))
+        t, constant = self.t.index_select(0, index), self.constant.index_select(0, index)
+        return dataclasses.replace(self, t=t, constant=constant)
 
 
 @final
@@ -61,14 +68,15 @@ class GLMCell(AbstractCell):
         self.family, self.prior = family, prior
 
     def bind(self, x: Tensor) -> GLMMap:
-        W3 = None if self.W3 is None else bound(self.W3)
-        constant = bound(self.W2)(x) + self.bias
-        return GLMMap(bound(self.W1), W3, constant, self.family, self.prior)
+        W1 = self.W1.to(x)  # in the dtype of the targets, which may be wider than that of the weights
+        W3 = None if self.W3 is None else bound(self.W3.to(x))
+        constant = bound(W1 + self.W2.to(x))(x) + self.bias.to(x)
+        return GLMMap(bound(W1), W3, x, constant, self.family, self.prior)
 
     def initial(self, f: AbstractMap) -> Tensor:
-        """η = m + W₂T, the first step from z = 0."""
+        """η = m, the kernel GLM's f = 0: σ may overflow at W₂T + m."""
         assert isinstance(f, GLMMap)
-        return f.constant.detach()
+        return self.bias.detach().to(f.t).expand_as(f.t)
 
 
 @final
@@ -77,7 +85,8 @@ class KernelEquilibrium(nn.Module):
 
     Y is (batch, n) or (batch, c, h, w). `forward` gives f* (canonical), `mean` the response A′(f*), `embed` z*. A
     solve that does not converge warns. `guarantee` says what is known of the closed-form weights and chooses solver
-    and step limit; they are those of `layer`, the `Equilibrium` inside, and can be set there.
+    and step limit; they are those of `layer`, the `Equilibrium` inside, and can be set there. Where A″ has no bound
+    the layer computes in float64: at a small λ, f* is a small difference of large numbers.
     """
 
     def __init__(self, cell: GLMCell, V: Tensor, bias: Tensor, guarantee: Guarantee) -> None:
@@ -87,6 +96,8 @@ class KernelEquilibrium(nn.Module):
         tol = 1e-13 if wide else 1e-6
         solver, max_steps = _choose_solver(guarantee, tol)
         gradient = Implicit(tol=1e-10 if wide else 1e-6)
+        if not guarantee.bounded:
+            tol, gradient = 1e-8, Implicit(Newton())  # Newton's error is about the square of its residual
         self.layer = Equilibrium(cell, solver=solver, gradient=gradient, tol=tol, max_steps=max_steps)
         self.V1, self.V2 = nn.Parameter(-V), nn.Parameter(V.clone())
         self.bias = nn.Parameter(bias.clone())
@@ -101,12 +112,14 @@ class KernelEquilibrium(nn.Module):
 
     def forward(self, Y: Tensor) -> Tensor:
         """f*(Y), the canonical prediction at the outer coordinates."""
-        t = self.cell.family.statistic(Y)
+        t = self._statistic(Y)
         eta = self._solve(t)
         z = self.cell.family.mean(eta)
         if self.cell.W3 is not None:
             z = z + self.cell.prior.slope(eta)
-        return bound(self.V1)(z) + bound(self.V2)(t) + self.bias
+        V1, V2 = self.V1.to(t), self.V2.to(t)
+        canonical = bound(V1)(z - t) + bound(V1 + V2)(t) + self.bias.to(t)  # as in `GLMMap`
+        return canonical.to(self.V1.dtype)
 
     def mean(self, Y: Tensor) -> Tensor:
         """A′(f*(Y)), the predicted response."""
@@ -114,7 +127,12 @@ class KernelEquilibrium(nn.Module):
 
     def embed(self, Y: Tensor) -> Tensor:
         """z*(Y), the mean response at the inner coordinates."""
-        return self.cell.family.mean(self._solve(self.cell.family.statistic(Y)))
+        return self.cell.family.mean(self._solve(self._statistic(Y))).to(self.V1.dtype)
+
+    def _statistic(self, Y: Tensor) -> Tensor:
+        """T(Y), in the dtype of the computation."""
+        t = self.cell.family.statistic(Y)
+        return t if self.guarantee.bounded else t.double()
 
     def _solve(self, t: Tensor) -> Tensor:
         """η*, the equilibrium in canonical coordinates."""
@@ -127,9 +145,11 @@ class KernelEquilibrium(nn.Module):
 def _choose_solver(guarantee: Guarantee, tol: float) -> tuple[AbstractSolver[Any], int]:
     """Plain iteration where it contracts, the relaxed one that always does where it does not, else Anderson.
 
-    With as many steps as the certified rate needs to get from 1 to tol, twice over; 1000 at least, as weights may
-    change.
+    Damped Newton where A″ has no bound: what the guarantee knows then is of the targets it was made for alone. With as
+    many steps as the certified rate needs to get from 1 to tol, twice over; 1000 at least, as weights may change.
     """
+    if not guarantee.bounded:
+        return Newton(), 200
     solver: AbstractSolver[Any] = Anderson()
     rate = guarantee.lipschitz / (2 + guarantee.lipschitz)
     if guarantee.assumption2:

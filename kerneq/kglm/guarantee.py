@@ -25,6 +25,7 @@ class Guarantee:
     contraction: float  # ‖K/λ‖ sup A″ sup(1 + ρ′), Assumption 2's number
     lipschitz: float  # L = ‖K/λ‖ sup(A″ + Q″), of the map in canonical coordinates
     rounding: float  # eigenvalues closer to 0 than this are 0
+    bounded: bool = True  # A″ + Q″ has a bound; else `contraction` and `lipschitz` hold for certain targets at best
 
     @property
     def assumption1(self) -> bool:
@@ -68,12 +69,14 @@ class Guarantee:
                 f" Assumption 2 holds: the map contracts by {number}, so plain iteration finds the only "
                 "equilibrium (Proposition 4)."
             )
+            if not self.bounded:
+                words += " That is for the targets given: A″ has no bound, so the layer uses damped Newton."
         elif not self.semidefinite:
             words += f" Assumption 2 fails (its number is {number}): nothing is known about uniqueness."
         else:
-            way = "A″ has no bound, so use Newton's method or state a bound on the data"
-            if math.isfinite(self.lipschitz):
-                way = f"relaxed iteration in canonical coordinates with step {self.relaxation:.2g} finds it"
+            way = f"relaxed iteration in canonical coordinates with step {self.relaxation:.2g} finds it"
+            if not self.bounded:
+                way = "A″ has no bound, so no step serves all targets, but damped Newton finds it for every λ > 0"
             words += (
                 f" Assumption 2 fails (its number is {number}): plain iteration may not converge. "
                 f"The equilibrium is unique all the same; {way}."
@@ -121,6 +124,7 @@ def certify(
         contraction=norm * highest * (1 + steepest),
         lipschitz=norm * (highest + curvature),
         rounding=terms * torch.finfo(K.dtype).eps * largest,
+        bounded=math.isfinite(family.variance_range()[1] + curvature),
     )
 
 

@@ -5,5 +5,6 @@ from .base import AbstractSolver as AbstractSolver
 from .base import solve as solve
 from .broyden import Broyden as Broyden
 from .features import InFeatures as InFeatures
+from .newton import Newton as Newton
 from .picard import Picard as Picard
 from .proximal import Proximal as Proximal

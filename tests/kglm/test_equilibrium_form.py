@@ -117,6 +117,89 @@ def test_a_poisson_layer_is_certified_by_its_data():
     torch.testing.assert_close(layer(Y).detach(), glm.canonical(), rtol=0, atol=1e-8)
 
 
+def draw_counts(seed, n=25, batch=3):
+    """Counts up to 100, many of them small."""
+    g = torch.Generator().manual_seed(seed)
+    X = torch.rand(n, 1, generator=g, dtype=torch.float64) * 6
+    rate = 100 * torch.rand(batch, n, generator=g, dtype=torch.float64) ** 3
+    return X, torch.poisson(rate, generator=g).clamp(max=100)
+
+
+KERNELS = [kglm.SquaredExponential(0.3), kglm.SquaredExponential(2.0), kglm.Matern(0.5) + kglm.Constant()]
+
+
+@pytest.mark.parametrize("lam", [0.01, 0.1, 0.3, 1.0, 10.0])
+@pytest.mark.parametrize("kernel", KERNELS, ids=["short", "long", "rough"])
+def test_a_poisson_layer_is_the_kernel_glm_at_every_lambda(kernel, lam):
+    X2 = torch.linspace(0, 6, 9, dtype=torch.float64)
+    for seed in range(3):
+        X, Y = draw_counts(seed)
+        glm = kglm.KernelGLM(kernel, kglm.Poisson(), lam=lam).fit(X, Y)
+        layer = glm.as_equilibrium()
+        torch.testing.assert_close(layer.embed(Y).detach(), glm.predict(), rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(layer.mean(Y).detach(), glm.predict(), rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(glm.as_equilibrium(X2).mean(Y).detach(), glm.predict(X2), rtol=1e-8, atol=1e-8)
+        assert "damped Newton finds it for every λ > 0" in str(layer.guarantee)
+
+
+def test_a_poisson_layer_serves_targets_it_was_not_certified_for():
+    X, few = draw(kglm.Poisson())
+    _, many = draw_counts(5)
+    glm = kglm.KernelGLM(kglm.Matern(0.5), kglm.Poisson(), lam=30.0).fit(X, few)
+    layer = glm.as_equilibrium()
+    assert layer.guarantee.assumption2 and "for the targets given" in str(layer.guarantee)
+    glm = kglm.KernelGLM(kglm.Matern(0.5), kglm.Poisson(), lam=30.0).fit(X, many)
+    assert not glm.as_equilibrium().guarantee.assumption2
+    torch.testing.assert_close(layer.mean(many).detach(), glm.predict(), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("prior", [kglm.Normal(0.5), kglm.Logistic()], ids=["normal", "logistic"])
+def test_a_poisson_layer_takes_priors_offsets_and_whole_numbers(prior):
+    X, Y = draw_counts(1)
+    offset = lambda x: 1 - 0.5 * x[:, 0]  # noqa: E731
+    glm = kglm.KernelGLM(kglm.Matern(0.5), kglm.Poisson(), lam=0.1, prior=prior, offset=offset).fit(X, Y)
+    torch.testing.assert_close(glm.as_equilibrium().mean(Y.long()).detach(), glm.predict(), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("lam", [0.1, 1.0, 10.0])
+def test_a_float32_poisson_layer_is_as_exact_as_its_weights(lam):
+    X, Y = draw_counts(2)
+    glm = kglm.KernelGLM(kglm.Matern(0.5), kglm.Poisson(), lam=lam).fit(X, Y)
+    mean = glm.as_equilibrium().float().mean(Y.float()).detach()
+    assert mean.dtype == torch.float32
+    torch.testing.assert_close(mean.double(), glm.predict(), rtol=1e-4, atol=1e-4)
+
+
+def test_the_convolutional_poisson_layer_is_the_dense_one():
+    channels, height, width = 2, 5, 4
+    lengths = random_lengthscales(channels, torch.Generator().manual_seed(3)).double()
+    X = kglm.pixels(height, width, channels)
+    _, Y = draw_counts(4, n=len(X))
+    glm = kglm.KernelGLM(kglm.Truncated(lengths, 2, definite=True), kglm.Poisson(), lam=0.3).fit(X, Y)
+    conv = glm.as_equilibrium(convolutional=True)
+    got = conv.mean(Y.view(-1, channels, height, width)).detach().flatten(1)
+    torch.testing.assert_close(got, glm.predict(), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("lam", [0.1, 1.0])
+def test_gradients_of_a_poisson_layer_are_those_of_differences(lam):
+    X, Y = draw_counts(3, n=8)
+    layer = kglm.KernelGLM(kglm.Matern(0.5), kglm.Poisson(), lam=lam, prior=kglm.Logistic()).fit(X, Y).as_equilibrium()
+    loss = lambda: layer(Y).square().mean()  # noqa: E731
+    loss().backward()
+    g = torch.Generator().manual_seed(0)
+    for parameter in layer.parameters():
+        direction = torch.randn(parameter.shape, generator=g, dtype=torch.float64)
+        step = 1e-6 * parameter.detach().norm().clamp_min(0.1) / direction.norm()
+        values = []
+        for sign in (1, -2, 1):
+            with torch.no_grad():
+                parameter.add_(sign * step * direction)
+                values.append(loss().item())
+        expected = (values[0] - values[1]) / (2 * step.item())
+        assert (parameter.grad * direction).sum().item() == pytest.approx(expected, rel=2e-4)
+
+
 def test_an_offset_enters_the_layer_as_a_bias():
     X, Y = draw(kglm.Bernoulli())
     offset = lambda x: 1 - 0.5 * x[:, 0]  # noqa: E731

@@ -1,0 +1,87 @@
+"""Damped Newton: for maps whose slope has no bound, on states small enough for a dense Jacobian."""
+
+import dataclasses
+from typing import Self, final
+
+import torch
+from torch import Tensor
+
+from ..equation import AbstractMap, Evaluation
+from ..tensors import per_sample, per_sample_norm
+from .base import AbstractSolver
+
+HALVINGS = 60
+DECREASE = 1e-4  # of the slope of ‖f(z) − z‖ along p, which a step must achieve (Armijo)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class NewtonMap(AbstractMap):
+    """z ↦ z + p, p = (I − J)⁻¹(f(z) − z): its fixed points are those of f, and p is the error of z to first order."""
+
+    f: AbstractMap
+
+    def __call__(self, z: Tensor) -> Tensor:
+        system = self.f.linearise(z.detach())
+        gap = system.image.detach() - z
+        return z + system.solve(gap).to(z.dtype)
+
+    def evaluate(self, z: Tensor, drive: bool = False, energy: bool = False) -> Evaluation:
+        """What a solve that converges at z returns is z + p: f(z + p) − (z + p) is of the order of ‖p‖²."""
+        image = self(z)
+        return Evaluation(z, image, state=image)
+
+    def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
+        return super().start(self.f.start(None).z.contiguous() if z0 is None else z0, drive, energy)
+
+    def rows(self, index: Tensor) -> Self | None:
+        rest = self.f.rows(index)
+        return None if rest is None else dataclasses.replace(self, f=rest)
+
+    def descend(self, at: Evaluation) -> Tensor:
+        """z + tp with the first t of 1, ½, ¼ … that lowers ‖f(z) − z‖ enough, per sample; p is a direction of descent.
+
+        Where p is so short that rounding decides, or no t will do, t = 1.
+        """
+        p = at.gap
+        here = self._distance(at.z)
+        settled = per_sample_norm(p) <= torch.finfo(p.dtype).eps ** 0.5 * per_sample_norm(at.image)
+        length = torch.ones_like(here)
+        for _ in range(HALVINGS):
+            trial = at.z + per_sample(length, p).to(p.dtype) * p
+            refused = ~(self._distance(trial) <= (1 - DECREASE * length) * here) & ~settled
+            if not bool(refused.any()):
+                return trial
+            length = torch.where(refused, 0.5 * length, length)
+        return torch.where(per_sample(refused, p), at.image, trial)
+
+    def _distance(self, z: Tensor) -> Tensor:
+        """‖f(z) − z‖."""
+        return per_sample_norm(self.f(z) - z)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Newton(AbstractSolver[None]):
+    """z ← z + t(I − J)⁻¹(f(z) − z), J = ∂f/∂z, t = 1, ½, ¼ … until ‖f(z) − z‖ falls: no step makes it larger.
+
+    Converges from anywhere, in the end quadratically, where I − J is regular and ‖f(z) − z‖ keeps z bounded: as for
+    every kernel GLM with a semi-definite K, whatever A″ (docs/facts.md, fact 11). Its residual is ‖p‖ / ‖z + p‖, the
+    error of z to first order, which rounding in a steep f does not hide; it returns z + p, whose error is about the
+    square of that. As the solver of `Implicit` it solves
+    the adjoint system directly. For n entries a state, a step costs n products with J and n³ operations, and n²
+    numbers a sample; it looks at f at every trial, so it is not for CUDA graphs.
+    """
+
+    @property
+    def steady(self) -> bool:
+        return True
+
+    def space(self, f: AbstractMap) -> AbstractMap:
+        return NewtonMap(f)
+
+    def init(self, f: AbstractMap, z0: Tensor) -> None:
+        return None
+
+    def step(self, f: AbstractMap, at: Evaluation, memory: None) -> tuple[Tensor, None]:
+        return f.descend(at), None

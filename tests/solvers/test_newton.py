@@ -1,0 +1,58 @@
+"""Damped Newton: exact on affine maps, quadratic in the end, and it never takes a step that is a loss."""
+
+import pytest
+import torch
+from helpers import affine, cell_of, input_of
+
+import kerneq
+from kerneq.gradients import Implicit
+from kerneq.kernels import Gaussian
+from kerneq.solvers import Newton, Proximal
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def test_an_affine_map_is_solved_in_one_step_and_its_adjoint_directly():
+    A, b, z_star = affine()
+    A, z_star = 40 * A, torch.linalg.solve(torch.eye(len(A)) - 40 * A, b.mT).mT  # far from contraction
+    b.requires_grad_()
+    f = lambda z: z @ A.mT + b  # noqa: E731
+    solution = kerneq.solve(f, torch.zeros_like(z_star), Newton(), tol=1e-10, max_steps=5)
+    assert solution.converged.all() and int(solution.steps.max()) == 2
+    torch.testing.assert_close(solution.value, z_star.detach(), rtol=1e-9, atol=1e-9)
+    g = torch.randn_like(z_star)
+    (got,) = torch.autograd.grad(Implicit(Newton()).attach(f, solution.value), b, g)
+    expected = torch.linalg.solve(torch.eye(len(A)) - A.mT, g.mT).mT
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_slope_without_a_bound_is_met_with_shorter_steps_and_the_end_is_quadratic():
+    # z = 1000 (50 − e^z): Newton's full step from 0 leads to e^49
+    f = lambda z: 1000 * (50 - z.exp())  # noqa: E731
+    z, errors, distances = torch.zeros(1, 1), [], []
+    exact = torch.tensor(50 - 3.912 / 1000).log()
+    for _ in range(5):  # the scalar equation by its own Newton, started close
+        exact = exact - (exact - f(exact)) / (1 + 1000 * exact.exp())
+    for steps in range(1, 12):
+        s = kerneq.solve(f, z, Newton(), tol=1e-16, max_steps=steps, check_every=steps)
+        errors.append((s.value - exact).abs().item())
+        distances.append((f(s.value) - s.value).abs().item())
+    assert all(after <= before * (1 + 1e-9) + 1e-9 for before, after in zip(distances, distances[1:], strict=False))
+    small = [e for e in errors if 1e-13 < e < 1e-1]
+    assert len(small) >= 2 and all(b < 2 * a**2 for a, b in zip(small, small[1:], strict=False))
+    assert errors[-1] < 1e-13
+
+
+@pytest.mark.parametrize("kind", ["dense", "conv"])
+def test_the_equation_of_a_cell_is_solved_too_each_sample_on_its_own(kind):
+    cell = cell_of(kind, Gaussian(0.5, split=2, hidden=6))
+    f = cell.bind(input_of(kind))
+    exact = kerneq.solve(f, cell.initial(f), Proximal(), tol=1e-13, max_steps=500).value
+    s = kerneq.solve(f, cell.initial(f), Newton(), tol=1e-9, max_steps=50)
+    assert s.converged.all()
+    torch.testing.assert_close(s.value, exact, rtol=0, atol=1e-9)
+
+
+def test_a_map_that_is_not_finite_at_the_start_is_reported():
+    s = kerneq.solve(lambda z: z.exp() * torch.inf, torch.zeros(2, 3), Newton(), tol=1e-6, max_steps=5)
+    assert s.status is kerneq.Status.NONFINITE

@@ -45,7 +45,8 @@ class AbstractCell(nn.Module, abc.ABC):
 
 
 class AbstractKernelCell(AbstractCell):
-    """Kernel + operator + prox. a = Ux + b is made by `inject`; norm bounds ‖W‖‖W_h‖, so that L ≤ norm².
+    """Kernel + operator + prox. a = Ux + b is made by `inject`; norm bounds ‖W‖‖W_h‖, so that L ≤ norm²
+    (for a curved inner kernel see `kernels.inner`: its share of norm² is stated there).
 
     With `output="features"` the layer gives v* = Wz*, not z*. For the linear kernel that is OptEq's own form,
     v = Wσ(Wᵀv + Ux + b), with W̃ = Wᵀ.

@@ -153,7 +153,7 @@ class AbstractOperator(nn.Module, abc.ABC):
             # also goes to a vector known from before, which may be another singular vector of a changed weight.
             noise = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
             noise = _unit(noise).to(w.weight)
-            start = noise if fresh else _unit(start) + 0.1 * noise
+            start = noise if fresh else _unit(start) + 1e-4 * noise
         steps = TRACK_STEPS if track else SETTLE_STEPS
         with torch.autocast(self.weight.device.type, enabled=False):
             found = top_singular_vector(w, w.adjoint, start, steps, lanczos=not track).to(self.weight.dtype)

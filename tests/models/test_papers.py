@@ -61,7 +61,11 @@ def unrolled(kernel: AbstractKernel, W: Tensor, a: Tensor) -> Tensor:
     for _ in range(400):
         v = F.conv2d(y, W, padding=1)
         t = (a * y).flatten(1).sum(1)[:, None, None, None]
-        factor = {Linear: lambda t: 1 + 0 * t, Polynomial: lambda t: 2 * (t + 1), Sigmoid: lambda t: 1 - t.tanh() ** 2}
+        factor = {
+            Linear: lambda t: 1 + 0 * t,
+            Polynomial: lambda t: 2 * (t + 1),
+            Sigmoid: lambda t: 1 - t.relu().tanh() ** 2,
+        }
         y = torch.relu(factor[type(kernel)](t) * a + F.conv_transpose2d(v, W, padding=1))
     return F.conv2d(y, W, padding=1)
 
@@ -82,10 +86,10 @@ def test_opteqs_own_form_agrees_with_an_unrolled_reference_and_so_do_its_gradien
     basis = torch.eye(3 * 36).view(-1, 3, 6, 6)
     norm = torch.linalg.matrix_norm(F.conv2d(basis, weight, padding=1).flatten(1), ord=2)
     curved = not isinstance(kernel, Linear)
-    W = weight * (0.9 / (2**0.5 if curved else 1)) / norm
+    W = weight * (0.9 * kernel.operator_share**0.5) / norm
     if curved:
-        longest = kernel.max_length(0.9)
-        a = a * (longest / a.flatten(1).norm(dim=1).clamp_min(longest))[:, None, None, None]
+        typical = 1.25 * a[0].numel() ** 0.5
+        a = a * (kernel.max_length(0.9) / a.flatten(1).norm(dim=1).clamp_min(typical))[:, None, None, None]
     reference = unrolled(kernel, W, a)
 
     value = layer(x).value

@@ -118,7 +118,7 @@ def test_every_backward_solve_gives_the_same_gradient(backward):
         ({"settings": {"norm": -1.0}}, r"`norm` must be greater than 0, got -1\.0"),
         ({"settings": {"tol": 0.0}}, r"`tol` must be greater than 0, got 0\.0"),
         ({"settings": {"max_steps": 0}}, r"`max_steps` must be at least 1, got 0"),
-        ({"settings": {"solver": {"name": "newton"}}}, r"`solver.name` must be one of .*broyden.*, got 'newton'"),
+        ({"settings": {"solver": {"name": "secant"}}}, r"`solver.name` must be one of .*broyden.*, got 'secant'"),
         ({"settings": {"gradient": {"name": "exact"}}}, r"`gradient.name` must be one of .*phantom.*, got 'exact'"),
         ({"settings": {"gradient": {"solver": {"name": "up"}}}}, r"`gradient.solver.name` must be .*, got 'up'"),
         ({"settings": {"kernel": {"name": "cosine"}}}, r"`kernel.name` must be one of .*gaussian.*, got 'cosine'"),

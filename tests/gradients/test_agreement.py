@@ -53,9 +53,8 @@ def test_implicit_equals_a_long_unrolled_descent_on_every_parameter_and_the_inpu
 @pytest.mark.parametrize("form", CELLS)
 def test_gradcheck_passes_on_every_parameter_and_the_input(form, rule, mode):
     layer, _ = layer_of(form, "gaussian", BACKWARD[rule])
-    with (
-        torch.no_grad()
-    ):  # W_h starts orthogonal, where its norm has no derivative: all singular values are the largest
+    # W_h starts orthogonal: all its singular values are the largest, and its norm has no derivative there.
+    with torch.no_grad():
         W_h = layer.cell.similarity.project.weight
         W_h.mul_(torch.linspace(1.0, 1.5, len(W_h)).unsqueeze(1))
     x = away_from_kinks(layer.cell, form)

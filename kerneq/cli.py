@@ -314,8 +314,9 @@ def demo(
         evaluate_run(folder, device="cpu")
     render(folders, output / "report.html")
     shown = [metric for metric in METRICS if metric.demo]
-    table = Table("model", title="Embedded digits: 8×8 pictures, 10 classes")
-    for heading in (*(metric.heading for metric in shown), "parameters", "seconds"):
+    table = Table(title="Embedded digits: 8×8 pictures, 10 classes")
+    table.add_column("model", no_wrap=True)
+    for heading in (*(metric.heading for metric in shown), "size", "seconds"):
         table.add_column(heading, justify="right")
     for run in gather(folders):
         size = millions(run.evaluation()["parameters"])

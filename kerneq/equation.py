@@ -19,7 +19,7 @@ from .fused.iterates import relative_residual
 from .kernels.base import AbstractKernel, Binding, Slope
 from .operators import BoundOperator, bound
 from .prox import AbstractProx, ReLU
-from .tensors import per_sample_norm, take_samples, widened, zeros_stored_like
+from .tensors import per_sample_norm, take_samples, widened
 
 
 @dataclasses.dataclass(frozen=True)
@@ -358,9 +358,7 @@ class FeatureMap(AbstractMap):
         return self.evaluate(v).image
 
     def evaluate(self, v: Tensor, drive: bool = False, energy: bool = False) -> Evaluation:
-        return self._evaluation(v, self.lift(v))
-
-    def _evaluation(self, v: Tensor, z: Tensor) -> Evaluation:
+        z = self.lift(v)
         return Evaluation(v, self.equation.operator(z), state=z)
 
     def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
@@ -368,8 +366,9 @@ class FeatureMap(AbstractMap):
         if z0 is not None:
             _check_start(z0)
             return self.evaluate(self.equation.operator(z0))
-        at = self._evaluation(torch.empty(0), self.equation.start(None).image)
-        return dataclasses.replace(at, z=zeros_stored_like(at.image, tuple(at.image.shape)))
+        z = self.equation.start(None).image
+        v = self.equation.operator(z)
+        return Evaluation(torch.zeros_like(v), v, state=z)
 
     def answer(self, at: Evaluation, following: Tensor) -> Tensor:
         """z = σ(…) is a step further than v already."""

@@ -72,12 +72,6 @@ def is_channels_last(t: Tensor) -> bool:
     return t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
 
 
-def zeros_stored_like(t: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Zeros in the dtype, on the device and in the memory layout of t."""
-    layout = torch.channels_last if is_channels_last(t) and len(shape) == 4 else torch.contiguous_format
-    return torch.empty(shape, dtype=t.dtype, device=t.device, memory_format=layout).zero_()
-
-
 def is_traced() -> bool:
     """Whether a compiler or an export records this code, so that no number can be looked at."""
     return torch.compiler.is_compiling() or torch.compiler.is_exporting()

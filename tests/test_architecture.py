@@ -36,10 +36,7 @@ LAYERS = [
     "report",
     "cli",
 ]
-SHARED = {
-    "Gaussian",
-    "Linear",
-}  # a kernel of equations, and a family or a covariance of kernel GLMs: both are the field's
+SHARED = {"Gaussian"}  # a kernel of equations and a family of kernel GLMs: both are the field's names
 ENTRANCES = {"__init__", "__main__"}  # the names of the whole package, and `python -m kerneq`
 
 

@@ -55,6 +55,13 @@ def test_a_kernel_is_its_formulas(form, tmp_path):
         assert torch.autograd.gradcheck(lambda x, layer=layer: layer(x).value, x.clone().requires_grad_(), atol=1e-5)
 
 
+def test_a_table_finds_a_new_kernel_by_its_name_in_the_package(monkeypatch, tmp_path):
+    kernel = made_by("kernel", tmp_path)["GemanMcClure"]
+    monkeypatch.setattr(kerneq.kernels, "GemanMcClure", kernel, raising=False)
+    model = kerneq.models.build("geq-tiny", settings={"kernel": {"name": "geman-mc-clure", "gamma": 0.3}})
+    assert model.branches[0].equilibrium.cell.kernel == kernel(gamma=0.3)
+
+
 def test_a_solver_is_two_methods(tmp_path):
     halpern = made_by("solver", tmp_path)["Halpern"]()
     A, b, z_star = affine(rate=0.5)

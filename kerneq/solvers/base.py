@@ -85,6 +85,7 @@ def solve(
         at = space.start(z0, solver.needs_drive, solver.needs_energy)
         stride = look_stride(check_every, at.z)
         record, value = _iterate(space, at, solver, tol, max_steps, stride)
+        assert record is not None
         if space is not f and stride < max_steps and not bool((record.codes == Status.CONVERGED.code).all()):
             exact = f.measure(f.evaluate(value))  # what was measured on the way to a failure need not be z's residual
             record = dataclasses.replace(record, residual=exact.residual, gap=exact.gap)
@@ -116,17 +117,17 @@ def look_stride(check_every: int | None, z: Tensor) -> int:
 
 def _iterate(
     f: AbstractMap, at: Evaluation, solver: AbstractSolver[Any], tol: float | None, max_steps: int, stride: int
-) -> tuple["SampleRecord", Tensor]:
+) -> tuple["SampleRecord | None", Tensor]:
     """Step until every sample has finished, or, with a stride of `max_steps` or more, without a look at any number.
 
     The record of a solve that looks is on the host, where reading it is free; that of one that does not is made at its
-    end, on the device, and says nothing where there is no `tol`.
+    end, on the device, and there is none without a `tol`.
     """
     looking = stride < max_steps
     if looking and at.z.stride() != at.image.stride():
         at = dataclasses.replace(at, z=torch.empty_like(at.image).copy_(at.z))  # it may become a value
     memory = solver.init(f, at.z)
-    record = SampleRecord.open(len(at.z), tol or 0.0, at.image.dtype)
+    record = SampleRecord.open(len(at.z), tol or 0.0, at.image.dtype) if looking else None
     finished: list[tuple[SampleRecord, Tensor]] = []  # samples that have left the computation, with their values
     z, best = at.z, at.value
     for step in range(1, max_steps + 1):
@@ -134,7 +135,7 @@ def _iterate(
             at = f.evaluate(z, solver.needs_drive, solver.needs_energy)
         last = step == max_steps
         better = None
-        if looking and (last or step % stride == 0):
+        if record is not None and (last or step % stride == 0):
             better = record.observe(step, f.measure(at, None if last else tol))
             if bool(record.finished.all()):
                 best = _pick(better, at.value, best)
@@ -143,7 +144,7 @@ def _iterate(
         if moves or not last:
             with torch.autocast(at.z.device.type, enabled=False):  # for f only, not for the solver's small systems
                 z, memory = solver.step(f, at, memory)
-        if better is None:
+        if record is None or better is None:
             continue
         best = _pick(better, _pick(record.finished, at.value, f.answer(at, z) if moves else at.value), best)
         if SHRINK * len(best) <= int(record.finished.sum()):
@@ -154,10 +155,10 @@ def _iterate(
                 finished.append((restrict(record, done), take_samples(best, done.to(best.device))))
                 f, memory, record = rest, restrict(memory, index), restrict(record, keep)
                 z, best = take_samples(z, index), take_samples(best, index)
-    if looking:
+    if record is not None:
         return _gather([*finished, (record, best)])
     value = f.answer(at, z) if solver.steady or max_steps == 1 else at.value
-    return record if tol is None else SampleRecord.single(max_steps, f.measure(at), tol), value
+    return None if tol is None else SampleRecord.single(max_steps, f.measure(at), tol), value
 
 
 def _pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:

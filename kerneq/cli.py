@@ -127,11 +127,11 @@ def evaluate(
     device: Device = "auto",
 ) -> None:
     """Accuracy and loss of a trained run on the test images; also written to RUN/evaluation.json."""
-    from .evaluate import measure
+    from .evaluate import TrainedRun, measure
     from .training.metrics import METRICS
 
     check_which("--checkpoint", checkpoint)
-    result = measure(run, checkpoint, device)
+    result = measure(TrainedRun.open(run, checkpoint, device))
     columns = [Column(heading, justify="right") for heading in ("test images", *(m.title for m in METRICS))]
     table = Table(*columns, title=Text(printable(f"{result.model} on the test images of {result.data}")))
     for name, scores in result.scores.items():

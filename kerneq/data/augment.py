@@ -40,6 +40,7 @@ class Augment:
     cutout: int = 0  # side of a square set to the mean, its centre anywhere (DeVries and Taylor, 2017); 0: off
     mixup: float = 0.0  # α of mixup's Beta(α, α) (Zhang et al., 2018); 0: off
     cutmix: float = 0.0  # α of CutMix's (Yun et al., 2019); with mixup, each for every second picture; 0: off
+    mixed: float = 1.0  # share of the pictures that `mixup` and `cutmix` change
 
     def __post_init__(self) -> None:
         for name in ("crop", "randaugment", "cutout", "mixup", "cutmix"):
@@ -49,8 +50,9 @@ class Augment:
             raise ValueError(f"`randaugment` must be at most 100, got {self.randaugment}.")
         if not 0 < self.area <= 1:
             raise ValueError(f"`area` must lie in (0, 1], got {self.area}.")
-        if not 0 <= self.share <= 1:
-            raise ValueError(f"`share` must lie in [0, 1], got {self.share}.")
+        for name in ("share", "mixed"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"`{name}` must lie in [0, 1], got {getattr(self, name)}.")
         if not 0 <= self.magnitude <= 30:
             raise ValueError(f"`magnitude` must lie in [0, 30], got {self.magnitude}.")
         if self.padding not in ("reflect", "zero"):
@@ -77,6 +79,7 @@ class Purpose(enum.IntEnum):
     MIXUP = 7
     CUTMIX = 8
     AREA = 9
+    MIXED = 10
 
 
 def generator(purpose: Purpose, seed: int, epoch: int = 0, batch: int = 0) -> np.random.Generator:
@@ -205,12 +208,13 @@ def mix(x: Tensor, labels: Tensor, classes: int, settings: Augment, place: Place
     height, width = x.shape[2:]
     kind, y, z = place.uniform(Purpose.MIX, 3)
     boxed = kind < 0.5 if settings.mixup and settings.cutmix else np.full(len(kind), settings.cutmix > 0)
+    chosen = place.uniform(Purpose.MIXED, 1)[0] < settings.mixed
     keep = np.ones(len(kind))  # λ of mixup
     if settings.mixup:
-        keep = np.where(boxed, 1.0, place.beta(Purpose.MIXUP, settings.mixup))
+        keep = np.where(boxed | ~chosen, 1.0, place.beta(Purpose.MIXUP, settings.mixup))
     top, bottom, left, right = np.zeros((4, len(kind)))
     if settings.cutmix:
-        side = np.where(boxed, np.sqrt(1 - place.beta(Purpose.CUTMIX, settings.cutmix)), 0.0)
+        side = np.where(boxed & chosen, np.sqrt(1 - place.beta(Purpose.CUTMIX, settings.cutmix)), 0.0)
         top, bottom = _span(y, side, height)
         left, right = _span(z, side, width)
     own = keep * (1 - (bottom - top) * (right - left) / (height * width))  # share of the picture itself

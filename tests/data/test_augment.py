@@ -96,6 +96,16 @@ def test_mixup_blends_neighbours_and_their_labels_in_the_same_proportion():
     assert own[other].std() > 0.2  # Beta(1, 1) is uniform: λ is drawn for every picture
 
 
+def test_only_the_chosen_share_of_the_pictures_is_mixed():
+    for settings in (Augment(cutmix=1.0, mixed=0.0), Augment(mixup=1.0, mixed=0.0)):
+        x, target, plain, labels = mixed(settings)
+        assert torch.equal(x, plain) and torch.equal(target.argmax(1), labels) and target.max(1).values.eq(1).all()
+    x, _, plain, _ = mixed(Augment(mixup=1.0, mixed=0.5))
+    whole, _, _, _ = mixed(Augment(mixup=1.0))
+    same = (x == plain).flatten(1).all(1)
+    assert 0 < same.sum() < len(x) and torch.equal(x[~same], whole[~same])
+
+
 def test_cutmix_pastes_a_box_of_the_neighbour_and_counts_its_pixels():
     x, target, plain, labels = mixed(Augment(cutmix=1.0))
     mine, theirs = (x == plain).all(1), (x == partner(plain)).all(1)

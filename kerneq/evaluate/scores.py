@@ -4,10 +4,10 @@ import dataclasses
 from pathlib import Path
 from typing import final
 
-from ..run import write_atomically
-from ..run.folder import to_json
+from ..training import metrics
 from ..training.build import Builder, build_model
 from ..training.metrics import Scores, validate
+from .parts import Part, measure_part
 from .trained import TrainedRun
 
 
@@ -23,19 +23,20 @@ class EvaluationResult:
     parameters: int
     scores: dict[str, Scores]
 
-    def write(self, run: Path) -> None:
-        """Write RUN/evaluation.json."""
-        write_atomically(run / "evaluation.json", (to_json(dataclasses.asdict(self), indent=2) + "\n").encode())
+    def summary(self) -> list[tuple[str, str]]:
+        lines = [("test images", str(self.scores["test"]["images"]))]
+        return lines + [(metric.title, metric.text(self.scores["test"])) for metric in metrics.METRICS]
 
 
 def evaluate(path: Path, which: str = "best", device: str = "auto", build: Builder = build_model) -> EvaluationResult:
     """Evaluate the best or the last weights of the run in `path` and write RUN/evaluation.json."""
-    result = measure(TrainedRun.open(path, which, device, build))
-    result.write(Path(path))
-    return result
+    trained = TrainedRun.open(path, which, device, build)
+    measured = measure_part(trained, "scores", SCORES)
+    measured.write(trained.run)
+    return measured.evidence
 
 
-def measure(trained: TrainedRun) -> EvaluationResult:
+def measure_scores(trained: TrainedRun) -> EvaluationResult:
     """The scores of a trained run; nothing is written."""
     config = trained.config
     images = {"test": trained.test}
@@ -48,3 +49,6 @@ def measure(trained: TrainedRun) -> EvaluationResult:
     return EvaluationResult(
         config.model.name, config.data.name, trained.which, trained.epoch, trained.parameters, scores
     )
+
+
+SCORES = Part(measure_scores, "accuracy, loss and solver on the test images", usual=True)

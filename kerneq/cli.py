@@ -193,12 +193,20 @@ def evaluate_run(
 
 
 def comparison_table(runs: "Sequence[Run]") -> Table:
-    """The metrics of several runs on their test images, a row each; a dash where one was not evaluated."""
+    """The metrics of several runs on their test images, a row each, a dash where one was not evaluated.
+
+    Below them, where some differ in their seed only, mean ± standard deviation over the seeds.
+    """
+    from .evaluate import over_seeds
     from .training.metrics import METRICS
 
     table = Table(Column("run", overflow="fold"), *(Column(metric.title, justify="right") for metric in METRICS))
     for run in runs:
         table.add_row(Text(printable(str(run.path))), *(metric.text(run.test()) for metric in METRICS))
+    table.add_section()
+    for seeds in over_seeds(runs):
+        name = f"{seeds.runs[0].name}, {len(seeds.runs)} seeds"
+        table.add_row(Text(printable(name)), *(seeds.text(metric) for metric in METRICS))
     return table
 
 

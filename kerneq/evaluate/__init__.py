@@ -14,6 +14,7 @@ from .scores import SCORES
 from .scores import EvaluationResult as EvaluationResult
 from .scores import evaluate as evaluate
 from .scores import measure_scores as measure_scores
+from .scores import over_seeds as over_seeds
 from .trained import TrainedRun as TrainedRun
 
 PARTS: dict[str, Part[Any]] = {

@@ -85,6 +85,8 @@ class TrainedRun:
 
     def held_out(self) -> Images | None:
         """The training images that the run held out for validation; None if it trained on all."""
+        if self.config.data.validation == 0:
+            return None
         images = self._checked(read_images(self.config, "train"))
         count = round(self.config.data.validation * len(images))
         return split_validation(images, count, self.config.seed)[1] if count > 0 else None

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -341,7 +342,9 @@ def to_json(tree: Any, indent: int | None = None) -> str:
             return [finite(entry) for entry in value]
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    return json.dumps(finite(tree), indent=indent, allow_nan=False)
+    text = json.dumps(finite(tree), indent=indent, allow_nan=False)
+    # A list of numbers on one line: a confusion matrix has a line a row. (Strings have no line breaks of their own.)
+    return re.sub(r"\[\n\s*([^\[\]{}\"]*?)\n\s*\]", lambda match: f"[{' '.join(match[1].split())}]", text)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

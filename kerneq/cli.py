@@ -23,6 +23,7 @@ from . import __version__
 
 if TYPE_CHECKING:
     from .prediction import Prediction
+    from .run import Run
     from .run.config import Config
     from .training import AbstractLogger
 
@@ -122,24 +123,91 @@ def loggers(folder: Path) -> "list[AbstractLogger]":
 
 @app.command()
 def evaluate(
-    run: RunFolder,
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN...")],
+    part: Annotated[
+        list[str] | None, typer.Option(help="Only this part, and more with another --part; `?` lists them.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every part that applies; some take long.")] = False,
     checkpoint: Annotated[str, typer.Option(help="best (on the held-out images) or last.")] = "best",
     device: Device = "auto",
 ) -> None:
-    """Accuracy and loss of a trained run on the test images; also written to RUN/evaluation.json."""
-    from .evaluate import TrainedRun, measure
-    from .training.metrics import METRICS
+    """What trained runs are worth on the test images; also written to RUN/evaluation.json and RUN/evaluation/."""
+    from .evaluate import PARTS
+    from .run import find_runs
+    from .run.config import ConfigError
+    from .settings import suggestion
 
     check_which("--checkpoint", checkpoint)
-    result = measure(TrainedRun.open(run, checkpoint, device))
-    columns = [Column(heading, justify="right") for heading in ("test images", *(m.title for m in METRICS))]
-    table = Table(*columns, title=Text(printable(f"{result.model} on the test images of {result.data}")))
-    for name, scores in result.scores.items():
-        label = f"{scores['images']}" if name == "test" else f"{scores['images']} ({name})"
-        table.add_row(label, *(metric.text(scores) for metric in METRICS))
-    Console().print(table)
-    result.write(run)  # after the table: a folder that cannot be written costs nobody the result
-    say(f"Written to {run / 'evaluation.json'}")
+    names = list(dict.fromkeys(part or [name for name, entry in PARTS.items() if everything or entry.usual]))
+    for name in names:
+        if name not in PARTS:
+            known = "".join(f"\n{known}: {entry.sentence}" for known, entry in PARTS.items())
+            raise ConfigError(f"There is no part `{name}`.{suggestion(name, PARTS)} There are:{known}")
+    runs = find_runs(folders)
+    failures: list[Exception] = []
+    for run in runs:
+        try:
+            evaluate_run(run, names, checkpoint, device, asked=bool(part), everything=everything)
+        except Exception as error:
+            if len(runs) == 1 or exit_code(error) is None:
+                raise
+            complain(f"{run.path}: {error}")
+            failures.append(error)
+    if len(runs) > 1:
+        Console().print(comparison_table(runs))
+    if failures:
+        sys.exit(exit_code(failures[0]))
+
+
+def evaluate_run(
+    run: "Run", names: Sequence[str], checkpoint: str, device: str, *, asked: bool, everything: bool
+) -> None:
+    """Measure, print and write some parts of one run.
+
+    A part that says nothing about this run is an error where it was asked for by name, and a sentence among all.
+    """
+    from rich.progress import Progress
+
+    from .evaluate import PARTS, NotApplicableError, TrainedRun, measure_part
+
+    watched = Console(stderr=True)
+    progress = Progress(console=watched, transient=True, disable=not watched.is_terminal)
+    trained = TrainedRun.open(run.path, checkpoint, device, progress=progress)
+    for name in names:
+        try:
+            with progress:
+                measured = measure_part(trained, name, PARTS[name])
+        except NotApplicableError as error:
+            if asked:
+                raise
+            if everything:
+                say(f"{run.path}, {name}: {error}")
+            continue
+        console, table = Console(), Table.grid(padding=(0, 2), pad_edge=True)
+        for title, value in measured.evidence.summary():
+            table.add_row(Text(printable(title), "dim"), Text(printable(value)))
+        console.print(Text(printable(f"{run.path}: {PARTS[name].sentence}"), "bold"), soft_wrap=True)
+        console.print(table)
+        files = measured.write(run)  # after the table: a folder that cannot be written costs nobody the result
+        say(f"Written to {', '.join(str(run.path / file) for file in files)}")
+
+
+def comparison_table(runs: "Sequence[Run]") -> Table:
+    """The metrics of several runs on their test images, a row each, a dash where one was not evaluated.
+
+    Below them, where some differ in their seed only, mean ± standard deviation over the seeds.
+    """
+    from .evaluate import over_seeds
+    from .training.metrics import METRICS
+
+    table = Table(Column("run", overflow="fold"), *(Column(metric.title, justify="right") for metric in METRICS))
+    for run in runs:
+        table.add_row(Text(printable(str(run.path))), *(metric.text(run.test()) for metric in METRICS))
+    table.add_section()
+    for seeds in over_seeds(runs):
+        name = f"{seeds.runs[0].name}, {len(seeds.runs)} seeds"
+        table.add_row(Text(printable(name)), *(seeds.text(metric) for metric in METRICS))
+    return table
 
 
 @app.command()
@@ -165,17 +233,22 @@ def predict(
             failures.append({"path": str(path), "problem": str(error)})
     predictions = predictor.predict(readable, top)
     if as_json:
-        facts = {"run": str(run), "checkpoint": which, "epoch": predictor.epoch, "named": predictor.named}
+        facts = {
+            "run": str(run),
+            "checkpoint": which,
+            "epoch": predictor.trained.epoch,
+            "named": predictor.trained.named,
+        }
         rows = [prediction_row(prediction) for prediction in predictions]
         print(json.dumps(facts | {"predictions": rows, "failures": failures}, indent=2))
     elif predictions:
         console = Console()
-        console.print(prediction_table(predictions, f"{predictor.config.model.name}, {which} weights of {run}"))
+        console.print(prediction_table(predictions, f"{predictor.trained.config.model.name}, {which} weights of {run}"))
         missed = Counter(p.status.value for p in predictions if p.status is not None and not p.converged)
         for reason, count in missed.items():
             words = f"{count} of {len(predictions)} predictions come from an unfinished equilibrium. {reason}"
             console.print(words, style="yellow", soft_wrap=True)
-        if not predictor.named:
+        if not predictor.trained.named:
             console.print(NUMBERED, style="yellow", soft_wrap=True)
     for failure in failures:
         complain(failure["problem"])
@@ -340,20 +413,25 @@ def main(command: Callable[[], object] = app) -> None:
     except BrokenPipeError:
         sys.exit(1)  # the reader of our output went away; there is nobody to tell
     except Exception as error:
-        from torch import OutOfMemoryError
-
-        from .data import DataError
-        from .run import Stopped, TrainingError
-        from .run.config import ConfigError
-        from .solution import EquilibriumError, NonfiniteInputError
-
-        others = (DataError, EquilibriumError, NonfiniteInputError, TrainingError, OSError, OutOfMemoryError)
-        codes = ((ConfigError, 2), (Stopped, 130), (others, 1))
-        code = next((code for kinds, code in codes if isinstance(error, kinds)), None)
+        code = exit_code(error)
         if code is None:
             raise
         complain(str(error))
         sys.exit(code)
+
+
+def exit_code(error: Exception) -> int | None:
+    """What the program ends with after an error whose sentence is enough; None for a bug."""
+    from torch import OutOfMemoryError
+
+    from .data import DataError
+    from .run import Stopped, TrainingError
+    from .run.config import ConfigError
+    from .solution import EquilibriumError, NonfiniteInputError
+
+    others = (DataError, EquilibriumError, NonfiniteInputError, TrainingError, OSError, OutOfMemoryError)
+    codes = ((ConfigError, 2), (Stopped, 130), (others, 1))
+    return next((code for kinds, code in codes if isinstance(error, kinds)), None)
 
 
 def check_which(option: str, which: str) -> None:

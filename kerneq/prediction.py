@@ -3,7 +3,6 @@
 import dataclasses
 import stat
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import final
@@ -11,16 +10,12 @@ from typing import final
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from torch import Tensor, nn
+from torch import Tensor
 
-from .data import DataError, Images, decode, find, grey, normalise
-from .run import CheckpointError, Run, checkpoint
-from .run.config import Config
+from .data import DataError, decode, grey
+from .evaluate import TrainedRun
 from .solution import Solution, Status
 from .tensors import check_whole
-from .training.build import build_model, for_inference, place, read_images
-
-BATCH = 64  # pictures in one forward pass, at most
 
 
 @final
@@ -58,49 +53,34 @@ def predict(
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class Predictor:
-    """The model with its weights on its device, in `eval()`, and what the pictures it was trained on looked like."""
+    """A trained run that looks at picture files; it stays open."""
 
-    model: nn.Module
-    config: Config
-    images: Images  # none: only their shape, scale and classes
-    named: bool  # whether the classes' names are known; otherwise they are numbers
-    epoch: int
+    trained: TrainedRun
 
     @classmethod
     def open(cls, path: Path | str, which: str = "best", device: str = "auto") -> "Predictor":
         """Open the run in `path` with its best or last weights; its data set is not needed."""
-        run = Run(Path(path))
-        config, process = for_inference(run.config(), device)
-        file = run.checkpoint(which)
-        weights, epoch = run.trained_weights(which)
-        if "head.bias" not in weights:
-            raise CheckpointError(f"{file} belongs to another run: it has no `head.bias`.")
-        images, named = trained_on(config, outputs=len(weights["head.bias"]))
-        model = place(build_model(config, images), config, process)
-        checkpoint.load_weights(model, weights, file)
-        return cls(model.eval(), config, images.to(process.device), named, epoch)
+        return cls(TrainedRun.open(path, which, device))
 
     def read(self, path: Path) -> Tensor:
         """The pixels (channels, side, side) of a picture file; a `DataError` says why there are none."""
-        channels, side, _ = self.images.shape
+        channels, side, _ = self.trained.seen.shape
         return read_picture(path, channels, side)
 
-    @torch.no_grad()
     def predict(self, pictures: Sequence[tuple[Path, Tensor]], top: int = 5) -> list[Prediction]:
-        """The `top` likeliest classes of pictures that `read` gave, in forward passes of at most 64."""
+        """The `top` likeliest classes of pictures that `read` gave."""
         check_whole("top", top)
-        settings, device = self.config.training, self.images.labels.device
-        mean, std = (torch.tensor(n, device=device)[:, None, None] for n in (self.images.mean, self.images.std))
-        layout = torch.channels_last if settings.channels_last else torch.contiguous_format
+        if not pictures:
+            return []
+        paths, pixels = zip(*pictures, strict=True)
+        labels = torch.zeros(len(paths), dtype=torch.int64)  # nobody looks at them
+        images = dataclasses.replace(self.trained.seen, pixels=torch.stack(pixels), labels=labels)
         found: list[Prediction] = []
-        for start in range(0, len(pictures), BATCH):
-            paths, pixels = zip(*pictures[start : start + BATCH], strict=True)
-            x = normalise(torch.stack(pixels).to(device), mean, std).contiguous(memory_format=layout)
-            with torch.autocast(device.type, torch.bfloat16, enabled=settings.amp):
-                logits, solutions = self.model(x, solutions=True)
+        for x, _, logits, solutions in self.trained.outputs(images):
             best = logits.double().softmax(1).topk(min(top, logits.shape[1]))
-            names = [tuple(self.images.classes[label] for label in row) for row in best.indices.tolist()]
-            rows = zip(paths, names, best.values.tolist(), _outcomes(list(solutions.values()), len(x)), strict=True)
+            names = [tuple(self.trained.classes[label] for label in row) for row in best.indices.tolist()]
+            here = paths[len(found) : len(found) + len(x)]
+            rows = zip(here, names, best.values.tolist(), _outcomes(list(solutions.values()), len(x)), strict=True)
             found += [Prediction(path, classes, tuple(shares), *outcome) for path, classes, shares, outcome in rows]
         return found
 
@@ -114,28 +94,6 @@ def _outcomes(solves: list[Solution], count: int) -> list[tuple[Status | None, i
     steps = torch.stack([solve.steps for solve in solves]).amax(0).tolist()
     residuals = torch.stack([solve.residual.float() for solve in solves]).amax(0).tolist()
     return [(statuses[code], taken, gap) for code, taken, gap in zip(codes, steps, residuals, strict=True)]
-
-
-def trained_on(config: Config, outputs: int) -> tuple[Images, bool]:
-    """No pictures, but the shape, scale and classes of those of the run; and whether the classes have their names.
-
-    `outputs` is how many classes the run's model tells apart. A run does not store their names: where only its
-    pictures' folder had them, and that is gone or has changed, they are numbered.
-    """
-    data_set = find(config.data.name)
-    side = config.data.size or data_set.size
-    classes = data_set.class_names or ()
-    if not classes:
-        with suppress(DataError):
-            classes = read_images(config, "train").classes  # as the folder of pictures has them now
-    if config.data.subset == "first-five-classes":
-        classes = classes[:5]
-    named = len(classes) == outputs
-    if not named:
-        classes = tuple(str(number) for number in range(outputs))
-    pixels = torch.empty((0, len(data_set.mean), side, side), dtype=torch.uint8)
-    labels = torch.empty(0, dtype=torch.int64)
-    return Images(pixels, labels, classes, data_set.mean, data_set.std), named
 
 
 def read_picture(path: Path, channels: int, side: int) -> Tensor:

@@ -89,7 +89,7 @@ def test_a_metric_is_one_entry(tmp_path, monkeypatch, capsys):
     assert "test top-2 accuracy" in said and f"{value:.2%}" in said, "the table of the demo"
     [event] = EventAccumulator(str(run / "tensorboard")).Reload().Scalars("train/top2")
     assert event.value == pytest.approx(row["train"]["top2"])
-    cli.evaluate(run, "best", "cpu")
+    cli.evaluate([run], device="cpu")
     assert f"{value:.2%}" in capsys.readouterr().out
     render([tmp_path / "before" / "resnet-tiny", run], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()

@@ -1,50 +1,234 @@
-"""Accuracy, loss and solver metrics of a trained run on the test images."""
+"""The main numbers of a trained run, on the test images: accuracy, calibration, the solver, and the worst mistakes."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
-from ..run import write_atomically
-from ..run.folder import to_json
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from ..data import DataError, Images
+from ..run import Run
+from ..run.config import Config, differences
+from ..training import metrics
 from ..training.build import Builder, build_model
-from ..training.metrics import Scores, validate
+from ..training.metrics import Accumulator, Scores
+from .classification import Calibration, Classification, calibrate, classify, fit_temperature
+from .parts import Part, measure_part
 from .trained import TrainedRun
+
+MISTAKES = 24  # shown, the most confident first
+TILE, COLUMNS, LINE = 128, 6, 18  # pixels of a picture's side; pictures in a row; pixels of a line of text
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+    """A test image, by its place in the test split, that the model was sure of and wrong about."""
+
+    index: int
+    label: int
+    predicted: int
+    confidence: float
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class EvaluationResult:
-    """Scores on the test images; where sub-classes were kept out of training, on the `unknown` ones too."""
+    """What a run does on the test images; where sub-classes were kept out of training, on the `unknown` ones too.
+
+    `scaled` is the calibration after temperature scaling: the temperature is fitted on the images that the run held out
+    (which also chose the best checkpoint), never on test images. Where there are none it is None, and `unscaled` says
+    why.
+    """
 
     model: str
     data: str
     checkpoint: str
     epoch: int
     parameters: int
-    scores: dict[str, Scores]
+    scores: dict[str, Scores]  # by images, `test` and `unknown`: the metrics of `training.metrics`
+    classes: tuple[str, ...]
+    classification: dict[str, Classification]  # by images, too
+    calibration: Calibration  # of the test images, as trained
+    scaled: Calibration | None
+    unscaled: str | None
+    mistakes: tuple[Mistake, ...]  # the most confident first
 
-    def write(self, run: Path) -> None:
-        """Write RUN/evaluation.json."""
-        write_atomically(run / "evaluation.json", (to_json(dataclasses.asdict(self), indent=2) + "\n").encode())
+    def summary(self) -> list[tuple[str, str]]:
+        test, found = self.scores["test"], self.classification["test"]
+        lines = [("model, data", f"{self.model}, {self.data}"), ("test images", str(found.images))]
+        for metric in metrics.METRICS:
+            lines.append((metric.title, metric.text(test)))
+            if metric.name == "accuracy":
+                lines[-1] = (metric.title, f"{metric.text(test)}, {_interval(found)}")
+                lines += [("top-5 accuracy", f"{found.top5:.2%}")] if found.top5 is not None else []
+        if "unknown" in self.classification:
+            unknown = self.classification["unknown"]
+            lines.append(("unseen sub-classes", f"{unknown.accuracy:.2%}, {_interval(unknown)}"))
+        rates = [(rate, name) for rate, name in zip(found.per_class, self.classes, strict=True) if rate is not None]
+        (low, worst), (high, best) = min(rates), max(rates)
+        lines.append(("classes", f"from {low:.1%} ({worst}) to {high:.1%} ({best})"))
+        steps = [step for step in (self.calibration, self.scaled) if step is not None]
+        fitted = f"T = {steps[-1].temperature:.3f}, fitted on the held-out images; figures before → after"
+        lines.append(("temperature", fitted if self.scaled is not None else self.unscaled or ""))
+        numbers = [f"{step.nll:.4f}, {step.brier:.4f}" for step in steps]
+        errors = [f"{step.ece:.4f}, {step.adaptive_ece:.4f}, {step.mce:.4f}" for step in steps]
+        return [*lines, ("NLL, Brier score", " → ".join(numbers)), ("ECE, adaptive ECE, MCE", " → ".join(errors))]
+
+
+def _interval(found: Classification) -> str:
+    return f"95 % interval {found.interval[0]:.2%} … {found.interval[1]:.2%}"
 
 
 def evaluate(path: Path, which: str = "best", device: str = "auto", build: Builder = build_model) -> EvaluationResult:
-    """Evaluate the best or the last weights of the run in `path` and write RUN/evaluation.json."""
-    result = measure(TrainedRun.open(path, which, device, build))
-    result.write(Path(path))
-    return result
+    """Evaluate the best or the last weights of the run in `path`: writes RUN/evaluation.json and its mistakes.png."""
+    trained = TrainedRun.open(path, which, device, build)
+    measured = measure_part(trained, "scores", SCORES)
+    measured.write(trained.run)
+    return measured.evidence
 
 
-def measure(trained: TrainedRun) -> EvaluationResult:
-    """The scores of a trained run; nothing is written."""
+def measure_scores(trained: TrainedRun) -> EvaluationResult:
+    """The main numbers of a trained run; nothing is written."""
     config = trained.config
-    images = {"test": trained.test}
-    unknown = trained.unknown()
-    if unknown is not None and config.data.subset == "four-of-five-subclasses":
-        images["unknown"] = unknown
-    scores: dict[str, Scores] = {}
-    for name, some in images.items():
-        scores[name] = validate(trained.model, trained.batches(some), trained.process, config.training.amp)
+    scores, logits = score(trained, trained.test)
+    labels = trained.test.labels
+    every: dict[str, Scores] = {"test": scores}
+    classification = {"test": classify(logits, labels)}
+    if config.data.subset == "four-of-five-subclasses":
+        unknown = trained.unknown()
+        assert unknown is not None
+        every["unknown"], theirs = score(trained, unknown)
+        classification["unknown"] = classify(theirs, unknown.labels)
+    temperature, unscaled = find_temperature(trained)
     return EvaluationResult(
-        config.model.name, config.data.name, trained.which, trained.epoch, trained.parameters, scores
+        model=config.model.name,
+        data=config.data.name,
+        checkpoint=trained.which,
+        epoch=trained.epoch,
+        parameters=trained.parameters,
+        scores=every,
+        classes=trained.classes,
+        classification=classification,
+        calibration=calibrate(logits, labels),
+        scaled=calibrate(logits, labels, temperature) if temperature is not None else None,
+        unscaled=unscaled,
+        mistakes=find_mistakes(logits, labels),
     )
+
+
+def find_temperature(trained: TrainedRun) -> tuple[float | None, str | None]:
+    """The temperature that suits the held-out images best, or why there is none."""
+    try:
+        held_out = trained.held_out()
+    except DataError as error:
+        return None, f"the held-out images are not there: {error}"
+    if held_out is None:
+        return None, "the run trained on every image and held none out to fit a temperature on"
+    return fit_temperature(score(trained, held_out)[1], held_out.labels), None
+
+
+def score(trained: TrainedRun, images: Images) -> tuple[Scores, Tensor]:
+    """The metrics of `training.metrics` on some images, and the logits, float32 (images, classes), on the host."""
+    accumulator, found = Accumulator(trained.process.device), []
+    for _, labels, logits, solutions in trained.outputs(images):
+        accumulator.add(cross_entropy(logits, labels), logits, labels, solutions)
+        found.append(logits.cpu())
+    return accumulator.read(accumulator.sums), torch.cat(found)
+
+
+def find_mistakes(logits: Tensor, labels: Tensor, count: int = MISTAKES) -> tuple[Mistake, ...]:
+    """The images whose likeliest class is not theirs, the most confident first, at most `count`."""
+    confidence, predicted = logits.double().softmax(1).max(1)
+    wrong = (predicted != labels).nonzero().flatten()
+    order = wrong[confidence[wrong].argsort(descending=True, stable=True)][:count].tolist()
+    return tuple(Mistake(i, int(labels[i]), int(predicted[i]), float(confidence[i])) for i in order)
+
+
+def draw_mistakes(trained: TrainedRun, result: EvaluationResult) -> dict[str, Image.Image]:
+    """The most confident mistakes side by side, below each what the model saw, how surely, and what it is."""
+    found, names = result.mistakes, result.classes
+    pixels = trained.test.select(torch.tensor([mistake.index for mistake in found], dtype=torch.int64)).pixels
+    pixels = pixels.cpu() if isinstance(pixels, Tensor) else pixels.decode()
+    rows = -(-len(found) // COLUMNS)
+    width, height = TILE + 8, TILE + 2 * LINE + 8
+    sheet = Image.new("RGB", (COLUMNS * width + 8, rows * height + LINE + 12), "white")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
+    wrong = result.classification["test"].images - sum(
+        row[label] for label, row in enumerate(result.classification["test"].confusion)
+    )
+    title = f"{wrong} mistakes" if wrong != 1 else "1 mistake"
+    title += f", the {len(found)} most confident" if wrong > len(found) else ", the most confident first"
+    pen.text((8, 6), f"{title}: prediction with its probability, and the label", "black", font)
+    for place, (mistake, picture) in enumerate(zip(found, pixels, strict=True)):
+        left, top = 8 + place % COLUMNS * width, LINE + 12 + place // COLUMNS * height
+        tile = Image.fromarray(picture.expand(3, -1, -1).permute(1, 2, 0).numpy())
+        how = Image.Resampling.NEAREST if tile.width <= TILE else Image.Resampling.LANCZOS
+        sheet.paste(tile.resize((TILE, TILE), how), (left, top))
+        words = (f"{names[mistake.predicted]} {mistake.confidence:.0%}", f"label: {names[mistake.label]}")
+        for line, (text, colour) in enumerate(zip(words, ("#b03000", "#404040"), strict=True)):
+            pen.text((left, top + TILE + 2 + line * LINE), _fitted(text, font), colour, font)
+    return {"mistakes": sheet}
+
+
+def _fitted(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+    """The text, without what is no letter, cut to the width of a picture."""
+    text = "".join(c if c.isprintable() else "\ufffd" for c in text)
+    if font.getlength(text) <= TILE:
+        return text
+    while text and font.getlength(text + "…") > TILE:
+        text = text[:-1]
+    return text + "…"
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class SeedSummary:
+    """Evaluated runs that differ in their seed only: of every metric on the test images its mean and spread."""
+
+    runs: tuple[Run, ...]
+    mean: dict[str, float]
+    std: dict[str, float]  # of one run, estimated from the sample: n − 1 in the denominator
+
+    def text(self, metric: metrics.Metric) -> str:
+        """Mean ± standard deviation in a cell of a table; a dash where a run did not measure it."""
+        if metric.name not in self.mean:
+            return "–"
+        return f"{metric.format.format(self.mean[metric.name])} ± {metric.format.format(self.std[metric.name])}"
+
+
+def over_seeds(runs: Sequence[Run]) -> list[SeedSummary]:
+    """The groups of at least two evaluated runs that differ in nothing but the seed, and its consequences."""
+    groups: list[tuple[Config, list[Run]]] = []
+    for run in runs:
+        if run.test():
+            config = run.config()
+            same = (members for first, members in groups if set(differences(first, config)) <= {"seed", "device"})
+            members = next(same, None)
+            if members is None:
+                groups.append((config, [run]))
+            elif config.seed not in (other.config().seed for other in members):
+                members.append(run)
+    found = []
+    for _, members in groups:
+        if len(members) > 1:
+            columns = {metric.name: [run.test().get(metric.name) for run in members] for metric in metrics.METRICS}
+            values = {
+                name: torch.tensor(column, dtype=torch.float64)
+                for name, column in columns.items()
+                if None not in column
+            }
+            mean = {name: float(value.mean()) for name, value in values.items()}
+            found.append(
+                SeedSummary(tuple(members), mean, {name: float(value.std()) for name, value in values.items()})
+            )
+    return found
+
+
+SCORES = Part(
+    measure_scores, "accuracy, calibration and solver on the test images, and the worst mistakes", draw_mistakes, True
+)

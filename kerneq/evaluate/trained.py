@@ -1,51 +1,83 @@
-"""A trained run, opened once for everything that is measured on it: the only place that reads the test images."""
+"""A trained run, opened once for everything that is done with it: the only place that reads the test images."""
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import final
+from typing import TypeVar, final
 
 import torch
+from rich.progress import Progress
 from torch import Tensor, nn
 
-from ..data import Batches, Images, split_validation
-from ..run import Run, checkpoint
+from ..data import Batches, DataError, Images, find, split_validation
+from ..run import CheckpointError, Run, TrainingError, checkpoint
 from ..run.config import Config
 from ..solution import Solution
 from ..training.build import Builder, build_model, for_inference, make_batches, place, read_images
 from ..training.process import Process
 
+T = TypeVar("T")
+
+
+def _unseen() -> Progress:
+    return Progress(disable=True, auto_refresh=False)
+
 
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainedRun:
-    """The model with its best or last weights on its device, in `eval()`, and the images to measure it on."""
+    """The model with its best or last weights on its device, in `eval()`, and the images to measure it on.
+
+    The data set is needed only by whoever asks for its images: `test`, `unknown` and `held_out` read it.
+    """
 
     run: Run
     config: Config
     process: Process
     model: nn.Module
-    test: Images  # test images of the classes it was trained on
+    seen: Images  # none: only the shape, scale and classes of those it was trained on
+    named: bool  # whether the classes' names are known; otherwise they are numbers
     which: str
     epoch: int
+    progress: Progress = dataclasses.field(default_factory=_unseen)  # where `track` draws its bars
 
     @classmethod
     def open(
-        cls, path: Path | str, which: str = "best", device: str = "auto", build: Builder = build_model
+        cls,
+        path: Path | str,
+        which: str = "best",
+        device: str = "auto",
+        build: Builder = build_model,
+        progress: Progress | None = None,
     ) -> "TrainedRun":
-        """Open the run in `path` with its best or last weights; its data set must be there."""
+        """Open the run in `path` with its best or last weights; its data set is not needed."""
         run = Run(Path(path))
         config, process = for_inference(run.config(), device)
-        test = read_images(config, "test")
-        model = place(build(config, test), config, process)
+        file = run.checkpoint(which)
         weights, epoch = run.trained_weights(which)
-        checkpoint.load_weights(model, weights, run.checkpoint(which))
-        return cls(run, config, process, model.eval(), test, which, epoch)
+        if "head.bias" not in weights:
+            raise CheckpointError(f"{file} belongs to another run: it has no `head.bias`.")
+        seen, named = trained_on(config, len(weights["head.bias"]), run.classes())
+        model = place(build(config, seen), config, process)
+        checkpoint.load_weights(model, weights, file)
+        return cls(run, config, process, model.eval(), seen, named, which, epoch, progress or _unseen())
 
     @property
     def parameters(self) -> int:
         """How many numbers training could change."""
         return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes it tells apart, by label."""
+        return self.seen.classes
+
+    @functools.cached_property
+    def test(self) -> Images:
+        """Test images of the classes it was trained on."""
+        return self._checked(read_images(self.config, "test"))
 
     def unknown(self) -> Images | None:
         """Test images of the classes, or sub-classes, that were kept out of training; None if none were."""
@@ -53,18 +85,68 @@ class TrainedRun:
 
     def held_out(self) -> Images | None:
         """The training images that the run held out for validation; None if it trained on all."""
-        images = read_images(self.config, "train")
+        if self.config.data.validation == 0:
+            return None
+        images = self._checked(read_images(self.config, "train"))
         count = round(self.config.data.validation * len(images))
         return split_validation(images, count, self.config.seed)[1] if count > 0 else None
+
+    def _checked(self, images: Images) -> Images:
+        """The images, unless their classes or their shape are not those that the run was trained on."""
+        if len(images.classes) != len(self.classes) or (self.named and images.classes != self.classes):
+            pairs = zip((*self.classes, "none"), (*images.classes, "none"), strict=False)
+            then, now = next((pair for pair in pairs if pair[0] != pair[1]), ("none", "none"))
+            raise TrainingError(
+                f"{self.run.path} was trained on {len(self.classes)} classes and {self.config.data.name} has "
+                f"{len(images.classes)}; the first that differs was {then!r} and is {now!r}: bring back its data set."
+            )
+        if images.shape != self.seen.shape:
+            raise TrainingError(
+                f"{self.run.path} was trained on pictures of {self.seen.shape} (channels, height, width) and "
+                f"{self.config.data.name} has {images.shape}: bring back its data set."
+            )
+        return images
 
     def batches(self, images: Images) -> Batches:
         """Every image once, in order, as the model saw pictures in training but not augmented."""
         return make_batches(images, self.config, self.process, train=False)
 
+    def track(self, items: Iterable[T], words: str, total: int) -> Iterator[T]:
+        """The items one by one, `total` of them, with a bar where somebody is watching; bars may be nested."""
+        task = self.progress.add_task(words, total=total)
+        for item in items:
+            yield item
+            self.progress.advance(task)
+        self.progress.remove_task(task)
+
     @torch.no_grad()
     def outputs(self, images: Images) -> Iterator[tuple[Tensor, Tensor, Tensor, dict[str, Solution]]]:
         """For each batch its pictures x, labels, logits (float32) and solutions, all on the device."""
-        for x, labels in self.batches(images).epoch(0):
+        batches = self.batches(images)
+        for x, labels in self.track(batches.epoch(0), f"{len(images)} images", len(batches)):
             with torch.autocast(self.process.device.type, torch.bfloat16, enabled=self.config.training.amp):
                 logits, solutions = self.model(x, solutions=True)
             yield x, labels, logits.float(), solutions
+
+
+def trained_on(config: Config, outputs: int, stored: tuple[str, ...] = ()) -> tuple[Images, bool]:
+    """No pictures, but the shape, scale and classes of those of the run; and whether the classes have their names.
+
+    `outputs` is how many classes the run's model tells apart, `stored` their names in its folder. Folders of earlier
+    versions have none: then the data set says, and where only a folder of pictures had them, and that is gone or has
+    changed, they are numbered.
+    """
+    data_set = find(config.data.name)
+    side = config.data.size or data_set.size
+    classes = stored or data_set.class_names or ()
+    if not classes:
+        with suppress(DataError):
+            classes = read_images(config, "train").classes  # as the folder of pictures has them now
+    if config.data.subset == "first-five-classes":
+        classes = classes[:5]
+    named = len(classes) == outputs
+    if not named:
+        classes = tuple(str(number) for number in range(outputs))
+    pixels = torch.empty((0, len(data_set.mean), side, side), dtype=torch.uint8)
+    labels = torch.empty(0, dtype=torch.int64)
+    return Images(pixels, labels, classes, data_set.mean, data_set.std), named

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -33,10 +34,12 @@ class Run:
     """A run by its folder, which need not exist yet.
 
     config.toml         every setting; a folder without this file is no run
+    classes.json        the names of the classes, by label
     environment.json    where it came from, and every resumption
     metrics.jsonl       one line for each epoch
     checkpoints/        last, previous and best .safetensors
     evaluation.json     scores on the test images, once it has been evaluated
+    evaluation/         other parts of an evaluation, PART.json, and pictures
     tensorboard/, lock  curves, and which process is using the folder
 
     Scores map the names of `training.metrics` to numbers; one that was not measured is None or absent, as in the
@@ -63,10 +66,19 @@ class Run:
 
     def environment(self) -> dict[str, Any]:
         """Where the run came from, as in environment.json; empty if it was not recorded, or is damaged."""
+        return self._damageable("environment.json")
+
+    def _damageable(self, name: str) -> dict[str, Any]:
+        """The table in a file that is of use but not needed; empty if it is absent or damaged."""
         try:
-            return _json(self.path / "environment.json")
+            return _json(self.path / name)
         except TrainingError:
             return {}
+
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes it was trained on, by label; empty if they were not stored, or are damaged."""
+        names = self._damageable("classes.json").get("classes")
+        return tuple(map(str, names)) if isinstance(names, list) else ()
 
     def evaluation(self) -> dict[str, Any]:
         """The scores on the test images and what they belong to, as in evaluation.json; empty before an evaluation."""
@@ -75,6 +87,29 @@ class Run:
         if not isinstance(scores, dict) or not all(isinstance(value, dict) for value in scores.values()):
             raise TrainingError(f"{self.path / 'evaluation.json'} is damaged: evaluate the run again.")
         return found
+
+    def part(self, name: str) -> dict[str, Any]:
+        """A part of the evaluation by its name in `kerneq.evaluate.PARTS`; empty if it was not measured."""
+        return self.evaluation() if name == "scores" else _json(self._part(name))
+
+    def write_part(self, name: str, table: Mapping[str, Any]) -> str:
+        """Write a part of the evaluation, atomically; returns the file's name in the folder."""
+        return self._write(self._part(name), (to_json(table, indent=2) + "\n").encode())
+
+    def write_picture(self, name: str, png: bytes) -> str:
+        """Write evaluation/NAME.png, atomically; returns the file's name in the folder."""
+        return self._write(self.path / "evaluation" / f"{name}.png", png)
+
+    def _part(self, name: str) -> Path:
+        return self.path / ("evaluation.json" if name == "scores" else f"evaluation/{name}.json")
+
+    def _write(self, path: Path, data: bytes) -> str:
+        try:
+            path.parent.mkdir(exist_ok=True)
+        except OSError as error:
+            raise TrainingError(f"{path} could not be written: {error.strerror}.") from None
+        write_atomically(path, data)
+        return str(path.relative_to(self.path))
 
     def test(self) -> Mapping[str, Any]:
         """Scores on the test images; empty if the run was not evaluated."""
@@ -191,7 +226,17 @@ class Run:
                 "resume it with the settings in its config.toml, or choose another --name."
             )
 
-    def begin(self, config: Config, device: torch.device, processes: int, epoch: int, step: int) -> None:
+    def check_classes(self, classes: Sequence[str]) -> None:
+        """Refuse to go on with other classes, or in another order, than the labels of the weights stand for."""
+        if self.classes() not in ((), tuple(classes)):
+            raise TrainingError(
+                f"{self.path} was started on the classes {', '.join(self.classes())}, and its data set now has "
+                f"{', '.join(classes)}: bring them back, or start again under another --name."
+            )
+
+    def begin(
+        self, config: Config, classes: Sequence[str], device: torch.device, processes: int, epoch: int, step: int
+    ) -> None:
         """Write down this start of the run, from its beginning (step 0) or from where a checkpoint left it.
 
         The metrics of epochs past `epoch`, which will be trained again, are forgotten.
@@ -205,6 +250,8 @@ class Run:
             warnings.warn(f"{path}: skipped what is no row of metrics, line {', '.join(damaged)}.", stacklevel=2)
         self._write_rows([row for row in lines if row is not None and row["epoch"] <= epoch])
         write_atomically(self.path / "config.toml", write(config).encode())
+        names = to_json({"classes": list(classes)}, indent=2)
+        write_atomically(self.path / "classes.json", (names + "\n").encode(errors="replace"))
         origin = {
             "kerneq": __version__,
             "torch": torch.__version__,
@@ -232,6 +279,33 @@ class Run:
 
     def _write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         write_atomically(self.path / "metrics.jsonl", "".join(to_json(row) + "\n" for row in rows).encode())
+
+
+def find_runs(paths: Sequence[Path], depth: int = 3) -> list[Run]:
+    """The runs in some folders, each of which is one or holds some, at most `depth` folders further down.
+
+    In the order of `paths`, then of the names; a folder without any is a `TrainingError`.
+    """
+    found: dict[Path, Run] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise TrainingError(f"{path} is not a run folder: it has no config.toml.")
+        runs = list(_runs_in(path, depth))
+        found |= {run.path.resolve(): run for run in runs if run.path.resolve() not in found}
+        if not runs:
+            raise TrainingError(f"{path} holds no run: neither it nor a folder in it has a config.toml.")
+    return list(found.values())
+
+
+def _runs_in(folder: Path, depth: int) -> Iterator[Run]:
+    """The run that is this folder, or else those in its folders; what may not be listed is passed over."""
+    if Run(folder).exists:
+        yield Run(folder)
+    elif depth > 0:
+        with suppress(OSError):
+            inner = [p for p in sorted(folder.iterdir()) if p.is_dir() and not p.name.startswith(".")]
+            for path in inner:
+                yield from _runs_in(path, depth - 1)
 
 
 def check_belongs(path: Path, facts: Mapping[str, Any], config: Config) -> None:
@@ -268,7 +342,9 @@ def to_json(tree: Any, indent: int | None = None) -> str:
             return [finite(entry) for entry in value]
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    return json.dumps(finite(tree), indent=indent, allow_nan=False)
+    text = json.dumps(finite(tree), indent=indent, allow_nan=False)
+    # A list of numbers on one line: a confusion matrix has a line a row. (Strings have no line breaks of their own.)
+    return re.sub(r"\[\n\s*([^\[\]{}\"]*?)\n\s*\]", lambda match: f"[{' '.join(match[1].split())}]", text)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

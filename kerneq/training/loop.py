@@ -69,7 +69,7 @@ def _train(
     if process.rank > 0:
         torch.manual_seed(config.seed + process.rank)
     state = State(model, config, process)
-    open_run(run, state, resume)
+    open_run(run, state, batches.images.classes, resume)
     if config.training.compile:
         cast(Trainable, model).compile_map()
     network = process.wrap(model)
@@ -119,19 +119,20 @@ def refusing_nonfinite(state: State) -> Iterator[None]:
         state.refuse("The features became infinite or NaN")
 
 
-def open_run(run: Run, state: State, resume: bool) -> None:
+def open_run(run: Run, state: State, classes: Sequence[str], resume: bool) -> None:
     """Bring `state` to where the run stands (its start, or its newest checkpoint), and write down this start of it."""
     newest = run.newest()
     if newest is not None and not resume:
         raise TrainingError(f"{run.path} already holds a run; add --resume to continue it, or --name for another.")
     if newest is not None:
         run.check_same(state.config)
+        run.check_classes(classes)
         try:
             state.restore(newest)
         except CheckpointError as error:
             raise CheckpointError(f"{error} {run.advice(newest)}") from None
     if state.process.leads:
-        run.begin(state.config, state.process.device, state.process.world, state.epoch, state.step)
+        run.begin(state.config, classes, state.process.device, state.process.world, state.epoch, state.step)
 
 
 def take_step(state: State, update: Step, x: Tensor, target: Tensor, rate: float) -> None:

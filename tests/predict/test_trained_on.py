@@ -1,12 +1,15 @@
 """What a run was trained on, known without its data set."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from kerneq.data import DATA_SETS, DataError, load
-from kerneq.prediction import Predictor, predict, trained_on
+from kerneq.evaluate.trained import trained_on
+from kerneq.prediction import Predictor, predict
 from kerneq.run.config import parse
 
 
@@ -24,24 +27,50 @@ def test_a_model_without_an_equilibrium_names_the_classes_of_its_folder(kerneq, 
     assert code == 0 and "red wine" in out and "converged" not in out and "not known" not in out
 
 
-def test_without_its_folder_of_pictures_a_run_numbers_the_classes_and_says_so(kerneq, colour_run, tmp_path):
+def test_a_run_knows_its_classes_without_its_folder_of_pictures(kerneq, colour_run, tmp_path):
     run, pictures = colour_run
     red = tmp_path / "red.png"
     Image.new("RGB", (30, 20), (210, 30, 30)).save(red)
+    assert json.loads((run / "classes.json").read_text()) == {"classes": ["blue sky", "red wine"]}
     hidden = pictures.rename(pictures.with_name("hidden"))
     try:
         code, out, _ = kerneq("predict", run, red, "--top", "1")
+        assert code == 0 and "red wine" in out and "not known" not in out
+        code, _, err = kerneq("evaluate", run)
+        assert code == 1 and "There is no folder" in err
+        old = copied_without_names(run, tmp_path / "old")
+        code, out, _ = kerneq("predict", old, red, "--top", "1")
         assert code == 0 and "red wine" not in out and "names of the classes are not known" in out
-        code, out, _ = kerneq("predict", run, red, "--json")
+        code, out, _ = kerneq("predict", old, red, "--json")
         result = json.loads(out)
         assert result["named"] is False and result["predictions"][0]["top"][0]["class"] == "1"
     finally:
         hidden.rename(pictures)
-    (pictures / "train" / "green grass").mkdir()  # a class that the model has never heard of
+
+
+def test_a_folder_of_pictures_whose_classes_have_changed_is_noticed(kerneq, colour_run, tmp_path):
+    run, pictures = colour_run
+    old = copied_without_names(run, tmp_path / "old")
+    assert Predictor.open(old, device="cpu").trained.classes == ("blue sky", "red wine")
+    for split in ("train", "test"):
+        (pictures / split / "blue sky").rename(pictures / split / "sky")  # which comes after red wine
     try:
-        assert not Predictor.open(run, device="cpu").named
-    finally:
+        for command in (["evaluate", run], ["train", run, "--resume"]):
+            code, _, err = kerneq(*command)
+            assert code == 1 and "blue sky" in err and "bring" in err
+        (pictures / "train" / "green grass").mkdir()  # a class that the model has never heard of
+        assert not Predictor.open(old, device="cpu").trained.named
         (pictures / "train" / "green grass").rmdir()
+    finally:
+        for split in ("train", "test"):
+            (pictures / split / "sky").rename(pictures / split / "blue sky")
+
+
+def copied_without_names(run: Path, to: Path) -> Path:
+    """The run as earlier versions wrote it."""
+    shutil.copytree(run, to)
+    (to / "classes.json").unlink()
+    return to
 
 
 @pytest.mark.parametrize("name", sorted(DATA_SETS.keys() - {"imagenette", "imagenet100"}))

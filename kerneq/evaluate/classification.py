@@ -1,0 +1,156 @@
+"""How good predictions are, from logits and labels alone: accuracy with its uncertainty, and calibration.
+
+Every function takes logits (images, classes) and labels (images), and computes in float64.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, one_hot
+
+from ..run import TrainingError
+
+BINS = 15  # as is usual since Guo et al. (2017)
+TEMPERATURES = (0.05, 20.0)  # where the temperature is sought; a network without a mistake would want 0
+NORMAL = 1.959963984540054  # 97.5 % of a normal distribution lie below
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Classification:
+    """How often the likeliest class is the right one."""
+
+    images: int
+    accuracy: float
+    interval: tuple[float, float]  # Wilson's, of 95 %
+    top5: float | None  # whether the right class is among the five likeliest; None for five classes or fewer
+    per_class: tuple[float | None, ...]  # accuracy on the images of each class; None where there are none
+    confusion: tuple[tuple[int, ...], ...]  # row: the label, column: the prediction
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class ReliabilityBin:
+    """Predictions of about the same confidence, and how many of them are right."""
+
+    low: float
+    high: float
+    count: int
+    confidence: float | None  # the mean; None in an empty bin
+    accuracy: float | None
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """Whether a probability of 80 % is right in 80 % of the cases, at one temperature of the softmax."""
+
+    temperature: float
+    nll: float  # −log of the probability of the right class, mean
+    brier: float  # Σ (pₖ − yₖ)² over the classes, mean; 0 … 2
+    ece: float  # mean |accuracy − confidence| over bins of equal width, weighted by their counts
+    adaptive_ece: float  # the same over bins of equal counts
+    mce: float  # the largest of the bins of equal width
+    bins: tuple[ReliabilityBin, ...]  # of equal width
+
+
+def classify(logits: Tensor, labels: Tensor) -> Classification:
+    """Accuracy over all images and class by class, with its interval, and the confusion matrix."""
+    _check(logits, labels)
+    count, classes = logits.shape
+    predicted = logits.argmax(1)
+    confusion = torch.bincount(labels * classes + predicted, minlength=classes**2).view(classes, classes)
+    right, sizes = confusion.diagonal(), confusion.sum(1)
+    rates = [hits / size if size else None for hits, size in zip(right.tolist(), sizes.tolist(), strict=True)]
+    top5 = None
+    if classes > 5:
+        top5 = float((logits.topk(5).indices == labels[:, None]).any(1).double().mean())
+    hits = int(right.sum())
+    return Classification(
+        count, hits / count, wilson_interval(hits, count), top5, tuple(rates), tuple(map(tuple, confusion.tolist()))
+    )
+
+
+def wilson_interval(hits: int, trials: int, quantile: float = NORMAL) -> tuple[float, float]:
+    """The shares that `hits` of `trials` do not contradict (Wilson, 1927): right for shares near 0 and 1, too.
+
+    (h + q²/2 ± q √(h(n − h)/n + q²/4)) / (n + q²)
+    """
+    square = quantile**2
+    spread = quantile * (hits * (trials - hits) / trials + square / 4) ** 0.5
+    low, high = ((hits + square / 2 + sign * spread) / (trials + square) for sign in (-1, 1))
+    return max(low, 0.0), min(high, 1.0)
+
+
+def calibrate(logits: Tensor, labels: Tensor, temperature: float = 1.0, bins: int = BINS) -> Calibration:
+    """The calibration of softmax(logits / temperature)."""
+    _check(logits, labels)
+    scaled = logits.double() / temperature
+    probabilities = scaled.softmax(1)
+    confidence, predicted = probabilities.max(1)
+    correct = (predicted == labels).double()
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=logits.device)
+    place = torch.bucketize(confidence, edges[1:-1])
+    wide = [_bin(place == i, confidence, correct, float(edges[i]), float(edges[i + 1])) for i in range(bins)]
+    order = confidence.argsort()
+    gaps = [
+        len(part) * abs(float(correct[part].mean() - confidence[part].mean()))
+        for part in order.tensor_split(min(bins, len(order)))
+    ]
+    return Calibration(
+        temperature=temperature,
+        nll=float(cross_entropy(scaled, labels)),
+        brier=float((probabilities - one_hot(labels, logits.shape[1])).square().sum(1).mean()),
+        ece=sum(part.count * gap for part, gap in _gaps(wide)) / len(labels),
+        adaptive_ece=sum(gaps) / len(labels),
+        mce=max(gap for _, gap in _gaps(wide)),
+        bins=tuple(wide),
+    )
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """The temperature T at which softmax(logits / T) has the lowest NLL (Guo et al., 2017).
+
+    NLL is convex in β = 1/T; its slope, the mean of Σₖ pₖlₖ − l_label, changes sign once: bisection, in log T.
+    """
+    _check(logits, labels)
+    logits = logits.double()
+    own = logits.gather(1, labels[:, None])[:, 0]
+    cold, hot = (torch.tensor(t, dtype=torch.float64).log() for t in TEMPERATURES)
+    for _ in range(50):
+        middle = (cold + hot) / 2
+        expected = ((logits / middle.exp().to(logits)).softmax(1) * logits).sum(1)
+        if float((expected - own).mean()) > 0:  # a smaller β, a higher temperature, would be better
+            cold = middle
+        else:
+            hot = middle
+    return float(((cold + hot) / 2).exp())
+
+
+def _bin(inside: Tensor, confidence: Tensor, correct: Tensor, low: float, high: float) -> ReliabilityBin:
+    count = int(inside.sum())
+    means = [float(values[inside].mean()) if count else None for values in (confidence, correct)]
+    return ReliabilityBin(low, high, count, *means)
+
+
+def _gaps(bins: Iterable[ReliabilityBin]) -> list[tuple[ReliabilityBin, float]]:
+    """|accuracy − confidence| of the bins that are not empty."""
+    return [
+        (part, abs(part.accuracy - part.confidence))
+        for part in bins
+        if part.accuracy is not None and part.confidence is not None
+    ]
+
+
+def _check(logits: Tensor, labels: Tensor) -> None:
+    """Refuse what has no accuracy: no images, or logits that are no numbers."""
+    if logits.dim() != 2 or labels.shape != logits.shape[:1] or len(labels) == 0:
+        raise ValueError(
+            f"`logits` must be (images, classes) and `labels` (images,), with at least one image, got "
+            f"{tuple(logits.shape)} and {tuple(labels.shape)}."
+        )
+    if not bool(logits.isfinite().all()):
+        raise TrainingError("The model gave infinite or NaN logits: there is nothing to score. Train it anew.")

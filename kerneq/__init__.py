@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from . import solvers as solvers
     from .equilibrium import Equilibrium as Equilibrium
     from .equilibrium import fixed_point as fixed_point
+    from .prediction import load as load
     from .prediction import predict as predict
     from .solution import EquilibriumError as EquilibriumError
     from .solution import Solution as Solution
@@ -35,6 +36,7 @@ _HOME = {
     "Solution": "solution",
     "Status": "solution",
     "fixed_point": "equilibrium",
+    "load": "prediction",
     "predict": "prediction",
     "solve": "solvers",
 }

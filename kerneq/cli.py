@@ -36,7 +36,7 @@ app = typer.Typer(
 )
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-RunFolder = Annotated[Path, typer.Argument(help="A run folder, for example runs/digits.")]
+RunFolder = Annotated[Path, typer.Argument(help="A run folder, or the name of weights that ship (kerneq models).")]
 
 DEMO_MODELS = ("geq-tiny", "mopteq-tiny", "opteq-tiny", "geq-dense-tiny", "resnet-tiny")
 NUMBERED = "The names of the classes are not known without the folder of pictures that the run was trained on."
@@ -133,7 +133,7 @@ def evaluate(
 ) -> None:
     """What trained runs are worth on the test images; also written to RUN/evaluation.json and RUN/evaluation/."""
     from .evaluate import PARTS
-    from .run import find_runs
+    from .run import find_run, find_runs
     from .run.config import ConfigError
     from .settings import suggestion
 
@@ -143,7 +143,7 @@ def evaluate(
         if name not in PARTS:
             known = "".join(f"\n{known}: {entry.sentence}" for known, entry in PARTS.items())
             raise ConfigError(f"There is no part `{name}`.{suggestion(name, PARTS)} There are:{known}")
-    runs = find_runs(folders)
+    runs = find_runs([find_run(folder).path for folder in folders])
     failures: list[Exception] = []
     for run in runs:
         try:
@@ -169,6 +169,7 @@ def evaluate_run(
     from rich.progress import Progress
 
     from .evaluate import PARTS, NotApplicableError, TrainedRun, measure_part
+    from .run import SHIPPED
 
     watched = Console(stderr=True)
     progress = Progress(console=watched, transient=True, disable=not watched.is_terminal)
@@ -188,6 +189,9 @@ def evaluate_run(
             table.add_row(Text(printable(title), "dim"), Text(printable(value)))
         console.print(Text(printable(f"{run.path}: {PARTS[name].sentence}"), "bold"), soft_wrap=True)
         console.print(table)
+        if run.path.parent == SHIPPED:
+            say("Not written: these weights are part of the installation.")
+            continue
         files = measured.write(run)  # after the table: a folder that cannot be written costs nobody the result
         say(f"Written to {', '.join(str(run.path / file) for file in files)}")
 
@@ -296,6 +300,20 @@ def prediction_table(predictions: "Sequence[Prediction]", title: str) -> Table:
             first = [Text("")] * 4
         table.add_section()
     return table
+
+
+@app.command()
+def export(
+    run: RunFolder,
+    folder: Annotated[Path, typer.Argument(help="The folder to write.")],
+    checkpoint: Annotated[str, typer.Option(help="best (on the held-out images) or last.")] = "best",
+) -> None:
+    """A small copy of a trained run to hand on: weights in half precision, records, and a model card."""
+    from .evaluate import export as export_run
+
+    check_which("--checkpoint", checkpoint)
+    written = export_run(run, folder, checkpoint)
+    say(f"Written to {folder}; its card is {written.path / 'README.md'}")
 
 
 @app.command()

@@ -231,24 +231,23 @@ def top_singular_vector(
             new = gram(u)
             u = torch.where(new.any(), _unit(new), u)  # a zero operator has no direction to offer
         return u
-    basis = [u.flatten()]
-    images: list[Tensor] = []
-    for _ in range(min(steps, u.numel())):
-        w = gram(basis[-1].view_as(u)).flatten()
-        images.append(w)
-        stacked = torch.stack(basis)
+    steps = min(steps, u.numel())
+    basis, images = u.new_empty(2, steps, u.numel())
+    basis[0] = u.flatten()
+    for step in range(steps):
+        images[step] = w = gram(basis[step].view_as(u)).flatten()
+        known = basis[: step + 1]
         for _ in range(2):  # twice is enough: full reorthogonalisation keeps the basis exact
-            w = w - stacked.mT @ (stacked @ w)
+            w = w - known.mT @ (known @ w)
         length = torch.linalg.vector_norm(w)
-        if len(images) == steps or not bool(length > 1e-6 * torch.linalg.vector_norm(images[0])):
+        if step + 1 == steps or not bool(length > 1e-6 * torch.linalg.vector_norm(images[0])):
             break
-        basis.append(w / length)
-    stacked = torch.stack(basis[: len(images)])
-    small = stacked @ torch.stack(images).mT
+        basis[step + 1] = w / length
+    small = known @ images[: step + 1].mT
     if not bool(small.isfinite().all()):
         return u  # ‖A u‖ then says that it is no number
     vectors = torch.linalg.eigh((small + small.mT) / 2).eigenvectors
-    return _unit((vectors[:, -1] @ stacked).view_as(u))
+    return _unit((vectors[:, -1] @ known).view_as(u))
 
 
 def _unit(u: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import final
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from torch import Tensor
+from torch import Tensor, nn
 
 from .data import DataError, decode, grey
 from .evaluate import TrainedRun
@@ -40,7 +40,7 @@ class Prediction:
 
 
 def predict(
-    run: Path, pictures: Sequence[Path], which: str = "best", top: int = 5, device: str = "auto"
+    run: Path | str, pictures: Sequence[Path | str], which: str = "best", top: int = 5, device: str = "auto"
 ) -> list[Prediction]:
     """The `top` likeliest classes of each picture file, by the best or last weights of a run.
 
@@ -48,6 +48,15 @@ def predict(
     """
     predictor = Predictor.open(run, which, device)
     return predictor.predict([(path, predictor.read(path)) for path in map(Path, pictures)], top)
+
+
+def load(run: Path | str, which: str = "best", device: str = "cpu") -> nn.Module:
+    """The trained model of a run folder, or one that ships with kerneq by its name, in `eval()`.
+
+    `kerneq.load("geq-5m-cifar10")` takes normalised pictures (batch, 3, 32, 32) and gives logits; `kerneq.predict`
+    takes picture files and gives classes.
+    """
+    return TrainedRun.open(run, which, device).model
 
 
 @final

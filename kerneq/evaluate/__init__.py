@@ -6,6 +6,7 @@ line in `PARTS` makes it a part of `kerneq evaluate`, which writes RUN/evaluatio
 
 from typing import Any
 
+from .export import export as export
 from .parts import Measurements as Measurements
 from .parts import NotApplicableError as NotApplicableError
 from .parts import Part as Part

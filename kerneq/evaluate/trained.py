@@ -12,7 +12,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from ..data import Batches, DataError, Images, find, split_validation
-from ..run import CheckpointError, Run, TrainingError, checkpoint
+from ..run import CheckpointError, Run, TrainingError, checkpoint, find_run
 from ..run.config import Config
 from ..solution import Solution
 from ..training.build import Builder, build_model, for_inference, make_batches, place, read_images
@@ -52,8 +52,8 @@ class TrainedRun:
         build: Builder = build_model,
         progress: Progress | None = None,
     ) -> "TrainedRun":
-        """Open the run in `path` with its best or last weights; its data set is not needed."""
-        run = Run(Path(path))
+        """Open the run in `path`, or the one that ships under this name; its data set is not needed."""
+        run = find_run(path)
         config, process = for_inference(run.config(), device)
         file = run.checkpoint(which)
         weights, epoch = run.trained_weights(which)
@@ -124,7 +124,7 @@ class TrainedRun:
         """For each batch its pictures x, labels, logits (float32) and solutions, all on the device."""
         batches = self.batches(images)
         for x, labels in self.track(batches.epoch(0), f"{len(images)} images", len(batches)):
-            with torch.autocast(self.process.device.type, torch.bfloat16, enabled=self.config.training.amp):
+            with self.process.autocast(self.config.training.amp):
                 logits, solutions = self.model(x, solutions=True)
             yield x, labels, logits.float(), solutions
 

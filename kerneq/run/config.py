@@ -91,7 +91,7 @@ class Training:
     batch_size: int = setting(128, "images per step, over all processes", low=1)
     label_smoothing: float = setting(0.0, "", low=0, high=0.99)
     ema: float = setting(0.0, "decay of the running average of the weights per step, 0: none", low=0, high=0.999999)
-    amp: bool = setting(False, "bfloat16 autocast")
+    amp: bool = setting(False, "bfloat16 autocast, on a GPU")
     clip: float = setting(0.0, "largest norm of the gradient, 0: unlimited", low=0)
     channels_last: bool = setting(False, "store images as NHWC")
     compile: bool = setting(False, "torch.compile of the equilibrium map")

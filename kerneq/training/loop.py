@@ -153,7 +153,7 @@ def take_step(state: State, update: Step, x: Tensor, target: Tensor, rate: float
 def descend(state: State, network: nn.Module, x: Tensor, target: Tensor) -> None:
     """One step of SGD, and its measurements; nothing here waits for the device."""
     settings = state.config.training
-    with torch.autocast(x.device.type, torch.bfloat16, enabled=settings.amp):
+    with state.process.autocast(settings.amp):
         logits, solutions = network(x, solutions=True)
     loss = cross_entropy(logits.float(), target, label_smoothing=settings.label_smoothing)
     state.optimizer.zero_grad()

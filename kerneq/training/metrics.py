@@ -178,7 +178,7 @@ def validate(model: nn.Module, batches: Batches, process: Process, amp: bool) ->
     for x, target in batches.epoch(0):
         if len(x) == 0:  # the last batch may have no image for this process
             continue
-        with torch.autocast(process.device.type, torch.bfloat16, enabled=amp):
+        with process.autocast(amp):
             logits, solutions = model(x, solutions=True)
         accumulator.add(cross_entropy(logits.float(), target), logits, target, solutions)
     model.train(training)

@@ -34,6 +34,10 @@ class Process:
         """Whether this process writes files and talks to the terminal."""
         return self.rank == 0
 
+    def autocast(self, amp: bool) -> torch.autocast:
+        """bfloat16 for what `amp` asks it for, on a GPU; most CPUs only imitate it, some 20 times slower than float32."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=amp and self.device.type == "cuda")
+
     def total(self, sums: Tensor) -> Tensor:
         """The sum over all processes; the argument is left alone."""
         return torch.stack(self.gather(sums)).sum(0)

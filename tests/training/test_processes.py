@@ -10,6 +10,7 @@ from worker import SETTINGS, build_plain
 from kerneq.run import Run, checkpoint
 from kerneq.run.config import parse
 from kerneq.training import train
+from kerneq.training.process import Process
 
 WORKER = str(Path(__file__).parent / "worker.py")
 
@@ -67,3 +68,8 @@ def test_the_command_line_trains_under_torchrun_and_one_process_does_the_talking
     assert result.stdout.count("best validation accuracy") == 1
     [row] = Run(tmp_path / "run").rows()
     assert row["train"]["images"] == 1280 and row["validation"]["images"] == 144
+
+
+def test_a_cpu_computes_in_float32_whatever_amp_says():
+    with Process(torch.device("cpu")).autocast(True):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32

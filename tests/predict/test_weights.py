@@ -1,0 +1,101 @@
+"""Weights that ship, and how a run becomes a folder to hand on."""
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import kerneq as kq
+from kerneq import cli
+from kerneq.data import DataError
+from kerneq.evaluate import TrainedRun, export
+from kerneq.run import Run, TrainingError, find_run, weights
+from kerneq.run.config import load
+from kerneq.training import train
+from kerneq.training.metrics import validate
+
+# Logits of the shipped weights for `waves()`, float32 on a CPU, when they were shipped.
+WAVES = {
+    "geq-5m-cifar10": [
+        [0.7948, -0.7117, 2.7934, 0.3349, -0.9993, -1.5816, -0.2923, 0.6814, -0.4804, -0.5460],
+        [0.2572, -0.3087, 2.0626, -0.1782, -1.0686, -2.2503, -0.0842, 1.8305, 0.2227, -0.4874],
+    ],
+}
+
+
+def waves() -> torch.Tensor:
+    """Two pictures (2, 3, 32, 32) that anybody can draw."""
+    side = torch.linspace(-1, 1, 32, dtype=torch.float64)
+    y, x = torch.meshgrid(side, side, indexing="ij")
+    plane = [torch.sin(a * x + b * y + c) for a, b, c in ((3, 1, 0), (1, 4, 1), (5, -2, 2), (0, 6, 0))]
+    return torch.stack([torch.stack(plane[start : start + 3]) for start in (0, 1)]).float()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    path = tmp_path_factory.mktemp("runs") / "tiny"
+    train(load("geq-tiny-digits", ["training.epochs=1"]), path)
+    return Run(path)
+
+
+def test_an_exported_run_is_a_small_run_that_says_what_it_is(trained, tmp_path):
+    exported = export(trained.path, tmp_path / "mine")
+    x = torch.rand(4, 1, 8, 8)
+    torch.testing.assert_close(kq.load(exported.path)(x), kq.load(str(trained.path))(x), atol=2e-2, rtol=0)
+    smaller = exported.checkpoint("best").stat().st_size / trained.checkpoint("best").stat().st_size
+    card = (exported.path / "README.md").read_text()
+    assert smaller < 0.7 and exported.rows() == trained.rows() and exported.classes() == trained.classes()
+    assert hashlib.sha256(exported.checkpoint("best").read_bytes()).hexdigest() in card
+    assert "Not evaluated" in card and "1 epochs" not in card
+    with pytest.raises(TrainingError, match="already exists"):
+        export(trained.path, tmp_path / "mine")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_the_command_hands_on_a_run(trained, tmp_path, capsys):
+    cli.export(trained.path, tmp_path / "mine")
+    assert "README.md" in capsys.readouterr().out and Run(tmp_path / "mine").exists
+
+
+def test_a_name_is_a_folder_or_weights_that_ship_or_a_sentence(trained, tmp_path, monkeypatch):
+    assert find_run(trained.path) == trained and find_run("geq-5m-cifar10").path.parent == weights.SHIPPED
+    with pytest.raises(TrainingError, match="Did you mean `geq-5m-cifar10`"):
+        kq.load("geq-5m-cifar")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "geq-5m-cifar10").symlink_to(trained.path)
+    assert find_run("geq-5m-cifar10").config().data.name == "digits"  # a folder of one's own goes first
+
+
+@pytest.mark.parametrize("name", weights.names())
+def test_shipped_weights_say_what_they_said_when_they_were_shipped(name):
+    run = find_run(name)
+    assert run.checkpoint("best").stat().st_size <= 16 * 2**20 and run.test()["accuracy"] > 0
+    digest = hashlib.sha256(run.checkpoint("best").read_bytes()).hexdigest()
+    assert digest in (run.path / "README.md").read_text()
+    logits = kq.load(name)(waves())
+    torch.testing.assert_close(logits.detach(), torch.tensor(WAVES[name]), atol=2e-3, rtol=1e-3)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", weights.names())
+def test_shipped_weights_have_their_recorded_accuracy(name):
+    trained = TrainedRun.open(name)
+    try:
+        test = trained.test
+    except DataError as error:
+        pytest.skip(str(error))
+    scores = validate(trained.model, trained.batches(test), trained.process, trained.config.training.amp)
+    assert abs(scores["accuracy"] - trained.run.test()["accuracy"]) <= 0.0015
+
+
+def test_shipped_weights_name_a_picture_straight_after_install(tmp_path):
+    from PIL import Image
+
+    Image.new("RGB", (40, 30), "navy").save(tmp_path / "sea.png")
+    command = [sys.executable, "-m", "kerneq", "predict", "geq-5m-cifar10", "sea.png", "--json", "--device", "cpu"]
+    environment = {**os.environ, "KERNEQ_DATA": str(tmp_path / "nothing"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0 and "airplane" in done.stdout, done.stderr

@@ -35,7 +35,7 @@ class Process:
         return self.rank == 0
 
     def autocast(self, amp: bool) -> torch.autocast:
-        """bfloat16 for what `amp` asks it for, on a GPU; most CPUs only imitate it, some 20 times slower than float32."""
+        """bfloat16 where `amp` asks for it, on a GPU: most CPUs only imitate it, some 20 times slower than float32."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=amp and self.device.type == "cuda")
 
     def total(self, sums: Tensor) -> Tensor:

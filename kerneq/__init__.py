@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from . import kglm as kglm
     from . import models as models
     from . import prox as prox
+    from . import sklearn as sklearn
     from . import solvers as solvers
     from .equilibrium import Equilibrium as Equilibrium
     from .equilibrium import fixed_point as fixed_point
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = ("cells", "data", "gradients", "kernels", "kglm", "models", "prox", "solvers")
+_MODULES = ("cells", "data", "gradients", "kernels", "kglm", "models", "prox", "sklearn", "solvers")
 _HOME = {
     "Equilibrium": "equilibrium",
     "EquilibriumError": "solution",

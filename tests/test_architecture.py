@@ -25,6 +25,7 @@ LAYERS = [
     "cells",
     "equilibrium",
     "kglm",
+    "sklearn",
     "theory",
     "settings",
     "models",

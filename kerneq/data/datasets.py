@@ -96,7 +96,7 @@ class DigitsDataSet(AbstractDataSet):
         """Nothing to check: the images are part of an installed package."""
 
     def load(self, split: Split, root: Path, size: int) -> Images:
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+        from sklearn.datasets import load_digits
 
         content = load_digits()
         pixels = torch.from_numpy(np.rint(content.images * (255 / 16)).astype(np.uint8))

@@ -1,0 +1,214 @@
+"""Estimators for scikit-learn: NumPy arrays in and out, so that `Pipeline`, `GridSearchCV` and `clone` work.
+
+>>> GridSearchCV(KernelGLMClassifier(), {"lam": [0.1, 1, 10], "lengthscale": [1.0, 3.0]}).fit(X, y)
+"""
+
+import abc
+import functools
+from typing import Any, Self, final
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from .cells import DenseCell
+from .equilibrium import Equilibrium
+from .kernels import AbstractKernel, Gaussian
+from .kglm import AbstractFamily, Bernoulli, KernelGLM, SquaredExponential
+from .kglm import Gaussian as GaussianFamily
+
+
+def _tensor(X: np.ndarray) -> Tensor:
+    return torch.as_tensor(np.ascontiguousarray(X, dtype=np.float64))
+
+
+def _constant(value: float, X: Tensor) -> Tensor:
+    return X.new_full((len(X),), value)
+
+
+def _covariance(kernel: Any, lengthscale: float | None, X: np.ndarray) -> Any:
+    """The kernel, or a squared exponential one; by default as wide as the data, ℓ² = d·Var X."""
+    if kernel is not None:
+        return kernel
+    if lengthscale is None:
+        lengthscale = float(np.sqrt(X.shape[1] * X.var())) or 1.0
+    return SquaredExponential(lengthscale)
+
+
+class AbstractClassifier(ClassifierMixin, BaseEstimator, abc.ABC):
+    """What the classifiers share; to write one: `fit` and `predict_proba`."""
+
+    @abc.abstractmethod
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The probability of each class, (samples, classes)."""
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The likeliest class of each sample."""
+        likeliest = self.predict_proba(X).argmax(axis=1)
+        return self.classes_[likeliest]
+
+    def _checked(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+        """X as numbers and y as labels 0, 1, …, after `classes_` has been set."""
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"A classifier needs samples of two classes at least, got one class: {self.classes_[0]}.")
+        return X, labels
+
+
+@final
+class KernelGLMClassifier(AbstractClassifier):
+    """Kernel logistic regression: `kerneq.kglm.KernelGLM` with Bernoulli families, one class against the rest.
+
+    kernel: one of `kerneq.kglm`, of scikit-learn or GPyTorch, or any function k(X, X2); by default a squared
+    exponential one with `lengthscale` (None: √(d·Var X)). lam: the weight λ of ‖f‖²_k/2.
+    """
+
+    def __init__(self, kernel: Any = None, lengthscale: float | None = None, lam: float = 0.1):
+        self.kernel = kernel
+        self.lengthscale = lengthscale
+        self.lam = lam
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Fit to X (samples, features) and labels y (samples)."""
+        X, labels = self._checked(X, y)
+        shown = self.classes_[1:] if len(self.classes_) == 2 else self.classes_
+        targets = np.stack([self.classes_[labels] == name for name in shown])
+        kernel = _covariance(self.kernel, self.lengthscale, X)
+        self.model_ = KernelGLM(kernel, Bernoulli(), lam=self.lam).fit(_tensor(X), _tensor(targets))
+        return self
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """The canonical parameter η of each class (samples, classes), of the second one (samples) if there are two."""
+        check_is_fitted(self)
+        eta = self.model_.canonical(_tensor(validate_data(self, X, dtype=np.float64, reset=False))).numpy()
+        return eta[0] if len(self.classes_) == 2 else eta.T
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The probability of each class, (samples, classes); of many, those of one against the rest, normalised."""
+        shares = Bernoulli().mean(torch.as_tensor(self.decision_function(X))).numpy()
+        if len(self.classes_) == 2:
+            return np.stack([1 - shares, shares], axis=1)
+        return shares / shares.sum(axis=1, keepdims=True)
+
+
+@final
+class KernelGLMRegressor(RegressorMixin, BaseEstimator):
+    """A kernel GLM: `kerneq.kglm.KernelGLM` with the Gaussian family (kernel ridge regression), or another one.
+
+    kernel, lengthscale and lam as in `KernelGLMClassifier`; family: one of `kerneq.kglm`, for example `Poisson()` for
+    counts. With the Gaussian family f is a deviation from the mean of y.
+    """
+
+    def __init__(
+        self,
+        kernel: Any = None,
+        lengthscale: float | None = None,
+        lam: float = 0.1,
+        family: AbstractFamily | None = None,
+    ):
+        self.kernel = kernel
+        self.lengthscale = lengthscale
+        self.lam = lam
+        self.family = family
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Fit to X (samples, features) and targets y (samples)."""
+        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        family = self.family or GaussianFamily()
+        mean = float(y.mean()) if isinstance(family, GaussianFamily) else 0.0
+        kernel = _covariance(self.kernel, self.lengthscale, X)
+        glm = KernelGLM(kernel, family, lam=self.lam, offset=functools.partial(_constant, mean))
+        self.model_ = glm.fit(_tensor(X), _tensor(y))
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """The mean response of each sample; with `return_std`, also the deviation of f, in canonical coordinates."""
+        check_is_fitted(self)
+        points = _tensor(validate_data(self, X, dtype=np.float64, reset=False))
+        mean = self.model_.predict(points).numpy()
+        return (mean, self.model_.posterior(points).deviation.numpy()) if return_std else mean
+
+
+@final
+class EquilibriumClassifier(AbstractClassifier):
+    """One dense equilibrium layer between standardised features and a linear head, trained by Adam.
+
+    kernel: of `kerneq.kernels`, by default Gaussian(0.5). state, features: the sizes of z and of v = Wz. norm: the
+    bound on ‖W‖‖W_h‖. The equilibria of `predict` are found to a relative residual of 1e-4.
+    """
+
+    def __init__(
+        self,
+        kernel: AbstractKernel | None = None,
+        state: int = 64,
+        features: int = 32,
+        norm: float = 1.0,
+        epochs: int = 60,
+        batch_size: int = 64,
+        learning_rate: float = 0.01,
+        weight_decay: float = 1e-4,
+        random_state: Any = None,
+    ):
+        self.kernel = kernel
+        self.state = state
+        self.features = features
+        self.norm = norm
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Fit to X (samples, features) and labels y (samples)."""
+        X, labels = self._checked(X, y)
+        scale = X.std(axis=0)
+        self.mean_, self.scale_ = X.mean(axis=0), np.where(scale > 0, scale, 1.0)
+        kernel = self.kernel or Gaussian(0.5, split=1)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            cell = DenseCell(
+                kernel, inputs=X.shape[1], state=self.state, features=self.features, norm=self.norm
+            ).double()
+            self.layer_ = Equilibrium(cell, tol=1e-4, max_steps=200)
+            self.head_ = nn.Linear(self.state, len(self.classes_), dtype=torch.float64)
+            self._train(self._standardised(X), torch.as_tensor(labels))
+        self.layer_.eval()
+        self.n_iter_ = self.epochs
+        return self
+
+    def _train(self, x: Tensor, labels: Tensor) -> None:
+        parameters = [*self.layer_.parameters(), *self.head_.parameters()]
+        adam = torch.optim.AdamW(parameters, lr=self.learning_rate, weight_decay=self.weight_decay)
+        for _ in range(self.epochs):
+            for rows in torch.split(torch.randperm(len(x)), self.batch_size):
+                adam.zero_grad()
+                loss = cross_entropy(self.head_(self.layer_(x[rows]).value), labels[rows])
+                torch.autograd.backward(loss)
+                adam.step()
+
+    def _standardised(self, X: np.ndarray) -> Tensor:
+        return _tensor((X - self.mean_) / self.scale_)
+
+    @torch.no_grad()
+    def decision_function(self, X: Any) -> np.ndarray:
+        """The logits (samples, classes); with two classes the log-odds of the second (samples)."""
+        check_is_fitted(self)
+        x = self._standardised(validate_data(self, X, dtype=np.float64, reset=False))
+        logits = self.head_(self.layer_(x).value).numpy()
+        return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The probability of each class, (samples, classes)."""
+        logits = torch.as_tensor(self.decision_function(X))
+        if len(self.classes_) == 2:
+            logits = torch.stack([torch.zeros_like(logits), logits], dim=1)
+        return logits.softmax(1).numpy()

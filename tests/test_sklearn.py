@@ -1,0 +1,70 @@
+"""The estimators are scikit-learn's: its own checks, its pipelines, its searches."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_diabetes, load_iris, make_moons
+from sklearn.gaussian_process.kernels import RBF
+from sklearn.kernel_ridge import KernelRidge
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+import kerneq as kq
+from kerneq.kernels import Multiquadric
+from kerneq.sklearn import EquilibriumClassifier, KernelGLMClassifier, KernelGLMRegressor
+
+SMALL = EquilibriumClassifier(state=16, features=8, epochs=8, batch_size=32, learning_rate=0.03, random_state=0)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the checks themselves
+@pytest.mark.parametrize(
+    "estimator", [KernelGLMClassifier(), KernelGLMRegressor(), SMALL], ids=lambda e: type(e).__name__
+)
+def test_scikit_learns_own_checks_pass(estimator):
+    check_estimator(estimator)
+
+
+def test_the_classifier_is_kernel_logistic_regression():
+    X, y = make_moons(60, noise=0.1, random_state=0)
+    ours = KernelGLMClassifier(lengthscale=0.5, lam=0.2).fit(X, np.where(y == 1, "up", "down"))
+    glm = kq.kglm.KernelGLM(kq.kglm.SquaredExponential(0.5), kq.kglm.Bernoulli(), lam=0.2)
+    glm.fit(torch.as_tensor(X), torch.as_tensor(y).double())
+    share = ours.predict_proba(X)[:, list(ours.classes_).index("up")]
+    np.testing.assert_allclose(share, glm.predict().numpy(), atol=1e-10)
+
+
+def test_the_regressor_is_kernel_ridge_regression_around_the_mean():
+    X, y = load_diabetes(return_X_y=True)
+    X, y = X[:80], y[:80]
+    ours = KernelGLMRegressor(kernel=RBF(0.2), lam=0.3).fit(X, y)
+    theirs = KernelRidge(alpha=0.3, kernel="rbf", gamma=1 / (2 * 0.2**2)).fit(X, y - y.mean())
+    np.testing.assert_allclose(ours.predict(X), theirs.predict(X) + y.mean(), rtol=1e-8)
+    mean, deviation = ours.predict(X, return_std=True)
+    assert mean.shape == deviation.shape == (80,) and (deviation > 0).all()
+
+
+def test_counts_have_a_family():
+    X = np.linspace(0, 3, 40)[:, None]
+    y = np.random.default_rng(0).poisson(np.exp(X[:, 0]))
+    fitted = KernelGLMRegressor(lengthscale=1.0, lam=0.1, family=kq.kglm.Poisson()).fit(X, y)
+    assert np.corrcoef(fitted.predict(X), np.exp(X[:, 0]))[0, 1] > 0.95
+
+
+def test_grids_are_searched_over_both():
+    X, y = load_iris(return_X_y=True)
+    glm = GridSearchCV(KernelGLMClassifier(), {"lam": [0.01, 1.0], "lengthscale": [None, 1.0]}, cv=3).fit(X, y)
+    assert glm.best_score_ > 0.93 and glm.predict_proba(X).shape == (150, 3)
+    grid = {"equilibriumclassifier__kernel": [None, Multiquadric(0.5)], "equilibriumclassifier__norm": [1.0]}
+    pipeline = make_pipeline(StandardScaler(), clone(SMALL))
+    assert GridSearchCV(pipeline, grid, cv=3).fit(X, y).best_score_ > 0.9
+
+
+def test_an_equilibrium_learns_what_no_line_separates_and_a_seed_repeats_it():
+    X, y = make_moons(120, noise=0.1, random_state=0)
+    equilibrium = clone(SMALL).set_params(state=32, epochs=30)
+    assert cross_val_score(equilibrium, X, y, cv=2).mean() > 0.9
+    first, second = (clone(SMALL).fit(X, y).predict_proba(X) for _ in range(2))
+    np.testing.assert_array_equal(first, second)

@@ -24,11 +24,13 @@ TITLES = {"confidence": "largest probability", "energy": "−E(z*)", "weight": "
 @final
 @dataclasses.dataclass(frozen=True)
 class Familiarity:
-    """A score that should be higher on known images than on unknown ones."""
+    """A score that one would like to be higher on known images than on unknown ones."""
 
     known: float  # the mean on known images
     unknown: float
-    auroc: float  # how often a known image has the higher score of two, ties counted half; ½ is chance
+    auroc: (
+        float  # how often a known image has the higher score of two, ties counted half; below ½ it is the unknown one
+    )
 
 
 @final

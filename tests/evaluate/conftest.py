@@ -1,23 +1,17 @@
-"""Two trained runs, and the program as one calls it."""
+"""Three trained runs, and the program as one calls it."""
 
 import sys
 from pathlib import Path
 
 import pytest
+from evaluate_helpers import trained
 
 from kerneq.cli import main
-from kerneq.run.config import parse
-from kerneq.training import train
 
 
 @pytest.fixture(autouse=True, scope="module")
 def every_test_here(one_thread):
     """On one thread."""
-
-
-def trained(path: Path, *settings: str) -> Path:
-    train(parse("", ["training.epochs=1", "training.batch_size=64", "device=cpu", *settings]), path)
-    return path
 
 
 @pytest.fixture(scope="session")

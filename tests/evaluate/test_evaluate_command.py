@@ -8,14 +8,17 @@ import statistics
 import numpy as np
 import pytest
 import torch
+from evaluate_helpers import trained
 from PIL import Image
 
 from kerneq import __version__, evaluate
-from kerneq.data import DataError, load
+from kerneq.data import DataError, Images, load
+from kerneq.equation import Function
 from kerneq.evaluate import PARTS, NotApplicableError, Part, TrainedRun, measure_scores, over_seeds
 from kerneq.evaluate.ood import explain, look_at
 from kerneq.evaluate.scores import draw_mistakes
 from kerneq.run import Run, TrainingError, find_runs
+from kerneq.training import build
 from kerneq.training.metrics import validate
 
 
@@ -145,7 +148,7 @@ def test_energies_and_weights_are_those_at_the_equilibria(runs):
     torch.testing.assert_close(scores["confidence"].float(), logits.softmax(1).amax(1))
     assert all(layer.look is None for layer in trained.model.layers())
     assert evaluate.PARTS["ood"].measure(trained).familiarity.keys() == {"confidence", "energy", "weight"}
-    assert explain(evaluate, torch.zeros(1)) == {}
+    assert explain(Function(torch.cos), torch.zeros(1)) == {}
     with pytest.raises(NotApplicableError, match="first-five-classes, and this one has all"):
         evaluate.PARTS["ood"].measure(TrainedRun.open(runs / "seeds" / "dense-0", device="cpu"))
 
@@ -163,3 +166,26 @@ def test_old_evaluations_and_those_without_training_images_are_understood(runs, 
     monkeypatch.setattr(TrainedRun, "held_out", gone)
     result = measure_scores(trained)
     assert result.scaled is None and dict(result.summary())["temperature"].endswith("train/ is not there.")
+
+
+def test_unseen_sub_classes_have_an_accuracy_of_their_own(kerneq, tmp_path, monkeypatch):
+    """GEQ, Table 3. CIFAR-100 is stood in for: a picture shows its super-class, but that of fine class 80 on lies."""
+    fine = torch.arange(100).repeat(4)
+    labels = {"cifar100": fine, "cifar100-coarse": fine % 20}
+
+    def stand_in(name, split, size=None):
+        shown = torch.where(fine < 80, fine, fine + 1) % 20
+        pixels = torch.zeros(400, 3, 32, 32, dtype=torch.uint8)
+        pixels.view(400, 3, 8, 4, 8, 4)[torch.arange(400), :, shown // 4, :, shown % 4 * 2] = 255
+        names = tuple(f"class {i}" for i in range(int(labels[name].max()) + 1))
+        return Images(pixels, labels[name], names, (0.5,) * 3, (0.5,) * 3)
+
+    monkeypatch.setattr(build, "load", stand_in)
+    settings = ["data.name=cifar100-coarse", "data.subset=four-of-five-subclasses", "data.validation=0.1"]
+    run = trained(tmp_path / "run", *settings, "model.name=geq-dense-tiny", "model.size=32", "training.epochs=8")
+    code, out, _ = kerneq("evaluate", run)
+    assert code == 0 and "unseen sub-classes" in out
+    table = Run(run).part("scores")
+    assert table["scores"]["test"]["images"] == 320 and table["scores"]["unknown"]["images"] == 80
+    assert table["classification"]["test"]["accuracy"] == 1 and table["classification"]["unknown"]["accuracy"] == 0
+    assert table["classes"][19] == "class 19" and table["mistakes"] == []

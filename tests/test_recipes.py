@@ -15,14 +15,27 @@ from torch import Tensor
 import kerneq
 from kerneq import cli
 from kerneq.equation import AbstractMap, Evaluation
+from kerneq.evaluate import PARTS, Part, TrainedRun
 from kerneq.kernels import AbstractRadialKernel
 from kerneq.report import render
+from kerneq.run import Run
 from kerneq.solvers import AbstractSolver
 from kerneq.training import metrics
 
 pytestmark = pytest.mark.usefixtures("float64")
 TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
-NAMES = (dataclasses, torch, Tensor, ClassVar, final, AbstractMap, Evaluation, AbstractRadialKernel, AbstractSolver)
+NAMES = (
+    dataclasses,
+    torch,
+    Tensor,
+    ClassVar,
+    final,
+    AbstractMap,
+    Evaluation,
+    AbstractRadialKernel,
+    AbstractSolver,
+    TrainedRun,
+)
 
 
 def block(name: str) -> str:
@@ -70,7 +83,7 @@ def test_a_solver_is_two_methods(tmp_path):
     torch.testing.assert_close(found.value, z_star, rtol=1e-2, atol=1e-2)
 
 
-def test_a_metric_is_one_entry(tmp_path, monkeypatch, capsys):
+def test_a_metric_is_one_entry_and_so_is_a_kind_of_evidence(tmp_path, monkeypatch, capsys):
     """A demo before it and one after: the number is wherever numbers are, and the old run has a dash."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(cli, "DEMO_MODELS", ("resnet-tiny",))
@@ -91,6 +104,10 @@ def test_a_metric_is_one_entry(tmp_path, monkeypatch, capsys):
     assert event.value == pytest.approx(row["train"]["top2"])
     cli.evaluate([run], device="cpu")
     assert f"{value:.2%}" in capsys.readouterr().out
+    monkeypatch.setitem(PARTS, "mirror", Part(made_by("part", tmp_path)["measure_mirror"], "in the mirror"))
+    cli.evaluate([run], part=["mirror"], device="cpu")
+    agreement = Run(run).part("mirror")["agreement"]
+    assert 0 < agreement < 1 and f"{agreement:.2%}" in capsys.readouterr().out, "a part is one line"
     render([tmp_path / "before" / "resnet-tiny", run], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "test top-2 accuracy" in page and f"<td>{value:.2%}</td>" in page and "<td>–</td>" in page

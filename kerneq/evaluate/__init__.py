@@ -7,6 +7,7 @@ line in `PARTS` makes it a part of `kerneq evaluate`, which writes RUN/evaluatio
 from typing import Any
 
 from .export import export as export
+from .ood import measure_ood
 from .parts import Measurements as Measurements
 from .parts import NotApplicableError as NotApplicableError
 from .parts import Part as Part
@@ -20,4 +21,5 @@ from .trained import TrainedRun as TrainedRun
 
 PARTS: dict[str, Part[Any]] = {
     "scores": SCORES,
+    "ood": Part(measure_ood, "known against unknown classes: KL and AUROC (KerDEQ, Table 3)", usual=True),
 }

@@ -169,7 +169,7 @@ def draw_mistakes(trained: TrainedRun, result: EvaluationResult) -> dict[str, Im
         tile = Image.fromarray(picture.expand(3, -1, -1).permute(1, 2, 0).numpy())
         how = Image.Resampling.NEAREST if tile.width <= TILE else Image.Resampling.LANCZOS
         sheet.paste(tile.resize((TILE, TILE), how), (left, top))
-        words = (f"{names[mistake.predicted]} {mistake.confidence:.0%}", f"label: {names[mistake.label]}")
+        words = (f"{names[mistake.predicted]} ({mistake.confidence:.0%})", f"label: {names[mistake.label]}")
         for line, (text, colour) in enumerate(zip(words, ("#b03000", "#404040"), strict=True)):
             pen.text((left, top + TILE + 2 + line * LINE), _fitted(text, font), colour, font)
     return {"mistakes": sheet}

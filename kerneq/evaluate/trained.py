@@ -92,18 +92,13 @@ class TrainedRun:
         return split_validation(images, count, self.config.seed)[1] if count > 0 else None
 
     def _checked(self, images: Images) -> Images:
-        """The images, unless their classes or their shape are not those that the run was trained on."""
+        """The images, unless their classes are not those that the run was trained on: its labels mean others now."""
         if len(images.classes) != len(self.classes) or (self.named and images.classes != self.classes):
             pairs = zip((*self.classes, "none"), (*images.classes, "none"), strict=False)
             then, now = next((pair for pair in pairs if pair[0] != pair[1]), ("none", "none"))
             raise TrainingError(
                 f"{self.run.path} was trained on {len(self.classes)} classes and {self.config.data.name} has "
                 f"{len(images.classes)}; the first that differs was {then!r} and is {now!r}: bring back its data set."
-            )
-        if images.shape != self.seen.shape:
-            raise TrainingError(
-                f"{self.run.path} was trained on pictures of {self.seen.shape} (channels, height, width) and "
-                f"{self.config.data.name} has {images.shape}: bring back its data set."
             )
         return images
 
@@ -114,10 +109,12 @@ class TrainedRun:
     def track(self, items: Iterable[T], words: str, total: int) -> Iterator[T]:
         """The items one by one, `total` of them, with a bar where somebody is watching; bars may be nested."""
         task = self.progress.add_task(words, total=total)
-        for item in items:
-            yield item
-            self.progress.advance(task)
-        self.progress.remove_task(task)
+        try:
+            for item in items:
+                yield item
+                self.progress.advance(task)
+        finally:
+            self.progress.remove_task(task)
 
     @torch.no_grad()
     def outputs(self, images: Images) -> Iterator[tuple[Tensor, Tensor, Tensor, dict[str, Solution]]]:

@@ -99,3 +99,18 @@ def test_the_hidden_layer_enters_only_through_q():
         rotation = torch.linalg.qr(torch.randn(16, 16)).Q
         cell.similarity.project.weight.copy_(rotation @ cell.similarity.project.weight)
     torch.testing.assert_close(cell.bind(x).drive(z).detach(), before)
+
+
+@pytest.mark.parametrize("kernel, form", PAIRS)
+def test_the_weights_of_the_patches_are_twice_the_slopes_of_their_heights(kernel, form):
+    f, problem, z = equation(kernel, form)
+    weights = f.weights(z)
+    if not problem.radial:
+        assert weights is None
+        return
+    part = problem.cell.similarity
+    r = problem.a - (z.flatten(1) @ problem.W.mT).view_as(problem.a)
+    t = (patches(r, part.split, part.patch) @ problem.W_h).square().sum(-1).requires_grad_()
+    (slope,) = torch.autograd.grad(problem.heights(t).sum(), t)
+    assert weights.shape == (len(z), r.shape[1] // part.split, *(side // part.patch for side in r.shape[2:] or (1, 1)))
+    torch.testing.assert_close(weights.detach().flatten(1), -2 * slope, rtol=1e-9, atol=1e-9)

@@ -32,6 +32,7 @@ LAYERS = [
     "run",
     "training",
     "evaluate",
+    "sweep",
     "prediction",
     "report",
     "cli",

@@ -62,7 +62,7 @@ class Sweep:
     def cells(self) -> list[Cell]:
         """Every combination of values, the last axis moving fastest."""
         found = []
-        ends = [axis.rpartition(".")[2] for axis in self.axes]
+        ends = [axis.removesuffix(".name").rpartition(".")[2] for axis in self.axes]
         short = {axis: end if ends.count(end) == 1 else axis for axis, end in zip(self.axes, ends, strict=True)}
         for combination in itertools.product(*(axis.items() for axis in self.axes.values())):
             settings: dict[str, Any] = {}
@@ -70,8 +70,9 @@ class Sweep:
                 settings = overlay(settings, change)
             chosen = zip(self.axes, combination, strict=True)
             values = {axis: label for axis, (label, _) in chosen if len(self.axes[axis]) > 1}
-            name = ",".join(f"{short[axis]}={label}" for axis, label in values.items()) or "run"
-            found.append(Cell(re.sub(r"[^\w.,=+-]+", "-", name), values, settings))
+            plain = {axis: re.sub(r"[^\w.,+-]+", "-", label).strip("-") for axis, label in values.items()}
+            name = ",".join(f"{short[axis]}={label}" for axis, label in plain.items())
+            found.append(Cell(name, values, settings))
         names = [cell.name for cell in found]
         if len(set(names)) < len(names):
             raise ConfigError("Two cells of the grid have the same labels: give their values a `label` each.")
@@ -191,11 +192,9 @@ class SweepResult:
     cells: Sequence[CellResult]
 
     def write(self, folder: Path) -> None:
-        """Write FOLDER/sweep.json and, once there is something to see, FOLDER/sweep.svg."""
+        """Write FOLDER/sweep.json."""
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "sweep.json", (to_json(dataclasses.asdict(self), indent=2) + "\n").encode())
-        if self.points:
-            draw(self).savefig(folder / "sweep.svg", metadata={"Date": None})
 
 
 def run_sweep(
@@ -206,27 +205,26 @@ def run_sweep(
     build: Builder = build_model,
     loggers: Callable[[Path], Sequence[AbstractLogger]] = lambda folder: (),
 ) -> SweepResult:
-    """Train every cell that is not finished in a folder of its own under `folder`, and write what came of it.
+    """Train every cell that is not finished, each in its folder under `folder`; writes sweep.json and sweep.svg there.
 
     With `test` each is evaluated on the test images. `Stopped` (Ctrl-C) ends the sweep, which goes on when called
     again; a grid of which no cell can be configured is the `ConfigError` of the first."""
     problems: dict[str, str] = {}
-    refusals: list[ConfigError] = []
-    cells = sweep.cells()
     configs: dict[str, Config] = {}
-    for cell in cells:
+    for cell in sweep.cells():
         try:
             configs[cell.name] = sweep.config(cell)
         except ConfigError as error:
             problems[cell.name] = str(error)
-            refusals.append(error)
     if not configs:
-        raise refusals[0]
-    for cell in cells:
-        if cell.name in configs:
-            problems[cell.name] = _train_cell(configs[cell.name], folder / cell.name, test, build, loggers)
+        raise ConfigError(next(iter(problems.values())))
+    for name, config in configs.items():
+        problems[name] = _train_cell(config, folder / name, test, build, loggers)
         collect(sweep, folder, problems).write(folder)
-    return collect(sweep, folder, problems)
+    result = collect(sweep, folder, problems)
+    if result.points:
+        draw(result).savefig(folder / "sweep.svg", metadata={"Date": None})
+    return result
 
 
 def _train_cell(

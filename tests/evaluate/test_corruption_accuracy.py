@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from kerneq.evaluate import CorruptionResult, TrainedRun, measure_corruptions
 from kerneq.evaluate.corruptions import mean_corruption_error
 from kerneq.run.config import parse
 from kerneq.training import train
+from kerneq.training.build import make_batches
 
 NAMES = ("gaussian_noise", "contrast", "frost", "saturate")
 
@@ -63,7 +65,10 @@ def test_published_files_are_used_where_they_are(run, tmp_path, monkeypatch):
             logits[:, 1] = -x.mean((1, 2, 3))
             return logits, {}
 
-    trained = dataclasses.replace(run, config=config, model=Light(), test=images)
+    def batches(images):
+        return make_batches(images, config, run.process, train=False)
+
+    trained = SimpleNamespace(config=config, process=run.process, model=Light(), test=images, batches=batches)
     folder = tmp_path / "CIFAR-10-C"
     folder.mkdir()
     np.save(folder / "labels.npy", np.tile(labels.numpy(), 5))

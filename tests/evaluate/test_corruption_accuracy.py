@@ -10,8 +10,9 @@ import torch
 
 from kerneq.data import Images
 from kerneq.data.corruptions import STANDARD, corrupt
-from kerneq.evaluate import CorruptionResult, TrainedRun, measure_corruptions
+from kerneq.evaluate import TrainedRun, measure_corruptions
 from kerneq.evaluate.corruptions import mean_corruption_error
+from kerneq.run import TrainingError
 from kerneq.run.config import parse
 from kerneq.training import train
 from kerneq.training.build import make_batches
@@ -90,4 +91,18 @@ def test_the_mean_corruption_error_is_over_the_standard_ones_and_may_be_relative
     assert mean_corruption_error(baseline, baseline) == pytest.approx(1)
     with pytest.raises(ValueError, match="not measured under fog"):
         mean_corruption_error(accuracy, {"gaussian_noise": [0.5]})
-    assert CorruptionResult("", 1, 1.0, {}, 1.0, 0.0).summary()[0] == ("corrupted pictures", "")
+
+
+def test_a_run_that_was_measured_before_can_be_the_baseline(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("KERNEQ_DATA", str(tmp_path))
+    home = tmp_path / "first" / "evaluation"
+    home.mkdir(parents=True)
+    with pytest.raises(TrainingError, match="corruptions.json is not there, or damaged"):
+        measure_corruptions(run, names=["contrast"], most=50, baseline=home.parent)
+    first = measure_corruptions(run, names=["contrast"], most=50)
+    assert first.relative_error is None
+    half = {"contrast": [1 - (1 - value) / 2 for value in first.accuracy["contrast"]]}  # half as many errors
+    (home / "corruptions.json").write_text(json.dumps(dataclasses.asdict(first) | {"accuracy": half}))
+    second = measure_corruptions(run, names=["contrast"], most=50, baseline=home.parent)
+    assert second.relative_error == pytest.approx(2) and second.baseline == "first"
+    assert ("mean corruption error, relative to first", "200.00%") in second.summary()

@@ -10,8 +10,8 @@ import torch
 
 from kerneq.data import Images
 from kerneq.data.corruptions import STANDARD, corrupt
-from kerneq.evaluate import TrainedRun, measure_corruptions
-from kerneq.evaluate.corruptions import mean_corruption_error
+from kerneq.evaluate import TrainedRun
+from kerneq.evaluate.corruptions import mean_corruption_error, measure_corruptions
 from kerneq.run import TrainingError
 from kerneq.run.config import parse
 from kerneq.training import train

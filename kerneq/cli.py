@@ -122,6 +122,44 @@ def loggers(folder: Path) -> "list[AbstractLogger]":
 
 
 @app.command()
+def sweep(
+    file: Annotated[str, typer.Argument(help="A sweep or an experiment by its name, or a TOML file with a [grid].")],
+    axes: Annotated[
+        list[str] | None,
+        typer.Argument(help="What to vary, for example model.norm=1,2 seed=0,1,2.", metavar="[KEY=A,B,C]..."),
+    ] = None,
+    name: Annotated[str, typer.Option(help="Name of the folder of all its runs; by default that of FILE.")] = "",
+    runs: Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")] = Path("runs"),
+    test: Annotated[bool, typer.Option("--test", help="Evaluate each run on the test images, too.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="Train nothing: show the runs, and how far they are.")] = False,
+) -> None:
+    """Train an experiment over a grid of settings and draw it; finished runs are skipped, killed ones go on."""
+    from .sweep import collect, load_sweep, run_sweep
+
+    grid = load_sweep(file, axes or [])
+    folder = runs / (name or grid.name)
+    result = collect(grid, folder) if show else run_sweep(grid, folder, test=test, loggers=loggers)
+    table = Table(title=Text(printable(f"{grid.name}: accuracy of each run")))
+    for heading in ("run", "epochs", "seconds", "validation", "test"):
+        table.add_column(heading, justify="left" if heading == "run" else "right", overflow="fold")
+    for cell in result.cells:
+        shares = [f"{value:.2%}" if value is not None else "–" for value in (cell.validation, cell.test)]
+        table.add_row(Text(printable(cell.name)), f"{cell.epochs}", f"{cell.seconds:.1f}", *shares)
+    Console().print(table)
+    for point in result.points:
+        spread = f" ± {point.std:.2%}" if point.std is not None else ""
+        where = ", ".join(f"{axis} = {value}" for axis, value in point.values.items())
+        say(f"{where or grid.name}: {point.mean:.2%}{spread} ({result.split}, seeds: {point.seeds})")
+    failed = [cell for cell in result.cells if cell.problem]
+    for cell in failed:
+        complain(f"{folder / cell.name}: {cell.problem}")
+    if not show:
+        say(f"Written to {folder / 'sweep.json'}" + (f" and {folder / 'sweep.svg'}" if result.points else ""))
+    if failed:
+        sys.exit(1)
+
+
+@app.command()
 def evaluate(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN...")],
     part: Annotated[

@@ -33,6 +33,7 @@ LAYERS = [
     "run",
     "training",
     "evaluate",
+    "sweep",
     "prediction",
     "report",
     "cli",

@@ -128,7 +128,26 @@ def load(path: Path | str | None, overrides: Iterable[str] = ()) -> Config:
 
 def parse(text: str, overrides: Iterable[str] = ()) -> Config:
     """The configuration in a text, changed by `key=value` overrides; a `base` is looked for from where we are."""
-    return _config(_parsed(text, Path(), ()), overrides)
+    return _config(_based(_toml(text), Path(), ()), overrides)
+
+
+def resolve(table: Mapping[str, Any], folder: Path) -> Config:
+    """The configuration of a table as a file has it; a `base` is looked for from `folder`."""
+    return _config(_based(dict(table), folder, ()), ())
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a file says itself, its `base` not yet looked for."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"There is no file {path}; ready ones are known by name, as geq-tiny-digits.") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as a configuration file: {error}.") from None
+    try:
+        return _toml(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def differences(first: Config, second: Config) -> list[str]:
@@ -166,16 +185,20 @@ def _config(table: Mapping[str, Any], overrides: Iterable[str]) -> Config:
             raise ConfigError(
                 f"A change of setting is written key=value (for example optimizer.lr=0.2), got `{override}`."
             )
-        *path, name = key.strip().split(".")
-        place = changes
-        for part in path:
-            if not isinstance(place.get(part), dict):
-                place[part] = {}
-            place = place[part]
-        place[name] = Written(text.strip())
-    table = _overlay(table, changes)
+        put(changes, key.strip(), Written(text.strip()))
+    table = overlay(table, changes)
     model = table.pop("model", {})
     return dataclasses.replace(build(Config, table), model=_model(model))
+
+
+def put(table: dict[str, Any], key: str, value: Any) -> None:
+    """Set the entry of a dotted key in a tree of tables, which grows as it must."""
+    *path, name = key.split(".")
+    for part in path:
+        if not isinstance(table.get(part), dict):
+            table[part] = {}
+        table = table[part]
+    table[name] = value
 
 
 def _model(table: Any) -> Model:
@@ -188,7 +211,7 @@ def _model(table: Any) -> Model:
     return Model(name, build(type(config), rest, "model.", config, named=True))
 
 
-def _overlay(under: Mapping[str, Any], over: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+def overlay(under: Mapping[str, Any], over: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
     """`over` laid on `under`, table by table; below the sections a table of another `name` replaces the one under it.
 
     For there a name chooses a class, and the settings of one class are not those of another.
@@ -199,7 +222,7 @@ def _overlay(under: Mapping[str, Any], over: Mapping[str, Any], depth: int = 0) 
     for key, value in over.items():
         below = under.get(key)
         if isinstance(value, Mapping) and isinstance(below, Mapping):
-            value = _overlay(below, value, depth + 1)
+            value = overlay(below, value, depth + 1)
         merged[key] = value
     return merged
 
@@ -219,24 +242,23 @@ def _find(name: str, path: Path) -> Path:
 
 def _read(path: Path, chain: tuple[str, ...]) -> dict[str, Any]:
     """The table in a file, laid over that of its base; `chain` are the files that this one is a base of."""
+    table = read_toml(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"There is no file {path}; ready ones are known by name, as geq-tiny-digits.") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as a configuration file: {error}.") from None
-    try:
-        return _parsed(text, path.parent, (*chain, os.path.abspath(path)))
+        return _based(table, path.parent, (*chain, os.path.abspath(path)))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _parsed(text: str, folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
-    """The table in a text, in today's form, laid over that of its base."""
+def _toml(text: str) -> dict[str, Any]:
+    """The table in a text."""
     try:
-        table = tomllib.loads(text)
+        return tomllib.loads(text)
     except (RecursionError, ValueError) as error:
         raise ConfigError(f"This is not valid TOML: {error}.") from None
+
+
+def _based(table: dict[str, Any], folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
+    """The table in today's form, laid over that of its base."""
     model = table.get("model")
     if isinstance(model, dict) and isinstance(model.get("settings"), dict):
         table["model"] = upgrade(model.get("name", DEFAULT_MODEL), model.pop("settings")) | model
@@ -246,4 +268,4 @@ def _parsed(text: str, folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
     path = _find(base, folder / base)
     if os.path.abspath(path) in chain:
         raise ConfigError(f"`base` leads back to {path}: a file cannot be its own base.")
-    return _overlay(_read(path, chain), table)
+    return overlay(_read(path, chain), table)

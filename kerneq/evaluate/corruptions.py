@@ -1,0 +1,131 @@
+"""Accuracy of a trained run under the 19 corruptions of CIFAR-10-C at 5 severities (Figure 2 of GEQ and KerDEQ)."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import final
+
+import torch
+from torch import Tensor
+
+from ..data import Images, data_root
+from ..data.corruptions import NAMES, STANDARD, corrupt, read_frost, read_published
+from ..run import TrainingError
+from ..training.metrics import validate
+from .trained import TrainedRun
+
+PUBLISHED = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}  # folders under the data root, if they are there
+SEVERITIES = (1, 2, 3, 4, 5)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class CorruptionResult:
+    """Accuracy on the test images, as they are and corrupted; errors are shares of wrong answers."""
+
+    source: str  # where the corrupted pictures come from
+    images: int
+    clean: float  # accuracy on the pictures as they are
+    accuracy: Mapping[str, Sequence[float]]  # by corruption, then by severity
+    mean_accuracy: float  # over all corruptions and severities: Figure 2's average
+    mean_error: float  # the mean corruption error, not normalised: over the 15 standard corruptions
+    baseline: str | None  # the run whose errors normalise …
+    relative_error: float | None  # … the mean corruption error; None without one
+
+    def summary(self) -> list[tuple[str, str]]:
+        """The means, then each corruption with its five severities."""
+        lines = [
+            ("corrupted pictures", self.source),
+            ("accuracy, clean", f"{self.clean:.2%}"),
+            (f"accuracy, mean of {len(self.accuracy)} corruptions", f"{self.mean_accuracy:.2%}"),
+            ("mean corruption error (not normalised)", f"{self.mean_error:.2%}"),
+        ]
+        if self.relative_error is not None:
+            lines.append((f"mean corruption error, relative to {self.baseline}", f"{self.relative_error:.2%}"))
+        for name, values in self.accuracy.items():
+            severities = " ".join(f"{100 * value:.1f}" for value in values)
+            lines.append((name.replace("_", " "), f"{fmean(values):.2%}  ({severities})"))
+        return lines
+
+
+def mean_corruption_error(
+    accuracy: Mapping[str, Sequence[float]], baseline: Mapping[str, Sequence[float]] | None = None
+) -> float:
+    """The mean corruption error, over the standard corruptions that were measured (all, if none of them was).
+
+    Of errors e by corruption c and severity s: mean over c of Σₛ e / Σₛ e_baseline, as Hendrycks and Dietterich
+    normalise by AlexNet's; without a baseline, mean over c and s of e."""
+    names = [name for name in STANDARD if name in accuracy] or list(accuracy)
+    errors = {name: fmean(1 - value for value in accuracy[name]) for name in names}
+    if baseline is None:
+        return fmean(errors.values())
+    missing = [name for name in names if name not in baseline]
+    if missing:
+        raise ValueError(f"The baseline was not measured under {', '.join(missing)}: measure it again.")
+    levels = {name: fmean(1 - value for value in baseline[name]) for name in names}
+    return fmean(errors[name] / max(levels[name], 1e-12) for name in names)
+
+
+def measure_corruptions(
+    trained: TrainedRun,
+    names: Sequence[str] = NAMES,
+    seed: int = 0,
+    most: int | None = None,
+    baseline: Path | None = None,
+) -> CorruptionResult:
+    """Accuracy under each corruption at each severity, on the test images or the first `most` of them.
+
+    `baseline` is the folder of a run that was measured before, to whose errors the mean corruption error is relative.
+    The pictures are the published ones where their folder (CIFAR-10-C) is under the data root and the run was trained
+    on all classes, else made here; the frost pictures are those in the folder `frost` there, if it has some."""
+    others = _read_accuracy(baseline) if baseline is not None else None
+    images = trained.test if most is None else trained.test.select(torch.arange(min(most, len(trained.test))))
+    pixels = images.pixels if isinstance(images.pixels, Tensor) else images.pixels.decode()
+    images = dataclasses.replace(images, pixels=pixels).to(trained.process.device)
+    source, corrupted = _pictures(trained, pixels.to(trained.process.device), seed)
+    accuracy: dict[str, list[float]] = {}
+    for name in names:
+        sets = (dataclasses.replace(images, pixels=corrupted(name, severity)) for severity in SEVERITIES)
+        accuracy[name] = [_accuracy(trained, some) for some in sets]
+    mean = fmean(value for values in accuracy.values() for value in values)
+    return CorruptionResult(
+        source=source,
+        images=len(images),
+        clean=_accuracy(trained, images),
+        accuracy=accuracy,
+        mean_accuracy=mean,
+        mean_error=mean_corruption_error(accuracy),
+        baseline=baseline.name if baseline is not None else None,
+        relative_error=mean_corruption_error(accuracy, others) if others is not None else None,
+    )
+
+
+def _read_accuracy(run: Path) -> dict[str, list[float]]:
+    """What a run folder says about accuracy under corruptions."""
+    file = run / "evaluation" / "corruptions.json"
+    try:
+        return {
+            str(name): list(values) for name, values in json.loads(file.read_text(encoding="utf-8"))["accuracy"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise TrainingError(f"{file} is not there, or damaged: measure the corruptions of {run} first.") from None
+
+
+def _pictures(trained: TrainedRun, pixels: Tensor, seed: int) -> tuple[str, Callable[[str, int], Tensor]]:
+    """Where the corrupted pictures come from, and a function that gives those of a name and severity."""
+    root, data = data_root(), trained.config.data
+    folder = root / PUBLISHED.get(data.name, data.name)
+    if data.name in PUBLISHED and data.subset == "all" and folder.is_dir():
+        labels = trained.test.labels
+        return f"published, {folder.name}", lambda name, s: read_published(folder, name, s, labels)[: len(pixels)]
+    frost = read_frost(root)
+    source = f"made here, seed {seed}, frost {'from pictures' if frost else 'without its pictures'}"
+    return source, lambda name, s: corrupt(pixels, name, s, seed, frost=frost)
+
+
+def _accuracy(trained: TrainedRun, images: Images) -> float:
+    """The share of right answers."""
+    scores = validate(trained.model, trained.batches(images), trained.process, trained.config.training.amp)
+    return float(scores["accuracy"] or 0.0)

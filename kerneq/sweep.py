@@ -1,0 +1,331 @@
+"""A sweep: one experiment over a grid of settings, every cell an ordinary run folder, drawn as accuracy ± seeds.
+
+The file of a sweep is an experiment file with a table `[grid]`, in which every entry is an axis:
+
+    base = "geq-tiny-digits"
+    [grid]
+    model.kernel.patch = [1, 2]                                        # values of the setting the axis is named after
+    gradient = [                                                       # or settings that change together
+        {label = "implicit", model.gradient.name = "implicit"},
+        {label = "another model", base = "opteq-tiny-digits"},
+    ]
+    seed = [0, 1, 2]                                                   # what the mean and its ± are taken over
+
+Cells that are finished are left alone, those that were killed go on, and one that fails says why and lets the others
+run.
+"""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Literal, final
+
+import torch
+from matplotlib.figure import Figure
+
+from .data import DataError
+from .evaluate import evaluate
+from .run import Run, Stopped, TrainingError, write_atomically
+from .run.config import EXPERIMENTS, Config, ConfigError, check, overlay, put, read_toml, resolve
+from .run.folder import to_json
+from .settings import Written, suggestion
+from .training import AbstractLogger, train
+from .training.build import Builder, build_model
+
+SWEEPS = EXPERIMENTS / "sweeps"  # those that come with the package
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A point of the grid with one seed: where its run lies, and the settings laid over the experiment's."""
+
+    name: str  # of its folder
+    values: Mapping[str, str]  # by axis; axes of one value are left out
+    settings: Mapping[str, Any]
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """An experiment, as a table, and for each axis of the grid its values by their labels."""
+
+    name: str
+    table: Mapping[str, Any]
+    folder: Path  # from which a `base` is looked for
+    axes: Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+    def cells(self) -> list[Cell]:
+        """Every combination of values, the last axis moving fastest."""
+        found = []
+        ends = [axis.removesuffix(".name").rpartition(".")[2] for axis in self.axes]
+        short = {axis: end if ends.count(end) == 1 else axis for axis, end in zip(self.axes, ends, strict=True)}
+        for combination in itertools.product(*(axis.items() for axis in self.axes.values())):
+            settings: dict[str, Any] = {}
+            for _, change in combination:
+                settings = overlay(settings, change)
+            chosen = zip(self.axes, combination, strict=True)
+            values = {axis: label for axis, (label, _) in chosen if len(self.axes[axis]) > 1}
+            plain = {axis: re.sub(r"[^\w.,+-]+", "-", label).strip("-") for axis, label in values.items()}
+            name = ",".join(f"{short[axis]}={label}" for axis, label in plain.items())
+            found.append(Cell(name, values, settings))
+        names = [cell.name for cell in found]
+        if len(set(names)) < len(names):
+            raise ConfigError("Two cells of the grid have the same labels: give their values a `label` each.")
+        return found
+
+    def config(self, cell: Cell) -> Config:
+        """The configuration of a cell, checked as `kerneq train` checks it."""
+        config = resolve(overlay(self.table, cell.settings), self.folder)
+        check(config)
+        return config
+
+
+def load_sweep(file: str, changes: Sequence[str] = ()) -> Sweep:
+    """A sweep of the package by its name, a file with a [grid], or any experiment, over the values of `key=a,b,c`.
+
+    A change replaces the axis of its key; one of a single value is a setting of all cells."""
+    path, name = Path(file), Path(file).name.removesuffix(".toml")
+    bare = "/" not in file and not file.endswith(".toml")
+    if bare and (SWEEPS / f"{file}.toml").is_file():
+        path = SWEEPS / f"{file}.toml"
+    elif bare and not (EXPERIMENTS / f"{file}.toml").is_file() and not path.is_file():
+        hint = suggestion(file, [known.stem for known in (*SWEEPS.glob("*.toml"), *EXPERIMENTS.glob("*.toml"))])
+        known = ", ".join(sorted(known.stem for known in SWEEPS.glob("*.toml")))
+        raise ConfigError(f"There is no sweep or experiment {file!r}.{hint} The sweeps are: {known}.")
+    table: dict[str, Any] = {"base": file} if bare and path.parent != SWEEPS else read_toml(path)
+    grid = table.pop("grid", {})
+    axes = _axes(grid) if isinstance(grid, Mapping) else {}
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"An axis is written key=a,b,c (for example seed=0,1,2), got `{change}`.")
+        axes[key.strip()] = _axis(key.strip(), [Written(part) for part in _split(text)])
+    if not any(len(values) > 1 for values in axes.values()):
+        raise ConfigError(f"{file} has no [grid] of several values: say what to vary, for example seed=0,1,2.")
+    if "seed" in axes:  # fastest, so that a sweep that is cut short has whole points
+        axes["seed"] = axes.pop("seed")
+    return Sweep(name, table, path.parent, axes)
+
+
+def _axes(grid: Mapping[str, Any], path: str = "") -> dict[str, Mapping[str, Mapping[str, Any]]]:
+    """The axes in a tree of tables: its lists, by their dotted keys."""
+    found: dict[str, Mapping[str, Mapping[str, Any]]] = {}
+    for name, entry in grid.items():
+        if isinstance(entry, Mapping):
+            found |= _axes(entry, f"{path}{name}.")
+        elif isinstance(entry, list) and entry:
+            found[path + name] = _axis(path + name, entry)
+        else:
+            raise ConfigError(f"`grid.{path}{name}` must be a list of values, got {entry!r}.")
+    return found
+
+
+def _axis(key: str, values: Sequence[Any]) -> dict[str, Mapping[str, Any]]:
+    """The values of an axis by their labels, each as the table of settings it stands for."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for value in values:
+        table: dict[str, Any] = {}
+        if isinstance(value, Mapping):
+            if not isinstance(value.get("label"), str):
+                raise ConfigError(f"A table in `grid.{key}` needs a `label`, got {dict(value)}.")
+            label, table = value["label"], {name: entry for name, entry in value.items() if name != "label"}
+        else:
+            label = str(value)
+            put(table, key, value)
+        if label in found:
+            raise ConfigError(f"`grid.{key}` has the value {label} twice.")
+        found[label] = table
+    return found
+
+
+def _split(text: str) -> list[str]:
+    """The parts between commas that are in no bracket."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class CellResult:
+    """What became of a cell."""
+
+    name: str
+    values: Mapping[str, str]
+    epochs: int  # trained so far
+    seconds: float  # of training
+    validation: float | None  # best accuracy on held-out images
+    test: float | None  # accuracy on the test images
+    problem: str  # why it failed; empty if it did not
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A point of the grid: accuracy over its seeds."""
+
+    values: Mapping[str, str]
+    seeds: int
+    mean: float
+    std: float | None  # with n − 1; None of one seed
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class SweepResult:
+    """Every cell of a sweep, and accuracy over the seeds by point: on test images if all finished cells have it."""
+
+    name: str
+    split: Literal["test", "validation"]
+    axes: Mapping[str, Sequence[str]]  # of several values, the seed left out
+    points: Sequence[Point]
+    cells: Sequence[CellResult]
+
+    def write(self, folder: Path) -> None:
+        """Write FOLDER/sweep.json."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "sweep.json", (to_json(dataclasses.asdict(self), indent=2) + "\n").encode())
+
+
+def run_sweep(
+    sweep: Sweep,
+    folder: Path,
+    *,
+    test: bool = False,
+    build: Builder = build_model,
+    loggers: Callable[[Path], Sequence[AbstractLogger]] = lambda folder: (),
+) -> SweepResult:
+    """Train every cell that is not finished, each in its folder under `folder`; writes sweep.json and sweep.svg there.
+
+    With `test` each is evaluated on the test images. `Stopped` (Ctrl-C) ends the sweep, which goes on when called
+    again; a grid of which no cell can be configured is the `ConfigError` of the first."""
+    problems: dict[str, str] = {}
+    configs: dict[str, Config] = {}
+    for cell in sweep.cells():
+        try:
+            configs[cell.name] = sweep.config(cell)
+        except ConfigError as error:
+            problems[cell.name] = str(error)
+    if not configs:
+        raise ConfigError(next(iter(problems.values())))
+    for name, config in configs.items():
+        problems[name] = _train_cell(config, folder / name, test, build, loggers)
+        collect(sweep, folder, problems).write(folder)
+    result = collect(sweep, folder, problems)
+    if result.points:
+        draw(result).savefig(folder / "sweep.svg", metadata={"Date": None})
+    return result
+
+
+def _train_cell(
+    config: Config, path: Path, test: bool, build: Builder, loggers: Callable[[Path], Sequence[AbstractLogger]]
+) -> str:
+    """Train and evaluate what has not been; the sentence that says why that failed, empty if it did not."""
+    run = Run(path)
+    try:
+        if not _finished(run, config):
+            if config.training.compile:
+                torch.compiler.reset()  # or the limit on recompilations would count the cells before
+            train(config, path, resume=True, build=build, loggers=loggers(path))
+        if test and not run.test():
+            evaluate(path, device=config.device, build=build)
+    except Stopped:
+        raise
+    except (DataError, TrainingError, ValueError) as error:  # sentences for people
+        return str(error)
+    except Exception as error:  # whatever happened to this cell, the others are worth their results
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _finished(run: Run, config: Config) -> bool:
+    """Whether all epochs have been trained; a folder with a run of other settings is a `TrainingError`."""
+    if not run.exists:
+        return False
+    run.check_same(config)
+    rows = run.rows()
+    return bool(rows) and rows[-1]["epoch"] == config.training.epochs and run.checkpoint("last").exists()
+
+
+def collect(sweep: Sweep, folder: Path, problems: Mapping[str, str] | None = None) -> SweepResult:
+    """What the run folders of a sweep hold now; nothing is trained."""
+    problems = problems or {}
+    results = []
+    for cell in sweep.cells():
+        run = Run(folder / cell.name)
+        rows, problem = run.rows(), problems.get(cell.name, "")
+        done = not problem and rows and rows[-1]["epoch"] == run.config().training.epochs
+        accuracy = run.test().get("accuracy") if done else None
+        validation = run.best_accuracy() if done else None
+        results.append(CellResult(cell.name, cell.values, len(rows), run.seconds(), validation, accuracy, problem))
+    finished = [result for result in results if result.validation is not None or result.test is not None]
+    tested = bool(finished) and all(result.test is not None for result in finished)
+    groups: dict[tuple[str, ...], list[float]] = {}
+    axes = {axis: list(values) for axis, values in sweep.axes.items() if axis != "seed" and len(values) > 1}
+    for result in finished:
+        value = result.test if tested else result.validation
+        if value is not None:
+            groups.setdefault(tuple(result.values[axis] for axis in axes), []).append(value)
+    points = [
+        Point(dict(zip(axes, key, strict=True)), len(found), fmean(found), stdev(found) if len(found) > 1 else None)
+        for key, found in groups.items()
+    ]
+    return SweepResult(sweep.name, "test" if tested else "validation", axes, points, results)
+
+
+def draw(result: SweepResult) -> Figure:
+    """Accuracy against the axis of the most values, ± one standard deviation over the seeds; the others are lines."""
+    figure = Figure(figsize=(6, 3.8), layout="constrained")
+    axes = figure.add_subplot()
+    across = max(result.axes, key=lambda axis: len(result.axes[axis]), default="")
+    labels = list(result.axes.get(across, [""]))
+    numbers = [_number(label) for label in labels]
+    places = [n for n in numbers if n is not None]
+    scaled = len(places) == len(labels)
+    where = dict(zip(labels, places if scaled else map(float, range(len(labels))), strict=True))
+    lines: dict[str, list[Point]] = {}
+    for point in result.points:
+        rest = ", ".join(value for axis, value in point.values.items() if axis != across)
+        lines.setdefault(rest, []).append(point)
+    for place, (name, points) in enumerate(lines.items()):
+        axes.errorbar(
+            [where[point.values.get(across, "")] for point in points],
+            [100 * point.mean for point in points],
+            [100 * (point.std or 0.0) for point in points],
+            color=COLOURS[place % len(COLOURS)],
+            label=name.replace("$", r"\$"),
+            marker="o",
+            capsize=3,
+            linestyle="-" if scaled else "none",
+        )
+    if scaled and min(places) > 0 and max(places) >= 8 * min(places):
+        axes.set_xscale("log")
+        axes.minorticks_off()
+    axes.set_xticks(list(where.values()), labels)
+    if not scaled:
+        axes.tick_params("x", rotation=20)
+    axes.set_xlabel(across)
+    seeds = max((point.seeds for point in result.points), default=1)
+    axes.set_ylabel(f"{result.split} accuracy in %" + (f", {seeds} seeds" if seeds > 1 else ""))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.25)
+    if len(lines) > 1:
+        axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _number(label: str) -> float | None:
+    try:
+        return float(label)
+    except ValueError:
+        return None

@@ -1,7 +1,9 @@
 """The layer: a cell, a solver and a gradient rule; and the same for any function."""
 
+import contextlib
 import dataclasses
-from typing import Any, final
+from collections.abc import Iterator
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +88,39 @@ class Equilibrium(nn.Module):
             self.cell.observe(f, solution.value)
         z = self.gradient.attach(f, solution.value) if torch.is_grad_enabled() else solution.value
         return dataclasses.replace(solution, value=self.cell.output(f, z))
+
+
+@contextlib.contextmanager
+def solving(
+    model: nn.Module,
+    *,
+    tol: float | None = None,
+    max_steps: int | None = None,
+    gradient: AbstractGradient | Literal["exact"] | None = None,
+) -> Iterator[None]:
+    """Inside, every equilibrium layer of `model` is solved and differentiated as said here; None: as it is.
+
+        with solving(model, max_steps=4):
+            logits = model(x)
+
+    "exact" is the implicit gradient to a residual of 1e-5, by the layer's own solver where its rule is implicit.
+    """
+    layers = [module for module in model.modules() if isinstance(module, Equilibrium)]
+    before = [(layer.tol, layer.max_steps, layer.gradient) for layer in layers]
+    for layer in layers:
+        rule = _exact(layer.gradient) if gradient == "exact" else gradient or layer.gradient
+        layer.tol, layer.max_steps, layer.gradient = tol or layer.tol, max_steps or layer.max_steps, rule
+        check_limits(layer.tol, layer.max_steps)
+    try:
+        yield
+    finally:
+        for layer, (tol, steps, rule) in zip(layers, before, strict=True):
+            layer.tol, layer.max_steps, layer.gradient = tol, steps, rule
+
+
+def _exact(rule: AbstractGradient) -> Implicit:
+    implicit = rule if isinstance(rule, Implicit) else Implicit(Anderson())
+    return dataclasses.replace(implicit, tol=1e-5, max_steps=100, check_every=None, on_failure="return")
 
 
 def fixed_point(

@@ -107,15 +107,16 @@ def solving(
     """
     layers = [module for module in model.modules() if isinstance(module, Equilibrium)]
     before = [(layer.tol, layer.max_steps, layer.gradient) for layer in layers]
-    for layer in layers:
-        rule = _exact(layer.gradient) if gradient == "exact" else gradient or layer.gradient
-        layer.tol, layer.max_steps, layer.gradient = tol or layer.tol, max_steps or layer.max_steps, rule
-        check_limits(layer.tol, layer.max_steps)
     try:
+        for layer in layers:
+            layer.tol = layer.tol if tol is None else tol
+            layer.max_steps = layer.max_steps if max_steps is None else max_steps
+            layer.gradient = _exact(layer.gradient) if gradient == "exact" else gradient or layer.gradient
+            check_limits(layer.tol, layer.max_steps)
         yield
     finally:
-        for layer, (tol, steps, rule) in zip(layers, before, strict=True):
-            layer.tol, layer.max_steps, layer.gradient = tol, steps, rule
+        for layer, settings in zip(layers, before, strict=True):
+            layer.tol, layer.max_steps, layer.gradient = settings
 
 
 def _exact(rule: AbstractGradient) -> Implicit:

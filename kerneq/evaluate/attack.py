@@ -6,9 +6,10 @@ upper bound: a better attack may find more. So each comes with the usual tests f
 pictures made for another model, nor the gradient of the unrolled iterations may fool the model more often.
 """
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, final, get_args
 
 import torch
@@ -92,7 +93,7 @@ def pgd(
     losses: tuple[float, ...] = ()
     with torch.no_grad():
         best, margin = x.clone(), margins(model(x), labels)
-    with solving(model, gradient=gradient):
+    with solving(model, gradient=gradient), frozen(model):
         for restart in range(restarts):
             offset = random_offset(x, norm, radius, noise)
             left = torch.arange(len(x), device=x.device) if restart == 0 else (margin <= 0).nonzero().flatten()
@@ -105,6 +106,19 @@ def pgd(
             best[left[better]], margin[left[better]] = found.x[better], found.margin[better]
             losses = losses or found.losses
     return Adversarial(best, margin, losses)
+
+
+@contextlib.contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Inside, no parameter has a gradient: those of inputs cost half without them."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trainable:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trainable:
+            parameter.requires_grad_(True)
 
 
 def random_offset(x: Tensor, norm: Norm, radius: float, noise: torch.Generator) -> Tensor:

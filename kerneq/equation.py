@@ -241,6 +241,13 @@ class Equation(AbstractMap):
         assert energy is not None
         return energy
 
+    def weights(self, z: Tensor) -> Tensor | None:
+        """ω(sᵢ) of every patch of r = a − Wz, (batch, groups, rows, columns): how well W explains it, 1 the best.
+
+        None for a kernel that has no patches.
+        """
+        return self.kernel.weights(self.binding, self.operator(z))
+
     def evaluate(self, z: Tensor, drive: bool = False, energy: bool = False) -> Evaluation:
         """One evaluation; with `energy`, E(z) comes out of the same products. Without `drive` σ may be part of them."""
         if self.compiled and not torch.is_grad_enabled():

@@ -22,7 +22,6 @@ from ..tensors import check_positive, check_whole, per_sample, per_sample_norm
 from .trained import TrainedRun
 
 Norm = Literal["linf", "l2"]
-Rule = AbstractGradient | Literal["exact"]
 Pictures = Sequence[tuple[Tensor, Tensor]]  # batches of pictures in [0, 1] and their labels
 Objective = Callable[[Tensor, Tensor], Tensor]  # logits and labels ↦ what is climbed, (batch,)
 
@@ -78,14 +77,15 @@ def pgd(
     steps: int = 20,
     restarts: int = 1,
     box: tuple[float, float] | None = (0.0, 1.0),
-    gradient: Rule = "exact",
+    gradient: AbstractGradient | None = None,
     seed: int = 0,
 ) -> Adversarial:
     """Projected gradient ascent from `restarts` random points of the ball ‖x′ − x‖ ≤ radius, cut to the box.
 
     `model` maps x (batch, ...), in the units of `radius`, to logits, and is in `eval()`. Restarts climb the
     cross-entropy and the margin in turn: the second has a slope where the first is saturated. Only samples not yet
-    fooled are tried again. The same seed gives the same attack. `gradient` is that of the equilibrium layers.
+    fooled are tried again. The same seed gives the same attack. The gradient of equilibrium layers is the exact one,
+    whatever they were trained with, unless `gradient` says otherwise.
     """
     _check(model, norm, radius, steps, restarts)
     noise = torch.Generator().manual_seed(seed)
@@ -93,7 +93,7 @@ def pgd(
     losses: tuple[float, ...] = ()
     with torch.no_grad():
         best, margin = x.clone(), margins(model(x), labels)
-    with solving(model, gradient=gradient), frozen(model):
+    with solving(model, gradient=gradient, exact=gradient is None), frozen(model):
         for restart in range(restarts):
             offset = random_offset(x, norm, radius, noise)
             left = torch.arange(len(x), device=x.device) if restart == 0 else (margin <= 0).nonzero().flatten()
@@ -218,7 +218,9 @@ class Threat:
     restarts: int = 2
     seed: int = 0
 
-    def carry_out(self, model: nn.Module, pictures: Pictures, gradient: Rule = "exact") -> tuple[Pictures, list[float]]:
+    def carry_out(
+        self, model: nn.Module, pictures: Pictures, gradient: AbstractGradient | None = None
+    ) -> tuple[Pictures, list[float]]:
         """The pictures as the attack leaves them, and the mean loss along its steps."""
         left, losses = [], torch.zeros(self.steps + 1)
         for number, (x, labels) in enumerate(pictures):

@@ -4,21 +4,19 @@ Residual and E along the iterations, steps and failures as deployed, how fast th
 beside what its bound promises, and the accuracy of the same model stopped after 1, 2, 4, … steps.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import math
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ..data import Images
-from ..equation import AbstractMap, Equation, Evaluation
-from ..equilibrium import Equilibrium, solving
+from ..equation import AbstractMap, Equation, Evaluation, Map, as_map
+from ..equilibrium import Equilibrium, solving, watching
 from ..run import TrainingError
-from ..solution import Solution
 from ..solvers import AbstractSolver, solve
 from ..tensors import per_sample, per_sample_norm
 from .trained import TrainedRun
@@ -27,33 +25,6 @@ POWER_STEPS = 30  # products with the Jacobian; the factor is then known to a fe
 SETTLED = 1e-5  # residual of an equilibrium at which the Jacobian is taken
 FLOOR = 1e-6  # residual at which a trace ends
 LONGEST = 100  # steps that are followed, or taken to settle, at most
-
-
-@final
-@dataclasses.dataclass(frozen=True, eq=False)
-class Visit:
-    """An equilibrium layer as a model came by: the layer, what it was given, and what it found."""
-
-    layer: Equilibrium
-    x: Tensor
-    solution: Solution
-
-
-def visit(model: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Visit]]:
-    """The logits of pictures x and a `Visit` of every equilibrium layer, by the name the model gives its solution."""
-    visits: list[Visit] = []
-
-    def note(layer: nn.Module, inputs: tuple[Tensor, ...], solution: Solution) -> None:
-        assert isinstance(layer, Equilibrium)
-        visits.append(Visit(layer, inputs[0], solution))
-
-    with contextlib.ExitStack() as hooks:
-        for module in model.modules():
-            if isinstance(module, Equilibrium):
-                hooks.callback(module.register_forward_hook(note).remove)
-        logits, solutions = model(x, solutions=True)
-    values = {id(v.solution): v for v in visits}
-    return logits, {name: values[id(solution)] for name, solution in solutions.items()}
 
 
 @final
@@ -95,12 +66,11 @@ class Watched(AbstractSolver[Any]):
 
 
 @torch.no_grad()
-def trace(layer: Equilibrium, x: Tensor, steps: int) -> Trace:
-    """The first `steps` points of the layer's own solver on inputs x; with `InFeatures`, the z of every v."""
-    f = layer.cell.bind(x)
-    watched = Watched(layer.solver, f, [])
+def trace(f: Map, z0: Tensor | None, solver: AbstractSolver[Any], steps: int) -> Trace:
+    """The first `steps` points that the solver evaluates from z0; with `InFeatures`, the z of every v."""
+    watched = Watched(solver, as_map(f), [])
     # One step more than is wanted, since the loop takes none from its last point; without a look, nothing stops it.
-    solve(f, layer.cell.initial(f), watched, tol=layer.tol, max_steps=steps + 1, check_every=steps + 1)
+    solve(f, z0, watched, max_steps=steps + 1, check_every=steps + 1)
     residuals, energies = zip(*watched.seen, strict=True)
     known = [energy for energy in energies if energy is not None]
     return Trace(torch.stack(residuals), torch.stack(known) if known else None)
@@ -202,9 +172,11 @@ def measure_behaviour(
         score, solves = _stopped(trained, chosen, limit)  # the last pass is as deployed
         stopped.append(score)
     x = next(iter(trained.batches(chosen).epoch(0)))[0][:traced]
-    with torch.no_grad():
-        _, visits = visit(trained.model, x)
-    found = [_behaviour(name, visited, solves[name], own, shown) for name, visited in visits.items()]
+    seen: list[tuple[AbstractMap, Tensor]] = []
+    with torch.no_grad(), watching(trained.model, lambda f, z: seen.append((f, z))):
+        trained.model(x)
+    parts = zip(layers, seen, solves.items(), strict=True)
+    found = [_behaviour(name, layer, f, z, numbers, shown) for layer, (f, z), (name, numbers) in parts]
     return BehaviourResult(len(chosen), len(x), layers[0].tol, own, found, stopped)
 
 
@@ -224,16 +196,13 @@ def _stopped(trained: TrainedRun, images: Images, limit: int) -> tuple[StoppedSc
     return StoppedScore(limit, right / len(images), loss / len(images), residual), joined
 
 
-def _behaviour(name: str, visited: Visit, solves: Tensor, limit: int, shown: int) -> LayerBehaviour:
-    layer, x = visited.layer, visited.x
-    followed = trace(layer, x, min(max(2 * limit, 16), LONGEST))
+def _behaviour(name: str, layer: Equilibrium, f: AbstractMap, z: Tensor, solves: Tensor, shown: int) -> LayerBehaviour:
+    """What one layer does, given its equation and equilibria for the traced pictures and `solves` for all."""
+    followed = trace(f, layer.cell.initial(f), layer.solver, min(max(2 * layer.max_steps, 16), LONGEST))
     above = int((~(followed.residual <= FLOOR)).any(1).sum())  # what follows is rounding
     residual = followed.residual[: above + 1]
     energy = None if followed.energy is None else followed.energy[: above + 1]
-    with torch.no_grad():
-        f = layer.cell.bind(x)
-        settled = solve(f, layer.cell.initial(f), layer.solver, tol=SETTLED, max_steps=LONGEST)
-    factor = contraction(f, settled.value)
+    factor = contraction(f, solve(f, z, layer.solver, tol=SETTLED, max_steps=LONGEST).value)
     steps, gap, failed = solves.mean(0).tolist()
     return LayerBehaviour(
         name,

@@ -93,6 +93,16 @@ def patch_distances(r: Tensor, weight: Tensor, *, split: int, patch: int) -> Ten
     return (rows @ weight.mT).square().sum(-1)
 
 
+def patch_weights(
+    formula: Formula, a: Tensor, v: Tensor, Q: Tensor, gamma: Tensor, *, split: int, patch: int
+) -> Tensor:
+    """ω(sᵢ) of every patch of r = a − v, (batch, channels / split, height / patch, width / patch)."""
+    r = cut(_picture((a - v).to(Q.dtype)), split, patch, last=False)
+    height, width = _picture(a).shape[2:]
+    s = gamma * ((r @ Q) * r).sum(-1)
+    return formula.weight(s).view(len(a), -1, height // patch, width // patch)
+
+
 def plain_step(
     formula: Formula, a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor, split: int, patch: int, value: bool
 ) -> tuple[Tensor, Tensor | None]:

@@ -73,3 +73,7 @@ class AbstractKernel(abc.ABC):
     @abc.abstractmethod
     def hvp(self, at: Binding, v: Tensor) -> Callable[[Tensor], Tensor]:
         """y ↦ ±(∂²S/∂v²) y at v, without a graph, with the sign `hvp_sign`: a sign apart saves a pass over memory."""
+
+    def weights(self, at: Binding, v: Tensor) -> Tensor | None:
+        """How much each patch counts at v, (batch, groups of channels, rows, columns); None where there are none."""
+        return None

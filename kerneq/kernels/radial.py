@@ -13,7 +13,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from ..fused.radial import patch_distances, radial_hvp, radial_step
+from ..fused.radial import patch_distances, patch_weights, radial_hvp, radial_step
 from ..operators import Dense, limited
 from ..tensors import check_nonnegative, check_positive, check_share, check_whole
 from .base import AbstractKernel, AbstractParameters, Binding, Slope
@@ -159,6 +159,11 @@ class AbstractRadialKernel(AbstractKernel):
         assert at.Q is not None and at.gamma is not None
         Q, gamma = at.Q, at.gamma
         return lambda y: radial_hvp(type(self), y, at.a, v, Q, gamma, split=at.split, patch=at.patch)
+
+    def weights(self, at: Binding, v: Tensor) -> Tensor:
+        """ω(sᵢ): 1 where v explains the patch of a, towards 0 where it does not."""
+        assert at.Q is not None and at.gamma is not None
+        return patch_weights(type(self), at.a, v, at.Q, at.gamma, split=at.split, patch=at.patch)
 
 
 @final

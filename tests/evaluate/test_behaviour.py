@@ -5,10 +5,8 @@ import torch
 from helpers import cell_of, input_of
 
 from kerneq.equation import Function
-from kerneq.equilibrium import Equilibrium
-from kerneq.evaluate.behaviour import contraction, trace, visit
+from kerneq.evaluate.behaviour import contraction, trace
 from kerneq.kernels import Gaussian, Linear
-from kerneq.models import build
 from kerneq.solvers import Anderson, InFeatures, Picard, Proximal, solve
 
 
@@ -19,9 +17,8 @@ def every_test_here(float64):
 
 @pytest.mark.parametrize("form", ["dense", "conv"])
 def test_a_trace_is_what_a_plain_loop_sees(form):
-    layer, x = Equilibrium(cell_of(form, Linear()), solver=Picard()).eval(), input_of(form)
-    found = trace(layer, x, 6)
-    f = layer.cell.bind(x)
+    f = cell_of(form, Linear()).eval().bind(input_of(form))
+    found = trace(f, None, Picard(), 6)
     z = torch.zeros_like(f(f.start(None).image))
     for step in range(6):
         residual = (f(z) - z).flatten(1).norm(dim=1) / f(z).flatten(1).norm(dim=1)
@@ -34,8 +31,8 @@ def test_a_trace_is_what_a_plain_loop_sees(form):
 @pytest.mark.parametrize("solver", [Proximal(memory=0), Proximal(), InFeatures(Anderson())])
 def test_a_trace_goes_on_past_the_tolerance_and_energy_falls(solver):
     kernel = Gaussian(gamma=0.5, patch=2, split=2, hidden=6)
-    layer = Equilibrium(cell_of("conv", kernel, norm=1.2), solver=solver, tol=0.5).eval()
-    found = trace(layer, input_of("conv"), 40)
+    f = cell_of("conv", kernel, norm=1.2).eval().bind(input_of("conv"))
+    found = trace(f, None, solver, 40)
     assert found.residual.shape == (40, 4) and float(found.residual[-1].max()) < 1e-6
     if isinstance(solver, Proximal) and solver.memory == 0:
         assert bool((found.energy.diff(dim=0) <= 1e-12).all())
@@ -56,15 +53,3 @@ def test_the_contraction_factor_of_any_function_is_found_too():
     turn = 0.7 * torch.tensor([[0.6, -0.8], [0.8, 0.6]])  # its eigenvalues are complex
     found = contraction(Function(lambda z: z @ turn.mT), torch.zeros(3, 2))
     torch.testing.assert_close(found, torch.full((3,), 0.7))
-
-
-def test_a_visit_shows_every_layer_its_input_and_its_solution():
-    torch.manual_seed(0)
-    model = build("geq-tiny", classes=10, channels=1).eval()
-    x = torch.randn(3, 1, 8, 8)
-    logits, visits = visit(model, x)
-    assert list(visits) == ["branch0", "branch1"] and [v.layer for v in visits.values()] == model.layers()
-    torch.testing.assert_close(logits, model(x))
-    for seen in visits.values():
-        assert torch.equal(seen.layer(seen.x).value, seen.solution.value)
-    assert not any(layer._forward_hooks for layer in model.layers())

@@ -170,4 +170,4 @@ def solving(
 
 def _exact(rule: AbstractGradient) -> Implicit:
     implicit = rule if isinstance(rule, Implicit) else Implicit(Anderson())
-    return dataclasses.replace(implicit, tol=1e-5, max_steps=100, check_every=None, on_failure="return")
+    return dataclasses.replace(implicit, tol=1e-5, max_steps=50, check_every=None, on_failure="return")

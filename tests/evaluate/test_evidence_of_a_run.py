@@ -1,4 +1,4 @@
-"""Solver behaviour, attack and saliency of a run trained on the embedded digits: what JSON, terminal and pictures get."""
+"""Solver behaviour, attack and saliency of a run on the embedded digits: what JSON, terminal and pictures get."""
 
 import dataclasses
 import json

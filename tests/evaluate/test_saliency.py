@@ -1,4 +1,4 @@
-"""Saliency: closed forms of Grad-CAM and integrated gradients, weights by their formula, a model that looks at a patch."""
+"""Saliency: closed forms of Grad-CAM and integrated gradients, weights by their formula, a model of one patch."""
 
 import numpy as np
 import pytest

@@ -7,7 +7,8 @@ Pictures are normalised as the model wants them; gradients are in float32 (or th
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import final
 
 import numpy as np
@@ -17,7 +18,6 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from ..cells import AbstractKernelCell
 from ..data.images import ImageFiles
 from ..equation import Equation
 from ..equilibrium import Equilibrium, solving, watching
@@ -37,23 +37,31 @@ def _exact(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def grad_cam(model: nn.Module, x: Tensor, classes: Tensor, layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+def grad_cam(
+    model: nn.Module, x: Tensor, classes: Tensor, layers: Mapping[str, nn.Module], before: Collection[str] = ()
+) -> dict[str, Tensor]:
     """Grad-CAM (Selvaraju et al., 2017) at some modules, by one pass: relu(Σ_c α_c A_c), α_c the mean of ∂y/∂A_c.
 
-    y is the logit of each picture's class, A the feature map a module gives, (batch, channels, h, w), or the z* of an
-    equilibrium layer. At `layer.cell.inject`, whose output is a = Ux + b, the gradient comes through the equilibrium.
+    y is the logit of each picture's class, A the feature map a module gives, (batch, channels, h, w), the z* of an
+    equilibrium layer; or, of the modules named in `before`, the one it is given. Of an equilibrium layer the gradient
+    then comes through the equilibrium, this one and no other.
     """
     maps: dict[str, Tensor] = {}
 
-    def keep(name: str) -> Callable[[nn.Module, object, Tensor | Solution], None]:
-        def hook(module: nn.Module, inputs: object, output: Tensor | Solution) -> None:
-            maps[name] = output.value if isinstance(output, Solution) else output
+    def keep_output(name: str, module: nn.Module, inputs: object, output: Tensor | Solution) -> None:
+        maps[name] = output.value if isinstance(output, Solution) else output
 
-        return hook
+    def keep_input(name: str, module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        maps[name] = inputs[0].view_as(inputs[0])  # its own, where several layers are given the same
+        return (maps[name],)
 
     with _exact(model), torch.enable_grad(), contextlib.ExitStack() as hooks:
         for name, layer in layers.items():
-            hooks.callback(layer.register_forward_hook(keep(name)).remove)
+            if name in before:
+                handle = layer.register_forward_pre_hook(functools.partial(keep_input, name))
+            else:
+                handle = layer.register_forward_hook(functools.partial(keep_output, name))
+            hooks.callback(handle.remove)
         scores = model(x.detach().requires_grad_()).gather(1, classes[:, None])
         slopes = torch.autograd.grad(scores.sum(), [maps[name] for name in layers])
     found = {}
@@ -138,34 +146,38 @@ def feature_layers(model: nn.Module, x: Tensor) -> dict[str, nn.Module]:
     """The modules of a model whose Grad-CAM is worth a look, by name.
 
     "Grad-CAM": the last feature map. "Grad-CAM stem": what the stem gives, through all equilibria at once.
-    "Grad-CAM branch…": a = Ux + b of one equilibrium layer, through it alone.
+    "Grad-CAM branch…": an equilibrium layer of several.
     """
     last: list[nn.Module] = []
+    layers: list[Equilibrium] = []
 
     def note(module: nn.Module, inputs: object, output: object) -> None:
-        if isinstance(output, Tensor) and output.dim() == 4:
+        if isinstance(module, Equilibrium) and isinstance(output, Solution) and output.value.dim() == 4:
+            layers.append(module)
+        elif isinstance(output, Tensor) and output.dim() == 4:
             last.append(module)
 
-    seen: list[Equation | None] = []
     with contextlib.ExitStack() as hooks, torch.no_grad():
         for module in model.modules():
             hooks.callback(module.register_forward_hook(note).remove)
-        hooks.enter_context(watching(model, lambda f, z: seen.append(f if isinstance(f, Equation) else None)))
-        _, solutions = model(x[:1], solutions=True)
+        model(x[:1])
     found = {"Grad-CAM": last[-1]} if last else {}
-    if "stem" in dict(model.named_children()) and solutions:
+    equilibrium = any(isinstance(module, Equilibrium) for module in model.modules())
+    if equilibrium and "stem" in dict(model.named_children()):
         found["Grad-CAM stem"] = model.get_submodule("stem")
-    layers = [module for module in model.modules() if isinstance(module, Equilibrium)]
-    for name, layer, f in zip(solutions, layers, seen, strict=True):
-        if f is not None and f.binding.a.dim() == 4 and isinstance(layer.cell, AbstractKernelCell):
-            found[f"Grad-CAM {name}"] = layer.cell.inject
+    if len(layers) > 1:
+        found |= {f"Grad-CAM branch{number}": layer for number, layer in enumerate(layers)}
     return found
 
 
 def all_maps(model: nn.Module, x: Tensor, classes: Tensor) -> dict[str, Tensor]:
-    """Every map that is known of pictures x for these classes, by the name of its method."""
+    """Every map that is known of pictures x for these classes, by the name of its method.
+
+    Grad-CAM of a branch is taken twice: at its z*, and at its input, through the equilibrium.
+    """
     layers = feature_layers(model, x)
-    found = grad_cam(model, x, classes, layers) if layers else {}
+    inputs = {f"{name} input": layer for name, layer in layers.items() if isinstance(layer, Equilibrium)}
+    found = grad_cam(model, x, classes, layers | inputs, inputs) if layers else {}
     found["integrated gradients"] = integrated_gradients(model, x, classes).sum(1)
     weights = patch_weights(model, x)
     if weights:

@@ -60,15 +60,14 @@ def test_grad_cam_of_a_linear_head_over_a_mean_is_the_weighted_sum_of_the_featur
 
 def test_grad_cam_through_the_equilibrium_has_the_gradient_of_the_unrolled_iterations(net):
     x, classes = input_of("conv"), torch.tensor([0, 1, 2, 3])
-    found = grad_cam(net, x, classes, {"a": net.equilibrium.cell.inject})["a"]
-    a = net.equilibrium.cell.inject(net.stem(x)).detach().requires_grad_()
-    handle = net.equilibrium.cell.inject.register_forward_hook(lambda module, inputs, output: a)
-    with solving(net, gradient=Unrolled(300)):
-        y = net(x).gather(1, classes[:, None]).sum()
-    handle.remove()
-    (slope,) = torch.autograd.grad(y, a)
-    expected = torch.relu((slope.mean((2, 3), keepdim=True) * a).sum(1))
+    found = grad_cam(net, x, classes, {"input": net.equilibrium}, before=["input"])["input"]
+    A = net.stem(x).detach().requires_grad_()
+    with solving(net, gradient=Unrolled(100)):
+        y = net.head(net.equilibrium(A).value.mean((2, 3))).gather(1, classes[:, None])
+    (slope,) = torch.autograd.grad(y.sum(), A)
+    expected = torch.relu((slope.mean((2, 3), keepdim=True) * A).sum(1))
     torch.testing.assert_close(found, expected.detach(), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(grad_cam(net, x, classes, {"stem": net.stem})["stem"], found)  # there is one way only
     assert all(parameter.requires_grad for parameter in net.parameters())
 
 
@@ -80,7 +79,7 @@ def test_maps_of_a_model_are_those_of_its_last_features_its_stem_and_its_branche
     assert list(layers) == ["Grad-CAM", "Grad-CAM stem", "Grad-CAM branch0", "Grad-CAM branch1"]
     assert layers["Grad-CAM"] is geq.norm and layers["Grad-CAM stem"] is geq.stem
     assert feature_layers(resnet, x) == {"Grad-CAM": resnet.blocks}
-    maps = grad_cam(geq, x, torch.tensor([3, 5]), layers)
+    maps = grad_cam(geq, x, torch.tensor([3, 5]), layers, before=["Grad-CAM branch0"])
     assert all(found.shape == (2, 8, 8) and bool((found >= 0).all()) for found in maps.values())
 
 

@@ -152,11 +152,13 @@ def solving(
         with solving(model, max_steps=4):
             logits = model(x)
 
-    `exact` is the implicit gradient to a residual of 1e-5, by the layer's own solver where its rule is implicit.
+    `exact` is the implicit gradient to a residual of 1e-5, by the layer's own solver where its rule is implicit, and
+    convolutions without TF32, which rounds to three digits.
     """
     layers = [module for module in model.modules() if isinstance(module, Equilibrium)]
-    before = [(layer.tol, layer.max_steps, layer.gradient) for layer in layers]
+    before, tf32 = [(layer.tol, layer.max_steps, layer.gradient) for layer in layers], torch.backends.cudnn.allow_tf32
     try:
+        torch.backends.cudnn.allow_tf32 = tf32 and not exact
         for layer in layers:
             layer.tol = layer.tol if tol is None else tol
             layer.max_steps = layer.max_steps if max_steps is None else max_steps
@@ -164,6 +166,7 @@ def solving(
             check_limits(layer.tol, layer.max_steps)
         yield
     finally:
+        torch.backends.cudnn.allow_tf32 = tf32
         for layer, settings in zip(layers, before, strict=True):
             layer.tol, layer.max_steps, layer.gradient = settings
 

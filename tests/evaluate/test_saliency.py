@@ -12,6 +12,7 @@ from kerneq.evaluate.saliency import (
     feature_layers,
     grad_cam,
     integrated_gradients,
+    main_map,
     overlay,
     patch_weights,
     replace_pixels,
@@ -79,8 +80,12 @@ def test_maps_of_a_model_are_those_of_its_last_features_its_stem_and_its_branche
     assert list(layers) == ["Grad-CAM", "Grad-CAM stem", "Grad-CAM branch0", "Grad-CAM branch1"]
     assert layers["Grad-CAM"] is geq.norm and layers["Grad-CAM stem"] is geq.stem
     assert feature_layers(resnet, x) == {"Grad-CAM": resnet.blocks}
-    maps = grad_cam(geq, x, torch.tensor([3, 5]), layers, before=["Grad-CAM branch0"])
+    classes = torch.tensor([3, 5])
+    maps = grad_cam(geq, x, classes, layers, before=["Grad-CAM branch0"])
     assert all(found.shape == (2, 8, 8) and bool((found >= 0).all()) for found in maps.values())
+    torch.testing.assert_close(main_map(geq, x, classes), maps["Grad-CAM"])
+    dense = build("geq-dense-tiny", classes=10, channels=1).eval()
+    torch.testing.assert_close(main_map(dense, x, classes), integrated_gradients(dense, x, classes).sum(1))
 
 
 def test_integrated_gradients_of_a_linear_model_are_its_weights_times_the_way():

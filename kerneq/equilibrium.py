@@ -136,3 +136,41 @@ def fixed_point(
     if not torch.is_grad_enabled():
         return solution
     return dataclasses.replace(solution, value=gradient.attach(f, solution.value))
+
+
+@contextlib.contextmanager
+def solving(
+    model: nn.Module,
+    *,
+    tol: float | None = None,
+    max_steps: int | None = None,
+    gradient: AbstractGradient | None = None,
+    exact: bool = False,
+) -> Iterator[None]:
+    """Inside, every equilibrium layer of `model` is solved and differentiated as said here; None: as it is.
+
+        with solving(model, max_steps=4):
+            logits = model(x)
+
+    `exact` is the implicit gradient to a residual of 1e-5, by the layer's own solver where its rule is implicit, and
+    convolutions without TF32, which rounds to three digits.
+    """
+    layers = [module for module in model.modules() if isinstance(module, Equilibrium)]
+    before, tf32 = [(layer.tol, layer.max_steps, layer.gradient) for layer in layers], torch.backends.cudnn.allow_tf32
+    try:
+        torch.backends.cudnn.allow_tf32 = tf32 and not exact
+        for layer in layers:
+            layer.tol = layer.tol if tol is None else tol
+            layer.max_steps = layer.max_steps if max_steps is None else max_steps
+            layer.gradient = _exact(layer.gradient) if exact else gradient or layer.gradient
+            check_limits(layer.tol, layer.max_steps)
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = tf32
+        for layer, settings in zip(layers, before, strict=True):
+            layer.tol, layer.max_steps, layer.gradient = settings
+
+
+def _exact(rule: AbstractGradient) -> Implicit:
+    implicit = rule if isinstance(rule, Implicit) else Implicit(Anderson())
+    return dataclasses.replace(implicit, tol=1e-5, max_steps=50, check_every=None, on_failure="return")

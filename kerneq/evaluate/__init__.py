@@ -6,12 +6,16 @@ line in `PARTS` makes it a part of `kerneq evaluate`, which writes RUN/evaluatio
 
 from typing import Any
 
+from .attack import measure_attack
+from .behaviour import measure_behaviour
+from .corruptions import measure_corruptions
 from .export import export as export
 from .ood import measure_ood
 from .parts import Measurements as Measurements
 from .parts import NotApplicableError as NotApplicableError
 from .parts import Part as Part
 from .parts import measure_part as measure_part
+from .saliency import draw_saliency, measure_saliency
 from .scores import SCORES
 from .scores import EvaluationResult as EvaluationResult
 from .scores import evaluate as evaluate
@@ -22,4 +26,8 @@ from .trained import TrainedRun as TrainedRun
 PARTS: dict[str, Part[Any]] = {
     "scores": SCORES,
     "ood": Part(measure_ood, "known against unknown classes: KL and AUROC (KerDEQ, Table 3)", usual=True),
+    "behaviour": Part(measure_behaviour, "the solver: traces, contraction, and what the equilibrium is worth"),
+    "corruptions": Part(measure_corruptions, "accuracy under the 19 corruptions of CIFAR-10-C (KerDEQ, Figure 2)"),
+    "saliency": Part(measure_saliency, "where the model looks: maps, deletion and insertion", draw=draw_saliency),
+    "attack": Part(measure_attack, "accuracy under PGD, and whether its gradient is masked"),
 }

@@ -96,6 +96,9 @@ class KernelEquilibrium(nn.Module):
         tol = 1e-13 if wide else 1e-6
         solver, max_steps = _choose_solver(guarantee, tol)
         gradient = Implicit(tol=1e-10 if wide else 1e-6)
+        if guarantee.semidefinite and not guarantee.assumption2:
+            # the adjoint map has the spectrum of the forward one: the step that is certain there is certain here
+            gradient = dataclasses.replace(gradient, solver=solver, max_steps=max_steps)
         if not guarantee.bounded:
             tol, gradient = 1e-8, Implicit(Newton())  # Newton's error is about the square of its residual
         self.layer = Equilibrium(cell, solver=solver, gradient=gradient, tol=tol, max_steps=max_steps)

@@ -1,7 +1,7 @@
 """Inpainting, the paper's example of a declarative network: a kernel GLM per picture, and F_γ behind it.
 
-X are the pixels around a hole, X̃ those in it; kernel ridge regression predicts the hole from each picture alone, and what
-pictures have in common is learnt around it: F_γ alone (problem 6), the kernel too, or all weights of the equilibrium (3).
+X are the pixels around a hole, X̃ those in it. Kernel ridge regression predicts the hole from each picture alone; what
+pictures have in common is learnt around it: by F_γ (problem 6), by the kernel too, or by all weights (problem 3).
 """
 
 import dataclasses
@@ -36,16 +36,18 @@ class Inpaint:
     source: Literal["digits", "mnist", "cifar10"] = setting("digits", "of the pictures")
     train: int = setting(1200, "training pictures", low=1)
     test: int = setting(297, "test pictures", low=1)
+    size: int = setting(0, "the central square of this side; 0: whole pictures", low=0)
     hole: int = setting(4, "side of the hole in pixels", low=1)
     moving: bool = setting(False, "a hole at another place in every picture: weights of their own (Corollary 5)")
     lengthscale: float = setting(2.0, "of the squared exponential, in pixels", above=0)
     variance: float = setting(1.0, "of the squared exponential", above=0)
     lam: float = setting(0.05, "λ", above=0)
     hidden: int = setting(64, "width of F_γ", low=1)
-    epochs: int = setting(40, "over the training pictures", low=1)
+    epochs: int = setting(30, "over the training pictures", low=1)
     batch: int = setting(64, "pictures", low=1)
     lr: float = setting(3e-3, "of Adam; falls to zero along a cosine", above=0)
     free: bool = setting(True, "also train all weights of the equilibrium, problem (3)")
+    compare: int = setting(8, "test pictures on which (6) and (9) are compared", low=1)
     seed: int = setting(0, "of F_γ, batches and holes", low=0)
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
 
@@ -89,6 +91,12 @@ def quartets(images: Tensor, hole: int, moving: bool, seed: int) -> Quartets:
     if not moving:
         X, X2 = X[0], X2[0]
     return Quartets(X, values[~inside].view(count, -1), X2, values[inside].view(count, m), inside)
+
+
+def center_crop(images: Tensor, size: int) -> Tensor:
+    """The central square of side `size`."""
+    top, left = ((side - size) // 2 for side in images.shape[-2:])
+    return images[..., top : top + size, left : left + size]
 
 
 class Smooth(nn.Module):
@@ -140,20 +148,19 @@ def run(settings: Inpaint, device: torch.device, report: Report = silent) -> Res
     train, test = (_data(settings, split, device) for split in ("train", "test"))
     outputs = {"mean": test.Y.mean(-1, keepdim=True).expand_as(test.Y2)}
     node = _node(settings, device)
-    gaps = _agreement(settings, node, test.rows(torch.arange(min(8, len(test.Y)), device=device)))
+    gaps = _agreement(settings, node, test.rows(torch.arange(min(settings.compare, len(test.Y)), device=device)))
     with torch.no_grad():  # γ is behind the node: what comes out of it stays as it is
-        features = dataclasses.replace(train, Y=_chunks(node, train)), dataclasses.replace(test, Y=_chunks(node, test))
-    outputs["kglm"] = features[1].Y
+        seen, outputs["kglm"] = (_chunks(node, part, settings.batch) for part in (train, test))
     report(0.2, f"kernel GLM alone: {_error(outputs['kglm'], test):.5f}")
 
     head = _head(settings, test, device)
-    descend(lambda part: head(part.Y), head.parameters(), features[0], settings)
-    outputs["ddn"] = head(features[1].Y).detach()
+    descend(lambda part: head(part.Y), head.parameters(), dataclasses.replace(train, Y=seen), settings)
+    outputs["ddn"] = head(outputs["kglm"]).detach()
     report(0.4, f"F_γ trained: {_error(outputs['ddn'], test):.5f}")
 
     network = DeclarativeNetwork(_node(settings, device), _head(settings, test, device)).to(device)
     descend(lambda part: network(part.X, part.Y, part.X2), network.parameters(), train, settings)
-    outputs["kernel"] = _chunks(network, test)
+    outputs["kernel"] = _chunks(network, test, settings.batch)
     report(0.6, f"kernel trained: {_error(outputs['kernel'], test):.5f}")
 
     if settings.free and not settings.moving:  # (3) has one set of weights, so one set of coordinates
@@ -176,6 +183,8 @@ def run(settings: Inpaint, device: torch.device, report: Report = silent) -> Res
 
 def _data(settings: Inpaint, split: Literal["train", "test"], device: torch.device) -> Quartets:
     images = load_pixels(settings.source, split, settings.train if split == "train" else settings.test)
+    if settings.size:
+        images = center_crop(images, settings.size)
     data = quartets(images, settings.hole, settings.moving, settings.seed + (split == "test"))
     return Quartets(*(getattr(data, field.name).to(device) for field in dataclasses.fields(data)))
 
@@ -191,7 +200,7 @@ def _head(settings: Inpaint, data: Quartets, device: torch.device) -> Head:
 
 
 @torch.no_grad()
-def _chunks(network: nn.Module, data: Quartets, size: int = 100) -> Tensor:
+def _chunks(network: nn.Module, data: Quartets, size: int) -> Tensor:
     """The network's output for all pictures, some at a time."""
     parts = torch.arange(len(data.Y), device=data.Y.device).split(size)
     return torch.cat([network(part.X, part.Y, part.X2) for part in map(data.rows, parts)])

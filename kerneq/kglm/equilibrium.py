@@ -87,8 +87,8 @@ class KernelEquilibrium(nn.Module):
 
     Y is (batch, n) or (batch, c, h, w). `forward` gives f* (canonical), `mean` the response A′(f*), `embed` z*. A
     solve that does not converge warns. `guarantee` says what is known of the closed-form weights and chooses solver
-    and step limit; they are those of `layer`, the `Equilibrium` inside, and can be set there. Where A″ has no bound
-    the layer computes in float64: at a small λ, f* is a small difference of large numbers.
+    and step limit; they are those of `layer`, the `Equilibrium` inside, and can be set there. Where it
+    chooses Newton's method the layer computes in float64: at a small λ, f* is a small difference of large numbers.
     """
 
     def __init__(self, cell: GLMCell, V: Tensor, bias: Tensor, guarantee: Guarantee) -> None:
@@ -106,7 +106,7 @@ class KernelEquilibrium(nn.Module):
         self.layer = Equilibrium(cell, solver=solver, gradient=gradient, tol=tol, max_steps=max_steps)
         self.V1, self.V2 = nn.Parameter(-V), nn.Parameter(V.clone())
         self.bias = nn.Parameter(bias.clone())
-        self.guarantee = guarantee
+        self.guarantee, self.in_double = guarantee, isinstance(solver, Newton)
 
     @property
     def cell(self) -> GLMCell:
@@ -137,7 +137,7 @@ class KernelEquilibrium(nn.Module):
     def _statistic(self, Y: Tensor) -> Tensor:
         """T(Y), in the dtype of the computation."""
         t = self.cell.family.statistic(Y)
-        return t if self.guarantee.bounded else t.double()
+        return t.double() if self.in_double else t
 
     def _solve(self, t: Tensor) -> Tensor:
         """η*, the equilibrium in canonical coordinates."""

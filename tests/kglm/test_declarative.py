@@ -206,3 +206,35 @@ def test_an_inner_problem_that_was_not_solved_says_so():
     with pytest.warns(RuntimeWarning, match="was not solved"):
         node = kglm.DeclarativeNode(kglm.SquaredExponential(), steep, lam=1e-12)
         assert not math.isnan(node(X, Y, X).sum().item())
+
+
+def test_appendix_c_its_stationarity_is_right_its_objective_lacks_t_and_a_small_kernel_is_not_enough():
+    t, lam = 2.0, 0.3
+    X, Y = 3 * uniform(6, 1), targets(kglm.Ising(), 1, 6)
+    k = kglm.SquaredExponential()(X, X)
+    alpha = kglm.KernelGLM(kglm.SquaredExponential(), kglm.Ising(t), lam=lam).fit(X, Y).result.alpha[0]
+    K = k / t  # as the appendix writes it; f = tKα
+    condition = K @ (-Y[0] + torch.tanh(K @ alpha) + t * lam * alpha)  # (12)
+    assert condition.abs().max() < 1e-9
+    z = torch.tanh(K @ alpha)
+    torch.testing.assert_close(z, torch.tanh(K @ (Y[0] - z) / (t * lam)), rtol=0, atol=1e-9)  # (14)
+    displayed = K @ (-Y[0] + torch.tanh(K @ alpha) + lam * alpha)  # the gradient of the objective above (12)
+    assert displayed.abs().max() > 0.1
+    # "uniqueness … if the norm of K is at most 1": tλ = 0.1 with K = 1 makes plain iteration of (14) run in circles
+    state = torch.zeros((), dtype=torch.float64)
+    for _ in range(500):
+        before, state = state, torch.tanh((1 - state) / 0.1)
+    assert (state - before).abs() > 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_layer_of_small_lambda_is_solved_directly_and_so_is_its_gradient(dtype):
+    # L = 6000: the certified step of relaxed iteration would be 1/3000 (tens of thousands of steps)
+    X, Y = (3 * uniform(20, 1)).to(dtype), uniform(4, 20, seed=1).to(dtype)
+    glm = kglm.KernelGLM(kglm.SquaredExponential(0.3), kglm.Gaussian(), lam=1e-3).fit(X.double(), Y.double())
+    layer = kglm.KernelGLM(kglm.SquaredExponential(0.3), kglm.Gaussian(), lam=1e-3).layer(X, X)
+    assert layer.guarantee.lipschitz > 5000
+    f = layer(Y)
+    torch.testing.assert_close(f.detach().double(), glm.canonical(), rtol=0, atol=1e-9 if dtype.itemsize == 8 else 1e-3)
+    f.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())

@@ -209,8 +209,7 @@ def _chunks(network: nn.Module, data: Quartets, size: int) -> Tensor:
 @torch.no_grad()
 def _agreement(settings: Inpaint, node: DeclarativeNode, data: Quartets) -> Result:
     """On a few pictures: the largest difference of (6) and (9), and of the objective from its dual."""
-    other = DeclarativeNode(node.trained[0], Gaussian(), lam=settings.lam)
-    other.constraint = "equilibrium"
+    other = DeclarativeNode(node.trained[0], Gaussian(), lam=settings.lam, constraint="equilibrium")
     minimum, equilibrium = node(data.X, data.Y, data.X2), other(data.X, data.Y, data.X2)
     problem = node.glm.pose(data.X, data.Y)
     fit = newton(problem)

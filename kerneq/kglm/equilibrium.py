@@ -26,6 +26,8 @@ from .families import FLAT, AbstractFamily, Prior
 from .guarantee import Guarantee, spectral_norm
 from .kernels import SquaredExponential, Truncated, as_kernel, coordinates, random_lengthscales
 
+MANY_STEPS = 10_000  # of relaxed iteration; beyond them n³ operations, a few times, are less
+
 
 @final
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +87,8 @@ class KernelEquilibrium(nn.Module):
 
     Y is (batch, n) or (batch, c, h, w). `forward` gives f* (canonical), `mean` the response A′(f*), `embed` z*. A
     solve that does not converge warns. `guarantee` says what is known of the closed-form weights and chooses solver
-    and step limit; they are those of `layer`, the `Equilibrium` inside, and can be set there. Where A″ has no bound
-    the layer computes in float64: at a small λ, f* is a small difference of large numbers.
+    and step limit; they are those of `layer`, the `Equilibrium` inside, and can be set there. Where it
+    chooses Newton's method the layer computes in float64: at a small λ, f* is a small difference of large numbers.
     """
 
     def __init__(self, cell: GLMCell, V: Tensor, bias: Tensor, guarantee: Guarantee) -> None:
@@ -96,12 +98,15 @@ class KernelEquilibrium(nn.Module):
         tol = 1e-13 if wide else 1e-6
         solver, max_steps = _choose_solver(guarantee, tol)
         gradient = Implicit(tol=1e-10 if wide else 1e-6)
-        if not guarantee.bounded:
+        if isinstance(solver, Newton):
             tol, gradient = 1e-8, Implicit(Newton())  # Newton's error is about the square of its residual
+        elif guarantee.semidefinite and not guarantee.assumption2:
+            # the adjoint map has the spectrum of the forward one: the step that is certain there is certain here
+            gradient = dataclasses.replace(gradient, solver=solver, max_steps=max_steps)
         self.layer = Equilibrium(cell, solver=solver, gradient=gradient, tol=tol, max_steps=max_steps)
         self.V1, self.V2 = nn.Parameter(-V), nn.Parameter(V.clone())
         self.bias = nn.Parameter(bias.clone())
-        self.guarantee = guarantee
+        self.guarantee, self.in_double = guarantee, isinstance(solver, Newton)
 
     @property
     def cell(self) -> GLMCell:
@@ -132,7 +137,7 @@ class KernelEquilibrium(nn.Module):
     def _statistic(self, Y: Tensor) -> Tensor:
         """T(Y), in the dtype of the computation."""
         t = self.cell.family.statistic(Y)
-        return t if self.guarantee.bounded else t.double()
+        return t.double() if self.in_double else t
 
     def _solve(self, t: Tensor) -> Tensor:
         """η*, the equilibrium in canonical coordinates."""
@@ -145,8 +150,9 @@ class KernelEquilibrium(nn.Module):
 def _choose_solver(guarantee: Guarantee, tol: float) -> tuple[AbstractSolver[Any], int]:
     """Plain iteration where it contracts, the relaxed one that always does where it does not, else Anderson.
 
-    Damped Newton where A″ has no bound: what the guarantee knows then is of the targets it was made for alone. With as
-    many steps as the certified rate needs to get from 1 to tol, twice over; 1000 at least, as weights may change.
+    With as many steps as the certified rate needs to get from 1 to tol, twice over; 1000 at least, as weights may
+    change. Damped Newton where those are too many (a small λ), or where A″ has no bound: what the guarantee knows then
+    is of the targets it was made for alone.
     """
     if not guarantee.bounded:
         return Newton(), 200
@@ -158,7 +164,10 @@ def _choose_solver(guarantee: Guarantee, tol: float) -> tuple[AbstractSolver[Any
         solver = Picard(relaxation=guarantee.relaxation)
     if not 0 < rate < 1:
         return solver, 1000
-    return solver, min(100_000, max(1000, math.ceil(2 * math.log(tol) / math.log(rate))))
+    steps = math.ceil(2 * math.log(tol) / math.log(rate))
+    if steps > MANY_STEPS and guarantee.semidefinite and not guarantee.assumption2:
+        return Newton(), 200
+    return solver, max(1000, min(100_000, steps))
 
 
 @torch.no_grad()

@@ -27,16 +27,20 @@ from .kernels import Truncated, as_kernel, coordinates, pixels
 class Problem:
     """Everything that stays the same while α is sought; α, η and residuals are (batch, n)."""
 
-    K: Tensor  # (n, n), symmetric positive semi-definite
+    K: Tensor  # (n, n), symmetric positive semi-definite; (batch, n, n) where every sample has its own coordinates
     t: Tensor  # (batch, n), the sufficient statistics T(Y)
     family: AbstractFamily
     lam: float
     prior: Prior = FLAT
-    offset: Tensor | float = 0.0  # m at the coordinates, (n,)
+    offset: Tensor | float = 0.0  # m at the coordinates, (n,) or (batch, n)
+
+    def times(self, v: Tensor) -> Tensor:
+        """Kv, (batch, n); K is symmetric."""
+        return v @ self.K if self.K.ndim == 2 else (v[:, None, :] @ self.K)[:, 0, :]
 
     def canonical(self, alpha: Tensor) -> Tensor:
         """η = Kα + m."""
-        return alpha @ self.K + self.offset  # K is symmetric
+        return self.times(alpha) + self.offset
 
     def objective(self, alpha: Tensor, eta: Tensor) -> Tensor:
         """J per sample; +∞ where it overflows, so that a line search turns back."""
@@ -59,7 +63,7 @@ class Problem:
         return self.family.variance(eta) + self.prior.curvature(eta)
 
 
-# (K, s, λ, b) ↦ the x with (λI + S K S) x = b, S = diag(s); K is (n, n), the others (batch, n)
+# (K, s, λ, b) ↦ the x with (λI + S K S) x = b, S = diag(s); K is as in `Problem`, the others (batch, n)
 LinearSolver = Callable[[Tensor, Tensor, float, Tensor], Tensor]
 
 
@@ -77,8 +81,19 @@ def scaled_factor(K: Tensor, s: Tensor, lam: float) -> Tensor:
 
 
 def cholesky(K: Tensor, s: Tensor, lam: float, b: Tensor) -> Tensor:
-    """The exact `LinearSolver`: n³/3 operations and n² numbers per sample. The choice for a few samples."""
+    """The exact `LinearSolver`: n³/3 operations and n² numbers per sample. The choice for a few samples.
+
+    Or for the Gaussian family, whose A″ is a constant: samples that share K then share one matrix.
+    """
+    if K.ndim == 2 and bool((s == s[:1]).all()):
+        return torch.cholesky_solve(b.mT, scaled_factor(K, s[:1], lam)[0]).mT
     return torch.cholesky_solve(b[..., None], scaled_factor(K, s, lam))[..., 0]
+
+
+def newton_step(problem: Problem, eta: Tensor, residual: Tensor, linear_solver: LinearSolver = cholesky) -> Tensor:
+    """p = (λI + DK)⁻¹ r = (r − S(λI + SKS)⁻¹S K r)/λ, D = S² the weights at η: no inverse of K is needed."""
+    s = problem.weights(eta).sqrt()
+    return (residual - s * linear_solver(problem.K, s, problem.lam, s * problem.times(residual))) / problem.lam
 
 
 @final
@@ -97,8 +112,8 @@ class Fit:
 def newton(problem: Problem, *, linear_solver: LinearSolver = cholesky, tol: float = 1e-12, max_steps: int = 50) -> Fit:
     """Minimise J from α = 0 until ‖r‖ ≤ tol·max(‖T‖, 1) or rounding stops the descent; the same as IRWLS.
 
-    The step is p = (λI + DK)⁻¹ r = (r − S(λI + SKS)⁻¹S K r)/λ, S = D^½. It is halved, per sample, until J falls by a
-    quarter of what its slope promises: J is convex, so Newton's method then converges from anywhere.
+    The step, `newton_step`, is halved, per sample, until J falls by a quarter of what its slope promises: J is convex,
+    so Newton's method then converges from anywhere.
     """
     alpha = torch.zeros_like(problem.t)
     eta = problem.canonical(alpha)
@@ -113,8 +128,7 @@ def newton(problem: Problem, *, linear_solver: LinearSolver = cholesky, tol: flo
         active = active & (before > tol * scale)
         if step == max_steps or not bool(active.any()):
             break
-        s, Kr = problem.weights(eta).sqrt(), residual @ problem.K
-        p = (residual - s * linear_solver(problem.K, s, problem.lam, s * Kr)) / problem.lam
+        p = newton_step(problem, eta, residual, linear_solver)
         alpha, eta, new = _line_search(problem, alpha, eta, value, p, residual, active)
         residual = problem.residual(alpha, eta)
         # a sample whose objective and residual both stand still has reached the floor of its dtype
@@ -130,7 +144,7 @@ def _line_search(
     problem: Problem, alpha: Tensor, eta: Tensor, value: Tensor, p: Tensor, residual: Tensor, active: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The longest step of 1, ½, ¼ … along p whose objective falls enough, per sample; none where none does."""
-    Kp = p @ problem.K
+    Kp = problem.times(p)
     slope = -(residual * Kp).sum(-1)  # of J along p, never positive
     length = active.to(alpha.dtype)
     rounding = problem.rounding(alpha, eta)
@@ -214,15 +228,18 @@ class KernelGLM:
         max_steps: int = 50,
     ) -> Self:
         """Newton's method from f = 0; refuses targets outside the family's support and indefinite kernels."""
-        X = coordinates(X)
-        single, Y = Y.ndim == 1, (Y[None] if Y.ndim == 1 else Y).to(X.dtype)
-        if Y.ndim != 2 or Y.shape[1] != X.shape[0]:
-            raise ValueError(f"Targets must be (n,) or (batch, n) with n = {X.shape[0]}, got {tuple(Y.shape)}.")
-        t, m = self.family.statistic(Y), self._offset(X)
-        problem = Problem(self.kernel(X, X), t, self.family, self.lam, self.prior, m)
+        X, single = coordinates(X), Y.ndim == 1
+        problem = self.pose(X, Y[None] if single else Y)
         fit = newton(problem, linear_solver=linear_solver, tol=tol, max_steps=max_steps)
         self._state = X, problem, fit, single
         return self
+
+    def pose(self, X: Tensor, Y: Tensor) -> Problem:
+        """The inner problem of targets Y (batch, n) at X, (n, d) or, one for each, (batch, n, d); with gradients."""
+        if Y.ndim != 2 or Y.shape[1] != X.shape[-2]:
+            raise ValueError(f"Targets must be (n,) or (batch, n) with n = {X.shape[-2]}, got {tuple(Y.shape)}.")
+        t = self.family.statistic(Y.to(X.dtype))
+        return Problem(self.covariance(X, X), t, self.family, self.lam, self.prior, self.offset_at(X))
 
     @property
     def problem(self) -> Problem:
@@ -241,7 +258,7 @@ class KernelGLM:
         eta = fit.eta
         if X2 is not None:
             X2 = coordinates(X2).to(X.dtype)
-            eta = fit.alpha @ self.kernel(X2, X).mT + self._offset(X2)
+            eta = fit.alpha @ self.kernel(X2, X).mT + self.offset_at(X2)
         return eta[0] if single else eta
 
     def predict(self, X2: Tensor | None = None) -> Tensor:
@@ -277,25 +294,37 @@ class KernelGLM:
         X2 defaults to the fitted coordinates. `convolutional` needs a `Truncated` kernel on all pixels of an image.
         """
         X, problem, _, _ = self._fitted
-        if convolutional:
-            if not isinstance(self.kernel, Truncated) or X2 is not None:
-                raise ValueError("The convolutional form needs a `Truncated` kernel and predicts at its own pixels.")
-            K = cross = self.kernel.filters().to(X)
-            size = _image_size(X, len(K))
-            m = bias = self._offset(X).view(len(K), *size)
-            guarantee = certify(K, self.lam, self.family, self.prior, size=size)
-        else:
-            X2 = X if X2 is None else coordinates(X2).to(X.dtype)
-            K, cross = problem.K, self.kernel(X2, X)
-            m, bias = self._offset(X), self._offset(X2)
-            drive = problem.t @ K / self.lam + m
-            guarantee = certify(K, self.lam, self.family, self.prior, drive=drive)
+        if not convolutional:
+            drive = problem.t @ problem.K / self.lam + problem.offset
+            return self.layer(X, X if X2 is None else coordinates(X2).to(X.dtype), drive=drive)
+        if not isinstance(self.kernel, Truncated) or X2 is not None:
+            raise ValueError("The convolutional form needs a `Truncated` kernel and predicts at its own pixels.")
+        K = self.kernel.filters().to(X)
+        size = _image_size(X, len(K))
+        m = self.offset_at(X).view(len(K), *size)
+        guarantee = certify(K, self.lam, self.family, self.prior, size=size)
         cell = GLMCell(K / self.lam, m, self.family, self.prior)
-        return KernelEquilibrium(cell, cross / self.lam, bias, guarantee)
+        return KernelEquilibrium(cell, K / self.lam, m, guarantee)
 
-    def _offset(self, X: Tensor) -> Tensor:
-        """offset(X), (n,); zero where there is none."""
-        return X.new_zeros(len(X)) if self.offset is None else self.offset(X).reshape(-1)
+    @torch.no_grad()
+    def layer(self, X: Tensor, X2: Tensor, *, drive: Tensor | None = None) -> KernelEquilibrium:
+        """`as_equilibrium` for coordinates (n, d) and (m, d), before any targets are seen; `drive`: see `certify`."""
+        K = self.kernel(X, X)
+        guarantee = certify(K, self.lam, self.family, self.prior, drive=drive)
+        cell = GLMCell(K / self.lam, self.offset_at(X), self.family, self.prior)
+        return KernelEquilibrium(cell, self.kernel(X2, X) / self.lam, self.offset_at(X2), guarantee)
+
+    def covariance(self, X: Tensor, X2: Tensor) -> Tensor:
+        """k(X, X2), (n, m); for batches of coordinates one matrix each, (batch, n, m)."""
+        if X.ndim == X2.ndim == 2:
+            return self.kernel(X, X2)
+        return torch.stack([self.kernel(x, x2) for x, x2 in zip(X, X2, strict=True)])
+
+    def offset_at(self, X: Tensor) -> Tensor:
+        """offset(X), (n,) or (batch, n); zero where there is none."""
+        if self.offset is None:
+            return X.new_zeros(X.shape[:-1])
+        return self.offset(X.flatten(0, -2)).reshape(X.shape[:-1])
 
     @property
     def _fitted(self) -> tuple[Tensor, Problem, Fit, bool]:

@@ -23,8 +23,9 @@ def jacobian_norm(f: Map, z: Tensor) -> Tensor:
 def proposition2(f: Map, z1: Tensor, z2: Tensor, points: int = 64) -> tuple[float, float]:
     """‖H(z1) − H(z2)‖ / ‖z1 − z2‖ and the largest ‖DH‖ met on the segment between: the first is no larger.
 
-    So ‖DH‖ ≤ q < 1 on an open convex set makes H a contraction on its closure, although ‖DH‖ may reach 1 on
-    the boundary (tanh at 0).
+    So ‖DH‖ ≤ q < 1 on an open convex set makes H a contraction on its closure. ‖DH‖ < 1 at every point is not enough:
+    tanh on (0, 1), the paper's Figure 2b, has ‖DH‖ → 1 at 0 and is no contraction. It has one fixed point all the same,
+    because it shortens every distance and [0, 1] is compact (Edelstein, 1962).
     """
     ratio = (f(z1) - f(z2)).norm() / (z1 - z2).norm()
     t = torch.linspace(0, 1, points, dtype=z1.dtype)[:, None]

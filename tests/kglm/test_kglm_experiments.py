@@ -9,6 +9,7 @@ import sys
 import common
 import cost
 import denoise
+import inpaint
 import mnist
 import mnist_train
 import numpy as np
@@ -177,7 +178,7 @@ def test_settings_come_from_a_file_and_changes_and_mistakes_are_answered_in_word
 def test_every_experiment_file_is_read(request):
     kinds = {
         "mnist-train": mnist_train.MnistTrain, "mnist": mnist.Mnist, "smooth": smooth.Smooth, "cost": cost.Cost,
-        "cifar10": denoise.Denoise, "hsi": denoise.Denoise,
+        "cifar10": denoise.Denoise, "hsi": denoise.Denoise, "inpaint": inpaint.Inpaint,
     }  # fmt: skip
     files = sorted((request.config.rootpath / "experiments" / "kglm").glob("*.toml"))
     assert len(files) >= 10

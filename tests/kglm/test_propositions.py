@@ -37,11 +37,18 @@ def test_proposition_2_the_lipschitz_ratio_is_below_the_largest_jacobian_on_the_
     assert ratio <= largest * (1 + 1e-6)
 
 
-def test_proposition_2_admits_a_jacobian_of_norm_one_on_the_boundary():
-    # tanh on (0, 1): ‖DH‖ < 1 inside, 1 at the boundary point 0; one fixed point, reached from anywhere
-    z = torch.linspace(0.1, 0.9, 9, dtype=torch.float64)[:, None]
-    assert (jacobian_norm(torch.tanh, z) < 1).all()
-    assert jacobian_norm(torch.tanh, torch.zeros(1, 1, dtype=torch.float64)).item() == 1
+def test_proposition_2_does_not_cover_the_papers_figure_2b_nor_figure_2b_the_speed_of_a_contraction():
+    # tanh on (0, 1): ‖DH‖ < 1 inside, yet no q < 1 bounds it, nor the ratio of distances on the closure
+    z = torch.logspace(-6, 0, 30, dtype=torch.float64)[:, None]
+    norms = jacobian_norm(torch.tanh, z)
+    assert (norms < 1).all() and norms.max() > 1 - 1e-11
+    ratio, _ = proposition2(torch.tanh, torch.zeros(1, dtype=torch.float64), z[0])
+    assert 1 - 1e-11 < ratio < 1
+    # the fixed point 0 is the only one, but iteration nears it like √(3/2k): no geometric rate
+    state = torch.ones(1, dtype=torch.float64)
+    for _ in range(20000):
+        state = state.tanh()
+    assert state.item() == pytest.approx((3 / (2 * 20000)) ** 0.5, rel=1e-3)
 
 
 @pytest.mark.parametrize(

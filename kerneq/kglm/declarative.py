@@ -1,0 +1,152 @@
+"""Deep declarative networks whose node is a kernel GLM: problems (6) and (9) of the paper, and their gradients.
+
+(6)  min over γ  Σₛ L(Ỹₛ, F_γ(fₛ*))  subject to  αₛ* = argmin J(α; Xₛ, Yₛ),  fₛ* = k(X̃ₛ, Xₛ)αₛ* + m
+(9)  the same, subject to  zₛ* = σ(W₁ₛzₛ* + W₂ₛTₛ + W₃ₛρ(zₛ*) + m),  fₛ* = V₁ₛ(zₛ* + ρ(zₛ*)) + V₂ₛTₛ + m
+
+J is `Problem.objective`, F_γ any network (γ are its parameters); W₁ₛ = W₃ₛ = −W₂ₛ = −k(Xₛ, Xₛ)/λ and
+V₂ₛ = −V₁ₛ = k(X̃ₛ, Xₛ)/λ (Corollary 5). The two constraints are one: the equilibrium is where the dual of J is largest
+(`dual`), for every semi-definite K and every λ > 0. Shared coordinates make W and V shared too (Corollary 6); to let
+those go, as parameters of the `KernelEquilibrium` that `DeclarativeNode.layer` gives, is the start of problem (3).
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal, final, get_args
+
+import torch
+from torch import Tensor, nn
+
+from .equilibrium import KernelEquilibrium
+from .families import FLAT, AbstractFamily, Prior
+from .glm import KernelGLM, LinearSolver, Problem, cholesky, newton, newton_step
+from .kernels import coordinates
+
+Constraint = Literal["minimum", "equilibrium"]  # of (6), of (9)
+
+
+def minimise(problem: Problem, *, linear_solver: LinearSolver = cholesky) -> Tensor:
+    """α* = argmin J, (batch, n), by Newton's method, with gradients to K, T and the offset m.
+
+    A declarative node has Dα* = −H⁻¹B, H = ∂²J/∂α², B = ∂²J/∂α∂θ (Gould et al., 2021). As ∂J/∂α = −Kr and r = 0 at α*,
+    H = K(λI + DK) and B = −K ∂r/∂θ: K cancels, and Dα* = (λI + DK)⁻¹ ∂r/∂θ, which needs no inverse of K. It is the
+    derivative of one more Newton step at α*, whose matrix is a constant.
+    """
+    offset = problem.offset.detach() if isinstance(problem.offset, Tensor) else problem.offset
+    fixed = dataclasses.replace(problem, K=problem.K.detach(), t=problem.t.detach(), offset=offset)
+    with torch.no_grad():
+        fit = newton(fixed, linear_solver=linear_solver)
+    if not bool(fit.converged.all()):
+        worst = fit.residual.max().item()
+        warnings.warn(
+            f"The inner problem was not solved: worst residual {worst:.1e} after {fit.steps} steps. Raise `lam`.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    residual = problem.residual(fit.alpha, problem.canonical(fit.alpha))
+    return fit.alpha + newton_step(fixed, fit.eta, residual, linear_solver)
+
+
+def dual(problem: Problem, eta: Tensor) -> Tensor:
+    """The dual of J at z = g(η), g = A′ + Q′, per sample: −1ᵀ(A + Q)*(z) − (T − z)ᵀK(T − z)/2λ − mᵀ(T − z).
+
+    J(α) ≥ dual(η) for all α and η, with equality at the solution only. Its gradient in z is (K/λ)(T − z) + m − η: z*
+    maximises it exactly if it is the equilibrium. So a solve knows its error, ½λ‖α − α*‖²_K ≤ J(α) − dual(η).
+    """
+    z = problem.family.mean(eta) + problem.prior.slope(eta)
+    gap = problem.t - z
+    conjugate = eta * z - problem.family.log_partition(eta) - problem.prior.penalty(eta)
+    return -(conjugate + gap * (problem.times(gap) / (2 * problem.lam) + problem.offset)).sum(-1)
+
+
+@final
+class DeclarativeNode(nn.Module):
+    """(X, Y, X2) ↦ f*(X2; X, Y), (batch, m): the kernel GLM of every data set, as a layer that can be differentiated.
+
+    The arguments are those of `KernelGLM`. Kernel and offset may be modules: their parameters learn with the rest of
+    the network (f* depends on K and λ through K/λ alone, so a kernel with a trainable variance learns λ too). Targets
+    Y are (batch, n); coordinates X and X2 are shared, (n, d) and (m, d), or each data set's own, (batch, n, d) and
+    (batch, m, d). Gradients reach Y, X and X2 as well. The `constraint` is that of (6), solved by Newton's method with
+    the declarative gradient, or that of (9), an equilibrium with weights made from the coordinates and the implicit
+    gradient: the same function.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        family: AbstractFamily,
+        *,
+        lam: float,
+        prior: Prior = FLAT,
+        offset: Callable[[Tensor], Tensor] | None = None,
+        constraint: Constraint = "minimum",
+    ) -> None:
+        super().__init__()
+        if constraint not in get_args(Constraint):
+            raise ValueError(f"`constraint` must be one of {', '.join(get_args(Constraint))}, got {constraint!r}.")
+        self.glm = KernelGLM(kernel, family, lam=lam, prior=prior, offset=offset)
+        self.trained = nn.ModuleList(part for part in (kernel, offset) if isinstance(part, nn.Module))
+        self.constraint = constraint
+
+    def forward(self, X: Tensor, Y: Tensor, X2: Tensor) -> Tensor:
+        """f*, the canonical prediction at X2."""
+        X, X2 = (points if points.ndim == 3 else coordinates(points) for points in (X, X2))
+        if X.ndim != X2.ndim or (X.ndim == 3 and not len(X) == len(X2) == len(Y)):
+            raise ValueError(
+                f"X and X2 are both (n, d), or both (batch, n, d) with one entry for each of the {len(Y)} data sets; "
+                f"got {tuple(X.shape)} and {tuple(X2.shape)}."
+            )
+        if self.constraint == "minimum":
+            alpha = minimise(self.glm.pose(X, Y))
+            across = self.glm.covariance(X2, X)
+            return (across @ alpha[..., None])[..., 0] + self.glm.offset_at(X2)
+        if X.ndim == 2:
+            return self._equilibrium(X, Y, X2)
+        return torch.cat([self._equilibrium(x, y[None], x2) for x, y, x2 in zip(X, Y, X2, strict=True)])
+
+    def layer(self, X: Tensor, X2: Tensor) -> KernelEquilibrium:
+        """The equilibrium model for shared coordinates with its weights set free: from here (3) starts."""
+        return self.glm.layer(coordinates(X), coordinates(X2))
+
+    def _equilibrium(self, X: Tensor, Y: Tensor, X2: Tensor) -> Tensor:
+        """f* by the equilibrium whose weights are functions of the coordinates, not parameters."""
+        layer = self.glm.layer(X.detach(), X2.detach())
+        W, V = self.glm.kernel(X, X) / self.glm.lam, self.glm.kernel(X2, X) / self.glm.lam
+        weights = {
+            "layer.cell.W1": -W,
+            "layer.cell.W2": W,
+            "layer.cell.W3": -W,
+            "layer.cell.bias": self.glm.offset_at(X),
+            "V1": -V,
+            "V2": V,
+            "bias": self.glm.offset_at(X2),
+        }
+        present = {name: weights[name] for name, _ in layer.named_parameters()}
+        canonical: Tensor = torch.func.functional_call(layer, present, (Y.to(X.dtype),))
+        return canonical
+
+
+@final
+class DeclarativeNetwork(nn.Module):
+    """F_γ ∘ node: a network that solves a kernel GLM per data set and predicts from its solution.
+
+    >>> node = DeclarativeNode(SquaredExponential(2.0), Gaussian(), lam=0.1)
+    >>> net = DeclarativeNetwork(node, nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16)))
+    >>> net.objective(X, Y, X2, Y2, nn.functional.mse_loss).backward()
+    """
+
+    def __init__(self, node: DeclarativeNode, head: nn.Module) -> None:
+        """`head` is F_γ, applied to f* (batch, m)."""
+        super().__init__()
+        self.node, self.head = node, head
+
+    def forward(self, X: Tensor, Y: Tensor, X2: Tensor) -> Tensor:
+        """F_γ(f*), whatever shape the head gives it."""
+        prediction: Tensor = self.head(self.node(X, Y, X2))
+        return prediction
+
+    def objective(
+        self, X: Tensor, Y: Tensor, X2: Tensor, Y2: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        """The objective of (6) and (9) over one batch of quartets: `loss` takes predictions and targets Y2."""
+        return loss(self(X, Y, X2), Y2)

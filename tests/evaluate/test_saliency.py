@@ -85,7 +85,7 @@ def test_maps_of_a_model_are_those_of_its_last_features_its_stem_and_its_branche
     assert all(found.shape == (2, 8, 8) and bool((found >= 0).all()) for found in maps.values())
     torch.testing.assert_close(main_map(geq, x, classes), maps["Grad-CAM"])
     dense = build("geq-dense-tiny", classes=10, channels=1).eval()
-    torch.testing.assert_close(main_map(dense, x, classes), integrated_gradients(dense, x, classes).sum(1))
+    assert feature_layers(dense, x) == {} and main_map(dense, x, classes).shape == (2, 8, 8)
 
 
 def test_integrated_gradients_of_a_linear_model_are_its_weights_times_the_way():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import cells as cells
     from . import data as data
+    from . import evaluate as evaluate
     from . import gradients as gradients
     from . import kernels as kernels
     from . import kglm as kglm
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = ("cells", "data", "gradients", "kernels", "kglm", "models", "prox", "sklearn", "solvers")
+_MODULES = ("cells", "data", "evaluate", "gradients", "kernels", "kglm", "models", "prox", "sklearn", "solvers")
 _HOME = {
     "Equilibrium": "equilibrium",
     "EquilibriumError": "solution",

@@ -163,7 +163,7 @@ def sweep(
 def evaluate(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN...")],
     part: Annotated[
-        list[str] | None, typer.Option(help="Only this part, and more with another --part; `?` lists them.")
+        list[str] | None, typer.Option(help="Only this part, and more with another --part; a wrong name lists them.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every part that applies; some take long.")] = False,
     checkpoint: Annotated[str, typer.Option(help="best (on the held-out images) or last.")] = "best",
@@ -185,7 +185,7 @@ def evaluate(
     failures: list[Exception] = []
     for run in runs:
         try:
-            evaluate_run(run, names, checkpoint, device, asked=bool(part), everything=everything)
+            evaluate_one(run, names, checkpoint, device, asked=bool(part), everything=everything)
         except Exception as error:
             if len(runs) == 1 or exit_code(error) is None:
                 raise
@@ -197,7 +197,7 @@ def evaluate(
         sys.exit(exit_code(failures[0]))
 
 
-def evaluate_run(
+def evaluate_one(
     run: "Run", names: Sequence[str], checkpoint: str, device: str, *, asked: bool, everything: bool
 ) -> None:
     """Measure, print and write some parts of one run.
@@ -207,8 +207,9 @@ def evaluate_run(
     from rich.progress import Progress
 
     from .evaluate import PARTS, NotApplicableError, TrainedRun, measure_part
-    from .run import SHIPPED
+    from .run import SHIPPED, TrainingError
 
+    unwritten: TrainingError | None = None
     watched = Console(stderr=True)
     progress = Progress(console=watched, transient=True, disable=not watched.is_terminal)
     trained = TrainedRun.open(run.path, checkpoint, device, progress=progress)
@@ -230,8 +231,12 @@ def evaluate_run(
         if run.path.parent == SHIPPED:
             say("Not written: these weights are part of the installation.")
             continue
-        files = measured.write(run)  # after the table: a folder that cannot be written costs nobody the result
-        say(f"Written to {', '.join(str(run.path / file) for file in files)}")
+        try:
+            say(f"Written to {', '.join(str(run.path / file) for file in measured.write(run))}")
+        except TrainingError as error:  # a folder that cannot be written costs nobody a result
+            unwritten = unwritten or error
+    if unwritten is not None:
+        raise unwritten
 
 
 def comparison_table(runs: "Sequence[Run]") -> Table:
@@ -247,7 +252,7 @@ def comparison_table(runs: "Sequence[Run]") -> Table:
         table.add_row(Text(printable(str(run.path))), *(metric.text(run.test()) for metric in METRICS))
     table.add_section()
     for seeds in over_seeds(runs):
-        name = f"{seeds.runs[0].name}, {len(seeds.runs)} seeds"
+        name = f"mean ± std of {len(seeds.runs)} seeds, {seeds.runs[0].config().model.name}"
         table.add_row(Text(printable(name)), *(seeds.text(metric) for metric in METRICS))
     return table
 

@@ -1,9 +1,10 @@
 """The main numbers of a trained run, on the test images: accuracy, calibration, the solver, and the worst mistakes."""
 
 import dataclasses
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
@@ -202,7 +203,7 @@ class SeedSummary:
 
 
 def over_seeds(runs: Sequence[Run]) -> list[SeedSummary]:
-    """The groups of at least two evaluated runs that differ in nothing but the seed, and its consequences."""
+    """The groups of at least two evaluated runs that differ in nothing but their seed (and the device)."""
     groups: list[tuple[Config, list[Run]]] = []
     for run in runs:
         if run.test():
@@ -216,16 +217,14 @@ def over_seeds(runs: Sequence[Run]) -> list[SeedSummary]:
     found = []
     for _, members in groups:
         if len(members) > 1:
-            columns = {metric.name: [run.test().get(metric.name) for run in members] for metric in metrics.METRICS}
-            values = {
-                name: torch.tensor(column, dtype=torch.float64)
-                for name, column in columns.items()
-                if None not in column
-            }
-            mean = {name: float(value.mean()) for name, value in values.items()}
-            found.append(
-                SeedSummary(tuple(members), mean, {name: float(value.std()) for name, value in values.items()})
+            tests = [run.test() for run in members]
+            columns: dict[str, list[Any]] = {m.name: [test.get(m.name) for test in tests] for m in metrics.METRICS}
+            values = {name: column for name, column in columns.items() if None not in column}
+            mean, std = (
+                {name: float(number(column)) for name, column in values.items()}
+                for number in (statistics.mean, statistics.stdev)
             )
+            found.append(SeedSummary(tuple(members), mean, std))
     return found
 
 

@@ -128,7 +128,7 @@ def test_a_folder_that_cannot_be_made_costs_nobody_the_result(kerneq, runs, tmp_
     folder = shutil.copytree(runs / "five", tmp_path / "five", ignore=shutil.ignore_patterns("evaluation*"))
     (folder / "evaluation").touch()  # a file where the folder should be
     code, out, err = kerneq("evaluate", folder)
-    assert code == 1 and "accuracy" in out and "mistakes.png could not be written: File exists." in err
+    assert code == 1 and "AUROC" in out and "mistakes.png could not be written: File exists." in err
 
 
 def test_energies_and_weights_are_those_at_the_equilibria(runs):

@@ -88,7 +88,7 @@ def proposition1(a: Tensor, v: Tensor, gamma: float, order: int) -> Expansion:
 
 
 def theorem1(a: Tensor, v: Tensor, gamma: float, order: int) -> Expansion:
-    """KerDEQ's form of Proposition 1; its appendix (and GEQ's) has √((2γ)ⁱ/i) for √((2γ)ⁱ/i!), so 1 − log(1 − t) for eᵗ."""
+    """KerDEQ's form of Proposition 1. Its appendix, and GEQ's, has i for i! in Φ: 1 − log(1 − t), not eᵗ."""
     t = 2 * gamma * (a * v).sum(1)
     total = torch.ones_like(t)
     for i in range(1, order + 1):

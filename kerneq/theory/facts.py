@@ -1,0 +1,3 @@
+"""x"""
+FACTS=()
+GLM_CLAIMS=()

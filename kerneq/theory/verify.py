@@ -6,6 +6,7 @@ are attacked: `ascend` optimises weights and inputs by gradient ascent to make t
 
 import dataclasses
 import enum
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import final
@@ -68,6 +69,30 @@ class Finding:
         """Whether this is what is known: a claim that fails has a known error and a corrected form that holds."""
         return self.verdict is (Verdict.HOLDS if self.erratum is None else Verdict.CORRECTED)
 
+    @property
+    def worst(self) -> str:
+        """The ratios in few digits."""
+        found = (self.evidence.published, self.evidence.corrected)
+        return " → ".join(f"{ratio:.3g}" for ratio in found if ratio is not None)
+
+    def row(self) -> dict[str, str | float | bool | None]:
+        """The finding as JSON has it, which knows no infinity."""
+
+        def finite(ratio: float | None) -> float | None:
+            return ratio if ratio is not None and math.isfinite(ratio) else None
+
+        return {
+            "claim": self.name,
+            "published": self.source,
+            "verdict": self.verdict.value,
+            "explained": self.explained,
+            "ratio": finite(self.evidence.published),
+            "corrected_ratio": finite(self.evidence.corrected),
+            "worst_case": self.evidence.where,
+            "erratum": self.erratum,
+            "seconds": round(self.seconds, 3),
+        }
+
 
 def verify(claims: Sequence[Claim]) -> Iterator[Finding]:
     """Check each claim, in float64, on one thread, from a seed of its own."""
@@ -98,7 +123,8 @@ def judge(evidence: Evidence) -> Verdict:
 def ascend(ratio: Callable[..., Tensor], *starts: Tensor, steps: int = 40, rate: float = 0.05) -> float:
     """The largest of ratio(*points), (restarts,), met by gradient ascent (Adam on its logarithm) from `starts`.
 
-    Each start is (restarts, ...): the restarts climb side by side. Values that are not finite are not counted; −∞ if none is.
+    Each start is (restarts, ...): the restarts climb side by side. Values that are not finite are not counted; if none
+    is, the answer is −∞.
     """
     points = [start.clone().requires_grad_() for start in starts]
     optimiser = torch.optim.Adam(points, lr=rate)

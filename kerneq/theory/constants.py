@@ -65,8 +65,8 @@ class Constants:
 def measure(cell: AbstractKernelCell, x: Tensor, head: nn.Linear | None = None) -> Constants:
     """The constants of a cell (with a radial or the linear kernel) at the equilibria of a batch x, and of its head.
 
-    In `eval()` whatever makes a of x must be affine; ‖U‖ is exact where it is a matrix, else found by power iteration,
-    from below. The size of the weights, which Proposition 2 needs, is that of a dense cell with a head.
+    The cell is in `eval()`, and what makes a of x affine there; ‖U‖ is exact where it is a matrix, else found by power
+    iteration, from below. The size of the weights, which Proposition 2 needs, is that of a dense cell with a head.
     """
     f = cell.bind(x)
     tol = torch.finfo(x.dtype).eps ** 0.75

@@ -1,0 +1,60 @@
+"""`kerneq verify`: every claim fares as is known, and a claim that does not is noticed."""
+
+import json
+import math
+import sys
+
+import pytest
+import torch
+
+from kerneq.cli import main
+from kerneq.theory import claims
+from kerneq.theory.verify import Claim, Evidence, Verdict, ascend, judge, verify
+
+
+@pytest.mark.parametrize("claim", claims.CLAIMS, ids=lambda claim: f"{claim.source}: {claim.name}")
+def test_every_claim_fares_as_is_known(claim, one_thread):
+    [finding] = verify([claim])
+    assert finding.explained, (finding.verdict, finding.evidence)
+
+
+def test_verdicts():
+    assert judge(Evidence(1.0, "")) is Verdict.HOLDS
+    assert judge(Evidence(1.1, "", 0.9)) is Verdict.CORRECTED
+    assert judge(Evidence(-1.0, "", 0.9)) is Verdict.CORRECTED  # a negative bound bounds nothing
+    assert judge(Evidence(1.1, "")) is judge(Evidence(1.1, "", 1.1)) is judge(Evidence(math.nan, "")) is Verdict.FAILS
+
+
+def test_an_ascent_finds_the_top_and_does_not_count_what_is_not_finite(float64):
+    def hill(x):  # the top, 2, is at x = 1; to the right of 3 there is nothing
+        return torch.where(x > 3, torch.nan, 2 / (1 + (x - 1) ** 2))
+
+    assert ascend(hill, torch.linspace(-2, 4, 7), steps=200) == pytest.approx(2.0)
+    assert ascend(hill, torch.full((3,), 4.0)) == -math.inf
+
+
+CASES = {
+    "a known error": (Claim("a", "b", lambda: Evidence(2.0, "there", 0.5), "c"), 0),
+    "an unknown error": (Claim("a", "b", lambda: Evidence(2.0, "there", 0.5)), 1),
+    "an error that is gone": (Claim("a", "b", lambda: Evidence(0.5, "there", 0.5), "c"), 1),
+    "a correction that fails": (Claim("a", "b", lambda: Evidence(math.inf, "there", 2.0), "c"), 1),
+}
+
+
+@pytest.mark.parametrize("claim, code", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
+def test_the_command_fails_where_an_error_is_not_explained(claim, code, options, monkeypatch, capsys):
+    monkeypatch.setattr(claims, "CLAIMS", (claim,))
+    monkeypatch.setattr(sys, "argv", ["kerneq", "verify", *options])
+    before = torch.get_default_dtype()
+    with pytest.raises(SystemExit) as end:
+        main()
+        raise SystemExit(0)
+    assert (end.value.code or 0) == code and torch.get_default_dtype() == before
+    out, err = capsys.readouterr()
+    assert ("not explained" in err) == (code == 1)
+    if options:
+        [row] = json.loads(out)
+        assert row["worst_case"] == "there" and row["explained"] == (code == 0)
+    else:
+        assert "b: a" in out and "there" in out

@@ -279,7 +279,8 @@ def verify(
         numbers = [Column(heading, justify="right", no_wrap=True) for heading in ("worst", "s")]
         table = Table("claim", Column("verdict", no_wrap=True), *numbers, title=title, box=None, padding=(0, 1, 0, 0))
         for finding in findings:
-            words = Text.assemble(f"{finding.source}: {finding.name}\n", (finding.evidence.where, "dim"))
+            why = finding.evidence.where if finding.erratum is None else f"{finding.erratum}. {finding.evidence.where}"
+            words = Text.assemble(f"{finding.source}: {finding.name}\n", (why, "dim"))
             verdict = Text(finding.verdict.value, colours[finding.verdict])
             table.add_row(words, verdict, finding.worst, f"{finding.seconds:.1f}")
         Console().print(table)

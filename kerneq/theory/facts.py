@@ -98,9 +98,8 @@ def lipschitz() -> Evidence:
             moved = (fs[0].binding.a - fs[1].binding.a).norm(dim=1)
             assert isinstance(cell.similarity, PatchParameters)
             gain = float(cell.similarity.gain())
-            worst = max(
-                worst, float(((one - two).norm(dim=1) / moved).max()) / gain / input_lipschitz(norm, kernel.lowest)
-            )
+            quotient = float(((one - two).norm(dim=1) / moved).max())
+            worst = max(worst, quotient / gain / input_lipschitz(norm, kernel.lowest))
     return Evidence(worst, "patched layers, norm 0.9 to 20 (attacked above: GEQ Prop. 3)")
 
 
@@ -117,10 +116,8 @@ def precision() -> Evidence:
     cell = cell_of(Gaussian(gamma=0.5), 0.9).to(torch.bfloat16)
     s = solve(cell.bind(torch.randn(64, 3).bfloat16()), None, Picard(), tol=1e-6, max_steps=200)
     stopped = s.status in (Status.PRECISION, Status.CONVERGED)
-    steps = int(s.steps.max()) / 200
-    return Evidence(
-        steps if stopped else math.inf, f"bfloat16, tol 10⁻⁶: {s.status.name}, {int(s.steps.max())} of 200 steps"
-    )
+    steps = int(s.steps.max())
+    return Evidence(steps / 200 if stopped else math.inf, f"bfloat16, tol 10⁻⁶: {s.status.name}, {steps} of 200 steps")
 
 
 @torch.no_grad()
@@ -131,11 +128,8 @@ def published_polynomial() -> Evidence:
         f = cell_of(Polynomial(2, offset), 0.9).bind(x)
         z = solve(f, torch.rand(64, 5), Proximal(), tol=1e-12, max_steps=500).value
         spread.append(float(z.std(0).max()))
-    return Evidence(
-        1e-2 / max(spread[0], 1e-300),
-        f"spread of z* over inputs: {spread[0]:.0e}; with c = 1: {spread[1]:.2f}",
-        1e-2 / spread[1],
-    )
+    ratios = [1e-2 / one if one else math.inf for one in spread]
+    return Evidence(ratios[0], f"spread of z* over inputs: {spread[0]:.0e}; with c = 1: {spread[1]:.2f}", ratios[1])
 
 
 @torch.no_grad()
@@ -144,21 +138,15 @@ def sigmoid() -> Evidence:
     f = cell.bind(20 * torch.randn(64, 3))
     z, other = (solve(f, start, Proximal(), tol=1e-11, max_steps=5000).value for start in (None, 9 * torch.rand(64, 5)))
     t = (f.binding.a * z).sum(1)
-    apart = float((z - other).abs().max()) / 1e-7
-    return Evidence(
-        max(apart, 0.0 if bool((t >= 0).all()) else math.inf), "two starts, difference over 10⁻⁷; ⟨a, z*⟩ ≥ 0"
-    )
-
-
-def _below(least: float, eigenvalues: Tensor) -> Tensor:
-    return (least - eigenvalues.amin(1)).clamp_min(1e-300)
+    apart = float((z - other).abs().max()) / 1e-7 if bool((t >= 0).all()) else math.inf
+    return Evidence(apart, "two starts, difference over 10⁻⁷; ⟨a, z*⟩ ≥ 0")
 
 
 def robust_losses() -> Evidence:
     worst = 0.0
     for kernel in RADIAL:
         worst = max(worst, slopes(kernel, lambda e: e.abs().amax(1)) / kernel.steepest)
-        worst = max(worst, 1 + slopes(kernel, partial(_below, kernel.lowest)))
+        worst = max(worst, slopes(kernel, lambda e: 1 - e.amin(1)) / (1 - kernel.lowest))
     with torch.no_grad():
         f = cell_of(Multiquadric(split=3), 30.0).bind(3 * torch.randn(64, 3))
     one, two = (solve(f, 100 * s * torch.rand(64, 5), Proximal(), tol=1e-9, max_steps=20000) for s in (0, 1))
@@ -173,7 +161,7 @@ def unit_of_length() -> Evidence:
     for kernel in RADIAL:
         for c in (0.1, 7.0):
             r, gamma = torch.randn(RESTARTS, 3), 0.5
-            W = with_norm(torch.randn(RESTARTS, 3, 3), torch.full((RESTARTS,), 1.2))
+            W = with_norm(torch.randn(RESTARTS, 3, 3), 1.2)
             z, scaled = equilibrium(W, r, gamma, kernel), equilibrium(W, c * r, gamma / c**2, kernel)
             worst = max(worst, float((scaled - c * z).abs().max()) / (1e-7 * c))
     return Evidence(worst, "z(ca, γ/c²) − c z(a, γ) over 10⁻⁷")
@@ -192,7 +180,7 @@ def newton() -> Evidence:
 
 def sizes() -> Evidence:
     def ratio(W: Tensor, a: Tensor) -> Tensor:
-        W = with_norm(W, torch.full((RESTARTS,), 1.4))
+        W = with_norm(W, 1.4)
         z = equilibrium(W, a, 0.5)
         r = a - times(W, z)
         beta, length = torch.exp(-0.5 * r.square().sum(1)), a.norm(dim=1)
@@ -306,8 +294,13 @@ FACTS = (
 GLM_CLAIMS = (
     Claim("‖DH‖ bounds difference quotients", "kGLM Prop. 2", glm2),
     Claim("Assumption 2's number bounds ‖DH‖", "kGLM Prop. 4", glm4),
-    Claim("… with a prior", "kGLM Prop. 4", glm4_with_prior, "A″ and ρ′ are taken at one z; in DH they meet at two"),
+    Claim(
+        "Assumption 2's number, with a prior",
+        "kGLM Prop. 4",
+        glm4_with_prior,
+        "A″ and ρ′ are taken at one z; in DH they meet at two",
+    ),
     Claim("distance of two fixed points", "kGLM Prop. 12", glm12),
-    Claim("… to a semi-definite matrix's", "kGLM Prop. 13", glm13),
-    Claim("… of a random start", "kGLM Prop. 14", glm14),
+    Claim("distance to a semi-definite matrix's fixed point", "kGLM Prop. 13", glm13),
+    Claim("distance of a random start", "kGLM Prop. 14", glm14),
 )

@@ -19,7 +19,7 @@ from ..gradients import Implicit
 from ..kernels import AbstractRadialKernel, Gaussian
 from ..solvers import Newton
 
-ROUNDING = 1e-7  # a ratio above 1 by no more than this is rounding
+ROUNDING = 1e-6  # a ratio above 1 by no more than this is rounding
 SOLVED = 1e-9  # relative residual of an equilibrium that counts as evidence
 
 
@@ -144,7 +144,7 @@ def ascend(ratio: Callable[..., Tensor], *starts: Tensor, steps: int = 40, rate:
     return largest
 
 
-def with_norm(raw: Tensor, norm: float | Tensor) -> Tensor:
+def with_norm(raw: Tensor, norm: float) -> Tensor:
     """Matrices (restarts, rows, columns) scaled to a spectral norm."""
     return raw * (norm / torch.linalg.matrix_norm(raw, 2))[:, None, None]
 

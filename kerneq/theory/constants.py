@@ -33,7 +33,7 @@ class Constants:
     outputs: float = 0.0  # the largest ‖z*‖
     gamma: float = 0.5  # γ
     beta: float = 1.0  # β_max, the largest e^{−γ‖rᵢ‖²} at an equilibrium
-    lowest: float = Gaussian.lowest  # least slope of the kernel's r ↦ β(r)r, in units of its largest
+    lowest: float = Gaussian.lowest  # least slope of the kernel's r ↦ β(r)r, whose largest is 1
     reach: float = math.inf  # the largest ‖βr‖ there is: √(N/2eγ) for the Gaussian kernel on N patches
     patches: int = 1  # N
     width: int = 1  # h, the largest dimension of a weight
@@ -66,7 +66,8 @@ def measure(cell: AbstractKernelCell, x: Tensor, head: nn.Linear | None = None) 
     """The constants of a cell (with a radial or the linear kernel) at the equilibria of a batch x, and of its head.
 
     The cell is in `eval()`, and what makes a of x affine there; ‖U‖ is exact where it is a matrix, else found by power
-    iteration, from below. The size of the weights, which Proposition 2 needs, is that of a dense cell with a head.
+    iteration, from below. The largest ‖x‖, ‖z*‖ and β are those of the batch, where the statements mean all inputs. The
+    size of the weights, which Proposition 2 needs, is that of a dense cell with a head.
     """
     f = cell.bind(x)
     tol = torch.finfo(x.dtype).eps ** 0.75

@@ -15,10 +15,9 @@ from ..kglm import propositions as glm
 from ..solution import Status
 from ..solvers import InFeatures, Newton, Picard, Proximal, solve
 from .propositions import input_lipschitz
-from .verify import Claim, Evidence, ascend, equilibrium, settled, times, with_norm
+from .verify import RESTARTS, Claim, Evidence, ascend, equilibrium, settled, times, with_norm
 
 RADIAL = (Gaussian, Multiquadric, Cauchy)
-RESTARTS = 32
 
 
 def cell_of(kernel: AbstractKernel, norm: float) -> DenseCell:
@@ -186,7 +185,7 @@ def sizes() -> Evidence:
         beta, length = torch.exp(-0.5 * r.square().sum(1)), a.norm(dim=1)
         return torch.maximum(z.norm(dim=1) / (beta.sqrt() * length / 2), r.norm(dim=1) / length)
 
-    worst = ascend(ratio, torch.randn(RESTARTS, 3, 3), torch.randn(RESTARTS, 3))
+    worst = ascend(ratio, torch.randn(RESTARTS, 3, 3), torch.randn(RESTARTS, 3), steps=25)
     with torch.no_grad():
         for kernel in RADIAL:
             f = cell_of(kernel(gamma=0.2, split=3), math.sqrt(20)).bind(3 * torch.randn(64, 3))
@@ -250,7 +249,9 @@ def glm12() -> Evidence:
         return _apart(A, B, y) / glm.proposition12(A, B, y, torch.tanh)
 
     A = torch.randn(4, 4)
-    return Evidence(ascend(ratio, A, A + 0.1 * torch.randn(4, 4), torch.randn(RESTARTS, 4)), "ascent on A, B and y")
+    return Evidence(
+        ascend(ratio, A, A + 0.1 * torch.randn(4, 4), torch.randn(RESTARTS, 4), steps=25), "ascent on A, B and y"
+    )
 
 
 def glm13() -> Evidence:
@@ -259,7 +260,7 @@ def glm13() -> Evidence:
         B, bound = glm.proposition13(A, y, torch.tanh)
         return _apart(A, B, y) / bound
 
-    return Evidence(ascend(ratio, torch.randn(4, 4), torch.randn(RESTARTS, 4)), "ascent on A and y")
+    return Evidence(ascend(ratio, torch.randn(4, 4), torch.randn(RESTARTS, 4), steps=25), "ascent on A and y")
 
 
 @torch.no_grad()

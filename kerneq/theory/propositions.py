@@ -236,7 +236,8 @@ def input_lipschitz(w: float, lowest: float) -> float:
     c = max(0.0, -lowest)
     if c * w**2 >= 1:
         return math.inf
-    X = min(max(1 - 2 * c * w**2 / (1 - c), -c * w**2), w**2)
+    flat = 1 - 2 * c * w**2 / (1 - c) if c < 1 else -math.inf  # where the quotient has no slope in X
+    X = min(max(flat, -c * w**2), w**2)
     return math.sqrt(c * w**2 + (1 - c) * X) / (1 + X)
 
 

@@ -18,8 +18,10 @@ from ..equilibrium import fixed_point
 from ..gradients import Implicit
 from ..kernels import AbstractRadialKernel, Gaussian
 from ..solvers import Newton
+from .constants import Constants
 
 ROUNDING = 1e-6  # a ratio above 1 by no more than this is rounding
+RESTARTS = 32  # of a search, side by side
 SOLVED = 1e-9  # relative residual of an equilibrium that counts as evidence
 
 
@@ -174,3 +176,35 @@ def settled(f: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     implicit = Implicit(Newton(), on_failure="return")
     solution = fixed_point(f, start, solver=Newton(), gradient=implicit, tol=SOLVED, max_steps=40)
     return torch.where(solution.converged[:, None], solution.value, torch.nan)
+
+
+def linear_equilibrium(M: Tensor, a: Tensor) -> Tensor:
+    """z = σ(Mz + a), the same for OptEq; ‖M‖ < 1."""
+    return settled(lambda z: torch.relu(times(M, z) + a), torch.zeros_like(a))
+
+
+def logit_change(
+    c: Constants, omega: float, model: str, bound: Callable[[Tensor], Tensor | float], steps: int
+) -> float:
+    """The largest change of the logits over `bound` of β, for weights of the norms in c moved by ω, by ascent."""
+    sizes = ((3, 3), (3, 2), (3, 1), (2, 3), (2, 1), (2, 1))  # W, U, b, W_c, b_c, x
+    norms = (c.W, c.U, c.b, c.head, 0.0, c.inputs)
+
+    def logits(W: Tensor, U: Tensor, b: Tensor, head: Tensor, bias: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        a = (U @ x + b)[:, :, 0]
+        z = equilibrium(W, a, c.gamma) if model == "geq" else linear_equilibrium(W.mT @ W, a)
+        return times(head, z) + bias[:, :, 0], torch.exp(-c.gamma * (a - times(W, z)).square().sum(1))
+
+    def ratio(*points: Tensor) -> Tensor:
+        before = [with_norm(t, norm) for t, norm in zip(points[:6], norms, strict=True)]
+        noise = [with_norm(t, omega) for t in points[6:]]
+        after = [*(t + d for t, d in zip(before[:5], noise, strict=True)), before[5]]
+        (one, beta), (two, other) = logits(*before), logits(*after)
+        return (one - two).norm(dim=1) / bound(torch.maximum(beta, other))
+
+    return ascend(ratio, *(torch.randn(RESTARTS, *size) for size in (*sizes, *sizes[:5])), steps=steps)
+
+
+def always(bound: float) -> Callable[[Tensor], float]:
+    """A bound in which there is no β."""
+    return lambda beta: bound

@@ -37,7 +37,7 @@ def slopes(kernel: type[AbstractRadialKernel], of: Callable[[Tensor], Tensor]) -
         slope = slope + 2 * (log_gamma.exp() * kernel.slope(s))[:, None, None] * r[:, :, None] * r[:, None, :]
         return of(torch.linalg.eigvalsh(slope))
 
-    return ascend(ratio, torch.randn(RESTARTS, 3), torch.randn(RESTARTS), steps=100, rate=0.1)
+    return ascend(ratio, torch.randn(RESTARTS, 3), torch.randn(RESTARTS), steps=60, rate=0.2)
 
 
 def contraction() -> Evidence:
@@ -89,7 +89,7 @@ def error_bound() -> Evidence:
 def lipschitz() -> Evidence:
     worst = 0.0
     for kernel, norm in ((Gaussian, 0.9), (Gaussian, 1.4), (Cauchy, 2.5), (Multiquadric, 20.0)):
-        for _ in range(4):
+        for _ in range(2):
             cell = cell_of(kernel(gamma=0.5, split=3), norm)
             x = torch.randn(64, 3)
             fs = [cell.bind(y) for y in (x, x + 0.1 * torch.randn(64, 3))]

@@ -13,7 +13,6 @@ from kerneq.cli import main
 from kerneq.theory import claims
 from kerneq.theory.verify import Claim, Evidence, Verdict, ascend, judge, verify
 
-
 # Bounds that are attained: a search that does not come near them would not notice a wrong one, either.
 ATTAINED = {
     "perturbed fixed points": 0.8,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from . import prox as prox
     from . import sklearn as sklearn
     from . import solvers as solvers
+    from . import theory as theory
     from .equilibrium import Equilibrium as Equilibrium
     from .equilibrium import fixed_point as fixed_point
     from .prediction import load as load
@@ -31,7 +32,19 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = ("cells", "data", "evaluate", "gradients", "kernels", "kglm", "models", "prox", "sklearn", "solvers")
+_MODULES = (
+    "cells",
+    "data",
+    "evaluate",
+    "gradients",
+    "kernels",
+    "kglm",
+    "models",
+    "prox",
+    "sklearn",
+    "solvers",
+    "theory",
+)
 _HOME = {
     "Equilibrium": "equilibrium",
     "EquilibriumError": "solution",

@@ -120,7 +120,7 @@ def patches(r: Tensor, split: int, p: int) -> Tensor:
 
 
 class Reference:
-    """The hidden problem written from the formulas of docs/facts.md: S(z), L and E, sharing no code with kerneq's."""
+    """The hidden problem written from the formulas of docs/theory.md: S(z), L and E, sharing no code with kerneq's."""
 
     def __init__(self, cell: AbstractKernelCell, x: Tensor):
         self.cell, self.x = cell, x

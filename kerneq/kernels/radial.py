@@ -1,7 +1,7 @@
 """Radial kernels on patches: S = Σᵢ H(tᵢ), tᵢ = ‖rᵢW_h‖², r = a − v.
 
 Gaussian (KerDEQ, GEQ), multiquadric and Cauchy (ours), and γ, their inverse width: fixed or following the data.
-Every one is a robust loss ρ of the hidden problem min ½‖z‖² + φ(z) + Σᵢ ρ(‖(a − Wz)ᵢW_h‖) (docs/facts.md, fact 9).
+Every one is a robust loss ρ of the hidden problem min ½‖z‖² + φ(z) + Σᵢ ρ(‖(a − Wz)ᵢW_h‖) (docs/theory.md, fact 9).
 """
 
 import abc

@@ -66,7 +66,7 @@ class Newton(AbstractSolver[None]):
     """z ← z + t(I − J)⁻¹(f(z) − z), J = ∂f/∂z, t = 1, ½, ¼ … until ‖f(z) − z‖ falls: no step makes it larger.
 
     Converges from anywhere, in the end quadratically, where I − J is regular and ‖f(z) − z‖ keeps z bounded: as for
-    every kernel GLM with a semi-definite K, whatever A″ (docs/facts.md, fact 11). Its residual is ‖p‖ / ‖z + p‖, the
+    every kernel GLM with a semi-definite K, whatever A″ (docs/theory.md, fact 11). Its residual is ‖p‖ / ‖z + p‖, the
     error of z to first order, which rounding in a steep f does not hide; it returns z + p, whose error is about the
     square of that. As the solver of `Implicit` it solves
     the adjoint system directly. For n entries a state, a step costs n products with J and n³ operations, and n²

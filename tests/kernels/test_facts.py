@@ -1,4 +1,4 @@
-"""Facts 1, 2, 4, 8, 9 and 10 of docs/facts.md as properties of random problems."""
+"""Facts 1, 2, 4, 8, 9 and 10 of docs/theory.md as properties of random problems."""
 
 import dataclasses
 import math

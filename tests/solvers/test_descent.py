@@ -1,4 +1,4 @@
-"""docs/facts.md, fact 3: proximal descent lowers E at every step, for any weights; plain iteration need not."""
+"""docs/theory.md, fact 3: proximal descent lowers E at every step, for any weights; plain iteration need not."""
 
 import math
 

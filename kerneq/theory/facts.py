@@ -1,0 +1,307 @@
+"""The claims of docs/theory.md, and those of "Declarative nets that are equilibrium models": how each is checked."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from .. import kglm
+from ..cells import DenseCell
+from ..kernels import AbstractKernel, AbstractRadialKernel, Cauchy, Gaussian, Linear, Multiquadric, Polynomial, Sigmoid
+from ..kernels.radial import PatchParameters
+from ..kglm import propositions as glm
+from ..solution import Status
+from ..solvers import InFeatures, Newton, Picard, Proximal, solve
+from .propositions import input_lipschitz
+from .verify import RESTARTS, Claim, Evidence, ascend, equilibrium, settled, times, with_norm
+
+RADIAL = (Gaussian, Multiquadric, Cauchy)
+
+
+def cell_of(kernel: AbstractKernel, norm: float) -> DenseCell:
+    """A cell with random weights, so long that the bound on their norm is reached."""
+    cell = DenseCell(kernel, inputs=3, state=5, features=6, norm=norm)
+    with torch.no_grad():
+        cell.operator.weight.mul_(50)
+    return cell.eval()
+
+
+def slopes(kernel: type[AbstractRadialKernel], of: Callable[[Tensor], Tensor]) -> float:
+    """The largest of a function of the eigenvalues of ∂(ωr)/∂r = ωI + 2γω′rrᵀ, by ascent on r and γ."""
+
+    def ratio(r: Tensor, log_gamma: Tensor) -> Tensor:
+        s = log_gamma.exp() * r.square().sum(1)
+        slope = kernel.weight(s)[:, None, None] * torch.eye(3)
+        slope = slope + 2 * (log_gamma.exp() * kernel.slope(s))[:, None, None] * r[:, :, None] * r[:, None, :]
+        return of(torch.linalg.eigvalsh(slope))
+
+    return ascend(ratio, torch.randn(RESTARTS, 3), torch.randn(RESTARTS), steps=60, rate=0.2)
+
+
+def contraction() -> Evidence:
+    return Evidence(slopes(Gaussian, lambda e: e.abs().amax(1)), "ascent on r and γ; ‖W‖ = ‖W_h‖ = 1")
+
+
+def convexity() -> Evidence:
+    worst = slopes(Gaussian, lambda e: -e.amin(1) / -Gaussian.lowest)
+    return Evidence(worst, "ascent: the least slope over −2e^(−3/2)")
+
+
+@torch.no_grad()
+def descent() -> Evidence:
+    worst, failed = 0.0, 0
+    for kernel in RADIAL:
+        for L in (5.0, 60.0):
+            f = cell_of(kernel(gamma=0.2, split=3), math.sqrt(L)).bind(3 * torch.randn(64, 3))
+            z = 3 * torch.rand(64, 5)
+            failed += int((~solve(f, z, Picard(), tol=1e-6, max_steps=200).converged).sum())
+            for _ in range(25):
+                at = f.evaluate(z, drive=True, energy=True)
+                z = f.descend(at)
+                assert at.energy is not None
+                drop, least = at.energy - f.energy(z), 0.5 * (z - at.z).square().sum(1)
+                worst = max(worst, _largest(least, drop))
+    return Evidence(worst, f"½‖T(z) − z‖² over the fall of E; plain iteration fails on {failed} of 384")
+
+
+def _largest(left: Tensor, right: Tensor) -> float:
+    """The largest ratio where the left-hand side is no rounding."""
+    counted = left > 1e-9
+    return float((left / right)[counted].max()) if bool(counted.any()) else 0.0
+
+
+@torch.no_grad()
+def error_bound() -> Evidence:
+    worst = 0.0
+    for kernel, norm in ((Gaussian(gamma=0.3), 1.4), (Linear(), 0.95), (Multiquadric(), 5.0), (Sigmoid(), 0.9)):
+        f = cell_of(kernel, norm).bind(2 * torch.randn(64, 3))
+        star = solve(f, None, Proximal(), tol=1e-13, max_steps=5000).value
+        for steps in (1, 3, 10):
+            s = solve(f, None, Proximal(memory=0), tol=1e-13, max_steps=steps)
+            assert s.error_bound is not None
+            worst = max(worst, float(((s.value - star).norm(dim=1) / (s.error_bound + 1e-10)).max()))
+    return Evidence(worst, "stopped solves of four kernels: distance over `error_bound`")
+
+
+@torch.no_grad()
+def lipschitz() -> Evidence:
+    worst = 0.0
+    for kernel, norm in ((Gaussian, 0.9), (Gaussian, 1.4), (Cauchy, 2.5), (Multiquadric, 20.0)):
+        for _ in range(2):
+            cell = cell_of(kernel(gamma=0.5, split=3), norm)
+            x = torch.randn(64, 3)
+            fs = [cell.bind(y) for y in (x, x + 0.1 * torch.randn(64, 3))]
+            one, two = (solve(f, None, Proximal(), tol=1e-11, max_steps=5000).value for f in fs)
+            moved = (fs[0].binding.a - fs[1].binding.a).norm(dim=1)
+            assert isinstance(cell.similarity, PatchParameters)
+            gain = float(cell.similarity.gain())
+            quotient = float(((one - two).norm(dim=1) / moved).max())
+            worst = max(worst, quotient / gain / input_lipschitz(norm, kernel.lowest))
+    return Evidence(worst, "patched layers, norm 0.9 to 20 (attacked above: GEQ Prop. 3)")
+
+
+@torch.no_grad()
+def smaller_space() -> Evidence:
+    f = cell_of(Gaussian(gamma=0.5, split=3), 1.0).bind(torch.randn(64, 3))
+    z = solve(f, None, Proximal(), tol=1e-13, max_steps=2000).value
+    v = solve(f, None, InFeatures(Picard()), tol=1e-13, max_steps=5000).value
+    return Evidence(float((z - v).abs().max()) / 1e-9, "z from v = Wσ(Wᵀm(a − v)), difference over 10⁻⁹")
+
+
+@torch.no_grad()
+def precision() -> Evidence:
+    cell = cell_of(Gaussian(gamma=0.5), 0.9).to(torch.bfloat16)
+    s = solve(cell.bind(torch.randn(64, 3).bfloat16()), None, Picard(), tol=1e-6, max_steps=200)
+    stopped = s.status in (Status.PRECISION, Status.CONVERGED)
+    steps = int(s.steps.max())
+    return Evidence(steps / 200 if stopped else math.inf, f"bfloat16, tol 10⁻⁶: {s.status.name}, {steps} of 200 steps")
+
+
+@torch.no_grad()
+def published_polynomial() -> Evidence:
+    x = torch.randn(64, 3)
+    spread = []
+    for offset in (0.0, 1.0):
+        f = cell_of(Polynomial(2, offset), 0.9).bind(x)
+        z = solve(f, torch.rand(64, 5), Proximal(), tol=1e-12, max_steps=500).value
+        spread.append(float(z.std(0).max()))
+    ratios = [1e-2 / one if one else math.inf for one in spread]
+    return Evidence(ratios[0], f"spread of z* over inputs: {spread[0]:.0e}; with c = 1: {spread[1]:.2f}", ratios[1])
+
+
+@torch.no_grad()
+def sigmoid() -> Evidence:
+    cell = cell_of(Sigmoid(), 1.0)
+    f = cell.bind(20 * torch.randn(64, 3))
+    z, other = (solve(f, start, Proximal(), tol=1e-11, max_steps=5000).value for start in (None, 9 * torch.rand(64, 5)))
+    t = (f.binding.a * z).sum(1)
+    apart = float((z - other).abs().max()) / 1e-7 if bool((t >= 0).all()) else math.inf
+    return Evidence(apart, "two starts, difference over 10⁻⁷; ⟨a, z*⟩ ≥ 0")
+
+
+def robust_losses() -> Evidence:
+    worst = 0.0
+    for kernel in RADIAL:
+        worst = max(worst, slopes(kernel, lambda e: e.abs().amax(1)) / kernel.steepest)
+        worst = max(worst, slopes(kernel, lambda e: 1 - e.amin(1)) / (1 - kernel.lowest))
+    with torch.no_grad():
+        f = cell_of(Multiquadric(split=3), 30.0).bind(3 * torch.randn(64, 3))
+    one, two = (solve(f, 100 * s * torch.rand(64, 5), Proximal(), tol=1e-9, max_steps=20000) for s in (0, 1))
+    assert one.error_bound is not None and two.error_bound is not None
+    apart = (one.value - two.value).norm(dim=1) / (one.error_bound + two.error_bound)
+    return Evidence(max(worst, float(apart.max())), "ascent on slopes; multiquadric of norm 30 from two starts")
+
+
+@torch.no_grad()
+def unit_of_length() -> Evidence:
+    worst = 0.0
+    for kernel in RADIAL:
+        for c in (0.1, 7.0):
+            r, gamma = torch.randn(RESTARTS, 3), 0.5
+            W = with_norm(torch.randn(RESTARTS, 3, 3), 1.2)
+            z, scaled = equilibrium(W, r, gamma, kernel), equilibrium(W, c * r, gamma / c**2, kernel)
+            worst = max(worst, float((scaled - c * z).abs().max()) / (1e-7 * c))
+    return Evidence(worst, "z(ca, γ/c²) − c z(a, γ) over 10⁻⁷")
+
+
+@torch.no_grad()
+def newton() -> Evidence:
+    A = torch.randn(64, 6, 6)
+    K, T = A @ A.mT, torch.poisson(torch.full((64, 6), 3.0))
+    lam = torch.logspace(-4, 2, 64)[:, None]
+    s = solve(lambda eta: times(K, T - eta.exp()) / lam, torch.zeros(64, 6), Newton(), tol=1e-8, max_steps=200)
+    return Evidence(
+        float(s.residual.max()) / 1e-8, f"64 Poisson GLMs, λ = 10⁻⁴ … 10²: at most {int(s.steps.max())} steps"
+    )
+
+
+def sizes() -> Evidence:
+    def ratio(W: Tensor, a: Tensor) -> Tensor:
+        W = with_norm(W, 1.4)
+        z = equilibrium(W, a, 0.5)
+        r = a - times(W, z)
+        beta, length = torch.exp(-0.5 * r.square().sum(1)), a.norm(dim=1)
+        return torch.maximum(z.norm(dim=1) / (beta.sqrt() * length / 2), r.norm(dim=1) / length)
+
+    worst = ascend(ratio, torch.randn(RESTARTS, 3, 3), torch.randn(RESTARTS, 3), steps=25)
+    with torch.no_grad():
+        for kernel in RADIAL:
+            f = cell_of(kernel(gamma=0.2, split=3), math.sqrt(20)).bind(3 * torch.randn(64, 3))
+            z = solve(f, None, Proximal(), tol=1e-10, max_steps=5000, on_failure="raise").value
+            worst = max(worst, float((2 * z.norm(dim=1) / f.binding.a.norm(dim=1)).max()))
+    return Evidence(worst, "ascent at L = 1.96; patched layers at L = 20")
+
+
+def _tanh_map(A: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """H(z) = tanh(A(y − z)), per row of z."""
+    return torch.tanh((y - z) @ A.mT)
+
+
+def _glm_map(family: kglm.AbstractFamily, K: Tensor, t: Tensor, z: Tensor) -> Tensor:
+    return family.mean(K @ (t - z) / 9.0)
+
+
+def glm2() -> Evidence:
+    worst = 0.0
+    for _ in range(10):
+        A, y, z1, z2 = 3 * torch.randn(6, 6) / math.sqrt(6), torch.randn(6), torch.randn(6), torch.randn(6)
+        quotient, largest = glm.proposition2(partial(_tanh_map, A, y), z1, z2, points=200)
+        worst = max(worst, quotient / largest)
+    return Evidence(worst, "‖H(z₁) − H(z₂)‖/‖z₁ − z₂‖ over the largest ‖DH‖ between")
+
+
+def glm4() -> Evidence:
+    X = torch.linspace(0, 5, 12)[:, None]
+    K, worst = kglm.SquaredExponential()(X, X), 0.0
+    for family in (kglm.Gaussian(), kglm.Binomial(4), kglm.Ising(1.5), kglm.LeakyReLU(0.3)):
+        number, t = glm.proposition4(K, 9.0, family), torch.randn(12)
+        z = family.mean(torch.randn(100, 12))
+        largest = glm.jacobian_norm(partial(_glm_map, family, K, t), z).max()
+        worst = max(worst, float(largest) / number)
+    return Evidence(worst, "four families: largest ‖DH‖ over Assumption 2's number")
+
+
+def glm4_with_prior() -> Evidence:
+    """‖DH‖ = ‖K/λ‖ A″ at the image times 1 + ρ′ at z: printed as if they were taken at one point."""
+    family, q, z = kglm.Bernoulli(), 0.5, torch.tensor(0.01)
+    eta = family.canonical(z)
+    rho, rho_slope = q * eta, q / (z * (1 - z))
+    image = family.mean(z + rho - z - rho)  # K/λ = 1 and a target that brings the drive to 0, where A″ = ¼
+    steepest = float(image * (1 - image) * (1 + rho_slope))
+    leaky, prior, K = kglm.LeakyReLU(0.3), kglm.Normal(0.3), torch.eye(4)
+    t, points = torch.randn(4), leaky.mean(3 * torch.randn(400, 4))
+    images = leaky.mean((t - points - prior.slope(leaky.canonical(points))) / 9.0)
+    quotients = (images[:200] - images[200:]).norm(dim=1) / (points[:200] - points[200:]).norm(dim=1)
+    fixed = float(quotients.max()) / glm.proposition4(K, 9.0, leaky, prior)
+    return Evidence(steepest / (0.25 + q), "Bernoulli, ρ = η/2, K/λ = 1, z = 0.01: ‖DH‖ over the printed ¾", fixed)
+
+
+def _apart(A: Tensor, B: Tensor, y: Tensor) -> Tensor:
+    one, two = (settled(partial(_tanh_map, M, y), torch.zeros_like(y)) for M in (A, B))
+    return (one - two).norm(dim=1)
+
+
+def glm12() -> Evidence:
+    def ratio(A: Tensor, B: Tensor, y: Tensor) -> Tensor:
+        A, B = (0.8 * M / torch.linalg.matrix_norm(M, 2) for M in (A, B))
+        return _apart(A, B, y) / glm.proposition12(A, B, y, torch.tanh)
+
+    A = torch.randn(4, 4)
+    return Evidence(
+        ascend(ratio, A, A + 0.1 * torch.randn(4, 4), torch.randn(RESTARTS, 4), steps=25), "ascent on A, B and y"
+    )
+
+
+def glm13() -> Evidence:
+    def ratio(A: Tensor, y: Tensor) -> Tensor:
+        A = 0.8 * A / torch.linalg.matrix_norm(A, 2)
+        B, bound = glm.proposition13(A, y, torch.tanh)
+        return _apart(A, B, y) / bound
+
+    return Evidence(ascend(ratio, torch.randn(4, 4), torch.randn(RESTARTS, 4), steps=25), "ascent on A and y")
+
+
+@torch.no_grad()
+def glm14() -> Evidence:
+    n, trials = 20, 40
+    start = glm.proposition14(n, C=0.3, t=1.5, spread=1.0)
+    y, held = torch.randn(1, n).clamp(-1, 1), 0
+    for _ in range(trials):
+        A = start.deviation * torch.randn(n, n)
+        B, _ = glm.proposition13(A, y, torch.tanh)
+        held += bool(_apart(A, B, y).square().item() / n <= start.mean_squared)
+    return Evidence(
+        start.probability * trials / max(held, 1), f"holds in {held} of {trials}, promised {start.probability:.2f}"
+    )
+
+
+FACTS = (
+    Claim("the map is L-Lipschitz for every γ", "kerneq fact 1", contraction),
+    Claim("E is strongly convex for L < ½e^{3/2}", "kerneq fact 2", convexity),
+    Claim("proximal steps lower E for any weights", "kerneq fact 3", descent),
+    Claim("distance to the equilibrium", "kerneq fact 4", error_bound),
+    Claim("Lipschitz constant in the input", "kerneq fact 5", lipschitz),
+    Claim("the equation in the features", "kerneq fact 6", smaller_space),
+    Claim("a residual that stalls is recognised", "kerneq fact 7", precision),
+    Claim("the polynomial kernel hears its input", "GEQ Table 4", published_polynomial, "z = 0 for every input"),
+    Claim("the sigmoid kernel has one equilibrium", "kerneq fact 8", sigmoid),
+    Claim("radial kernels are robust losses", "kerneq fact 9", robust_losses),
+    Claim("γ is a unit of length", "kerneq fact 10", unit_of_length),
+    Claim("Newton where no slope is bounded", "kerneq fact 11", newton),
+    Claim("‖z*‖ ≤ √β‖a‖/2 and ‖r*‖ ≤ ‖a‖", "kerneq fact 12", sizes),
+)
+GLM_CLAIMS = (
+    Claim("‖DH‖ bounds difference quotients", "kGLM Prop. 2", glm2),
+    Claim("Assumption 2's number bounds ‖DH‖", "kGLM Prop. 4", glm4),
+    Claim(
+        "Assumption 2's number, with a prior",
+        "kGLM Prop. 4",
+        glm4_with_prior,
+        "A″ and ρ′ are taken at one z; in DH they meet at two",
+    ),
+    Claim("distance of two fixed points", "kGLM Prop. 12", glm12),
+    Claim("distance to a semi-definite matrix's fixed point", "kGLM Prop. 13", glm13),
+    Claim("distance of a random start", "kGLM Prop. 14", glm14),
+)

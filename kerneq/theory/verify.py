@@ -1,0 +1,210 @@
+"""What it means to check a claim by numbers: the worst case that can be found, against the bound.
+
+The left-hand side of an inequality over its right-hand side is a ratio, at most 1 where the inequality holds. Claims
+are attacked: `ascend` optimises weights and inputs by gradient ascent to make the ratio as large as it can.
+"""
+
+import dataclasses
+import enum
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from ..equilibrium import fixed_point
+from ..gradients import Implicit
+from ..kernels import AbstractRadialKernel, Gaussian
+from ..solvers import Newton
+from .constants import Constants
+
+ROUNDING = 1e-6  # a ratio above 1 by no more than this is rounding
+RESTARTS = 32  # of a search, side by side
+SOLVED = 1e-9  # relative residual of an equilibrium that counts as evidence
+
+
+class Verdict(enum.Enum):
+    """How a claim fared."""
+
+    HOLDS = "holds"
+    CORRECTED = "holds when corrected"
+    FAILS = "fails"
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """The largest left-hand side over right-hand side that was found, and where."""
+
+    published: float  # of the claim as it is stated
+    where: str  # the worst case, in words
+    corrected: float | None = None  # of its corrected form, where there is one
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A statement that can be wrong, and how to find out."""
+
+    name: str
+    source: str  # where it is published
+    check: Callable[[], Evidence]
+    erratum: str | None = None  # what is wrong with it as published, where that is known
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What the check of a claim found."""
+
+    name: str
+    source: str
+    verdict: Verdict
+    evidence: Evidence
+    erratum: str | None
+    seconds: float
+
+    @property
+    def explained(self) -> bool:
+        """Whether this is what is known: a claim that fails has a known error and a corrected form that holds."""
+        return self.verdict is (Verdict.HOLDS if self.erratum is None else Verdict.CORRECTED)
+
+    @property
+    def worst(self) -> str:
+        """The ratios in few digits."""
+        found = (self.evidence.published, self.evidence.corrected)
+        return " → ".join(f"{ratio:.3g}" for ratio in found if ratio is not None)
+
+    def row(self) -> dict[str, str | float | bool | None]:
+        """The finding as JSON has it, which knows no infinity."""
+
+        def finite(ratio: float | None) -> float | None:
+            return ratio if ratio is not None and math.isfinite(ratio) else None
+
+        return {
+            "claim": self.name,
+            "published": self.source,
+            "verdict": self.verdict.value,
+            "explained": self.explained,
+            "ratio": finite(self.evidence.published),
+            "corrected_ratio": finite(self.evidence.corrected),
+            "worst_case": self.evidence.where,
+            "erratum": self.erratum,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def verify(claims: Sequence[Claim]) -> Iterator[Finding]:
+    """Check each claim, in float64, on one thread, from a seed of its own."""
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    for claim in claims:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            torch.set_default_dtype(torch.float64)
+            torch.set_num_threads(1)
+            start = time.perf_counter()
+            try:
+                evidence = claim.check()
+            finally:
+                torch.set_default_dtype(dtype)
+                torch.set_num_threads(threads)
+        seconds = time.perf_counter() - start
+        yield Finding(claim.name, claim.source, judge(evidence), evidence, claim.erratum, seconds)
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """NaN and negative ratios (a negative bound) are failures."""
+    if 0 <= evidence.published <= 1 + ROUNDING:
+        return Verdict.HOLDS
+    corrected = evidence.corrected
+    return Verdict.CORRECTED if corrected is not None and 0 <= corrected <= 1 + ROUNDING else Verdict.FAILS
+
+
+def ascend(ratio: Callable[..., Tensor], *starts: Tensor, steps: int = 40, rate: float = 0.05) -> float:
+    """The largest of ratio(*points), (restarts,), met by gradient ascent (Adam on its logarithm) from `starts`.
+
+    Each start is (restarts, ...): the restarts climb side by side. Values that are not finite are not counted; if none
+    is, the answer is −∞.
+    """
+    points = [start.clone().requires_grad_() for start in starts]
+    optimiser = torch.optim.Adam(points, lr=rate)
+    largest = -torch.inf
+    for _ in range(steps):
+        value = ratio(*points)
+        finite = value[value.isfinite() & (value > 0)]
+        if not len(finite):
+            break
+        largest = max(largest, float(finite.detach().max()))
+        optimiser.zero_grad()
+        (-finite.log().sum()).backward()  # type: ignore[no-untyped-call]
+        for point in points:
+            if point.grad is not None:
+                point.grad.nan_to_num_(0.0)
+        optimiser.step()
+    return largest
+
+
+def with_norm(raw: Tensor, norm: float) -> Tensor:
+    """Matrices (restarts, rows, columns) scaled to a spectral norm."""
+    return raw * (norm / torch.linalg.matrix_norm(raw, 2))[:, None, None]
+
+
+def times(W: Tensor, z: Tensor) -> Tensor:
+    """Wz for W (restarts, rows, columns) and z (restarts, columns)."""
+    return (W @ z[:, :, None])[:, :, 0]
+
+
+def equilibrium(W: Tensor, a: Tensor, gamma: float, kernel: type[AbstractRadialKernel] = Gaussian) -> Tensor:
+    """z = σ(ωWᵀr), r = a − Wz, with weights of its own for each restart; NaN where it was not found.
+
+    It is the fixed point of the proximal step, which contracts wherever E is strongly convex.
+    """
+    step = 2 / (2 + torch.linalg.matrix_norm(W.detach(), 2).square())[:, None]
+
+    def proximal(z: Tensor) -> Tensor:
+        r = a - times(W, z)
+        drive = times(W.mT, kernel.weight(gamma * r.square().sum(1, keepdim=True)) * r)
+        return torch.relu((1 - step) * z + step * drive)
+
+    return settled(proximal, torch.zeros(len(W), W.shape[2]))
+
+
+def settled(f: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """The fixed point of f by Newton's method, with gradients; NaN where it was not found."""
+    implicit = Implicit(Newton(), on_failure="return")
+    solution = fixed_point(f, start, solver=Newton(), gradient=implicit, tol=SOLVED, max_steps=40)
+    return torch.where(solution.converged[:, None], solution.value, torch.nan)
+
+
+def linear_equilibrium(M: Tensor, a: Tensor) -> Tensor:
+    """z = σ(Mz + a), the same for OptEq; ‖M‖ < 1."""
+    return settled(lambda z: torch.relu(times(M, z) + a), torch.zeros_like(a))
+
+
+def logit_change(
+    c: Constants, omega: float, model: str, bound: Callable[[Tensor], Tensor | float], steps: int
+) -> float:
+    """The largest change of the logits over `bound` of β, for weights of the norms in c moved by ω, by ascent."""
+    sizes = ((3, 3), (3, 2), (3, 1), (2, 3), (2, 1), (2, 1))  # W, U, b, W_c, b_c, x
+    norms = (c.W, c.U, c.b, c.head, 0.0, c.inputs)
+
+    def logits(W: Tensor, U: Tensor, b: Tensor, head: Tensor, bias: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        a = (U @ x + b)[:, :, 0]
+        z = equilibrium(W, a, c.gamma) if model == "geq" else linear_equilibrium(W.mT @ W, a)
+        return times(head, z) + bias[:, :, 0], torch.exp(-c.gamma * (a - times(W, z)).square().sum(1))
+
+    def ratio(*points: Tensor) -> Tensor:
+        before = [with_norm(t, norm) for t, norm in zip(points[:6], norms, strict=True)]
+        noise = [with_norm(t, omega) for t in points[6:]]
+        after = [*(t + d for t, d in zip(before[:5], noise, strict=True)), before[5]]
+        (one, beta), (two, other) = logits(*before), logits(*after)
+        return (one - two).norm(dim=1) / bound(torch.maximum(beta, other))
+
+    return ascend(ratio, *(torch.randn(RESTARTS, *size) for size in (*sizes, *sizes[:5])), steps=steps)
+
+
+def always(bound: float) -> Callable[[Tensor], float]:
+    """A bound in which there is no β."""
+    return lambda beta: bound

@@ -1,0 +1,87 @@
+"""`kerneq verify`: every claim fares as is known, and a claim that does not is noticed."""
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kerneq.cli import main
+from kerneq.theory import claims
+from kerneq.theory.verify import Claim, Evidence, Verdict, ascend, judge, verify
+
+# Bounds that are attained: a search that does not come near them would not notice a wrong one, either.
+ATTAINED = {
+    "perturbed fixed points": 0.8,
+    "Lipschitz constant of GEQ": 0.97,
+    "Lipschitz constant of OptEq": 0.999,
+    "similarity of OptEq's outputs": 0.99,
+    "the map is L-Lipschitz for every γ": 0.999,
+    "E is strongly convex for L < ½e^{3/2}": 0.999,
+    "‖z*‖ ≤ √β‖a‖/2 and ‖r*‖ ≤ ‖a‖": 0.99,
+}
+
+
+@pytest.mark.parametrize("claim", claims.CLAIMS, ids=lambda claim: f"{claim.source}: {claim.name}")
+def test_every_claim_fares_as_is_known(claim, one_thread):
+    [finding] = verify([claim])
+    found = finding.evidence
+    assert finding.explained, (finding.verdict, found)
+    assert (found.published if found.corrected is None else found.corrected) >= ATTAINED.get(claim.name, 0.0)
+
+
+def test_verdicts():
+    assert set(ATTAINED) <= {claim.name for claim in claims.CLAIMS}
+    assert judge(Evidence(1.0, "")) is Verdict.HOLDS
+    assert judge(Evidence(1.1, "", 0.9)) is Verdict.CORRECTED
+    assert judge(Evidence(-1.0, "", 0.9)) is Verdict.CORRECTED  # a negative bound bounds nothing
+    assert judge(Evidence(1.1, "")) is judge(Evidence(1.1, "", 1.1)) is judge(Evidence(math.nan, "")) is Verdict.FAILS
+
+
+def test_an_ascent_finds_the_top_and_does_not_count_what_is_not_finite(float64):
+    def hill(x):  # the top, 2, is at x = 1; to the right of 3 there is nothing
+        return torch.where(x > 3, torch.nan, 2 / (1 + (x - 1) ** 2))
+
+    assert ascend(hill, torch.linspace(-2, 4, 7), steps=200) == pytest.approx(2.0)
+    assert ascend(hill, torch.full((3,), 4.0)) == -math.inf
+
+
+def test_the_page_names_tests_that_exist_and_code_that_runs():
+    root = Path(__file__).parent.parent.parent
+    page = (root / "docs" / "theory.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page)
+    assert len(named) > 20
+    for path, test in named:
+        assert f"def {test}(" in (root / path).read_text(encoding="utf-8"), (path, test)
+    [block] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(block, {})
+
+
+CASES = {
+    "a known error": (Claim("a", "b", lambda: Evidence(2.0, "there", 0.5), "c"), 0),
+    "an unknown error": (Claim("a", "b", lambda: Evidence(2.0, "there", 0.5)), 1),
+    "an error that is gone": (Claim("a", "b", lambda: Evidence(0.5, "there", 0.5), "c"), 1),
+    "a correction that fails": (Claim("a", "b", lambda: Evidence(math.inf, "there", 2.0), "c"), 1),
+}
+
+
+@pytest.mark.parametrize("claim, code", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
+def test_the_command_fails_where_an_error_is_not_explained(claim, code, options, monkeypatch, capsys):
+    monkeypatch.setattr(claims, "CLAIMS", (claim,))
+    monkeypatch.setattr(sys, "argv", ["kerneq", "verify", *options])
+    before = torch.get_default_dtype()
+    with pytest.raises(SystemExit) as end:
+        main()
+        raise SystemExit(0)
+    assert (end.value.code or 0) == code and torch.get_default_dtype() == before
+    out, err = capsys.readouterr()
+    assert ("not explained" in err) == (code == 1)
+    if options:
+        [row] = json.loads(out)
+        assert row["worst_case"] == "there" and row["explained"] == (code == 0)
+    else:
+        assert "b: a" in out and "there" in out

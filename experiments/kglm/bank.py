@@ -47,9 +47,10 @@ class AbstractBank(nn.Module, abc.ABC):
         super().__init__()
         self.W1, self.W2 = (nn.Parameter(w.clone()) for w in W)
         self.V1, self.V2 = (nn.Parameter(v.clone()) for v in V)
-        self.sigma, self.tol, self.max_steps, self.rectified, self.rescue = (
-            activation, tol, max_steps, rectified, rescue
-        )  # fmt: skip
+        self.sigma, self.tol, self.max_steps = activation, tol, max_steps
+        self.rectified, self.rescue = rectified, rescue
+        self.warm = False  # each training step starts from the equilibrium of the last: for training on one batch
+        self.last: Tensor | None = None
         self.solver = Picard(relaxation)
         self.check_every = None if rescue else max_steps
         self.gradient = Implicit(
@@ -86,13 +87,15 @@ class AbstractBank(nn.Module, abc.ABC):
         def f(z: Tensor) -> Tensor:
             return self.sigma(recur(z) + constant)
 
+        training = torch.is_grad_enabled()
         with torch.no_grad():
-            start = torch.zeros_like(constant)
+            start = self.last if training and self.last is not None else torch.zeros_like(constant)
             solution = kerneq.solve(
                 f, start, self.solver, tol=self.tol, max_steps=self.max_steps, check_every=self.check_every
             )
         z = solution.value
-        if torch.is_grad_enabled():
+        if training:
+            self.last = z if self.warm else None
             z = self.gradient.attach(f, z)
         prediction = self.readout(z, y)
         return torch.relu(prediction) if self.rectified else prediction, solution
@@ -107,9 +110,18 @@ class DenseBank(AbstractBank):
     """Fully connected, with biases; y is (models, batch, n). A solve's samples are the models: one residual for a batch."""
 
     def __init__(
-        self, W: Weights, V: Weights, activation: Activation, *, relaxation: float = 1.0, tol: float, max_steps: int
+        self,
+        W: Weights,
+        V: Weights,
+        activation: Activation,
+        *,
+        relaxation: float = 1.0,
+        tol: float,
+        max_steps: int,
+        warm: bool = False,
     ) -> None:
         super().__init__(W, V, activation, relaxation=relaxation, tol=tol, max_steps=max_steps)
+        self.warm = warm
         self.b = nn.Parameter(torch.zeros_like(self.W1[:, :1, :]))
         self.c = nn.Parameter(self.V1.new_zeros(self.models, 1, self.V1.shape[1]))
 

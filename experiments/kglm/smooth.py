@@ -103,6 +103,7 @@ def start(settings: Smooth, seeds: range) -> DenseBank:
         relaxation=settings.relaxation,
         tol=settings.tol,
         max_steps=settings.max_steps,
+        warm=True,  # every epoch is one step on the same batch
     )
 
 

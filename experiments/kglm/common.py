@@ -126,7 +126,9 @@ def main(experiment: Experiment[Any], arguments: Sequence[str] | None = None) ->
         if folder.resolve().is_relative_to(DOCS):
             raise ConfigError(f"{folder} holds tracked figures: choose another --output, and replace them by --record.")
         if options.draw:
-            _draw(experiment, [read_record(experiment, Path(file)) for file in options.settings], folder, options.record)
+            _draw(
+                experiment, [read_record(experiment, Path(file)) for file in options.settings], folder, options.record
+            )
         else:
             changes = [f"device={options.device}"] if options.device else []
             settings = read(experiment.settings, [*options.settings, *changes])

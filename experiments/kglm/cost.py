@@ -8,8 +8,19 @@ from collections.abc import Callable, Sequence
 
 import torch
 from common import (
-    COLOURS, UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, setting, silent, subplots,
-)  # fmt: skip
+    COLOURS,
+    UNSAVED,
+    Checkpoints,
+    Experiment,
+    Figures,
+    Record,
+    Report,
+    Result,
+    main,
+    setting,
+    silent,
+    subplots,
+)
 from torch import nn
 
 from kerneq.kglm import initialise
@@ -74,7 +85,9 @@ def draw(records: Sequence[Record[Cost]]) -> Figures:
             for scheme, seconds in record.result[kind].items():
                 if kind == "dense" and scheme == "kernel":
                     points = record.settings.points
-                    words = f"kernel, {points} points (as released)" if points else "kernel, as many points as the width"
+                    words = (
+                        f"kernel, {points} points (as released)" if points else "kernel, as many points as the width"
+                    )
                 elif record is records[0]:
                     words = scheme
                 else:

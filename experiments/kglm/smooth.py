@@ -12,8 +12,20 @@ import numpy as np
 import torch
 from bank import DenseBank, train
 from common import (
-    COLOURS, UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, plain, setting, silent, subplots,
-)  # fmt: skip
+    COLOURS,
+    UNSAVED,
+    Checkpoints,
+    Experiment,
+    Figures,
+    Record,
+    Report,
+    Result,
+    main,
+    plain,
+    setting,
+    silent,
+    subplots,
+)
 from torch import Tensor
 
 from kerneq.kglm import AbstractCovariance, Periodic, SquaredExponential, spectral_norm
@@ -107,9 +119,7 @@ def start(settings: Smooth, seeds: range) -> DenseBank:
     )
 
 
-def run(
-    settings: Smooth, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED
-) -> Result:
+def run(settings: Smooth, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
     """Test errors (look, seed, scheme) and after how many epochs each look was."""
     per = max(1, settings.models_together // len(SCHEMES))
     errors = []

@@ -72,13 +72,13 @@ def test_training_together_is_training_one_by_one(make):
     y = gaussian(4, 2, 6, 5, seed=5) if shared else gaussian(2, 6, 5, seed=5)
     target = gaussian(4, 2, 6, 5, seed=6).expand(2, 4, 2, 6, 5) if shared else gaussian(2, 6, 4, seed=6)
     together = make(2)
-    errors = train(together, lambda e: [(y, target)], lambda: [(y, target)], epochs=2, lr=0.01)
+    errors = train(together, lambda e: [(y, target)], lambda: [(y, target)], looks=range(3), lr=0.01)
     for model in range(2):
         alone = make(2)
         for name, parameter in list(alone.named_parameters()):
             setattr(alone, name, torch.nn.Parameter(parameter.detach()[model : model + 1].clone()))
         own = (y if shared else y[model : model + 1], target[model : model + 1])
-        history = train(alone, lambda e, own=own: [own], lambda own=own: [own], epochs=2, lr=0.01)
+        history = train(alone, lambda e, own=own: [own], lambda own=own: [own], looks=range(3), lr=0.01)
         torch.testing.assert_close(history[:, 0], errors[:, model], rtol=1e-8, atol=1e-10)
 
 
@@ -90,7 +90,7 @@ def test_a_model_that_fails_leaves_the_others_alone():
         bank.sigma = torch.relu
         with torch.no_grad():
             bank.V2[1] = bad
-        return train(bank, lambda e: [(y, target)], lambda: [(y, target)], epochs=3, lr=0.01)
+        return train(bank, lambda e: [(y, target)], lambda: [(y, target)], looks=range(4), lr=0.01)
 
     failing, tame = errors(torch.nan), errors(0.0)
     torch.testing.assert_close(failing[:, 0], tame[:, 0], rtol=1e-8, atol=0)
@@ -101,7 +101,7 @@ def test_frozen_models_keep_their_hidden_weights_and_train_their_readout():
     bank, y, target = dense(2), gaussian(2, 6, 5, seed=5), gaussian(2, 6, 4, seed=6)
     before = {name: p.detach().clone() for name, p in bank.named_parameters()}
     frozen = torch.tensor([True, False])
-    train(bank, lambda e: [(y, target)], lambda: [(y, target)], epochs=2, lr=0.01, frozen=frozen, freeze=2)
+    train(bank, lambda e: [(y, target)], lambda: [(y, target)], looks=range(3), lr=0.01, frozen=frozen, freeze=2)
     for name in ("W1", "W2", "b"):
         assert torch.equal(getattr(bank, name)[0], before[name][0])
         assert not torch.equal(getattr(bank, name)[1], before[name][1])

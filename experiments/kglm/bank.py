@@ -27,9 +27,9 @@ Batches = Callable[[int], Iterable[tuple[Tensor, Tensor]]]  # epoch ↦ (input, 
 class AbstractBank(nn.Module, abc.ABC):
     """z = σ(W₁z + W₂y + b), f = V₁z + V₂y + c, for `models` models at once; y and f are (models, batch, …).
 
-    Solved forward and backward by the same relaxed Picard iteration. With `rescue` what diverges keeps its best iterate;
-    without, every solve takes its `max_steps` steps, and what overflows fails, as in the released code. Either way a model
-    that fails does not stop the others. `rectified`: the output is ReLU(f).
+    Solved forward and backward by the same relaxed Picard iteration. With `rescue` what diverges keeps its best
+    iterate; without, every solve takes its `max_steps` steps, and what overflows fails, as in the released code.
+    Either way a model that fails does not stop the others. `rectified`: the output is ReLU(f).
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class AbstractBank(nn.Module, abc.ABC):
         self.V1, self.V2 = (nn.Parameter(v.clone()) for v in V)
         self.sigma, self.tol, self.max_steps = activation, tol, max_steps
         self.rectified, self.rescue = rectified, rescue
-        self.warm = False  # each training step starts from the equilibrium of the last: for training on one batch
+        self.warm = False
         self.last: Tensor | None = None
         self.solver = Picard(relaxation)
         self.check_every = None if rescue else max_steps
@@ -107,7 +107,11 @@ class AbstractBank(nn.Module, abc.ABC):
 
 @final
 class DenseBank(AbstractBank):
-    """Fully connected, with biases; y is (models, batch, n). A solve's samples are the models: one residual for a batch."""
+    """Fully connected, with biases; y is (models, batch, n). A solve's samples are the models: a batch has one residual.
+
+    With `warm` each training step starts from the equilibrium of the last: for training on one batch. On a GPU `error`
+    is one Triton program a model and 64 rows (`dense_triton.py`), for tanh and a width of 128 at most.
+    """
 
     def __init__(
         self,
@@ -134,6 +138,25 @@ class DenseBank(AbstractBank):
     def readout(self, z: Tensor, y: Tensor) -> Tensor:
         return torch.baddbmm(self.c, z, self.V1.mT) + torch.bmm(y, self.V2.mT)
 
+    def error(self, y: Tensor, target: Tensor) -> Tensor:
+        if not runs_triton(y, (torch.float32,)) or self.sigma is not torch.tanh or y.shape[-1] > 128:
+            return super().error(y, target)
+        from dense_triton import errors
+
+        training = torch.is_grad_enabled()
+        found, z = errors(
+            (self.W1, self.W2, self.V1, self.V2, self.b, self.c),
+            y,
+            target,
+            self.last if training else None,
+            tol=self.tol,
+            relaxation=self.solver.relaxation,
+            max_steps=self.max_steps,
+        )
+        if training:
+            self.last = z if self.warm else None
+        return found
+
 
 @final
 class ConvBank(AbstractBank):
@@ -141,8 +164,8 @@ class ConvBank(AbstractBank):
 
     A grouped convolution with three channels a group wastes most of any machine. Here a row of the output is a matrix
     product of the k rows of the input around it with a banded matrix (k·c·w, c·w): more arithmetic, but one batched
-    matrix product for all models and rows. States are (models · batch, h, c · w). On a GPU `error`, forward and backward, is
-    one Triton program a model and picture (`bank_triton.py`), for three channels and pictures of 8, 16 or 32 pixels.
+    matrix product for all models and rows. States are (models · batch, h, c · w). On a GPU `error` is one Triton program
+    a model and picture (`bank_triton.py`), for three channels and pictures of 8, 16 or 32 pixels.
     """
 
     def error(self, y: Tensor, target: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ A program solves z = σ(W₁z + W₂y), reads out f = V₁z + V₂y, and solves 
 channels of its picture in registers; only a convolution's neighbours pass through memory (of the size of the cache).
 The gradients of the filters are correlations of σ′u and ∂L/∂f with z and y: five batched matrix products each.
 
-Pictures are stored (models, batch, h + k − 1, 3, width): a border of zeros instead of masks, rows outside channels, so that
-rows of all pictures of a model are one matrix.
+Pictures are stored (models, batch, h + k − 1, 3, width): a border of zeros instead of masks, and rows outside channels, so
+that the rows of all pictures of a model are one matrix.
 """
 
 from typing import Any
@@ -202,7 +202,7 @@ class _Errors(torch.autograd.Function):
         with torch.cuda.device_of(y):
             _step[(models * batch,)](
                 noisy, clean, *weights, spare, z, d, g, losses, batch, 3 * plane, tol, relaxation, max_steps, scale,
-                size, side, plane, rectified, rescue, backward, num_warps=4,
+                size, side, plane, rectified, rescue, backward, num_warps=4, maxnreg=168,
             )  # fmt: skip
         if backward:
             rows = (models, batch * shape[2], 3, plane)

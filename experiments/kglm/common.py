@@ -3,9 +3,9 @@
     python experiments/kglm/NAME.py [FILE.toml] [KEY=VALUE …] [--device cuda] [--output FOLDER] [--threads N] [--record]
     python experiments/kglm/NAME.py --draw RECORD.json [RECORD.json …] [--output FOLDER] [--record]
 
-Numbers, settings and figures go to runs/kglm/NAME or `--output`, where a run that was killed is taken up again. Figures are
-drawn from the numbers, by `--draw` without computing them anew, several records side by side; only `--record` replaces
-the records and figures of docs/kglm.
+Numbers, settings and figures go to runs/kglm/NAME or `--output`, where a run that was killed is taken up again. Figures
+are drawn from the numbers, by `--draw` without computing them anew, several records side by side; only `--record`
+replaces the records and figures of docs/kglm.
 """
 
 import argparse

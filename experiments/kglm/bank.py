@@ -5,7 +5,8 @@ own gradient, and Adam is elementwise, so training them together is training the
 """
 
 import abc
-from collections.abc import Callable, Collection, Iterable
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import final
 
 import torch
@@ -107,7 +108,7 @@ class AbstractBank(nn.Module, abc.ABC):
 
 @final
 class DenseBank(AbstractBank):
-    """Fully connected, with biases; y is (models, batch, n). A solve's samples are the models: a batch has one residual.
+    """Fully connected, with biases; y is (models, batch, n). A solve's samples are the models: one residual a batch.
 
     With `warm` each training step starts from the equilibrium of the last: for training on one batch. On a GPU `error`
     is one Triton program a model and 64 rows (`dense_triton.py`), for tanh and a width of 128 at most.
@@ -164,13 +165,13 @@ class ConvBank(AbstractBank):
 
     A grouped convolution with three channels a group wastes most of any machine. Here a row of the output is a matrix
     product of the k rows of the input around it with a banded matrix (k·c·w, c·w): more arithmetic, but one batched
-    matrix product for all models and rows. States are (models · batch, h, c · w). On a GPU `error` is one Triton program
-    a model and picture (`bank_triton.py`), for three channels and pictures of 8, 16 or 32 pixels.
+    matrix product for all models and rows. States are (models · batch, h, c · w). On a GPU `error` is one Triton
+    program a model and picture (`conv_triton.py`), for three channels and pictures of 8, 16 or 32 pixels.
     """
 
     def error(self, y: Tensor, target: Tensor) -> Tensor:
         if runs_triton(y, (torch.float32,)):
-            from bank_triton import errors, fits
+            from conv_triton import errors, fits
 
             if fits(y, self.W1) and self.sigma is torch.relu:
                 return errors(
@@ -240,6 +241,18 @@ def test_error(bank: AbstractBank, batches: Iterable[tuple[Tensor, Tensor]]) -> 
     return total / count
 
 
+@contextlib.contextmanager
+def tensor_cores(device: torch.device) -> Iterator[None]:
+    """Matrix products of float32 in TF32 on a GPU: a thousandth of their gradients' size is less than Adam's noise."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def train(
     bank: AbstractBank,
     training: Batches,
@@ -281,7 +294,8 @@ def train(
             break
         for y, target in training(epoch):
             optimizer.zero_grad(set_to_none=True)
-            bank.error(y, target).sum().backward()
+            with tensor_cores(y.device):
+                bank.error(y, target).sum().backward()
             if fixed is not None and bank.V2.grad is not None:
                 bank.V2.grad[fixed] = 0.0
             if frozen is not None and epoch < freeze:

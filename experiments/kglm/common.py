@@ -154,7 +154,7 @@ def _parse(experiment: Experiment[Any], arguments: Sequence[str] | None) -> argp
     parser.add_argument("--output", type=Path, help="the folder for numbers and figures (default: runs/kglm/…)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: as many as torch likes")
     parser.add_argument("--record", action="store_true", help="also replace the record and figures of docs/kglm")
-    return parser.parse_args(arguments)
+    return parser.parse_intermixed_args(arguments)
 
 
 def _title(experiment: Experiment[Any], arguments: Sequence[str]) -> str:

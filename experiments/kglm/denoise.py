@@ -73,7 +73,9 @@ class Denoise:
         return torch.logspace(math.log10(self.smallest), math.log10(self.largest), self.norms)
 
 
-def starts(settings: Denoise, size: tuple[int, int], seeds: range) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def starts(
+    settings: Denoise, size: tuple[int, int], seeds: range, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """W₁, W₂, V₁, V₂ of some seeds' models, ordered scheme, norm, seed: (models, c, c, k, k) each.
 
     A seed's numbers do not depend on which others there are.
@@ -92,24 +94,24 @@ def starts(settings: Denoise, size: tuple[int, int], seeds: range) -> tuple[Tens
     if settings.kernel == "scripts":
         same = torch.eye(c, dtype=torch.bool)[:, :, None, None]
         filters = torch.where(same, filters, 0.5 * filters)
-    norm = norms_of(filters.flatten(0, 1), size).view(settings.norms, len(seeds), 1, 1, 1, 1)
+    norm = norms_of(filters.flatten(0, 1), size, device).view(settings.norms, len(seeds), 1, 1, 1, 1)
     kernel = (grid * filters / norm).flatten(0, 1)
     # entries N(0, ν²), with ν such that the norm is the grid's on average; the paper's ν is norm/19 at c = 3
     some = torch.randn(64, c, c, side, side, generator=torch.Generator().manual_seed(0))
-    random = torch.stack(drawn, 2) * grid / norms_of(some, size).mean()  # (4, norms, seeds, …)
+    random = torch.stack(drawn, 2) * grid / norms_of(some, size, device).mean()  # (4, norms, seeds, …)
     signs = (-1, 1, -1, 1)
     W1, W2, V1, V2 = (torch.cat([sign * kernel, draw.flatten(0, 1)]) for sign, draw in zip(signs, random, strict=True))
     return W1, W2, V1, V2
 
 
-def norms_of(weights: Tensor, size: tuple[int, int]) -> Tensor:
-    """Spectral norms of filters (models, c, c, k, k), a few at a time.
+def norms_of(weights: Tensor, size: tuple[int, int], device: torch.device) -> Tensor:
+    """Spectral norms of filters (models, c, c, k, k), computed on `device`, a few at a time.
 
     On a torus of 32 × 32 at most: the symbol of a 5 × 5 filter is a polynomial of degree 2 in each frequency, whose
     maximum a finer grid can raise by 4 % at most.
     """
     torus = (min(size[0], 32), min(size[1], 32))
-    return torch.cat([spectral_norm(part, torus) for part in weights.split(64)])
+    return torch.cat([spectral_norm(part.to(device), torus).cpu() for part in weights.split(64)])
 
 
 def run(settings: Denoise, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
@@ -150,10 +152,10 @@ def _part(
 ) -> dict[str, Tensor]:
     """Errors (epoch, scheme, norm, seed) and average norms (scheme, norm, seed) of some seeds, trained side by side."""
     size = (data.train.shape[-2], data.train.shape[-1])
-    weights = starts(settings, size, seeds)
+    weights = starts(settings, size, seeds, device)
     shape = (len(SCHEMES), settings.norms, len(seeds))
     half = settings.norms * len(seeds)  # kernel models have the norms of the grid, in all four filter banks
-    random = torch.stack([norms_of(weight[half:], size) for weight in weights]).mean(0)
+    random = torch.stack([norms_of(weight[half:], size, device) for weight in weights]).mean(0)
     norms = torch.cat([settings.grid().repeat_interleave(len(seeds)), random]).view(shape)
     report(seeds.start / settings.seeds, f"seeds {seeds.start} to {seeds.stop - 1}: {2 * half} models")
     models = bank(settings, [weight.to(device) for weight in weights])
@@ -248,7 +250,7 @@ def draw(records: Sequence[Record[Denoise]]) -> Figures:
 
 
 def _grid(records: Sequence[Record[Denoise]]) -> "Figure":
-    """A column an epoch, with one vertical axis for all variants; what failed or lies above it sits on its upper edge."""
+    """A column an epoch, one vertical axis for all variants; what failed or lies above it sits on its upper edge."""
     errors = [np.array(record.result["errors"], dtype=float) for record in records]
     epochs = min(len(values) for values in errors)
     figure, axes = subplots(
@@ -273,8 +275,8 @@ def _grid(records: Sequence[Record[Denoise]]) -> "Figure":
         axis.set_xlabel("average spectral norm", fontsize=8)
     axes[0, 0].legend(frameon=False, fontsize=7)
     words = [
-        f"{record.result['source']}, {variant(record.settings)}; {record.settings.seeds} seeds, {record.settings.train} "
-        f"pictures"
+        f"{record.result['source']}, {variant(record.settings)}; {record.settings.seeds} seeds, "
+        f"{record.settings.train} pictures"
         for record in records
     ]
     words.append(
@@ -295,7 +297,9 @@ def _examples(records: Sequence[Record[Denoise]], count: int = 4) -> "Figure":
     for record in records:
         settings = record.settings
         near = int((settings.grid().log() - math.log(0.9)).abs().argmin())
-        weights = [weight[[settings.norms + near, near]] for weight in starts(settings, size, range(1))]
+        weights = [
+            weight[[settings.norms + near, near]] for weight in starts(settings, size, range(1), torch.device("cpu"))
+        ]
         columns += list(bank(settings, weights)(noisy)[0])
         whose = variant(settings).partition(":")[0]
         titles += [f"random start\n{whose}", f"kernel start\n{whose}"]

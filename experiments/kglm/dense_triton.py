@@ -1,7 +1,8 @@
 """A training step of many small dense equilibrium models on a GPU: one program a model and 64 rows of its batch.
 
-A program solves z = tanh(W₁z + W₂y + b), reads out f = V₁z + V₂y + c, and solves the adjoint u = W₁ᵀσ′u + V₁ᵀ∂L/∂f without
-touching memory in between; its residual is that of its rows. The gradients of the weights are batched matrix products.
+A program solves z = tanh(W₁z + W₂y + b) and reads out f = V₁z + V₂y + c, another solves the adjoint
+u = W₁ᵀσ′u + V₁ᵀ∂L/∂f, without touching memory in between; the residual is that of the rows together. Products are
+in TF32. The gradients of the weights are batched matrix products.
 """
 
 from typing import Any
@@ -13,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 ROWS = 64
-EPS = tl.constexpr(torch.finfo(torch.float32).eps)
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 

@@ -241,7 +241,7 @@ def _curves(records: Sequence[Record[Smooth]]) -> "Figure":
 
 
 def _samples(records: Sequence[Record[Smooth]], limit: float = 2.0) -> "Figure":
-    """Targets and outputs of one model a scheme, and the mean of the process; a variant a row, one pair of axes for all."""
+    """Targets, outputs of one model a scheme, the process's mean; a variant a row, one pair of axes for all."""
     figure, axes = subplots(len(records), 4, width=11, height=2.4 * len(records) + 0.3, sharex=True, sharey=True)
     cut = 0
     for row, record in zip(axes, records, strict=True):

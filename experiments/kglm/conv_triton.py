@@ -4,8 +4,8 @@ A program solves z = σ(W₁z + W₂y), reads out f = V₁z + V₂y, and solves 
 channels of its picture in registers; only a convolution's neighbours pass through memory (of the size of the cache).
 The gradients of the filters are correlations of σ′u and ∂L/∂f with z and y: five batched matrix products each.
 
-Pictures are stored (models, batch, h + k − 1, 3, width): a border of zeros instead of masks, and rows outside channels, so
-that the rows of all pictures of a model are one matrix.
+Pictures are stored (models, batch, h + k − 1, 3, width): a border of zeros instead of masks, and rows outside channels,
+so that the rows of all pictures of a model are one matrix.
 """
 
 from typing import Any

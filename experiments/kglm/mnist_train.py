@@ -81,7 +81,7 @@ def run(settings: MnistTrain, device: torch.device, report: Report = silent, sav
         optimizer.load_state_dict(kept["optimizer"])
         first, looks, test, training = kept["step"], kept["looks"], kept["test"], list(kept["training"].to(device))
     for step in range(first, settings.steps + 1):
-        if saved.due():
+        if training and saved.due():
             state: dict[str, Any] = {"bank": bank.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
             saved.save(name, {**state, "looks": looks, "test": test, "training": torch.stack(training)})
         if step <= 10 or step % settings.measure == 0 or step == settings.steps:

@@ -186,12 +186,11 @@ class _Errors(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, y: Tensor, x: Tensor, options: tuple[float, float, int, bool, bool], *weights: Tensor
+        ctx: Any, y: Tensor, x: Tensor, options: tuple[float, float, int, bool, bool, bool], *weights: Tensor
     ) -> Tensor:
-        tol, relaxation, max_steps, rectified, rescue = options
+        tol, relaxation, max_steps, rectified, rescue, backward = options
         weights = tuple(weight.detach().contiguous() for weight in weights)
         models, side, (batch, _, _, size) = len(weights[0]), weights[0].shape[-1], y.shape
-        backward = any(ctx.needs_input_grad)
         plane = -(-(size + side - 1) // 4) * 4
         shape = (models, batch, size + side - 1, 3, plane)
         noisy, clean = _bordered(y, side, plane), x.transpose(1, 2).contiguous()
@@ -228,4 +227,5 @@ def errors(
     rescue: bool,
 ) -> Tensor:
     """Mean squared errors (models,) of the predictions from y for x, (batch, 3, h, w) each, with their gradients."""
-    return _Errors.apply(y, x, (tol, relaxation, max_steps, rectified, rescue), *weights)
+    options = (tol, relaxation, max_steps, rectified, rescue, torch.is_grad_enabled())
+    return _Errors.apply(y, x, options, *weights)

@@ -108,14 +108,13 @@ class _Errors(torch.autograd.Function):
         y: Tensor,
         x: Tensor,
         start: Tensor | None,
-        options: tuple[float, float, int],
+        options: tuple[float, float, int, bool],
         *weights: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        tol, relaxation, max_steps = options
+        tol, relaxation, max_steps, backward = options
         models, count, n = y.shape
         width = max(16, triton.next_power_of_2(n))
         weights = tuple(_padded(weight.detach(), width) for weight in weights)
-        backward = any(ctx.needs_input_grad)
         z = torch.zeros_like(y) if start is None else start
         d, g = (torch.empty_like(y) if backward else z for _ in range(2))
         blocks = triton.cdiv(count, ROWS)
@@ -155,5 +154,6 @@ def errors(
 
     `weights` are W₁, W₂, V₁, V₂, b, c; `start`, where the solve begins, is overwritten by the equilibrium.
     """
-    found, z = _Errors.apply(y, x, start, (tol, relaxation, max_steps), *weights)
+    options = (tol, relaxation, max_steps, torch.is_grad_enabled())
+    found, z = _Errors.apply(y, x, start, options, *weights)
     return found, z

@@ -1,8 +1,15 @@
 """Banks of models: the same as one model at a time."""
 
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from bank import ConvBank, DenseBank, banded, train
+from common import Checkpoints
 from torch.nn import functional as F
 
 from kerneq import kglm
@@ -106,3 +113,49 @@ def test_frozen_models_keep_their_hidden_weights_and_train_their_readout():
         assert torch.equal(getattr(bank, name)[0], before[name][0])
         assert not torch.equal(getattr(bank, name)[1], before[name][1])
     assert not torch.equal(bank.V1[0], before["V1"][0])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed.")
+def test_the_triton_programs_are_the_banks():
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    script = Path(__file__).with_name("interpreted_banks.py")
+    run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=280)
+    assert run.returncode == 0 and run.stdout.endswith("done\n"), run.stderr
+
+
+def test_a_rectified_output_is_never_negative_and_without_rescue_what_diverges_fails_alone():
+    bank, y = conv(2), gaussian(4, 2, 6, 5, seed=9)
+    rectified = ConvBank((bank.W1, bank.W2), (bank.V1, bank.V2), torch.tanh, tol=1e-13, max_steps=300, rectified=True)
+    assert torch.equal(rectified(y)[0], bank(y)[0].relu())
+    wild = bank.W1.detach().clone()
+    wild[1] *= 1000
+    for rescue in (True, False):
+        limits = {"tol": 1e-6, "max_steps": 200, "rescue": rescue}
+        both = ConvBank((wild, bank.W2), (bank.V1, bank.V2), torch.relu, **limits)
+        errors = both.error(y, torch.zeros(2, 4, 2, 6, 5))
+        assert errors[0].isfinite() and bool(errors[1].isfinite()) is rescue
+
+
+def test_a_fixed_skip_stays_and_a_killed_training_goes_on_where_it_was(tmp_path):
+    y, target = gaussian(2, 6, 5, seed=5), gaussian(2, 6, 4, seed=6)
+
+    def run(saved, last, kept=lambda epoch: [(y, target)]):
+        bank = dense(2)
+        fixed = torch.tensor([False, True])
+        options = {"lr": 0.01, "anneal_steps": 9, "fixed": fixed, "saved": saved}
+        return bank, train(bank, kept, lambda: [(y, target)], looks=range(last + 1), **options)
+
+    bank, whole = run(Checkpoints(None), 6)
+    assert torch.equal(bank.V2[1], dense(2).V2[1]) and not torch.equal(bank.V2[0], dense(2).V2[0])
+
+    def killed(epoch):
+        if epoch == 4:
+            raise KeyboardInterrupt
+        return [(y, target)]
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Checkpoints(tmp_path, "a", seconds=0), 6, killed)
+    again, rest = run(Checkpoints(tmp_path, "a"), 6)
+    torch.testing.assert_close(rest, whole, rtol=0, atol=0)
+    torch.testing.assert_close(again.W1, bank.W1, rtol=0, atol=0)
+    assert Checkpoints(tmp_path, "other settings").load("bank") is None

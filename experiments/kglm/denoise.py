@@ -311,8 +311,8 @@ def _examples(records: Sequence[Record[Denoise]], count: int = 4) -> "Figure":
             shown = (three - low) / (high - low).clamp_min(1e-12) if first.scaling == "min-max" else three.clamp(0, 1)
             axis.imshow(shown.permute(1, 2, 0).numpy(), interpolation="nearest")
             axis.set_axis_off()
-            axis.set_title(f"{low:.2f} … {high:.2f}", fontsize=6)
-        axes[0, column].set_title(f"{title}\n{images[0].min():.2f} … {images[0].max():.2f}", fontsize=7)
+            axis.set_title(f"{low:.2g} … {high:.2g}", fontsize=6)
+        axes[0, column].set_title(f"{title}\n{images[0].min():.2g} … {images[0].max():.2g}", fontsize=7)
     scaled = (
         "each from its least to its largest value (numbers above it)" if first.scaling == "min-max" else "cut to [0, 1]"
     )

@@ -269,6 +269,7 @@ def _grid(records: Sequence[Record[Denoise]]) -> "Figure":
             above = int((values[epoch] > high).sum())
             axis.set(xscale="log", yscale="log", ylim=(low, high))
             axis.set_title(f"epoch {epoch}: {above} above, {failed} failed", fontsize=7)
+            axis.tick_params(which="both", labelsize=7)
     for axis, record in zip(axes[:, 0], records, strict=True):
         axis.set_ylabel(f"test MSE, {variant(record.settings).partition(':')[0]}", fontsize=8)
     for axis in axes[-1]:

@@ -5,14 +5,17 @@ own gradient, and Adam is elementwise, so training them together is training the
 """
 
 import abc
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import final
 
 import torch
+from common import UNSAVED, Checkpoints
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import kerneq
+from kerneq.fused.device import runs_triton
 from kerneq.gradients import Implicit
 from kerneq.solution import Solution
 from kerneq.solvers import Picard
@@ -25,18 +28,35 @@ Batches = Callable[[int], Iterable[tuple[Tensor, Tensor]]]  # epoch ↦ (input, 
 class AbstractBank(nn.Module, abc.ABC):
     """z = σ(W₁z + W₂y + b), f = V₁z + V₂y + c, for `models` models at once; y and f are (models, batch, …).
 
-    Solved forward and backward by the same relaxed Picard iteration; a model that fails does not stop the others.
+    Solved forward and backward by the same relaxed Picard iteration. With `rescue` what diverges keeps its best
+    iterate; without, every solve takes its `max_steps` steps, and what overflows fails, as in the released code.
+    Either way a model that fails does not stop the others. `rectified`: the output is ReLU(f).
     """
 
     def __init__(
-        self, W: Weights, V: Weights, activation: Activation, *, relaxation: float = 1.0, tol: float, max_steps: int
+        self,
+        W: Weights,
+        V: Weights,
+        activation: Activation,
+        *,
+        relaxation: float = 1.0,
+        tol: float,
+        max_steps: int,
+        rectified: bool = False,
+        rescue: bool = True,
     ) -> None:
         super().__init__()
         self.W1, self.W2 = (nn.Parameter(w.clone()) for w in W)
         self.V1, self.V2 = (nn.Parameter(v.clone()) for v in V)
         self.sigma, self.tol, self.max_steps = activation, tol, max_steps
+        self.rectified, self.rescue = rectified, rescue
+        self.warm = False
+        self.last: Tensor | None = None
         self.solver = Picard(relaxation)
-        self.gradient = Implicit(self.solver, tol=tol, max_steps=max_steps, on_failure="return")
+        self.check_every = None if rescue else max_steps
+        self.gradient = Implicit(
+            self.solver, tol=tol, max_steps=max_steps, check_every=self.check_every, on_failure="return"
+        )
 
     @property
     def models(self) -> int:
@@ -51,52 +71,92 @@ class AbstractBank(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def drive(self, y: Tensor) -> Tensor:
-        """W₂y + b, (models · batch, …)."""
+        """W₂y + b, one sample of the solve a row."""
 
     @abc.abstractmethod
     def recurrence(self, y: Tensor) -> Callable[[Tensor], Tensor]:
-        """z ↦ W₁z for states stored as `solve` wants them, one sample a row; y tells the shape."""
+        """z ↦ W₁z for states stored as `drive` stores them; y tells the shape."""
 
     @abc.abstractmethod
     def readout(self, z: Tensor, y: Tensor) -> Tensor:
         """V₁z + V₂y + c, (models, batch, …)."""
 
     def forward(self, y: Tensor) -> tuple[Tensor, Solution]:
-        """Predictions and the solution, whose samples are (model, sample) pairs."""
+        """Predictions (models, batch, …) and the solution."""
         constant, recur = self.drive(y), self.recurrence(y)
 
         def f(z: Tensor) -> Tensor:
             return self.sigma(recur(z) + constant)
 
+        training = torch.is_grad_enabled()
         with torch.no_grad():
-            start = torch.zeros_like(constant)
-            solution = kerneq.solve(f, start, self.solver, tol=self.tol, max_steps=self.max_steps)
+            start = self.last if training and self.last is not None else torch.zeros_like(constant)
+            solution = kerneq.solve(
+                f, start, self.solver, tol=self.tol, max_steps=self.max_steps, check_every=self.check_every
+            )
         z = solution.value
-        if torch.is_grad_enabled():
+        if training:
+            self.last = z if self.warm else None
             z = self.gradient.attach(f, z)
-        return self.readout(z, y), solution
+        prediction = self.readout(z, y)
+        return torch.relu(prediction) if self.rectified else prediction, solution
+
+    def error(self, y: Tensor, target: Tensor) -> Tensor:
+        """Mean squared error of each model, (models,)."""
+        return squared_error(self(y)[0], target)
 
 
 @final
 class DenseBank(AbstractBank):
-    """Fully connected, with biases; y is (models, batch, n)."""
+    """Fully connected, with biases; y is (models, batch, n). A solve's samples are the models: one residual a batch.
+
+    With `warm` each training step starts from the equilibrium of the last: for training on one batch. On a GPU `error`
+    is one Triton program a model and 64 rows (`dense_triton.py`), for tanh and a width of 128 at most.
+    """
 
     def __init__(
-        self, W: Weights, V: Weights, activation: Activation, *, relaxation: float = 1.0, tol: float, max_steps: int
+        self,
+        W: Weights,
+        V: Weights,
+        activation: Activation,
+        *,
+        relaxation: float = 1.0,
+        tol: float,
+        max_steps: int,
+        warm: bool = False,
     ) -> None:
         super().__init__(W, V, activation, relaxation=relaxation, tol=tol, max_steps=max_steps)
+        self.warm = warm
         self.b = nn.Parameter(torch.zeros_like(self.W1[:, :1, :]))
         self.c = nn.Parameter(self.V1.new_zeros(self.models, 1, self.V1.shape[1]))
 
     def drive(self, y: Tensor) -> Tensor:
-        return torch.baddbmm(self.b, y, self.W2.mT).flatten(0, 1)
+        return torch.baddbmm(self.b, y, self.W2.mT)
 
     def recurrence(self, y: Tensor) -> Callable[[Tensor], Tensor]:
-        return lambda z: torch.bmm(z.view(self.models, -1, z.shape[-1]), self.W1.mT).flatten(0, 1)
+        return lambda z: torch.bmm(z, self.W1.mT)
 
     def readout(self, z: Tensor, y: Tensor) -> Tensor:
-        z = z.view(self.models, -1, z.shape[-1])
         return torch.baddbmm(self.c, z, self.V1.mT) + torch.bmm(y, self.V2.mT)
+
+    def error(self, y: Tensor, target: Tensor) -> Tensor:
+        if not runs_triton(y, (torch.float32,)) or self.sigma is not torch.tanh or y.shape[-1] > 128:
+            return super().error(y, target)
+        from dense_triton import errors
+
+        training = torch.is_grad_enabled()
+        found, z = errors(
+            (self.W1, self.W2, self.V1, self.V2, self.b, self.c),
+            y,
+            target,
+            self.last if training else None,
+            tol=self.tol,
+            relaxation=self.solver.relaxation,
+            max_steps=self.max_steps,
+        )
+        if training:
+            self.last = z if self.warm else None
+        return found
 
 
 @final
@@ -105,8 +165,26 @@ class ConvBank(AbstractBank):
 
     A grouped convolution with three channels a group wastes most of any machine. Here a row of the output is a matrix
     product of the k rows of the input around it with a banded matrix (k·c·w, c·w): more arithmetic, but one batched
-    matrix product for all models and rows. States are (models · batch, h, c · w).
+    matrix product for all models and rows. States are (models · batch, h, c · w). On a GPU `error` is one Triton
+    program a model and picture (`conv_triton.py`), for three channels and pictures of 8, 16 or 32 pixels.
     """
+
+    def error(self, y: Tensor, target: Tensor) -> Tensor:
+        if runs_triton(y, (torch.float32,)):
+            from conv_triton import errors, fits
+
+            if fits(y, self.W1) and self.sigma is torch.relu:
+                return errors(
+                    (self.W1, self.W2, self.V1, self.V2),
+                    y,
+                    target[0],  # every model has the same
+                    tol=self.tol,
+                    relaxation=self.solver.relaxation,
+                    max_steps=self.max_steps,
+                    rectified=self.rectified,
+                    rescue=self.rescue,
+                )
+        return super().error(y, target)
 
     def drive(self, y: Tensor) -> Tensor:
         rows = _windows(_rows(y)[None], self.W2.shape[-1])
@@ -155,12 +233,24 @@ def squared_error(prediction: Tensor, target: Tensor) -> Tensor:
 
 @torch.no_grad()
 def test_error(bank: AbstractBank, batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Mean squared error of each model over all batches."""
+    """Mean squared error of each model over all batches, which are of one size but for the last."""
     total, count = torch.zeros(bank.models, device=bank.W1.device), 0
     for y, target in batches:
-        total = total + squared_error(bank(y)[0], target)
-        count += 1
+        total = total + bank.error(y, target) * target.shape[1]
+        count += target.shape[1]
     return total / count
+
+
+@contextlib.contextmanager
+def tensor_cores(device: torch.device) -> Iterator[None]:
+    """Matrix products of float32 in TF32 on a GPU: a thousandth of their gradients' size is less than Adam's noise."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def train(
@@ -168,28 +258,46 @@ def train(
     training: Batches,
     testing: Callable[[], Iterable[tuple[Tensor, Tensor]]],
     *,
-    epochs: int,
+    looks: Collection[int],
     lr: float,
     anneal_steps: int = 0,
     frozen: Tensor | None = None,
     freeze: int = 0,
-    report: Callable[[int, Tensor], None] = lambda epoch, errors: None,
+    fixed: Tensor | None = None,
+    report: Callable[[int, Tensor | None], None] = lambda epoch, errors: None,
+    saved: Checkpoints = UNSAVED,
+    name: str = "bank",
 ) -> Tensor:
-    """Test errors (epochs + 1, models), before training first.
+    """Test errors (looks, models) after so many epochs each; the last look ends the training.
 
     `anneal_steps` > 0: the rate falls as a cosine to lr/1000 over so many steps. Models marked in `frozen`
-    keep their hidden weights for the first `freeze` epochs.
+    keep their hidden weights for the first `freeze` epochs, those marked in `fixed` their skip V₂ for ever.
     """
-    optimizer = torch.optim.Adam(bank.parameters(), lr=lr)
+    on_gpu = bank.W1.is_cuda
+    optimizer = torch.optim.Adam(bank.parameters(), lr=lr, fused=on_gpu)
     schedule = None
     if anneal_steps:
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, anneal_steps, eta_min=lr / 1000)
-    history = [test_error(bank, testing())]
-    report(0, history[-1])
-    for epoch in range(epochs):
+    history: list[Tensor] = []
+    state = saved.load(name)
+    if state is not None:
+        bank.load_state_dict(state["bank"])
+        optimizer.load_state_dict(state["optimizer"])
+        if schedule is not None:
+            schedule.load_state_dict(state["schedule"])
+        history = list(state["history"].to(bank.W1.device))
+    for epoch in range(0 if state is None else state["epoch"], max(looks) + 1):
+        if epoch in looks:
+            history.append(test_error(bank, testing()))
+        report(epoch, history[-1] if epoch in looks else None)
+        if epoch == max(looks):
+            break
         for y, target in training(epoch):
             optimizer.zero_grad(set_to_none=True)
-            squared_error(bank(y)[0], target).sum().backward()
+            with tensor_cores(y.device):
+                bank.error(y, target).sum().backward()
+            if fixed is not None and bank.V2.grad is not None:
+                bank.V2.grad[fixed] = 0.0
             if frozen is not None and epoch < freeze:
                 for weight in bank.hidden:
                     if weight.grad is not None:
@@ -197,6 +305,8 @@ def train(
             optimizer.step()
             if schedule is not None:
                 schedule.step()
-        history.append(test_error(bank, testing()))
-        report(epoch + 1, history[-1])
+        if saved.due():
+            found = {"epoch": epoch + 1, "history": torch.stack(history) if history else torch.empty(0)}
+            rest = {"schedule": None if schedule is None else schedule.state_dict(), "bank": bank.state_dict()}
+            saved.save(name, {**found, **rest, "optimizer": optimizer.state_dict()})
     return torch.stack(history).cpu()

@@ -1,14 +1,19 @@
 """What every script here shares: settings from TOML and `key=value`, the command line, records and figures.
 
-    python experiments/kglm/NAME.py [FILE.toml] [KEY=VALUE …] [--output FOLDER] [--threads N] [--record]
+    python experiments/kglm/NAME.py [FILE.toml] [KEY=VALUE …] [--device cuda] [--output FOLDER] [--threads N] [--record]
+    python experiments/kglm/NAME.py --draw RECORD.json [RECORD.json …] [--output FOLDER] [--record]
 
-Numbers, settings and figures go to runs/kglm/NAME or `--output`; only `--record` replaces the figures of docs/kglm.
+Numbers, settings and figures go to runs/kglm/NAME or `--output`, where a run that was killed is taken up again. Figures
+are drawn from the numbers, by `--draw` without computing them anew, several records side by side; only `--record`
+replaces the records and figures of docs/kglm.
 """
 
 import argparse
 import dataclasses
+import importlib.util
 import io
 import json
+import math
 import os
 import platform
 import sys
@@ -16,11 +21,10 @@ import time
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, final
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
@@ -30,12 +34,16 @@ from kerneq import data
 from kerneq.run.config import ConfigError, build, write
 from kerneq.run.config import setting as setting  # the scripts take it from here
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "kglm"
 COLOURS = {"informed": "C0", "naive": "C2", "random": "C3", "kernel": "C0"}
 
 S = TypeVar("S")
+Shared = bool | Literal["row", "col", "all"]
 Result = dict[str, Any]  # what goes into result.json
-Figures = dict[str, Figure]  # file name without .png → figure
+Figures = dict[str, "Figure"]  # file name without .png → figure
 
 
 class Report(Protocol):
@@ -49,14 +57,63 @@ def silent(share: float, words: str = "") -> None:
     """Tell nobody."""
 
 
+@final
+class Checkpoints:
+    """What a killed run had done, in a folder; nothing is kept without one.
+
+    A checkpoint made with other settings (`key`) is as good as none.
+    """
+
+    def __init__(self, folder: Path | None, key: str = "", seconds: float = 30.0) -> None:
+        self.folder, self.key, self.seconds = folder, key, seconds
+        self.last = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether the last one is `seconds` old."""
+        return self.folder is not None and time.monotonic() - self.last >= self.seconds
+
+    def save(self, name: str, content: dict[str, Any]) -> None:
+        """Keep tensors, numbers and containers of them."""
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        buffer = io.BytesIO()
+        torch.save({"key": self.key, "content": content}, buffer)
+        write_atomically(self.folder / f"{name}.pt", buffer.getvalue())
+        self.last = time.monotonic()
+
+    def load(self, name: str) -> dict[str, Any] | None:
+        """What was kept under this name with these settings, on the CPU."""
+        if self.folder is None or not (self.folder / f"{name}.pt").exists():
+            return None
+        kept = torch.load(self.folder / f"{name}.pt", map_location="cpu", weights_only=True)
+        return kept["content"] if kept["key"] == self.key else None
+
+    def drop(self, name: str) -> None:
+        """Forget it."""
+        if self.folder is not None:
+            (self.folder / f"{name}.pt").unlink(missing_ok=True)
+
+
+UNSAVED = Checkpoints(None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Record(Generic[S]):
+    """A finished run: what figures are drawn from."""
+
+    settings: S
+    result: Result
+
+
 @dataclasses.dataclass(frozen=True)
 class Experiment(Generic[S]):
     """A figure or table of the paper: its settings, how it is computed, drawn and put into words."""
 
     name: str
     settings: type[S]
-    run: Callable[[S, torch.device, Report], Result]
-    draw: Callable[[S, Result, torch.device], Figures]
+    run: Callable[[S, torch.device, Report, Checkpoints], Result]
+    draw: Callable[[Sequence[Record[S]]], Figures]  # records of variants are compared side by side
     summarise: Callable[[S, Result], list[str]]
     label: Callable[[S], str]  # the figures of docs/kglm are called LABEL-FIGURE.png
 
@@ -65,11 +122,18 @@ def main(experiment: Experiment[Any], arguments: Sequence[str] | None = None) ->
     """The command line of a script; what the user can put right ends in one sentence."""
     options = _parse(experiment, arguments)
     try:
-        settings = read(experiment.settings, options.settings)
         folder = options.output or Path("runs") / "kglm" / _title(experiment, options.settings)
         if folder.resolve().is_relative_to(DOCS):
             raise ConfigError(f"{folder} holds tracked figures: choose another --output, and replace them by --record.")
-        _execute(experiment, settings, folder, options.threads, options.record)
+        if options.draw:
+            _draw(
+                experiment, [read_record(experiment, Path(file)) for file in options.settings], folder, options.record
+            )
+        else:
+            changes = [f"device={options.device}"] if options.device else []
+            settings = read(experiment.settings, [*options.settings, *changes])
+            title = _title(experiment, options.settings)
+            _execute(experiment, settings, folder, options.threads, title if options.record else None)
     except (ConfigError, data.DataError, OSError) as error:
         print(f"{experiment.name}: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
@@ -85,10 +149,12 @@ def _parse(experiment: Experiment[Any], arguments: Sequence[str] | None) -> argp
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("settings", nargs="*", help="a TOML file of experiments/kglm, then KEY=VALUE changes")
+    parser.add_argument("--draw", action="store_true", help="no run: draw the records (result.json) given instead")
+    parser.add_argument("--device", help="the same as device=…: auto, cpu, cuda or cuda:N")
     parser.add_argument("--output", type=Path, help="the folder for numbers and figures (default: runs/kglm/…)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: as many as torch likes")
-    parser.add_argument("--record", action="store_true", help="also replace the figures of docs/kglm")
-    return parser.parse_args(arguments)
+    parser.add_argument("--record", action="store_true", help="also replace the record and figures of docs/kglm")
+    return parser.parse_intermixed_args(arguments)
 
 
 def _title(experiment: Experiment[Any], arguments: Sequence[str]) -> str:
@@ -96,11 +162,13 @@ def _title(experiment: Experiment[Any], arguments: Sequence[str]) -> str:
     return Path(arguments[0]).stem if arguments and _is_file(arguments[0]) else experiment.name
 
 
-def _execute(experiment: Experiment[Any], settings: Any, folder: Path, threads: int, record: bool) -> None:
+def _execute(experiment: Experiment[Any], settings: Any, folder: Path, threads: int, record: str | None) -> None:
     if threads:
         torch.set_num_threads(threads)
     console, device = Console(highlight=False, soft_wrap=True), device_of(settings.device)
     folder.mkdir(parents=True, exist_ok=True)  # now: not after hours of work
+    kept = {key: value for key, value in dataclasses.asdict(settings).items() if key not in ("seeds", "device")}
+    saved = Checkpoints(folder / "checkpoints", json.dumps(kept))  # more seeds go on from fewer
     start = time.perf_counter()
     with Progress(console=console) as progress:
         bar = progress.add_task(experiment.name, total=1.0)
@@ -110,16 +178,41 @@ def _execute(experiment: Experiment[Any], settings: Any, folder: Path, threads: 
             if words:
                 console.print(words)
 
-        result = experiment.run(settings, device, report)
-    result = {**result, "wall_seconds": time.perf_counter() - start}
-    figures = experiment.draw(settings, result, device)
-    write_record(folder, settings, device, result, figures)
-    if record:
-        for name, figure in figures.items():
-            write_atomically(DOCS / f"{experiment.label(settings)}-{name}.png".lstrip("-"), picture(figure))
+        result = experiment.run(settings, device, report, saved)
+    result = {**result, "wall_seconds": round(time.perf_counter() - start, 1)}
+    written = write_record(folder, settings, device, result)
+    if record is not None:
+        (DOCS / "records").mkdir(exist_ok=True)
+        write_atomically(DOCS / "records" / f"{record}.json", written)
     for words in experiment.summarise(settings, result):
         console.print(words)
     console.print(f"{result['wall_seconds']:.0f} s. {folder}/result.json")
+    if importlib.util.find_spec("matplotlib") is None:
+        console.print("matplotlib is not installed: draw the figures elsewhere, by --draw.")
+    else:
+        _draw(experiment, [Record(settings, result)], folder, record is not None)
+
+
+def _draw(experiment: Experiment[Any], records: list[Record[Any]], folder: Path, record: bool) -> None:
+    if not records:
+        raise ConfigError("--draw needs the records to draw: files result.json, or those of docs/kglm/records.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in experiment.draw(records).items():
+        content = picture(figure)
+        write_atomically(folder / f"{name}.png", content)
+        if record:
+            write_atomically(DOCS / f"{experiment.label(records[0].settings)}-{name}.png".lstrip("-"), content)
+
+
+def read_record(experiment: Experiment[S], file: Path) -> Record[S]:
+    """The settings and numbers of a finished run."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return Record(build(experiment.settings, content["settings"]), content)
+    except FileNotFoundError:
+        raise ConfigError(f"There is no record {file}; see docs/kglm/records.") from None
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"{file} is not a record of {experiment.name}: {error}.") from None
 
 
 def read(cls: type[S], arguments: Sequence[str] = ()) -> S:
@@ -168,8 +261,8 @@ def load_pixels(name: str, split: Literal["train", "test"], count: int) -> Tenso
     return images.pixels[:count]
 
 
-def write_record(folder: Path, settings: Any, device: torch.device, result: Result, figures: Figures) -> None:
-    """Write the settings, the machine, the numbers and the figures of a run under `folder`."""
+def write_record(folder: Path, settings: Any, device: torch.device, result: Result) -> bytes:
+    """Write the settings, the machine and the numbers of a run under `folder`."""
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "CPU"
     facts = {
         "kerneq": kerneq.__version__,
@@ -178,10 +271,10 @@ def write_record(folder: Path, settings: Any, device: torch.device, result: Resu
         "threads": torch.get_num_threads(),
     }
     content = {"settings": dataclasses.asdict(settings), "machine": facts, **result}
+    written = (json.dumps(content) + "\n").encode()
     write_atomically(folder / "settings.toml", write(settings).encode())
-    write_atomically(folder / "result.json", (json.dumps(content, indent=1) + "\n").encode())
-    for name, figure in figures.items():
-        write_atomically(folder / f"{name}.png", picture(figure))
+    write_atomically(folder / "result.json", written)
+    return written
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -191,13 +284,17 @@ def write_atomically(path: Path, content: bytes) -> None:
     os.replace(temporary, path)
 
 
-def subplots(rows: int, columns: int, width: float, height: float) -> tuple[Figure, Any]:
+def subplots(
+    rows: int, columns: int, width: float, height: float, sharex: Shared = False, sharey: Shared = False
+) -> tuple["Figure", Any]:
     """A figure and its axes as an array (rows, columns), without matplotlib's global state."""
+    from matplotlib.figure import Figure  # here, so that a machine without it can compute what another draws
+
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, np.asarray(figure.subplots(rows, columns, squeeze=False))
+    return figure, np.asarray(figure.subplots(rows, columns, squeeze=False, sharex=sharex, sharey=sharey))
 
 
-def picture(figure: Figure) -> bytes:
+def picture(figure: "Figure") -> bytes:
     """The figure as a PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=110, format="png")
@@ -205,5 +302,7 @@ def picture(figure: Figure) -> bytes:
 
 
 def plain(values: Tensor) -> list:
-    """Numbers for JSON, which has no NaN: a model that failed becomes null."""
-    return [plain(row) for row in values] if values.ndim > 1 else [v if v == v else None for v in values.tolist()]
+    """Numbers of five digits for JSON, which has no NaN: a model that failed becomes null."""
+    if values.ndim > 1:
+        return [plain(row) for row in values]
+    return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values.tolist()]

@@ -4,10 +4,23 @@ import dataclasses
 import functools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
-from common import COLOURS, Experiment, Figures, Report, Result, main, setting, silent, subplots
+from common import (
+    COLOURS,
+    UNSAVED,
+    Checkpoints,
+    Experiment,
+    Figures,
+    Record,
+    Report,
+    Result,
+    main,
+    setting,
+    silent,
+    subplots,
+)
 from torch import nn
 
 from kerneq.kglm import initialise
@@ -15,23 +28,26 @@ from kerneq.kglm import initialise
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Defaults are the paper's ranges; it averages over 100 runs."""
+    """Defaults are the paper's ranges; it averages over 100 runs. Its released timer.py has points = 50."""
 
     widths: tuple[int, ...] = setting((50, 100, 200, 300, 400, 500, 600, 700, 800), "of dense layers")
     channels: tuple[int, ...] = setting((1, 2, 4, 8, 16, 32, 64), "of convolutional layers")
+    points: int = setting(0, "of a dense layer's kernel matrix whatever its width; 0: as many as the width", low=0)
     size: int = setting(32, "side of the pictures a convolution's norm is measured on", low=5)
     runs: int = setting(20, "repetitions; the median counts", low=1)
     device: str = setting("cpu", "auto, cpu, cuda or cuda:N")
 
 
-def run(settings: Cost, device: torch.device, report: Report = silent) -> Result:
+def run(settings: Cost, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
     """Median seconds to start W₁ and W₂ of each layer; a kernel layer needs one matrix for both."""
     dense: dict[str, list[float]] = {"kernel": [], "random": []}
     conv: dict[str, list[float]] = {"kernel": [], "random": []}
     size, layers = (settings.size, settings.size), len(settings.widths) + len(settings.channels)
     for width in settings.widths:
         matrix = nn.Linear(width, width, bias=False, device=device)
-        dense["kernel"].append(_median(functools.partial(initialise, matrix, "naive"), settings.runs, device))
+        points = settings.points or width
+        gram = nn.Linear(points, points, bias=False, device=device)
+        dense["kernel"].append(_median(functools.partial(initialise, gram, "naive"), settings.runs, device))
         dense["random"].append(_median(functools.partial(_random, matrix), settings.runs, device))
         report(len(dense["random"]) / layers)
     for channels in settings.channels:
@@ -60,16 +76,28 @@ def _median(action: Callable[[], object], runs: int, device: torch.device) -> fl
     return statistics.median(seconds)
 
 
-def draw(settings: Cost, result: Result, device: torch.device) -> Figures:
-    """Seconds against size, dense and convolutional."""
-    figure, axes = subplots(1, 2, width=7, height=2.8)
+def draw(records: Sequence[Record[Cost]]) -> Figures:
+    """Seconds against size, dense and convolutional, on one vertical axis; variants in one panel."""
+    figure, axes = subplots(1, 2, width=8, height=3.2, sharey=True)
     panels = (("dense", "widths", "width"), ("convolutional", "channels", "channels"))
     for axis, (kind, key, label) in zip(axes[0], panels, strict=True):
-        for scheme, seconds in result[kind].items():
-            axis.plot(result[key], seconds, "o-", markersize=3, color=COLOURS[scheme], label=scheme)
-        axis.set(xlabel=label, ylabel="seconds", yscale="log")
+        for record, style in zip(records, ("o-", "s--", "^:"), strict=False):
+            for scheme, seconds in record.result[kind].items():
+                if kind == "dense" and scheme == "kernel":
+                    points = record.settings.points
+                    words = (
+                        f"kernel, {points} points (as released)" if points else "kernel, as many points as the width"
+                    )
+                elif record is records[0]:
+                    words = scheme
+                else:
+                    continue  # the variants differ in the dense kernel only
+                axis.plot(record.result[key], seconds, style, markersize=3, color=COLOURS[scheme], label=words)
+        axis.set(xlabel=label, yscale="log")
         axis.set_title(kind, fontsize=9)
-    axes[0, 0].legend(frameon=False)
+        axis.legend(frameon=False, fontsize=7)
+    axes[0, 0].set_ylabel("seconds")
+    figure.suptitle(f"median of {records[0].settings.runs} runs on a {records[0].settings.device.upper()}", fontsize=8)
     return {"cost": figure}
 
 

@@ -2,26 +2,45 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from bank import ConvBank, train
-from common import COLOURS, Experiment, Figures, Report, Result, main, plain, setting, silent, subplots
-from matplotlib.figure import Figure
+from common import (
+    COLOURS,
+    UNSAVED,
+    Checkpoints,
+    Experiment,
+    Figures,
+    Record,
+    Report,
+    Result,
+    main,
+    plain,
+    setting,
+    silent,
+    subplots,
+)
 from pictures import NoisyPictures, Source, find_scenes, pictures
 from torch import Tensor
 
 from kerneq.kglm import spectral_norm
 from kerneq.kglm.kernels import Truncated, random_lengthscales
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 SCHEMES = ("kernel", "random")
 
 
 @dataclasses.dataclass(frozen=True)
 class Denoise:
-    """Defaults are the paper's grid on CIFAR-10 with 5 × 5 filters, the size its parameter counts imply."""
+    """Defaults are the paper's grid on CIFAR-10 with 5 × 5 filters, the size its parameter counts imply.
+
+    The released scripts have kernel = "scripts", output = "relu", rescue = false and scaling = "min-max".
+    """
 
     source: Source = setting("cifar10", "cifar10, hsi or synthetic; hsi falls back to synthetic where absent")
     channels: int = setting(3, "of the pictures; for hsi and synthetic the first so many", low=1, high=25)
@@ -40,10 +59,13 @@ class Denoise:
     kernel: Literal["paper", "scripts", "definite"] = setting(
         "paper", "paper: ℓ² ~ U(0, 4); scripts: ℓ ~ U(0, 4), off-diagonals halved; definite: a true kernel"
     )
+    output: Literal["linear", "relu"] = setting("linear", "f = V₁z + V₂y, or its ReLU, as in the scripts")
+    rescue: bool = setting(True, "what diverges keeps its best iterate; false: what overflows fails, as in the scripts")
+    scaling: Literal["clipped", "min-max"] = setting("min-max", "of the pictures of Figure 3, as in the scripts")
     relaxation: float = setting(1.0, "of Picard iteration; 1 is the paper's plain iteration", above=0, high=1)
     tol: float = setting(1e-2, "relative residual, forward and backward", above=0)
     max_steps: int = setting(50, "evaluations per solve, forward and backward", low=1)
-    models_together: int = setting(500, "models trained side by side; less needs less memory", low=1)
+    models_together: int = setting(500, "models trained side by side: whole seeds, one at least", low=1)
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
 
     def grid(self) -> Tensor:
@@ -51,76 +73,120 @@ class Denoise:
         return torch.logspace(math.log10(self.smallest), math.log10(self.largest), self.norms)
 
 
-def starts(settings: Denoise, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """W₁, W₂, V₁, V₂ of all models, ordered scheme, norm, seed: (models, c, c, k, k) each."""
+def starts(
+    settings: Denoise, size: tuple[int, int], seeds: range, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """W₁, W₂, V₁, V₂ of some seeds' models, ordered scheme, norm, seed: (models, c, c, k, k) each.
+
+    A seed's numbers do not depend on which others there are.
+    """
     c, side = settings.channels, 2 * settings.radius + 1
-    g = torch.Generator().manual_seed(0)
     grid = settings.grid()[:, None, None, None, None, None]
-    lengths = random_lengthscales(c, g, batch=(settings.norms, settings.seeds))
+    lengths, drawn = [], []
+    for seed in seeds:
+        g = torch.Generator().manual_seed(seed)
+        lengths.append(random_lengthscales(c, g, batch=(settings.norms,)))
+        drawn.append(torch.randn(4, settings.norms, c, c, side, side, generator=g))
+    scales = torch.stack(lengths, 1)
     if settings.kernel == "scripts":
-        lengths = lengths.square()
-    filters = Truncated(lengths, settings.radius, definite=settings.kernel == "definite").filters()
+        scales = scales.square()
+    filters = Truncated(scales, settings.radius, definite=settings.kernel == "definite").filters()
     if settings.kernel == "scripts":
         same = torch.eye(c, dtype=torch.bool)[:, :, None, None]
         filters = torch.where(same, filters, 0.5 * filters)
-    norm = norms_of(filters.flatten(0, 1), size).view(settings.norms, settings.seeds, 1, 1, 1, 1)
+    norm = norms_of(filters.flatten(0, 1), size, device).view(settings.norms, len(seeds), 1, 1, 1, 1)
     kernel = (grid * filters / norm).flatten(0, 1)
     # entries N(0, ν²), with ν such that the norm is the grid's on average; the paper's ν is norm/19 at c = 3
-    typical = norms_of(torch.randn(64, c, c, side, side, generator=g), size).mean()
-    drawn = [
-        (torch.randn(settings.norms, settings.seeds, c, c, side, side, generator=g) * grid / typical).flatten(0, 1)
-        for _ in range(4)
-    ]
+    some = torch.randn(64, c, c, side, side, generator=torch.Generator().manual_seed(0))
+    random = torch.stack(drawn, 2) * grid / norms_of(some, size, device).mean()  # (4, norms, seeds, …)
     signs = (-1, 1, -1, 1)
-    W1, W2, V1, V2 = (torch.cat([sign * kernel, draw]) for sign, draw in zip(signs, drawn, strict=True))
+    W1, W2, V1, V2 = (torch.cat([sign * kernel, draw.flatten(0, 1)]) for sign, draw in zip(signs, random, strict=True))
     return W1, W2, V1, V2
 
 
-def norms_of(weights: Tensor, size: tuple[int, int]) -> Tensor:
-    """Spectral norms of filters (models, c, c, k, k), a few at a time.
+def norms_of(weights: Tensor, size: tuple[int, int], device: torch.device) -> Tensor:
+    """Spectral norms of filters (models, c, c, k, k), computed on `device`, a few at a time.
 
     On a torus of 32 × 32 at most: the symbol of a 5 × 5 filter is a polynomial of degree 2 in each frequency, whose
     maximum a finer grid can raise by 4 % at most.
     """
     torus = (min(size[0], 32), min(size[1], 32))
-    return torch.cat([spectral_norm(part, torus) for part in weights.split(64)])
+    return torch.cat([spectral_norm(part.to(device), torus).cpu() for part in weights.split(64)])
 
 
-def run(settings: Denoise, device: torch.device, report: Report = silent) -> Result:
+def run(settings: Denoise, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
     """Test errors (epoch, scheme, norm, seed), each model's average spectral norm at the start, and Table 1's rows."""
     data = pictures(
         settings.source, settings.train, settings.test, settings.channels, settings.size, settings.noise, device
     )
-    size = (data.train.shape[-2], data.train.shape[-1])
-    weights = starts(settings, size)
-    norms = torch.stack([norms_of(weight, size) for weight in weights]).mean(0)
-    errors = []
-    for first in range(0, len(norms), settings.models_together):
-        chosen = [weight[first : first + settings.models_together].to(device) for weight in weights]
-        last = first + len(chosen[0])
-        report(first / len(norms), f"models {first + 1} to {last} of {len(norms)}")
-
-        def say(epoch: int, losses: Tensor, first: int = first, last: int = last) -> None:
-            finite = losses[losses.isfinite()]
-            words = f"epoch {epoch}: median test MSE {finite.median().item():.4g}, failed {len(losses) - len(finite)}"
-            done = (epoch + 1) / (settings.epochs + 1)
-            report((first + (last - first) * done) / len(norms), words)
-
-        errors.append(_errors(settings, data, chosen, say))
-    shape = (len(SCHEMES), settings.norms, settings.seeds)
-    history = torch.cat(errors, 1)
+    per = max(1, settings.models_together // (len(SCHEMES) * settings.norms))
+    parts = []
+    for first in range(0, settings.seeds, per):
+        seeds = range(first, min(first + per, settings.seeds))
+        name = f"seeds-{seeds.start}-{seeds.stop}"
+        part = saved.load(name)
+        if part is None:
+            part = _part(settings, data, seeds, device, report, saved)
+            saved.save(name, part)
+            saved.drop("bank")
+        parts.append(part)
+    errors, norms = (torch.cat([part[key] for part in parts], -1) for key in ("errors", "norms"))
     result = {
         "source": data.source,
         "schemes": SCHEMES,
-        "parameters": 4 * settings.channels**2 * (2 * settings.radius + 1) ** 2,
-        "norms": plain(norms.view(shape)),
-        "errors": plain(history.view(len(history), *shape)),
+        "parameters": parameters(settings),
+        "norms": plain(norms),
+        "errors": plain(errors),
     }
     rows = table(result, sorted({0, min(3, settings.epochs), settings.epochs}))
     return {**result, "table": [dataclasses.asdict(row) for row in rows]}
 
 
-def bank(settings: Denoise, weights: list[Tensor]) -> ConvBank:
+def parameters(settings: Denoise) -> int:
+    """Of one model, as Table 1 counts them: four filter banks, no biases."""
+    return 4 * settings.channels**2 * (2 * settings.radius + 1) ** 2
+
+
+def _part(
+    settings: Denoise, data: NoisyPictures, seeds: range, device: torch.device, report: Report, saved: Checkpoints
+) -> dict[str, Tensor]:
+    """Errors (epoch, scheme, norm, seed) and average norms (scheme, norm, seed) of some seeds, trained side by side."""
+    size = (data.train.shape[-2], data.train.shape[-1])
+    weights = starts(settings, size, seeds, device)
+    shape = (len(SCHEMES), settings.norms, len(seeds))
+    half = settings.norms * len(seeds)  # kernel models have the norms of the grid, in all four filter banks
+    random = torch.stack([norms_of(weight[half:], size, device) for weight in weights]).mean(0)
+    norms = torch.cat([settings.grid().repeat_interleave(len(seeds)), random]).view(shape)
+    report(seeds.start / settings.seeds, f"seeds {seeds.start} to {seeds.stop - 1}: {2 * half} models")
+    models = bank(settings, [weight.to(device) for weight in weights])
+
+    def say(epoch: int, losses: Tensor | None) -> None:
+        words = ""
+        if losses is not None:
+            finite = losses[losses.isfinite()]
+            median = finite.median().item() if len(finite) else math.nan
+            words = f"epoch {epoch}: median test MSE {median:.4g}, failed {len(losses) - len(finite)}"
+        done = (epoch + 1) / (settings.epochs + 1)
+        report((seeds.start + len(seeds) * done) / settings.seeds, words)
+
+    def to_all(x: Tensor) -> Tensor:
+        return x.expand(models.models, *x.shape)  # every model has the same target
+
+    steps = -(-len(data.train) // settings.batch)
+    history = train(
+        models,
+        lambda epoch: ((y, to_all(x)) for y, x in data.training(epoch, settings.batch)),
+        lambda: ((y, to_all(x)) for y, x in data.testing(max(settings.batch, 100))),
+        looks=range(settings.epochs + 1),
+        lr=settings.lr,
+        anneal_steps=steps * (settings.epochs + 1),
+        report=say,
+        saved=saved,
+    )
+    return {"errors": history.view(len(history), *shape), "norms": norms}
+
+
+def bank(settings: Denoise, weights: Sequence[Tensor]) -> ConvBank:
     """The models with weights W₁, W₂, V₁, V₂."""
     W1, W2, V1, V2 = weights
     return ConvBank(
@@ -130,24 +196,8 @@ def bank(settings: Denoise, weights: list[Tensor]) -> ConvBank:
         relaxation=settings.relaxation,
         tol=settings.tol,
         max_steps=settings.max_steps,
-    )
-
-
-def _errors(
-    settings: Denoise, data: NoisyPictures, weights: list[Tensor], say: Callable[[int, Tensor], None]
-) -> Tensor:
-    """Test errors (epochs + 1, models) of some of the models, trained side by side."""
-    steps = -(-len(data.train) // settings.batch)
-    models = bank(settings, weights)
-    # expand: every model has the same target
-    return train(
-        models,
-        lambda epoch: ((y, x.expand(models.models, *x.shape)) for y, x in data.training(epoch, settings.batch)),
-        lambda: ((y, x.expand(models.models, *x.shape)) for y, x in data.testing(settings.batch)),
-        epochs=settings.epochs,
-        lr=settings.lr,
-        anneal_steps=steps * (settings.epochs + 1),
-        report=say,
+        rectified=settings.output == "relu",
+        rescue=settings.rescue,
     )
 
 
@@ -184,54 +234,90 @@ def table(result: Result, epochs: list[int]) -> list[Row]:
     return rows
 
 
-def draw(settings: Denoise, result: Result, device: torch.device) -> Figures:
-    """Test error against spectral norm per epoch, and pictures before any training."""
-    return {"norms": _grid(result), "pictures": _examples(settings)}
+def variant(settings: Denoise) -> str:
+    """The choices in words."""
+    kernels = {"paper": "the paper's kernel", "scripts": "the scripts' kernel", "definite": "definite kernel"}
+    words = [kernels[settings.kernel], f"{settings.output} output"]
+    if settings.relaxation != 1:
+        words.append(f"relaxation {settings.relaxation:g}")
+    words.append("divergence rescued" if settings.rescue else "divergence fails")
+    return ("as released: " if settings.kernel == "scripts" else "ours: ") + ", ".join(words)
 
 
-def _grid(result: Result) -> Figure:
-    """One panel per epoch; models that failed, or lie above the panel, sit on its upper edge."""
-    errors, norms = np.array(result["errors"], dtype=float), np.array(result["norms"], dtype=float)
-    epochs = len(errors)
-    columns = min(3, epochs)
-    rows = -(-epochs // columns)
-    figure, axes = subplots(rows, columns, width=3.2 * columns, height=2.5 * rows)
-    for axis in axes.flat[epochs:]:
-        axis.set_axis_off()
-    for epoch, axis in zip(range(epochs), axes.flat, strict=False):
-        values = errors[epoch]
-        finite = values[np.isfinite(values)]
+def draw(records: Sequence[Record[Denoise]]) -> Figures:
+    """Test error against spectral norm per epoch, and pictures before any training; a variant a row."""
+    return {"norms": _grid(records), "pictures": _examples(records)}
+
+
+def _grid(records: Sequence[Record[Denoise]]) -> "Figure":
+    """A column an epoch, one vertical axis for all variants; what failed or lies above it sits on its upper edge."""
+    errors = [np.array(record.result["errors"], dtype=float) for record in records]
+    epochs = min(len(values) for values in errors)
+    figure, axes = subplots(
+        len(records), epochs, width=2.3 * epochs + 0.6, height=2.6 * len(records) + 0.3, sharex=True, sharey="col"
+    )
+    for epoch in range(epochs):
+        pooled = np.concatenate([values[epoch].ravel() for values in errors])
+        finite = pooled[np.isfinite(pooled)]
         low, high = finite.min() * 0.98, min(finite.max(), np.median(finite) * (4 if epoch else 100))
-        for number, scheme in enumerate(SCHEMES):
-            shown = np.where(np.isfinite(values[number]), values[number], np.inf).clip(max=high)
-            axis.scatter(norms[number], shown, s=5, alpha=0.6, color=COLOURS[scheme], label=scheme)
-        axis.set(xscale="log", yscale="log", ylim=(low, high * 1.02), xlabel="average spectral norm")
-        axis.set_title(f"epoch {epoch}", fontsize=9)
-    axes[0, 0].set_ylabel("test MSE")
+        for axis, values, record in zip(axes[:, epoch], errors, records, strict=True):
+            norms = np.array(record.result["norms"], dtype=float)
+            for number, scheme in enumerate(SCHEMES):
+                shown = np.where(np.isfinite(values[epoch, number]), values[epoch, number], np.inf).clip(max=high)
+                axis.scatter(norms[number], shown, s=4, alpha=0.5, color=COLOURS[scheme], label=scheme, clip_on=False)
+            failed = int((~np.isfinite(values[epoch])).sum())
+            above = int((values[epoch] > high).sum())
+            axis.set(xscale="log", yscale="log", ylim=(low, high))
+            axis.set_title(f"epoch {epoch}: {above} above, {failed} failed", fontsize=7)
+            axis.tick_params(which="both", labelsize=7)
+    for axis, record in zip(axes[:, 0], records, strict=True):
+        axis.set_ylabel(f"test MSE, {variant(record.settings).partition(':')[0]}", fontsize=8)
+    for axis in axes[-1]:
+        axis.set_xlabel("average spectral norm", fontsize=8)
     axes[0, 0].legend(frameon=False, fontsize=7)
-    figure.suptitle(result["source"], fontsize=9)
+    words = [
+        f"{record.result['source']}, {variant(record.settings)}; {record.settings.seeds} seeds, "
+        f"{record.settings.train} pictures"
+        for record in records
+    ]
+    words.append(
+        "what is above the axis' limit (100 times the median at epoch 0, then 4 times) or failed is on the edge"
+    )
+    figure.suptitle("\n".join(words), fontsize=8)
     return figure
 
 
 @torch.no_grad()
-def _examples(settings: Denoise, count: int = 4) -> Figure:
-    """Figure 3: clean, noisy, random start, kernel start, at the grid's norm nearest to 0.9."""
-    data = pictures(settings.source, 1, count, settings.channels, settings.size, settings.noise, torch.device("cpu"))
+def _examples(records: Sequence[Record[Denoise]], count: int = 4) -> "Figure":
+    """Figure 3: clean, noisy, then random and kernel start of each variant, at the grid's norm nearest to 0.9."""
+    first = records[0].settings
+    data = pictures(first.source, 1, count, first.channels, first.size, first.noise, torch.device("cpu"))
     size = (data.test.shape[-2], data.test.shape[-1])
-    near = int((settings.grid().log() - np.log(0.9)).abs().argmin()) * settings.seeds
-    half = settings.norms * settings.seeds
-    models = bank(settings, [weight[[half + near, near]] for weight in starts(settings, size)])
     noisy, clean = next(data.testing(count))
-    random, kernel = models(noisy)[0]
-    figure, axes = subplots(count, 4, width=5, height=1.3 * count)
-    for row, shown in enumerate(zip(clean, noisy, random, kernel, strict=True)):
-        for axis, picture in zip(axes[row], shown, strict=True):
-            three = picture[[0, picture.shape[0] // 2, -1]] if picture.shape[0] != 3 else picture
-            axis.imshow(three.clamp(0, 1).permute(1, 2, 0).numpy(), interpolation="nearest")
+    columns, titles = [clean, noisy], ["clean", "noisy"]
+    for record in records:
+        settings = record.settings
+        near = int((settings.grid().log() - math.log(0.9)).abs().argmin())
+        weights = [
+            weight[[settings.norms + near, near]] for weight in starts(settings, size, range(1), torch.device("cpu"))
+        ]
+        columns += list(bank(settings, weights)(noisy)[0])
+        whose = variant(settings).partition(":")[0]
+        titles += [f"random start\n{whose}", f"kernel start\n{whose}"]
+    figure, axes = subplots(count, len(columns), width=1.35 * len(columns), height=1.5 * count + 0.5)
+    for column, (images, title) in enumerate(zip(columns, titles, strict=True)):
+        for axis, image in zip(axes[:, column], images, strict=True):
+            three = image[[0, image.shape[0] // 2, -1]] if image.shape[0] != 3 else image
+            low, high = three.min(), three.max()
+            shown = (three - low) / (high - low).clamp_min(1e-12) if first.scaling == "min-max" else three.clamp(0, 1)
+            axis.imshow(shown.permute(1, 2, 0).numpy(), interpolation="nearest")
             axis.set_axis_off()
-    for axis, title in zip(axes[0], ("clean", "noisy", "random start", "kernel start"), strict=True):
-        axis.set_title(title, fontsize=8)
-    figure.suptitle(data.source, fontsize=8)
+            axis.set_title(f"{low:.2g} … {high:.2g}", fontsize=6)
+        axes[0, column].set_title(f"{title}\n{images[0].min():.2g} … {images[0].max():.2g}", fontsize=7)
+    scaled = (
+        "each from its least to its largest value (numbers above it)" if first.scaling == "min-max" else "cut to [0, 1]"
+    )
+    figure.suptitle(f"{data.source}, before any training, norm {first.grid()[near]:.2g}; pictures {scaled}", fontsize=8)
     return figure
 
 
@@ -248,8 +334,8 @@ def summarise(settings: Denoise, result: Result) -> list[str]:
 
 
 def label(settings: Denoise) -> str:
-    """cifar10, cifar10-definite, hsi-4 …, or hsi-stand-in."""
-    kind = "-definite" if settings.kernel == "definite" else ""
+    """cifar10, cifar10-definite, cifar10-scripts, hsi-4 …, or hsi-stand-in."""
+    kind = "" if settings.kernel == "paper" else f"-{settings.kernel}"
     if settings.source == "cifar10":
         return f"cifar10{kind}"
     return f"hsi-{settings.channels}{kind}" if settings.source == "hsi" and find_scenes() else f"hsi-stand-in{kind}"

@@ -6,11 +6,24 @@ Table 2 and Figure 13: the images whose prediction is nearest to a tie.
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, Self
 
 import torch
-from common import Experiment, Figures, Report, Result, load_pixels, main, setting, silent, subplots
+from common import (
+    UNSAVED,
+    Checkpoints,
+    Experiment,
+    Figures,
+    Record,
+    Report,
+    Result,
+    load_pixels,
+    main,
+    setting,
+    silent,
+    subplots,
+)
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -147,7 +160,7 @@ def chunks(settings: Mnist, device: torch.device) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def run(settings: Mnist, device: torch.device, report: Report = silent) -> Result:
+def run(settings: Mnist, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
     """Solve every image both ways and compare the binarised predictions 1{σ(f) > ½} = 1{f > 0}."""
     K, family = kernel_matrix(settings).to(device), Bernoulli()
     norm = torch.linalg.matrix_norm(K, 2).item()
@@ -155,8 +168,14 @@ def run(settings: Mnist, device: torch.device, report: Report = silent) -> Resul
     totals = dict.fromkeys(COUNTS, 0)
     seconds, steps, worst = {"equilibrium": 0.0, "newton": 0.0}, [0, 0], 0.0
     closest: list[tuple[float, int, int, float, float]] = []
-    exact_gap = None
+    exact_gap, done = None, 0
+    kept = saved.load("chunks")
+    if kept is not None:
+        totals, seconds, steps, worst = (kept[key] for key in ("totals", "seconds", "steps", "worst"))
+        closest, exact_gap, done = [tuple(row) for row in kept["closest"]], kept["exact_gap"], kept["done"]
     for number, t in enumerate(chunks(settings, device)):
+        if number < done:
+            continue
         problem, first = Problem(K, t, family, lam), number * settings.chunk
         start = time.perf_counter()
         deq = equilibrium(problem, norm)
@@ -186,8 +205,12 @@ def run(settings: Mnist, device: torch.device, report: Report = silent) -> Resul
             exact = kernel_logistic_regression(few, norm, cholesky)
             exact_gap = (exact.eta - klr.eta[: settings.exact]).abs().max().item()
         closest = _closest(closest, deq.eta, klr.eta, first)
-        done = first + len(t)
-        report(done / settings.images, f"{done} of {settings.images} images")
+        past = first + len(t)
+        report(past / settings.images, f"{past} of {settings.images} images")
+        if saved.due():
+            found = {"totals": totals, "seconds": seconds, "steps": steps, "worst": worst, "closest": closest}
+            saved.save("chunks", {**found, "exact_gap": exact_gap, "done": number + 1})
+    saved.drop("chunks")
     guarantee = certify(K, lam, family)
     return {
         "images": settings.images,
@@ -222,11 +245,12 @@ def _probability(eta: Tensor, row: Tensor, pixel: Tensor) -> float:
 
 
 @torch.no_grad()
-def draw(settings: Mnist, result: Result, device: torch.device) -> Figures:
+def draw(records: Sequence[Record[Mnist]]) -> Figures:
     """Rows of Figure 13: corrupted input, Newton, equilibrium (the pixel nearest to a tie in red), random weights."""
+    settings, result = records[0].settings, records[0].result
     rows = [entry["image"] for entry in result["closest"]]
-    noisy = corrupt(binarised("train", settings.images), settings.flips, settings.seed)[rows].to(device)
-    K = kernel_matrix(settings).to(device)
+    noisy = corrupt(binarised("train", settings.images), settings.flips, settings.seed)[rows]
+    K = kernel_matrix(settings)
     norm = torch.linalg.matrix_norm(K, 2).item()
     problem = Problem(K, noisy, Bernoulli(), settings.ratio * norm)
     regression = kernel_logistic_regression(problem, norm, conjugate_gradient).eta > 0
@@ -243,6 +267,7 @@ def draw(settings: Mnist, result: Result, device: torch.device) -> Figures:
             axes[row, column].imshow(colours.numpy(), interpolation="nearest")
             axes[row, column].set_axis_off()
         axes[row, 0].set_title(name, fontsize=7, loc="left")
+    figure.suptitle("binarised at ½; red: the pixel nearest to a tie", fontsize=7)
     return {"closest": figure}
 
 

@@ -1,11 +1,27 @@
 """Fine-tuning the MNIST equilibrium from kernel and from random weights (Figure 14)."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from bank import DenseBank
-from common import COLOURS, Experiment, Figures, Report, Result, main, setting, silent, subplots
+from common import (
+    COLOURS,
+    UNSAVED,
+    Checkpoints,
+    Experiment,
+    Figures,
+    Record,
+    Report,
+    Result,
+    main,
+    plain,
+    setting,
+    silent,
+    subplots,
+)
 from mnist import Mnist, binarised, corrupt, kernel_matrix
 from torch import Tensor
 
@@ -44,7 +60,7 @@ def start(settings: MnistTrain) -> DenseBank:
     return DenseBank((W1, W2), (V1, V2), torch.sigmoid, tol=settings.tol, max_steps=settings.max_steps)
 
 
-def run(settings: MnistTrain, device: torch.device, report: Report = silent) -> Result:
+def run(settings: MnistTrain, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
     """Per step the training error of the grey prediction, per look the test error of the binarised one."""
     bank = start(settings).to(device)
     clean = binarised("train", settings.images).float()
@@ -52,27 +68,39 @@ def run(settings: MnistTrain, device: torch.device, report: Report = silent) -> 
     noisy = corrupt(clean, settings.flips, seed=0).to(device)
     held_out = corrupt(target, settings.flips, seed=1).to(device)
     clean, target = clean.to(device), target.to(device)
-    optimizer = torch.optim.Adam(bank.parameters(), lr=settings.lr)
-    g = torch.Generator().manual_seed(0)
+    optimizer = torch.optim.Adam(bank.parameters(), lr=settings.lr, fused=device.type == "cuda")
+    batches = torch.randint(len(noisy), (settings.steps, settings.batch), generator=torch.Generator().manual_seed(0))
+    batches = batches.to(device)
     looks: list[int] = []
-    test: list[list[float]] = []
-    training: list[list[float]] = []
-    for step in range(settings.steps + 1):
+    test: list[Tensor] = []
+    training: list[Tensor] = []
+    name, first = f"seeds-{settings.seeds}", 0
+    kept = saved.load(name)
+    if kept is not None:
+        bank.load_state_dict(kept["bank"])
+        optimizer.load_state_dict(kept["optimizer"])
+        first, looks, test, training = kept["step"], kept["looks"], kept["test"], list(kept["training"].to(device))
+    for step in range(first, settings.steps + 1):
+        if training and saved.due():
+            state: dict[str, Any] = {"bank": bank.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+            saved.save(name, {**state, "looks": looks, "test": test, "training": torch.stack(training)})
         if step <= 10 or step % settings.measure == 0 or step == settings.steps:
             looks.append(step)
-            test.append(_binarised_error(bank, held_out, target).tolist())
-            loud = step % (10 * settings.measure) == 0
-            words = f"step {step}: test error kernel {test[-1][0]:.4f}, random {test[-1][1]:.4f}" if loud else ""
-            report(step / max(1, settings.steps), words)
+            test.append(_binarised_error(bank, held_out, target))
+            kernel, random = test[-1][0].item(), test[-1][1:].mean().item()
+            words = f"step {step}: test error kernel {kernel:.4f}, random {random:.4f}"
+            report(step / max(1, settings.steps), words if step % (10 * settings.measure) == 0 else "")
         if step == settings.steps:
             break
-        index = torch.randint(len(noisy), (settings.batch,), generator=g).to(device)
+        index = batches[step]
         optimizer.zero_grad(set_to_none=True)
         loss = (predict(bank, noisy[index]) - clean[index]).square().flatten(1).mean(1)
         loss.sum().backward()
         optimizer.step()
-        training.append(loss.detach().tolist())
-    return {"schemes": SCHEMES, "looks": looks, "test": test, "training": training}
+        training.append(loss.detach())
+    saved.drop(name)
+    errors = torch.stack(training) if training else torch.empty(0, bank.models)
+    return {"schemes": SCHEMES, "looks": looks, "test": plain(torch.stack(test)), "training": plain(errors.cpu())}
 
 
 def predict(bank: DenseBank, y: Tensor) -> Tensor:
@@ -91,31 +119,38 @@ def _binarised_error(bank: DenseBank, y: Tensor, target: Tensor) -> Tensor:
     return (wrong / target.numel()).cpu()
 
 
-def draw(settings: MnistTrain, result: Result, device: torch.device) -> Figures:
-    """Figure 14: test and training error over the gradient steps, the first hundred and all."""
-    looks, test = np.array(result["looks"]), np.array(result["test"])
-    training = np.array(result["training"])
-    figure, axes = subplots(2, 2, width=7.5, height=4.6)
-    for column, limit in enumerate((100, looks.max())):
+def draw(records: Sequence[Record[MnistTrain]]) -> Figures:
+    """Figure 14: test and training error over the gradient steps, the first hundred and all; a row has one axis."""
+    settings, result = records[0].settings, records[0].result
+    looks, test = np.array(result["looks"]), np.array(result["test"], dtype=float)
+    training = np.array(result["training"], dtype=float).reshape(-1, test.shape[1])
+    figure, axes = subplots(2, 2, width=8, height=5, sharex="col", sharey="row")
+    for column, limit in enumerate((min(100, looks.max()), looks.max())):
         for scheme, models in (("kernel", slice(0, 1)), ("random", slice(1, None))):
             shown = looks <= limit
-            axes[0, column].plot(looks[shown], test[shown, models].mean(1), color=COLOURS[scheme], label=scheme)
-            axes[1, column].plot(training[:limit, models].mean(1), color=COLOURS[scheme], linewidth=0.8)
-        for row in (0, 1):
-            axes[row, column].set(yscale="log")
-        axes[1, column].set(xlabel="training step")
-    axes[0, 0].set_ylabel("test error, binarised")
+            panels = ((axes[0, column], looks[shown], test[shown, models]),
+                      (axes[1, column], np.arange(len(training))[:limit], training[:limit, models]))  # fmt: skip
+            for axis, steps, values in panels:
+                axis.plot(steps, values, color=COLOURS[scheme], linewidth=0.5, alpha=0.3)
+                axis.plot(steps, values.mean(1), color=COLOURS[scheme], linewidth=1.2, label=scheme)
+        axes[1, column].set(xlabel=f"training step, first {limit}" if column == 0 else "training step, all")
+        for axis in axes[:, column]:
+            axis.set(yscale="log")
+    axes[0, 0].set_ylabel(f"test error, binarised\n{settings.test} images")
     axes[1, 0].set_ylabel("training error, grey")
     axes[0, 0].legend(frameon=False)
+    figure.suptitle(
+        f"mean of {settings.seeds} random start(s), each thin; the kernel start is one; nothing is cut", fontsize=8
+    )
     return {"training": figure}
 
 
 def summarise(settings: MnistTrain, result: Result) -> list[str]:
     """Test error before and after."""
-    first, last = result["test"][0], result["test"][-1]
+    (kernel, random), (later, after) = ((row[0], np.mean(row[1:])) for row in (result["test"][0], result["test"][-1]))
     return [
-        f"test error before training: kernel {first[0]:.4f}, random {first[1]:.4f}; after {settings.steps} steps: "
-        f"{last[0]:.4f}, {last[1]:.4f}."
+        f"test error before training: kernel {kernel:.4f}, random {random:.4f}; after {settings.steps} steps: "
+        f"{later:.4f}, {after:.4f} (random: mean of {settings.seeds})."
     ]
 
 

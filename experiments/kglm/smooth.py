@@ -5,17 +5,34 @@ Informed, naive and random starts: test error over training, and sample outputs.
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from bank import DenseBank, train
-from common import COLOURS, Experiment, Figures, Report, Result, main, plain, setting, silent, subplots
-from matplotlib.figure import Figure
+from common import (
+    COLOURS,
+    UNSAVED,
+    Checkpoints,
+    Experiment,
+    Figures,
+    Record,
+    Report,
+    Result,
+    main,
+    plain,
+    setting,
+    silent,
+    subplots,
+)
 from torch import Tensor
 
 from kerneq.kglm import AbstractCovariance, Periodic, SquaredExponential, spectral_norm
 from kerneq.kglm.equilibrium import uniform
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SCHEMES = ("informed", "naive", "random")
 TRUE: AbstractCovariance = 0.1 * (SquaredExponential() * Periodic())
@@ -23,7 +40,10 @@ TRUE: AbstractCovariance = 0.1 * (SquaredExponential() * Periodic())
 
 @dataclasses.dataclass(frozen=True)
 class Smooth:
-    """Defaults are the paper's, but for `norm` (λ = ‖K‖/norm), which it does not give."""
+    """Defaults are the paper's text, but for `norm` (λ = ‖K‖/norm), which it does not give.
+
+    The released scripts have freeze = 0 and skip = "zero".
+    """
 
     seeds: int = setting(100, "repetitions, each with its own data and weights", low=1)
     train: int = setting(20000, "training sequences per seed", low=1)
@@ -31,6 +51,9 @@ class Smooth:
     points: int = setting(100, "points per sequence", low=2)
     epochs: int = setting(400, "one full-batch step each", low=0)
     freeze: int = setting(10, "epochs in which naive models train their readout only", low=0)
+    skip: Literal["drawn", "zero"] = setting(
+        "drawn", "V₂ of naive and random models; zero: both start at 0, and random models keep it, as in the scripts"
+    )
     lr: float = setting(1e-3, "Adam's", above=0)
     norm: float = setting(0.9, "spectral norm of the kernel-initialised hidden weights", above=0)
     relaxation: float = setting(0.7, "of Picard iteration", above=0, high=1)
@@ -64,7 +87,7 @@ def sample(count: int, at: Coordinates, generator: torch.Generator) -> tuple[Ten
     Z = torch.cat([at.X, at.X2])
     values, vectors = torch.linalg.eigh(TRUE(Z, Z))  # singular where the two grids meet: no Cholesky
     root = vectors * values.clamp(min=0).sqrt()
-    noise = torch.randn(count, len(Z), generator=generator, dtype=torch.float64) @ root.mT
+    noise = torch.randn(count, len(Z), generator=generator).double() @ root.mT
     Y = (mean(Z[:, 0]) + noise).float()
     return Y[:, : len(at.X)].contiguous(), Y[:, len(at.X) :].contiguous()
 
@@ -83,7 +106,8 @@ def start(settings: Smooth, seeds: range) -> DenseBank:
         W1 += [-informed, -naive, drawn[0]]
         W2 += [informed, naive, drawn[1]]
         V1 += [-readout, drawn[2], drawn[4]]
-        V2 += [readout, drawn[3], drawn[5]]
+        zero = torch.zeros(n, n)
+        V2 += [readout, *((drawn[3], drawn[5]) if settings.skip == "drawn" else (zero, zero))]
     return DenseBank(
         (torch.stack(W1), torch.stack(W2)),
         (torch.stack(V1), torch.stack(V2)),
@@ -91,28 +115,46 @@ def start(settings: Smooth, seeds: range) -> DenseBank:
         relaxation=settings.relaxation,
         tol=settings.tol,
         max_steps=settings.max_steps,
+        warm=True,  # every epoch is one step on the same batch
     )
 
 
-def run(settings: Smooth, device: torch.device, report: Report = silent) -> Result:
-    """Test errors (epoch, seed, scheme)."""
+def run(settings: Smooth, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
+    """Test errors (look, seed, scheme) and after how many epochs each look was."""
     per = max(1, settings.models_together // len(SCHEMES))
-    parts = [range(s, min(s + per, settings.seeds)) for s in range(0, settings.seeds, per)]
-    errors = [_errors(settings, seeds, device, report) for seeds in parts]
-    return {"schemes": SCHEMES, "errors": plain(torch.cat(errors, 1))}
+    errors = []
+    for first in range(0, settings.seeds, per):
+        seeds = range(first, min(first + per, settings.seeds))
+        name = f"seeds-{seeds.start}-{seeds.stop}"
+        part = saved.load(name)
+        if part is None:
+            part = {"errors": _errors(settings, seeds, device, report, saved)}
+            saved.save(name, part)
+            saved.drop("bank")
+        errors.append(part["errors"])
+    return {"schemes": SCHEMES, "looks": looks(settings.epochs), "errors": plain(torch.cat(errors, 1))}
 
 
-def _errors(settings: Smooth, seeds: range, device: torch.device, report: Report) -> Tensor:
+def looks(epochs: int) -> list[int]:
+    """The epochs after which test errors are measured: all of the first 20, then every tenth, and the last."""
+    return sorted({*range(min(20, epochs) + 1), *range(0, epochs + 1, 10), epochs})
+
+
+def _schemes(bank: DenseBank, scheme: str) -> Tensor:
+    """Which models of the bank have this start."""
+    return torch.arange(bank.models, device=bank.W1.device) % len(SCHEMES) == SCHEMES.index(scheme)
+
+
+def _errors(settings: Smooth, seeds: range, device: torch.device, report: Report, saved: Checkpoints) -> Tensor:
     """Test errors of some of the seeds, trained side by side."""
     at, bank = Coordinates.of(settings.points), start(settings, seeds).to(device)
     draws = [torch.Generator().manual_seed(10_000 + seed) for seed in seeds]
     training = [_repeat([sample(settings.train, at, g) for g in draws], device)]
     testing = [_repeat([sample(settings.test, at, g) for g in draws], device)]
-    naive = torch.arange(bank.models, device=device) % len(SCHEMES) == SCHEMES.index("naive")
 
-    def say(epoch: int, losses: Tensor) -> None:
+    def say(epoch: int, losses: Tensor | None) -> None:
         words = ""
-        if epoch % max(1, settings.epochs // 10) == 0:
+        if losses is not None and epoch % max(1, settings.epochs // 10) == 0:
             means = losses.view(-1, len(SCHEMES)).mean(0).tolist()
             words = f"epoch {epoch}: " + ", ".join(f"{s} {m:.4f}" for s, m in zip(SCHEMES, means, strict=True))
         done = epoch / settings.epochs if settings.epochs else 1.0
@@ -122,11 +164,13 @@ def _errors(settings: Smooth, seeds: range, device: torch.device, report: Report
         bank,
         lambda epoch: iter(training),
         lambda: iter(testing),
-        epochs=settings.epochs,
+        looks=looks(settings.epochs),
         lr=settings.lr,
-        frozen=naive,
+        frozen=_schemes(bank, "naive"),
         freeze=settings.freeze,
+        fixed=_schemes(bank, "random") if settings.skip == "zero" else None,
         report=say,
+        saved=saved,
     )
     return history.view(len(history), len(seeds), len(SCHEMES))
 
@@ -140,7 +184,7 @@ def _repeat(pairs: list[tuple[Tensor, Tensor]], device: torch.device) -> tuple[T
 
 def outputs(settings: Smooth, epochs: int, count: int = 6) -> Iterator[tuple[str, Tensor]]:
     """Figure 5(b): targets; random and naive after `epochs` epochs; informed before any training."""
-    one = dataclasses.replace(settings, seeds=1, epochs=epochs, train=min(settings.train, 1000), test=count)
+    one = dataclasses.replace(settings, train=min(settings.train, 1000))
     at, bank = Coordinates.of(one.points), start(one, range(1))
     g = torch.Generator().manual_seed(10_000)
     training = [_repeat([sample(one.train, at, g)], torch.device("cpu"))]
@@ -148,15 +192,15 @@ def outputs(settings: Smooth, epochs: int, count: int = 6) -> Iterator[tuple[str
     y, target = testing[0]
     with torch.no_grad():
         informed = bank(y)[0][0]
-    naive = torch.tensor([False, True, False])
     train(
         bank,
         lambda epoch: iter(training),
         lambda: iter(testing),
-        epochs=epochs,
+        looks=[epochs],
         lr=one.lr,
-        frozen=naive,
+        frozen=_schemes(bank, "naive"),
         freeze=one.freeze,
+        fixed=_schemes(bank, "random") if one.skip == "zero" else None,
     )
     with torch.no_grad():
         trained = bank(y)[0]
@@ -166,40 +210,59 @@ def outputs(settings: Smooth, epochs: int, count: int = 6) -> Iterator[tuple[str
     yield "informed, no training", informed
 
 
-def draw(settings: Smooth, result: Result, device: torch.device) -> Figures:
+def variant(settings: Smooth) -> str:
+    """The choices in words."""
+    skip = "drawn" if settings.skip == "drawn" else "zero (random: for ever)"
+    frozen = f"naive frozen for {settings.freeze} epochs" if settings.freeze else "nothing frozen"
+    whose = "as released" if settings.skip == "zero" and not settings.freeze else "the paper's text"
+    return f"{whose}: skip {skip}, {frozen}"
+
+
+def draw(records: Sequence[Record[Smooth]]) -> Figures:
     """Figure 5: (a) the errors, (b) sample outputs."""
-    return {"errors": _curves(np.array(result["errors"], dtype=float)), "samples": _samples(settings)}
+    return {"errors": _curves(records), "samples": _samples(records)}
 
 
-def _curves(errors: np.ndarray) -> Figure:
-    """Every seed thin, the mean thick."""
-    figure, axes = subplots(1, 1, width=5, height=3.2)
-    axis = axes[0, 0]
-    for column, scheme in enumerate(SCHEMES):
-        runs = errors[:, :, column]
-        axis.plot(runs, color=COLOURS[scheme], alpha=0.15, linewidth=0.6)
-        axis.plot(runs.mean(1), color=COLOURS[scheme], linewidth=1.8, label=scheme)
-    axis.set(xlabel="epoch", ylabel="test MSE", yscale="log")
-    axis.legend(frameon=False)
+def _curves(records: Sequence[Record[Smooth]]) -> "Figure":
+    """Every seed thin, the mean thick; the variants side by side on the same axes."""
+    figure, axes = subplots(1, len(records), width=1 + 4.4 * len(records), height=3.6, sharex=True, sharey=True)
+    for axis, record in zip(axes[0], records, strict=True):
+        settings, result = record.settings, record.result
+        errors, epochs = np.array(result["errors"], dtype=float), result["looks"]
+        for column, scheme in enumerate(SCHEMES):
+            runs = errors[:, :, column]
+            axis.plot(epochs, runs, color=COLOURS[scheme], alpha=0.15, linewidth=0.6)
+            axis.plot(epochs, runs.mean(1), color=COLOURS[scheme], linewidth=1.8, label=scheme)
+        axis.set(xlabel="epoch", yscale="log")
+        axis.set_title(f"{variant(settings)}\n{settings.seeds} seeds, {settings.train} sequences", fontsize=8)
+    axes[0, 0].set_ylabel("test MSE")
+    axes[0, 0].legend(frameon=False)
     return figure
 
 
-def _samples(settings: Smooth) -> Figure:
-    """Targets and outputs of one model a scheme, and the mean of the process."""
-    figure, axes = subplots(2, 2, width=7, height=4.2)
-    x = Coordinates.of(settings.points).X2[:, 0]
-    for axis, (title, values) in zip(axes.flat, outputs(settings, epochs=20), strict=True):
-        axis.plot(x, mean(x), color="black", linewidth=1.5)
-        axis.plot(x, values.mT.numpy(), linewidth=0.8)
-        axis.set(ylim=(-2, 2))
-        axis.set_title(title, fontsize=9)
+def _samples(records: Sequence[Record[Smooth]], limit: float = 2.0) -> "Figure":
+    """Targets, outputs of one model a scheme, the process's mean; a variant a row, one pair of axes for all."""
+    figure, axes = subplots(len(records), 4, width=11, height=2.4 * len(records) + 0.3, sharex=True, sharey=True)
+    cut = 0
+    for row, record in zip(axes, records, strict=True):
+        x = Coordinates.of(record.settings.points).X2[:, 0]
+        for axis, (title, values) in zip(row, outputs(record.settings, epochs=20), strict=True):
+            axis.plot(x, mean(x), color="black", linewidth=1.5)
+            axis.plot(x, values.mT.numpy(), linewidth=0.8)
+            axis.set(ylim=(-limit, limit))
+            axis.set_title(title, fontsize=9)
+            cut += int((values.abs() > limit).sum())
+        row[0].set_ylabel(variant(record.settings).partition(":")[0])
+    size = min(1000, records[0].settings.train)
+    words = f"nothing lies outside ±{limit:g}" if cut == 0 else f"{cut} values outside ±{limit:g} are cut off"
+    figure.suptitle(f"seed 0, trained on {size} sequences; black: the process's mean; {words}", fontsize=8)
     return figure
 
 
 def summarise(settings: Smooth, result: Result) -> list[str]:
     """Test error of each scheme before and after training."""
     errors = torch.tensor(result["errors"])
-    lines = []
+    lines = [variant(settings)]
     for column, scheme in enumerate(SCHEMES):
         first, last = errors[0, :, column], errors[-1, :, column]
         lines.append(

@@ -1,8 +1,15 @@
 """Banks of models: the same as one model at a time."""
 
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from bank import ConvBank, DenseBank, banded, train
+from common import Checkpoints
 from torch.nn import functional as F
 
 from kerneq import kglm
@@ -72,13 +79,13 @@ def test_training_together_is_training_one_by_one(make):
     y = gaussian(4, 2, 6, 5, seed=5) if shared else gaussian(2, 6, 5, seed=5)
     target = gaussian(4, 2, 6, 5, seed=6).expand(2, 4, 2, 6, 5) if shared else gaussian(2, 6, 4, seed=6)
     together = make(2)
-    errors = train(together, lambda e: [(y, target)], lambda: [(y, target)], epochs=2, lr=0.01)
+    errors = train(together, lambda e: [(y, target)], lambda: [(y, target)], looks=range(3), lr=0.01)
     for model in range(2):
         alone = make(2)
         for name, parameter in list(alone.named_parameters()):
             setattr(alone, name, torch.nn.Parameter(parameter.detach()[model : model + 1].clone()))
         own = (y if shared else y[model : model + 1], target[model : model + 1])
-        history = train(alone, lambda e, own=own: [own], lambda own=own: [own], epochs=2, lr=0.01)
+        history = train(alone, lambda e, own=own: [own], lambda own=own: [own], looks=range(3), lr=0.01)
         torch.testing.assert_close(history[:, 0], errors[:, model], rtol=1e-8, atol=1e-10)
 
 
@@ -90,7 +97,7 @@ def test_a_model_that_fails_leaves_the_others_alone():
         bank.sigma = torch.relu
         with torch.no_grad():
             bank.V2[1] = bad
-        return train(bank, lambda e: [(y, target)], lambda: [(y, target)], epochs=3, lr=0.01)
+        return train(bank, lambda e: [(y, target)], lambda: [(y, target)], looks=range(4), lr=0.01)
 
     failing, tame = errors(torch.nan), errors(0.0)
     torch.testing.assert_close(failing[:, 0], tame[:, 0], rtol=1e-8, atol=0)
@@ -101,8 +108,54 @@ def test_frozen_models_keep_their_hidden_weights_and_train_their_readout():
     bank, y, target = dense(2), gaussian(2, 6, 5, seed=5), gaussian(2, 6, 4, seed=6)
     before = {name: p.detach().clone() for name, p in bank.named_parameters()}
     frozen = torch.tensor([True, False])
-    train(bank, lambda e: [(y, target)], lambda: [(y, target)], epochs=2, lr=0.01, frozen=frozen, freeze=2)
+    train(bank, lambda e: [(y, target)], lambda: [(y, target)], looks=range(3), lr=0.01, frozen=frozen, freeze=2)
     for name in ("W1", "W2", "b"):
         assert torch.equal(getattr(bank, name)[0], before[name][0])
         assert not torch.equal(getattr(bank, name)[1], before[name][1])
     assert not torch.equal(bank.V1[0], before["V1"][0])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed.")
+def test_the_triton_programs_are_the_banks():
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    script = Path(__file__).with_name("interpreted_banks.py")
+    run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=280)
+    assert run.returncode == 0 and run.stdout.endswith("done\n"), run.stderr
+
+
+def test_a_rectified_output_is_never_negative_and_without_rescue_what_diverges_fails_alone():
+    bank, y = conv(2), gaussian(4, 2, 6, 5, seed=9)
+    rectified = ConvBank((bank.W1, bank.W2), (bank.V1, bank.V2), torch.tanh, tol=1e-13, max_steps=300, rectified=True)
+    assert torch.equal(rectified(y)[0], bank(y)[0].relu())
+    wild = bank.W1.detach().clone()
+    wild[1] *= 1000
+    for rescue in (True, False):
+        limits = {"tol": 1e-6, "max_steps": 200, "rescue": rescue}
+        both = ConvBank((wild, bank.W2), (bank.V1, bank.V2), torch.relu, **limits)
+        errors = both.error(y, torch.zeros(2, 4, 2, 6, 5))
+        assert errors[0].isfinite() and bool(errors[1].isfinite()) is rescue
+
+
+def test_a_fixed_skip_stays_and_a_killed_training_goes_on_where_it_was(tmp_path):
+    y, target = gaussian(2, 6, 5, seed=5), gaussian(2, 6, 4, seed=6)
+
+    def run(saved, last, kept=lambda epoch: [(y, target)]):
+        bank = dense(2)
+        fixed = torch.tensor([False, True])
+        options = {"lr": 0.01, "anneal_steps": 9, "fixed": fixed, "saved": saved}
+        return bank, train(bank, kept, lambda: [(y, target)], looks=range(last + 1), **options)
+
+    bank, whole = run(Checkpoints(None), 6)
+    assert torch.equal(bank.V2[1], dense(2).V2[1]) and not torch.equal(bank.V2[0], dense(2).V2[0])
+
+    def killed(epoch):
+        if epoch == 4:
+            raise KeyboardInterrupt
+        return [(y, target)]
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Checkpoints(tmp_path, "a", seconds=0), 6, killed)
+    again, rest = run(Checkpoints(tmp_path, "a"), 6)
+    torch.testing.assert_close(rest, whole, rtol=0, atol=0)
+    torch.testing.assert_close(again.W1, bank.W1, rtol=0, atol=0)
+    assert Checkpoints(tmp_path, "other settings").load("bank") is None

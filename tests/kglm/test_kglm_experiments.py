@@ -83,6 +83,48 @@ def test_the_informed_start_beats_the_random_one_on_the_smooth_task():
     assert informed[-1] < informed[0] and random[-1] < random[0]
 
 
+def test_with_the_scripts_choices_random_models_have_no_skip_and_naive_ones_move_at_once():
+    options = smooth.Smooth(seeds=1, train=60, test=30, points=20, epochs=12, skip="zero", freeze=0)
+    bank = smooth.start(options, range(1))
+    assert not bank.V2[1:].any() and bank.V2[0].any()
+    released, text = (
+        torch.tensor(smooth.run(one, CPU)["errors"])
+        for one in (options, dataclasses.replace(options, skip="drawn", freeze=10))
+    )
+    torch.testing.assert_close(released[..., 0], text[..., 0])  # informed is the same in both
+    assert (released[6:, :, 1] < text[6:, :, 1]).all()  # nobody held naive back
+    assert "as released" in smooth.variant(options)
+
+
+def test_a_seed_is_the_same_model_whatever_the_others_and_more_seeds_go_on_from_fewer(tmp_path):
+    two = denoise.starts(SMALL, (10, 10), range(2), CPU)
+    one = denoise.starts(SMALL, (10, 10), range(1, 2), CPU)
+    for both, alone in zip(two, one, strict=True):
+        torch.testing.assert_close(both.view(2, 2, 2, 3, 3, 5, 5)[:, :, 1:], alone.view(2, 2, 1, 3, 3, 5, 5))
+    fewer = dataclasses.replace(SMALL, seeds=1, models_together=4, train=10, test=5, max_steps=5)
+    saved = common.Checkpoints(tmp_path, "same")
+    first = denoise.run(fewer, CPU, saved=saved)
+    kept = (tmp_path / "seeds-0-1.pt").stat().st_mtime_ns
+    both = denoise.run(dataclasses.replace(fewer, seeds=2), CPU, saved=saved)
+    assert (tmp_path / "seeds-0-1.pt").stat().st_mtime_ns == kept and not (tmp_path / "bank.pt").exists()
+    got, wanted = torch.tensor(both["errors"]), torch.tensor(first["errors"])
+    assert got.shape[-1] == 2 and torch.equal(got[..., :1], wanted)
+
+
+@pytest.mark.parametrize(("channels", "count"), [(4, 1600), (8, 6400), (10, 10000), (13, 16900)])
+def test_parameters_are_as_many_as_table_1_counts(channels, count, request):
+    file = request.config.rootpath / "experiments" / "kglm" / f"hsi-{channels}.toml"
+    assert denoise.parameters(common.read(denoise.Denoise, [str(file)])) == count
+
+
+@pytest.mark.parametrize(("points", "sizes"), [(0, [10, 20]), (50, [50, 50])])
+def test_a_dense_kernel_has_as_many_points_as_its_width_or_as_the_scripts_fifty(points, sizes, monkeypatch):
+    seen = []
+    monkeypatch.setattr(cost, "initialise", lambda layer, kernel, size=None: seen.append(layer.weight.shape[1]))
+    cost.run(cost.Cost(widths=(10, 20), channels=(1,), points=points, runs=1), CPU)
+    assert seen == [*sizes, 1]
+
+
 def test_models_trained_in_parts_are_the_same_models():
     options = smooth.Smooth(seeds=2, train=40, test=20, points=20, epochs=2)
     whole = torch.tensor(smooth.run(options, CPU)["errors"])
@@ -208,6 +250,9 @@ def test_a_script_writes_its_numbers_its_settings_and_its_figures(module, change
     assert content["machine"]["torch"] == torch.__version__
     assert common.read(module.EXPERIMENT.settings, [str(tmp_path / "settings.toml")])
     assert {path.stem for path in tmp_path.glob("*.png")} == figures
+    record = str(tmp_path / "result.json")
+    common.main(module.EXPERIMENT, ["--draw", record, record, "--output", str(tmp_path / "again")])
+    assert {path.stem for path in (tmp_path / "again").glob("*.png")} == figures
 
 
 def test_the_pages_figures_are_replaced_only_when_told_to(tmp_path, monkeypatch, capsys):
@@ -218,9 +263,18 @@ def test_the_pages_figures_are_replaced_only_when_told_to(tmp_path, monkeypatch,
         common.main(cost.EXPERIMENT, [*TINY, "--output", str(page / "sub")])
     assert "--record" in capsys.readouterr().err and not list(page.iterdir())
     common.main(cost.EXPERIMENT, [*TINY, "--output", str(tmp_path / "run"), "--record"])
-    assert [path.name for path in page.iterdir()] == ["cost.png"]
+    assert sorted(path.name for path in page.iterdir()) == ["cost.png", "records"]
+    assert [path.name for path in (page / "records").iterdir()] == ["cost.json"]
     assert denoise.label(SMALL) == "hsi-stand-in"
     assert denoise.label(denoise.Denoise(kernel="definite")) == "cifar10-definite"
+
+
+def test_a_record_that_is_none_is_answered_in_words(tmp_path, capsys):
+    (tmp_path / "a.json").write_text("{}")
+    for files in ([], [str(tmp_path / "none.json")], [str(tmp_path / "a.json")]):
+        with pytest.raises(SystemExit):
+            common.main(cost.EXPERIMENT, ["--draw", *files, "--output", str(tmp_path / "out")])
+        assert "record" in capsys.readouterr().err
 
 
 @needs_mnist

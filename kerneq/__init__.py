@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from . import models as models
     from . import prox as prox
     from . import solvers as solvers
+    from . import theory as theory
     from .equilibrium import Equilibrium as Equilibrium
     from .equilibrium import fixed_point as fixed_point
     from .prediction import predict as predict
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = ("cells", "data", "gradients", "kernels", "kglm", "models", "prox", "solvers")
+_MODULES = ("cells", "data", "gradients", "kernels", "kglm", "models", "prox", "solvers", "theory")
 _HOME = {
     "Equilibrium": "equilibrium",
     "EquilibriumError": "solution",

@@ -118,6 +118,22 @@ class AbstractRadialKernel(AbstractKernel):
     def slope(s: Tensor) -> Tensor:
         """ω′(s)."""
 
+    def input_lipschitz(self, gain: float) -> float:
+        """The Lipschitz constant of aW_h ↦ z*, patch by patch, where ‖W_hᵀW‖ ≤ `gain`; ∞ where z* may not be unique.
+
+        With g = `gain`, S = `steepest` and c = −min(0, `lowest`): (cg + √(S + c − Scg²)) / 2(1 − cg²), and at most
+        Sg / (1 − cg²) (docs/facts.md, fact 12). Where E is convex for every W, as for the multiquadric, it is ½, or
+        g / (1 + g²) for g < 1: no weight W makes the equilibrium more sensitive than that.
+        """
+        steepest, concavity = self.steepest, -min(0.0, self.lowest)
+        convexity = 1 - concavity * gain**2
+        if convexity <= 0:
+            return math.inf
+        if concavity == 0 and steepest * gain**2 <= 1:
+            return steepest * gain / (1 + steepest * gain**2)
+        root = math.sqrt(steepest + concavity - steepest * concavity * gain**2)
+        return min((concavity * gain + root) / 2, steepest * gain) / convexity
+
     @property
     def through_features(self) -> bool:
         return True

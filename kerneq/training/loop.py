@@ -11,7 +11,7 @@ from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 from torch.nn.utils import clip_grad_norm_
 
 from ..data import Batches
@@ -154,13 +154,22 @@ def descend(state: State, network: nn.Module, x: Tensor, target: Tensor) -> None
     settings = state.config.training
     with torch.autocast(x.device.type, torch.bfloat16, enabled=settings.amp):
         logits, solutions = network(x, solutions=True)
-    loss = cross_entropy(logits.float(), target, label_smoothing=settings.label_smoothing)
+    handicapped = with_margin(logits.float(), target, settings.margin)
+    loss = cross_entropy(handicapped, target, label_smoothing=settings.label_smoothing)
     state.optimizer.zero_grad()
     torch.autograd.backward(loss)
     if settings.clip > 0:
         clip_grad_norm_(state.model.parameters(), settings.clip)
     state.optimizer.step()
     state.accumulator.add(loss.detach(), logits, target, solutions)
+
+
+def with_margin(logits: Tensor, target: Tensor, margin: float) -> Tensor:
+    """The logits, that of the true class less by `margin`; with soft targets, each class by its share of it."""
+    if margin == 0:
+        return logits
+    share = one_hot(target, logits.shape[1]) if target.dim() == 1 else target
+    return logits - margin * share
 
 
 @final

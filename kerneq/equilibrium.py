@@ -1,17 +1,21 @@
 """The layer: a cell, a solver and a gradient rule; and the same for any function."""
 
+import contextlib
 import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from .cells import AbstractCell
-from .equation import Map
+from .equation import AbstractMap, Map
 from .gradients import AbstractGradient, Implicit
 from .solution import OnFailure, Solution, check_limits, check_on_failure
 from .solvers import AbstractSolver, Anderson, Proximal, solve
 from .tensors import check_whole
+
+Look = Callable[[AbstractMap, Tensor], None]
 
 
 @final
@@ -59,6 +63,7 @@ class Equilibrium(nn.Module):
         self.cell, self.solver, self.gradient = cell, solver, gradient
         self.tol, self.max_steps = tol, max_steps
         self.check_every, self.on_failure = check_every, on_failure
+        self.look: Look | None = None  # see `watching`
 
     def extra_repr(self) -> str:
         return f"solver={self.solver}, gradient={self.gradient}, tol={self.tol:g}, max_steps={self.max_steps}"
@@ -84,8 +89,28 @@ class Equilibrium(nn.Module):
         )
         if self.training:
             self.cell.observe(f, solution.value)
+        if self.look is not None:
+            self.look(f, solution.value)
         z = self.gradient.attach(f, solution.value) if torch.is_grad_enabled() else solution.value
         return dataclasses.replace(solution, value=self.cell.output(f, z))
+
+
+@contextlib.contextmanager
+def watching(model: nn.Module, look: Look) -> Iterator[None]:
+    """Inside, every equilibrium layer of `model`, after each solve, calls look(f, z): its equation and the z* it found.
+
+    with watching(model, lambda f, z: energies.append(f.energy(z))):
+        model(x)
+    """
+    layers = [module for module in model.modules() if isinstance(module, Equilibrium)]
+    before = [layer.look for layer in layers]
+    for layer in layers:
+        layer.look = look
+    try:
+        yield
+    finally:
+        for layer, old in zip(layers, before, strict=True):
+            layer.look = old
 
 
 def fixed_point(
@@ -111,3 +136,41 @@ def fixed_point(
     if not torch.is_grad_enabled():
         return solution
     return dataclasses.replace(solution, value=gradient.attach(f, solution.value))
+
+
+@contextlib.contextmanager
+def solving(
+    model: nn.Module,
+    *,
+    tol: float | None = None,
+    max_steps: int | None = None,
+    gradient: AbstractGradient | None = None,
+    exact: bool = False,
+) -> Iterator[None]:
+    """Inside, every equilibrium layer of `model` is solved and differentiated as said here; None: as it is.
+
+        with solving(model, max_steps=4):
+            logits = model(x)
+
+    `exact` is the implicit gradient to a residual of 1e-5, by the layer's own solver where its rule is implicit, and
+    convolutions without TF32, which rounds to three digits.
+    """
+    layers = [module for module in model.modules() if isinstance(module, Equilibrium)]
+    before, tf32 = [(layer.tol, layer.max_steps, layer.gradient) for layer in layers], torch.backends.cudnn.allow_tf32
+    try:
+        torch.backends.cudnn.allow_tf32 = tf32 and not exact
+        for layer in layers:
+            layer.tol = layer.tol if tol is None else tol
+            layer.max_steps = layer.max_steps if max_steps is None else max_steps
+            layer.gradient = _exact(layer.gradient) if exact else gradient or layer.gradient
+            check_limits(layer.tol, layer.max_steps)
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = tf32
+        for layer, settings in zip(layers, before, strict=True):
+            layer.tol, layer.max_steps, layer.gradient = settings
+
+
+def _exact(rule: AbstractGradient) -> Implicit:
+    implicit = rule if isinstance(rule, Implicit) else Implicit(Anderson())
+    return dataclasses.replace(implicit, tol=1e-5, max_steps=50, check_every=None, on_failure="return")

@@ -110,6 +110,10 @@ class Images:
         """The images at `index`, int64, in that order."""
         return dataclasses.replace(self, pixels=self.pixels[index], labels=self.labels[index])
 
+    def sample(self, count: int, seed: int = 0) -> "Images":
+        """At most `count` of the images, in an order drawn by `seed`."""
+        return self.select(torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))[:count])
+
 
 def decode(path: Path, size: int, box: Box | None = None, convert: Convert | None = None) -> Tensor:
     """One picture file as uint8 (3, size, size): the part in `box`, by default its largest central square.

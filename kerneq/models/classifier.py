@@ -25,7 +25,7 @@ from ..solution import Solution
 from ..solvers import AbstractSolver, Anderson, InFeatures, Proximal
 from .lipschitz import AlmostOrthogonal, MaxMin, UnitRows
 
-Stem = Literal["cifar", "deep", "paper", "imagenet", "plain"]
+Stem = Literal["cifar", "deep", "paper", "imagenet", "folded", "plain"]
 
 # While training, a backward solve that stops at its step limit is a choice, not an accident.
 _IMPLICIT = Implicit(InFeatures(Anderson(memory=3)), tol=1e-3, max_steps=20, on_failure="return")
@@ -115,7 +115,8 @@ class ClassifierConfig(AbstractSolveConfig):
     stem: Stem = setting(
         "cifar",
         "3×3 convolutions. cifar: 3 → w/4 → w/2 → w; deep: 3 → w/4 → w/4 → w/2 → w/2 → w; paper: 3 → w → w; "
-        "imagenet: the same, then two w → w of stride 2; plain: 3 → w",
+        "imagenet: the same, then two w → w of stride 2; folded: 3 → w/4 → w/4, w/2 → w/2, w → w, with stride 2 in "
+        "between; plain: 3 → w",
     )
     norm: float = setting(1.0, "bound on ‖W‖‖W_h‖", above=0)
     activity: float = setting(0.5, "sᵢ = γ‖rᵢW_h‖² at initialisation, where γ is fixed", above=0)
@@ -142,7 +143,7 @@ class ClassifierConfig(AbstractSolveConfig):
     def multiple(self) -> int:
         """What the sides of a picture must be multiples of: every branch has to end in whole patches."""
         patch = self.kernel.patch if isinstance(self.kernel, AbstractRadialKernel) else 1
-        stride = 4 if self.stem == "imagenet" else 1
+        stride = 4 if self.stem in ("imagenet", "folded") else 1
         return stride * max(max(self.scales) * patch, self.fusion)
 
 
@@ -193,12 +194,13 @@ def make_stem(kind: Stem, channels: int, width: int, lipschitz: bool = False) ->
         "deep": (quarter, quarter, half, half, width),
         "paper": (width, width),
         "imagenet": (width, width, width, width),
+        "folded": (quarter, quarter, half, half, width, width),
         "plain": (width,),
     }
     if kind not in widths:
         raise ValueError(f"`stem` must be one of {', '.join(widths)}, got {kind!r}.")
     inputs = (channels, *widths[kind])
-    strides = (1, 1, 2, 2) if kind == "imagenet" else (1,) * len(inputs)
+    strides = {"imagenet": (1, 1, 2, 2), "folded": (1, 1, 2, 1, 2, 1)}.get(kind, (1,) * len(widths[kind]))
     layers = zip(inputs, widths[kind], strides, strict=False)
     if lipschitz:
         if any(channels % 2 for channels in widths[kind]):

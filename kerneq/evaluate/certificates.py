@@ -66,7 +66,7 @@ class CertificateResult:
 def measure_certificates(
     trained: TrainedRun, *, images: int = 1000, attacked: int = 64, steps: int = 20, seed: int = 0
 ) -> CertificateResult:
-    """Certify a random choice of test pictures, and attack some that are classified rightly, by PGD of so many steps."""
+    """Certify a random choice of test pictures, and attack some that are right, by PGD of so many steps."""
     if not isinstance(trained.model, Classifier | DenseClassifier):
         raise TrainingError(f"Certificates need a kernel model, and {trained.config.model.name} is none.")
     chosen = trained.test.sample(images, seed)

@@ -11,7 +11,7 @@ from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
 from ..data import Batches
@@ -168,8 +168,9 @@ def with_margin(logits: Tensor, target: Tensor, margin: float) -> Tensor:
     """The logits, that of the true class less by `margin`; with soft targets, each class by its share of it."""
     if margin == 0:
         return logits
-    share = one_hot(target, logits.shape[1]) if target.dim() == 1 else target
-    return logits - margin * share
+    if target.dim() == 1:
+        target = target[:, None] == torch.arange(logits.shape[1], device=target.device)
+    return logits - margin * target
 
 
 @final

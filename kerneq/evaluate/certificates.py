@@ -31,7 +31,7 @@ class CertificateResult:
     accuracy: float
     layers: list[LayerBound]  # why each equilibrium is unique
     unique: bool
-    error: float  # the largest distance of a computed equilibrium from the exact one
+    error: float | None  # the largest distance of a computed equilibrium from the exact one, where that is unique
     lipschitz: float  # the largest constant of a difference of two logits, for normalised pictures
     radii: list[float]
     certified: list[float]  # share of the pictures that are right, and certified to stay so within the radius
@@ -44,11 +44,10 @@ class CertificateResult:
 
     def summary(self) -> list[tuple[str, str]]:
         """Lines for the terminal."""
-        worst = max(self.layers, key=lambda layer: layer.lipschitz / layer.threshold)
-        sign = "<" if worst.unique else "≥"
+        worst = min(self.layers, key=lambda layer: layer.convexity)
         lines = [
-            ("equilibrium", f"{'unique' if self.unique else 'not shown to be unique'}, computed to {self.error:.1e}"),
-            ("its bound", f"L = {worst.lipschitz:.3g} {sign} {worst.threshold:.3g} ({worst.name})"),
+            ("equilibrium", f"unique ({worst})" if self.unique else f"not shown to be unique ({worst})"),
+            ("computed to within", "–" if self.error is None else f"{self.error:.1e}"),
             ("accuracy", f"{self.accuracy:.2%} of {self.images} pictures"),
         ]
         lines += [
@@ -85,7 +84,7 @@ def measure_certificates(
         accuracy=float(right.double().mean()),
         layers=list(found.layers),
         unique=found.unique,
-        error=float(found.error.max()),
+        error=float(found.error.max()) if found.unique else None,
         lipschitz=float(found.lipschitz.max()),
         radii=list(RADII),
         certified=[float((right & (radius > least)).double().mean()) for least in RADII],

@@ -51,14 +51,16 @@ class MaxMin(nn.Module):
 
 
 @final
-class UnitRows(nn.Linear):
+class UnitRows(nn.Module):
     """A linear head whose rows are rescaled to the length `gain`: a logit moves that much further than the features.
 
     One over the temperature of the softmax; it changes no radius, as margins grow by the same factor.
     """
 
     def __init__(self, inputs: int, outputs: int, gain: float):
-        super().__init__(inputs, outputs)
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs) / inputs**0.5)
+        self.bias = nn.Parameter(torch.zeros(outputs))
         self.gain = gain
 
     def rescaled(self) -> Tensor:

@@ -39,7 +39,7 @@ class LayerBound:
 
     name: str
     lipschitz: float  # L, from above
-    threshold: float
+    threshold: float | None  # None: for every L
     convexity: float  # μ, from below
     sensitivity: float  # the Lipschitz constant of input ↦ z*, the norm of the map x ↦ aW_h included
 
@@ -47,6 +47,10 @@ class LayerBound:
     def unique(self) -> bool:
         """Whether the equilibrium is unique, for every input."""
         return self.convexity > 0
+
+    def __str__(self) -> str:
+        limit = ", any L will do" if self.threshold is None else f" {'<' if self.unique else '≥'} {self.threshold:.3g}"
+        return f"{self.name}: L = {self.lipschitz:.3g}{limit}"
 
 
 @final
@@ -72,10 +76,9 @@ class Certificate:
         return all(layer.unique for layer in self.layers)
 
     def __str__(self) -> str:
-        worst = max(self.layers, key=lambda layer: layer.lipschitz / layer.threshold)
-        why = f"{worst.name}: L = {worst.lipschitz:.3g} {'<' if worst.unique else '≥'} {worst.threshold:.3g}"
+        worst = min(self.layers, key=lambda layer: layer.convexity)
         return (
-            f"{'One equilibrium' if self.unique else 'Uniqueness not shown'} ({why}), computed to "
+            f"{'One equilibrium' if self.unique else 'Uniqueness not shown'} ({worst}), computed to "
             f"{float(self.error.max()):.1e}; mean radius {float(self.radius.mean()):.3g}, "
             f"{int((self.radius > 0).sum())} of {len(self.radius)} predictions certified."
         )
@@ -285,7 +288,7 @@ def _path(name: str, layer: Equilibrium, given: Tensor, before: float, rows: Ten
     else:
         raise TypeError(f"Certificates are made for radial kernels and the linear one, got {kernel!r}.")
     slope *= _input_norm(cell, size) * (norm if cell.gives == "features" else 1)
-    threshold = math.inf if lowest == 0 else -steepest / lowest
+    threshold = None if lowest == 0 else -steepest / lowest
     bound = LayerBound(name, steepest * gain**2, threshold, 1 + lowest * gain**2, slope)
     return _Path(layer, bound, before, gain, push, rows)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from .attack import measure_attack
 from .behaviour import measure_behaviour
+from .certificates import measure_certificates
 from .corruptions import measure_corruptions
 from .export import export as export
 from .ood import measure_ood
@@ -30,4 +31,7 @@ PARTS: dict[str, Part[Any]] = {
     "corruptions": Part(measure_corruptions, "accuracy under the 19 corruptions of CIFAR-10-C (KerDEQ, Figure 2)"),
     "saliency": Part(measure_saliency, "where the model looks: maps, deletion and insertion", draw=draw_saliency),
     "attack": Part(measure_attack, "accuracy under PGD, and whether its gradient is masked"),
+    "certificates": Part(
+        measure_certificates, "the share of predictions that provably do not change within a distance"
+    ),
 }

@@ -118,6 +118,13 @@ class AbstractRadialKernel(AbstractKernel):
     def slope(s: Tensor) -> Tensor:
         """ω′(s)."""
 
+    def input_lipschitz(self, gain: float) -> float:
+        """The Lipschitz constant of aW_h ↦ z*, patch by patch, where ‖W_hᵀW‖ ≤ `gain`; ∞ where z* may not be unique.
+
+        Where E is convex for every W, as for the multiquadric, it is ½ at most: no W makes z* more sensitive.
+        """
+        return input_lipschitz(gain, self.lowest, self.steepest)
+
     @property
     def through_features(self) -> bool:
         return True
@@ -164,6 +171,21 @@ class AbstractRadialKernel(AbstractKernel):
         """ω(sᵢ): 1 where v explains the patch of a, towards 0 where it does not."""
         assert at.Q is not None and at.gamma is not None
         return patch_weights(type(self), at.a, v, at.Q, at.gamma, split=at.split, patch=at.patch)
+
+
+def input_lipschitz(w: float, lowest: float, steepest: float = 1.0) -> float:
+    """The least K with ‖z*(a) − z*(a′)‖ ≤ K‖a − a′‖ for every W with ‖W‖ ≤ w, where ωr has slopes in [−c, S].
+
+    c = −min(0, `lowest`), S = `steepest`. K² is the largest (cSw² + (S − c)X)/(1 + X)² for X in [−cw², Sw²]; for S = 1
+    w/(1 + w²), (1 − c)/2√(1 − c − cw²) or cw/(1 − cw²), and infinite from cw² = 1 on. Where ωr is monotone (c = 0, the
+    multiquadric) K ≤ √S/2 for every W. With W_h, w is ‖W‖‖W_h‖ and the constant K‖W_h‖ (docs/theory.md, fact 5).
+    """
+    c = max(0.0, -lowest)
+    if c * w**2 >= 1:
+        return math.inf
+    flat = 1 - 2 * c * steepest * w**2 / (steepest - c) if c < steepest else -math.inf  # no slope in X there
+    X = min(max(flat, -c * w**2), steepest * w**2)
+    return math.sqrt(c * steepest * w**2 + (steepest - c) * X) / (1 + X)
 
 
 @final

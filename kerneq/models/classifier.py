@@ -7,6 +7,7 @@ how an equilibrium layer is solved and differentiated, and what is said to an in
 import abc
 import dataclasses
 import functools
+import math
 from typing import Any, ClassVar, Literal, final
 
 import torch
@@ -22,8 +23,9 @@ from ..kernels.radial import PatchParameters
 from ..settings import setting
 from ..solution import Solution
 from ..solvers import AbstractSolver, Anderson, InFeatures, Proximal
+from .lipschitz import AlmostOrthogonal, MaxMin, UnitRows
 
-Stem = Literal["cifar", "deep", "paper", "imagenet", "plain"]
+Stem = Literal["cifar", "deep", "paper", "imagenet", "folded", "plain"]
 
 # While training, a backward solve that stops at its step limit is a choice, not an accident.
 _IMPLICIT = Implicit(InFeatures(Anderson(memory=3)), tol=1e-3, max_steps=20, on_failure="return")
@@ -113,15 +115,23 @@ class ClassifierConfig(AbstractSolveConfig):
     stem: Stem = setting(
         "cifar",
         "3×3 convolutions. cifar: 3 → w/4 → w/2 → w; deep: 3 → w/4 → w/4 → w/2 → w/2 → w; paper: 3 → w → w; "
-        "imagenet: the same, then two w → w of stride 2; plain: 3 → w",
+        "imagenet: the same, then two w → w of stride 2; folded: 3 → w/4 → w/4, w/2 → w/2, w → w, with stride 2 in "
+        "between; plain: 3 → w",
     )
     norm: float = setting(1.0, "bound on ‖W‖‖W_h‖", above=0)
     activity: float = setting(0.5, "sᵢ = γ‖rᵢW_h‖² at initialisation, where γ is fixed", above=0)
     length: float | None = setting(None, "‖aᵢ‖² of a patch at initialisation, whatever γ; none: activity / γ", above=0)
     output: Output = setting("state", "what a branch gives: z, or v = Wz with the widths of z and v exchanged")
     overlap: bool = setting(True, "on a GPU, solve the branches side by side")
+    lipschitz: bool = setting(
+        False,
+        "every layer 1-Lipschitz, for certificates: almost-orthogonal convolutions and MaxMin, no batch norm",
+    )
+    gain: float = setting(1.0, "what a lipschitz model multiplies its logits by: one over a temperature", above=0)
 
     def __post_init__(self) -> None:
+        if self.lipschitz and not isinstance(self.kernel, AbstractRadialKernel):
+            raise ValueError(f"`lipschitz` needs a radial kernel such as multiquadric, got {self.kernel!r}.")
         if len(self.features) != len(self.scales) or not self.features:
             raise ValueError(
                 f"`features` and `scales` need one entry a branch, got {len(self.features)} and {len(self.scales)}."
@@ -133,7 +143,7 @@ class ClassifierConfig(AbstractSolveConfig):
     def multiple(self) -> int:
         """What the sides of a picture must be multiples of: every branch has to end in whole patches."""
         patch = self.kernel.patch if isinstance(self.kernel, AbstractRadialKernel) else 1
-        stride = 4 if self.stem == "imagenet" else 1
+        stride = 4 if self.stem in ("imagenet", "folded") else 1
         return stride * max(max(self.scales) * patch, self.fusion)
 
 
@@ -148,19 +158,24 @@ class Classifier(AbstractModel):
     def __init__(self, config: ClassifierConfig, classes: int, channels: int = 3):
         super().__init__(channels, multiple=config.multiple)
         self.config = config
-        self.stem = make_stem(config.stem, channels, config.width)
+        self.stem = make_stem(config.stem, channels, config.width, config.lipschitz)
         self.branches = nn.ModuleList(
             Branch(config, scale, features) for scale, features in zip(config.scales, config.features, strict=True)
         )
-        self.norm = BatchNorm(config.width, relu=True)
-        self.head = nn.Linear(config.width, classes)
+        self.norm = MaxMin() if config.lipschitz else BatchNorm(config.width, relu=True)
+        self.head = (
+            UnitRows(config.width, classes, config.gain) if config.lipschitz else nn.Linear(config.width, classes)
+        )
 
     def classify(self, x: Tensor) -> tuple[Tensor, dict[str, Solution]]:
         levels = pyramid(self.stem(x), self.config.scales)
         inputs = [levels[scale] for scale in self.config.scales]
         results = run_on_streams(list(self.branches), inputs, self.config.overlap)
         mean = functools.reduce(torch.add, [z for z, _ in results]) / len(results)
-        logits = self.head(self.norm(mean).mean((2, 3)))
+        features = self.norm(mean).mean((2, 3))
+        if self.config.lipschitz:
+            features = features * (mean.shape[2] * mean.shape[3]) ** 0.5  # the mean of n pixels shrinks them to 1/√n
+        logits = self.head(features)
         return logits, {f"branch{index}": solution for index, (_, solution) in enumerate(results)}
 
     def diagnostics(self) -> dict[str, float]:
@@ -171,7 +186,7 @@ class Classifier(AbstractModel):
         return numbers
 
 
-def make_stem(kind: Stem, channels: int, width: int) -> nn.Sequential:
+def make_stem(kind: Stem, channels: int, width: int, lipschitz: bool = False) -> nn.Sequential:
     """Pixels → `width` channels. One convolution alone is markedly worse on CIFAR-10."""
     quarter, half = width // 4, width // 2
     widths = {
@@ -179,13 +194,20 @@ def make_stem(kind: Stem, channels: int, width: int) -> nn.Sequential:
         "deep": (quarter, quarter, half, half, width),
         "paper": (width, width),
         "imagenet": (width, width, width, width),
+        "folded": (quarter, quarter, half, half, width, width),
         "plain": (width,),
     }
     if kind not in widths:
         raise ValueError(f"`stem` must be one of {', '.join(widths)}, got {kind!r}.")
     inputs = (channels, *widths[kind])
-    strides = (1, 1, 2, 2) if kind == "imagenet" else (1,) * len(inputs)
+    strides = {"imagenet": (1, 1, 2, 2), "folded": (1, 1, 2, 1, 2, 1)}.get(kind, (1,) * len(widths[kind]))
     layers = zip(inputs, widths[kind], strides, strict=False)
+    if lipschitz:
+        if any(channels % 2 for channels in widths[kind]):
+            raise ValueError(
+                f"`lipschitz` sorts channels in pairs: the stem needs even numbers of them, got {widths[kind]}."
+            )
+        return nn.Sequential(*(fold_conv_sort(before, after, stride) for before, after, stride in layers))
     return nn.Sequential(*(conv_norm_relu(before, after, stride) for before, after, stride in layers))
 
 
@@ -197,11 +219,18 @@ def conv_norm_relu(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
     )
 
 
+def fold_conv_sort(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+    """The 1-Lipschitz counterpart: instead of a stride, squares of pixels become channels, so that nothing is lost."""
+    return nn.Sequential(nn.PixelUnshuffle(stride), AlmostOrthogonal(inputs * stride**2, outputs), MaxMin())
+
+
 @final
 class Branch(nn.Module):
     """The stem's output at one scale → its equilibrium → the scale of the fusion → batch norm.
 
-    Nothing is normalised inside the equation.
+    Nothing is normalised inside the equation. A `lipschitz` branch has no batch norm, but three numbers that make it
+    1-Lipschitz: pooling by s shrinks differences to 1/s of their length, at least, up-sampling stretches them by s; and
+    the equilibrium, from a to z*, by `kernel.input_lipschitz` · ‖W_h‖ at most.
     """
 
     def __init__(self, config: ClassifierConfig, scale: int, features: int):
@@ -211,7 +240,11 @@ class Branch(nn.Module):
         if config.output == "features":
             state, features = features, state
         channels = state if config.kernel.in_state else features
-        inject = nn.Sequential(nn.Conv2d(config.width, channels, 3, padding=1, bias=False), BatchNorm(channels))
+        inject = (
+            nn.Sequential(AlmostOrthogonal(config.width, channels))
+            if config.lipschitz
+            else nn.Sequential(nn.Conv2d(config.width, channels, 3, padding=1, bias=False), BatchNorm(channels))
+        )
         cell = ConvCell(
             config.kernel,
             inputs=config.width,
@@ -221,18 +254,35 @@ class Branch(nn.Module):
             inject=inject,
             output=config.output,
         )
-        set_scale(inject, cell, config)
+        self.sensitivity: float | None = None  # the Lipschitz constant of aW_h ↦ the output
+        if config.lipschitz:
+            assert isinstance(config.kernel, AbstractRadialKernel)
+            self.sensitivity = config.kernel.input_lipschitz(config.norm)
+            if config.output == "features" or self.sensitivity == math.inf:
+                raise ValueError("`lipschitz` needs `output` = state and a `norm` at which the equilibrium is unique.")
+        else:
+            set_scale(inject, cell, config)
         self.equilibrium = config.make_layer(cell)
-        self.norm = BatchNorm(config.width)
+        self.norm = nn.Identity() if config.lipschitz else BatchNorm(config.width)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Solution]:
-        solution: Solution = self.equilibrium(x)
+        solution: Solution = self.equilibrium(x if self.sensitivity is None else self.scale * x)
         z = solution.value
+        if self.sensitivity is not None:
+            z = z * self.gain()
         if self.scale < self.fusion:
             z = pool(z, self.fusion // self.scale)
         elif self.scale > self.fusion:
             z = unpool(z, self.scale // self.fusion)
         return self.norm(z), solution
+
+    def gain(self) -> Tensor:
+        """What the z of a `lipschitz` branch is multiplied by."""
+        cell = self.equilibrium.cell
+        assert (
+            self.sensitivity is not None and isinstance(cell, ConvCell) and isinstance(cell.similarity, PatchParameters)
+        )
+        return self.fusion / (self.scale * self.sensitivity * cell.similarity.gain())
 
 
 @final

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from .. import settings as tables
-from ..kernels import Gaussian, Linear, Polynomial, Sigmoid
+from ..kernels import Gaussian, Linear, Multiquadric, Polynomial, Sigmoid
 from ..tensors import check_whole
 from .baselines import MDEQ, MDEQConfig, ResNet, ResNetConfig
 from .classifier import AbstractModel, Classifier, ClassifierConfig, DenseClassifier, DenseConfig, KernelConfig
@@ -31,6 +31,7 @@ CLASSES: dict[type, Callable[[Any, int, int], AbstractModel]] = {
 }
 EQUATIONS: dict[type, str] = {
     Gaussian: "z = relu(Wᵀm), mᵢ = exp(−γ‖rᵢW_h‖²) rᵢW_hW_hᵀ, r = Ux + b − Wz",
+    Multiquadric: "z = relu(Wᵀm), mᵢ = (1 + γ‖rᵢW_h‖²)^{−1/2} rᵢW_hW_hᵀ, r = Ux + b − Wz",
     Linear: "z = relu(Ux + b + WᵀWz)",
     Polynomial: "z = relu(k(⟨a, z⟩ + c)ᵏ⁻¹a + WᵀWz), a = Ux + b",
     Sigmoid: "z = relu((1 − tanh²⟨a, z⟩)a + WᵀWz), a = Ux + b",

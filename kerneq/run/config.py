@@ -90,6 +90,7 @@ class Training:
     epochs: int = setting(20, "", low=1)
     batch_size: int = setting(128, "images per step, over all processes", low=1)
     label_smoothing: float = setting(0.0, "", low=0, high=0.99)
+    margin: float = setting(0.0, "taken from the logit of the true class in the loss, so that it learns to lead", low=0)
     ema: float = setting(0.0, "decay of the running average of the weights per step, 0: none", low=0, high=0.999999)
     amp: bool = setting(False, "bfloat16 autocast, on a GPU")
     clip: float = setting(0.0, "largest norm of the gradient, 0: unlimited", low=0)

@@ -1,13 +1,18 @@
 """The theory of the papers as functions, published and corrected side by side, and `kerneq verify`, which checks it."""
 
+from ..kernels.radial import input_lipschitz as input_lipschitz
+from .certificates import Certificate as Certificate
+from .certificates import LayerBound as LayerBound
+from .certificates import certify as certify
 from .constants import Constants as Constants
 from .constants import measure as measure
+from .norms import conv_norm as conv_norm
+from .norms import matrix_norm as matrix_norm
 from .propositions import Bound as Bound
 from .propositions import Comparison as Comparison
 from .propositions import Expansion as Expansion
 from .propositions import estimate_similarity as estimate_similarity
 from .propositions import feature_map as feature_map
-from .propositions import input_lipschitz as input_lipschitz
 from .propositions import lemma1 as lemma1
 from .propositions import lemma2 as lemma2
 from .propositions import lemma3 as lemma3

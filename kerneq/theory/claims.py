@@ -183,7 +183,7 @@ def proposition3() -> Evidence:
             W, b = with_norm(W, w), a + 0.1 * move
             z = equilibrium(torch.cat([W, W]), torch.cat([a, b]), 1.0, kernel)
             apart = (z[:RESTARTS] - z[RESTARTS:]).norm(dim=1)
-            return apart / (a - b).norm(dim=1) / p.input_lipschitz(w, kernel.lowest)
+            return apart / (a - b).norm(dim=1) / input_lipschitz(w, kernel.lowest)
 
         starts = torch.randn(RESTARTS, 3, 3), torch.randn(RESTARTS, 3), torch.randn(RESTARTS, 3)
         worst = max(worst, ascend(ratio, *starts, steps=20, rate=0.1))

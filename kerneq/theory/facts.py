@@ -10,11 +10,10 @@ from torch import Tensor
 from .. import kglm
 from ..cells import DenseCell
 from ..kernels import AbstractKernel, AbstractRadialKernel, Cauchy, Gaussian, Linear, Multiquadric, Polynomial, Sigmoid
-from ..kernels.radial import PatchParameters
+from ..kernels.radial import PatchParameters, input_lipschitz
 from ..kglm import propositions as glm
 from ..solution import Status
 from ..solvers import InFeatures, Newton, Picard, Proximal, solve
-from .propositions import input_lipschitz
 from .verify import RESTARTS, Claim, Evidence, ascend, equilibrium, settled, times, with_norm
 
 RADIAL = (Gaussian, Multiquadric, Cauchy)

@@ -12,6 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from ..kernels.radial import input_lipschitz
 from ..solvers import Picard, solve
 from .constants import Constants
 
@@ -224,21 +225,6 @@ def remark1(c: Constants) -> Bound:
 
 
 # Stability
-
-
-def input_lipschitz(w: float, lowest: float) -> float:
-    """The least K with ‖z*(a) − z*(a′)‖ ≤ K‖a − a′‖ for every W with ‖W‖ ≤ w, where βr has slopes in [−c, 1].
-
-    c = −min(0, `lowest`) of a radial kernel. K² is the largest (cw² + (1 − c)X)/(1 + X)² for X in [−cw², w²]:
-    w/(1 + w²), (1 − c)/2√(1 − c − cw²) or cw/(1 − cw²), and infinite from cw² = 1 on. Where βr is monotone (c = 0, the
-    multiquadric) K ≤ ½ for every W. With W_h, w is ‖W‖‖W_h‖ and the constant K‖W_h‖.
-    """
-    c = max(0.0, -lowest)
-    if c * w**2 >= 1:
-        return math.inf
-    flat = 1 - 2 * c * w**2 / (1 - c) if c < 1 else -math.inf  # where the quotient has no slope in X
-    X = min(max(flat, -c * w**2), w**2)
-    return math.sqrt(c * w**2 + (1 - c) * X) / (1 + X)
 
 
 def proposition3(c: Constants) -> Comparison:

@@ -155,13 +155,23 @@ def descend(state: State, network: nn.Module, x: Tensor, target: Tensor) -> None
     settings = state.config.training
     with state.process.autocast(settings.amp):
         logits, solutions = network(x, solutions=True)
-    loss = cross_entropy(logits.float(), target, label_smoothing=settings.label_smoothing)
+    handicapped = with_margin(logits.float(), target, settings.margin)
+    loss = cross_entropy(handicapped, target, label_smoothing=settings.label_smoothing)
     state.optimizer.zero_grad()
     torch.autograd.backward(loss)
     if settings.clip > 0:
         clip_grad_norm_(state.model.parameters(), settings.clip)
     state.optimizer.step()
     state.accumulator.add(loss.detach(), logits, target, solutions)
+
+
+def with_margin(logits: Tensor, target: Tensor, margin: float) -> Tensor:
+    """The logits, that of the true class less by `margin`; with soft targets, each class by its share of it."""
+    if margin == 0:
+        return logits
+    if target.dim() == 1:
+        target = target[:, None] == torch.arange(logits.shape[1], device=target.device)
+    return logits - margin * target
 
 
 @final

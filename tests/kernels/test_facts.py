@@ -324,3 +324,35 @@ def test_the_linear_energy_need_not_have_a_minimum_from_l_one_on():
     top = V[0] if V[0].sum() > 0 else -V[0]
     values = 0.5 * 1e8 * (1 - (f.operator.weight.detach() @ top).square().sum())
     assert f.convexity < 0 and values < -1e7
+
+
+@examples
+@given(seed=seeds, gain=st.floats(0.05, 6), scale=st.floats(0.01, 30), kernel=st.sampled_from(sorted(RADIAL)))
+def test_fact_5_no_weight_makes_the_equilibrium_more_sensitive_than_stated(seed, gain, scale, kernel):
+    """∂z*/∂(aW_h) = (I − D ∂d/∂z)⁻¹ D ∂d/∂a W_h⁺, with D where ReLU lets through, never exceeds the constant."""
+    chosen = dataclasses.replace(RADIAL[kernel], split=6, hidden=6)
+    cell = cell_of("dense", chosen, norm=gain, stretch=50.0, seed=seed)
+    known = chosen.input_lipschitz(gain)
+    if math.isinf(known):
+        return
+    x = scale * input_of("dense", batch=1, seed=seed)
+    f = cell.eval().bind(x)
+    z = kerneq.solve(f, None, Proximal(), tol=1e-10, max_steps=2000).value.detach()
+    active = torch.diag((f.drive(z) > 0).to(z.dtype)[0])
+
+    def driven(a: torch.Tensor) -> torch.Tensor:
+        return dataclasses.replace(f, binding=dataclasses.replace(f.binding, a=a)).drive(z)
+
+    by_a = torch.autograd.functional.jacobian(driven, f.binding.a.detach())[0, :, 0]
+    moved = torch.linalg.solve(torch.eye(5) - active @ jacobian(f.drive, z), active @ by_a)
+    through = torch.linalg.solve(cell.similarity.project.weight, moved, left=False)  # a ↦ W_hᵀa first
+    assert torch.linalg.matrix_norm(through, 2) <= known * (1 + 1e-8)
+
+
+def test_fact_5_is_attained_by_the_multiquadric_where_the_loss_is_quadratic():
+    """γ → 0: z = (I + WᵀW)⁻¹Wᵀa, which moves by s/(1 + s²) along a singular vector: ½ at s = 1, for no W more."""
+    kernel = Multiquadric(gamma=1e-9, split=6, hidden=6)
+    for gain in (0.3, 1.0, 4.0):
+        singular = torch.linspace(0, gain, 10_001)
+        assert kernel.input_lipschitz(gain) == pytest.approx(float((singular / (1 + singular**2)).max()), rel=1e-6)
+    assert Gaussian().input_lipschitz(1.0) < 1 / (1 - CURVATURE)  # fact 5, which knows nothing of the curvature of S

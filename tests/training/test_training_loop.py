@@ -7,6 +7,7 @@ from toys import Toy, build_toy
 from kerneq.run import Run, checkpoint
 from kerneq.training import train
 from kerneq.training.build import training_batches
+from kerneq.training.loop import with_margin
 from kerneq.training.process import Process
 
 without_dropout = functools.partial(build_toy, dropout=0.0)
@@ -79,3 +80,13 @@ def test_deterministic_mode_is_switched_on_and_off_again(run):
     assert torch.are_deterministic_algorithms_enabled()
     run("training.epochs=1", folder="b")
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_margin_is_taken_from_the_logit_of_the_true_class():
+    logits = torch.arange(6.0).view(2, 3)
+    assert torch.equal(
+        with_margin(logits, torch.tensor([2, 0]), 0.5) - logits, torch.tensor([[0, 0, -0.5], [-0.5, 0, 0]])
+    )
+    soft = torch.tensor([[0.25, 0.75, 0.0], [1.0, 0.0, 0.0]])
+    assert torch.equal(with_margin(logits, soft, 2.0), logits - 2 * soft)
+    assert with_margin(logits, soft, 0.0) is logits

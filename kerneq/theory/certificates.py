@@ -1,0 +1,350 @@
+"""What is certain about a prediction: one equilibrium, how far the computed one is from it, and a radius around x.
+
+`certify(model, x)` bounds the Lipschitz constant of every difference of two logits, through stem, equilibria, fusion
+and head; a margin divided by it is a distance that no shorter perturbation can bridge (docs/certificates.md).
+"""
+
+import copy
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from ..cells import AbstractKernelCell
+from ..equilibrium import Equilibrium
+from ..kernels import AbstractRadialKernel, Linear
+from ..kernels.radial import PatchParameters
+from ..models import Classifier, DenseClassifier
+from ..models.classifier import Branch
+from ..models.lipschitz import AlmostOrthogonal, UnitRows
+from ..solution import Solution
+from ..solvers import Proximal
+from ..tensors import check_positive, check_whole, per_sample_norm
+from .norms import conv_norm, matrix_norm
+
+# What rounding in float64 can add to a layer's output, relative to norm of the layer · length of its input: an inner
+# product of n terms is off by nε of that of the absolute values, at most √n times larger: 10⁻¹¹ for n = 2304.
+ROUNDING = 1e-10
+MAX_STEPS = 1000  # of a solve; one that needs more leaves a larger error, which is taken from the radius
+Certified = Classifier | DenseClassifier
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class LayerBound:
+    """Why an equilibrium layer has one equilibrium: E is strongly convex, μ > 0, as long as L < `threshold`."""
+
+    name: str
+    lipschitz: float  # L, from above
+    threshold: float | None  # None: for every L
+    convexity: float  # μ, from below
+    sensitivity: float  # the Lipschitz constant of input ↦ z*, the norm of the map x ↦ aW_h included
+
+    @property
+    def unique(self) -> bool:
+        """Whether the equilibrium is unique, for every input."""
+        return self.convexity > 0
+
+    def __str__(self) -> str:
+        limit = ", any L will do" if self.threshold is None else f" {'<' if self.unique else '≥'} {self.threshold:.3g}"
+        return f"{self.name}: L = {self.lipschitz:.3g}{limit}"
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class Certificate:
+    """What holds for the model in exact arithmetic, with the weights it has; tensors are (batch,), in float64.
+
+    For every x′ with ‖x′ − x‖₂ < radius the class of largest logit is `prediction`. Units are those of x, the
+    normalised pictures; in `pixel_radius` those of pixels in [0, 1]. A radius of 0 certifies nothing.
+    """
+
+    prediction: Tensor
+    margin: Tensor  # its logit less the next largest, as computed
+    error: Tensor  # ‖z − z*‖ is at most this, for the worst layer
+    radius: Tensor
+    pixel_radius: Tensor | None  # where `std` was given
+    lipschitz: Tensor  # (classes, classes): of logit i − logit j, in the units of x
+    layers: tuple[LayerBound, ...]
+
+    @property
+    def unique(self) -> bool:
+        """Whether every layer has one equilibrium, for every input."""
+        return all(layer.unique for layer in self.layers)
+
+    def __str__(self) -> str:
+        worst = min(self.layers, key=lambda layer: layer.convexity)
+        return (
+            f"{'One equilibrium' if self.unique else 'Uniqueness not shown'} ({worst}), computed to "
+            f"{float(self.error.max()):.1e}; mean radius {float(self.radius.mean()):.3g}, "
+            f"{int((self.radius > 0).sum())} of {len(self.radius)} predictions certified."
+        )
+
+    __repr__ = __str__  # the numbers of a batch would fill the screen
+
+
+@torch.no_grad()
+def certify(
+    model: nn.Module, x: Tensor, *, std: Sequence[float] | None = None, tol: float = 1e-7, batch: int = 100
+) -> Certificate:
+    """A `Certificate` for pictures x (count, channels, height, width), normalised as in training.
+
+    The model is copied to float64 and solved, `batch` pictures at a time, to a relative residual of `tol`; what the
+    solve and rounding leave open is taken from the margin. With `std`, by which pixels in [0, 1] were divided, the
+    radius is stated for pixels too.
+
+        certificate = kq.theory.certify(model, x)
+        certificate.radius  # no perturbation of x shorter than this changes certificate.prediction
+    """
+    check_positive("tol", tol)
+    check_whole("batch", batch)
+    if not isinstance(model, Classifier | DenseClassifier):
+        raise TypeError(
+            "Certificates are made for `Classifier` and `DenseClassifier`, whose layers have known bounds, got "
+            f"{type(model).__name__}."
+        )
+    exact = copy.deepcopy(model).double().eval()
+    for layer in exact.layers():
+        layer.solver, layer.tol, layer.max_steps, layer.check_every = Proximal(), tol, MAX_STEPS, None
+    with torch.autocast(x.device.type, enabled=False):
+        constants = _Constants.of(exact, _run(exact, x[:1].double())[1])
+        parts = [_margins(exact, constants, part.double()) for part in torch.split(x.detach(), batch)]
+        scale = None if std is None else 1 / _first_norm(exact, x, std) * _first_norm(exact, x, [1.0] * x.shape[1])
+    logits, slack, error = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    top, prediction = logits.max(1)
+    own = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, prediction[:, None], True)
+    margins = (top[:, None] - logits).masked_fill(own, torch.inf)
+    radius = ((margins - slack) / constants.lipschitz[prediction]).masked_fill(own, torch.inf).amin(1)
+    radius = torch.where(radius > 0, radius, 0.0) * constants.unique  # where nothing is certain it is NaN, or negative
+    return Certificate(
+        prediction=prediction,
+        margin=margins.amin(1),
+        error=error,
+        radius=radius,
+        pixel_radius=None if scale is None else radius * scale,
+        lipschitz=constants.lipschitz,
+        layers=tuple(path.bound for path in constants.paths),
+    )
+
+
+Seen = dict[nn.Module, tuple[Tensor, Any]]  # what went into a module, and what came out of it
+
+
+def _run(model: Certified, x: Tensor) -> tuple[Tensor, Seen]:
+    """The logits, and what every layer of the stem and every equilibrium layer saw and gave."""
+    seen: Seen = {}
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
+        seen[module] = inputs[0], output
+
+    hooks = [module.register_forward_hook(note) for module in (*_stem(model), *model.layers())]
+    logits = model(x)
+    for hook in hooks:
+        hook.remove()
+    return logits, seen
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Path:
+    """One equilibrium layer on its way from the stem to the logits."""
+
+    layer: Equilibrium
+    bound: LayerBound
+    before: float  # the norm of stem ↦ input of the layer
+    gain: float  # ‖W‖‖W_h‖, or ‖W‖ for the linear kernel
+    push: float  # how far a moves f(z), at most: ‖W‖‖W_h‖², or 1
+    rows: Tensor  # (classes, channels): what the logits make of the layer's output
+
+    @property
+    def pairs(self) -> Tensor:
+        """How far the output of the layer moves logit i − logit j, at most."""
+        return torch.cdist(self.rows, self.rows, compute_mode="donot_use_mm_for_euclid_dist")
+
+    def distance(self, given: Tensor, solution: Solution) -> Tensor:
+        """How far from the exact equilibrium the computed output is, at most (docs/theory.md, fact 4)."""
+        cell, bound = self.layer.cell, self.bound
+        assert isinstance(cell, AbstractKernelCell)
+        f, value = cell.bind(given), solution.value
+        features = cell.gives == "features"
+        z = f.in_features().lift(value) if features else value
+        lengths = self.push * per_sample_norm(f.binding.a) + (1 + self.gain**2) * per_sample_norm(z)
+        gap = per_sample_norm(f(z) - z) + ROUNDING * lengths
+        error = (1 + bound.lipschitz / bound.convexity) * gap if bound.unique else torch.full_like(gap, torch.inf)
+        return per_sample_norm(value - f.operator(z)) + self.gain * error if features else error
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Constants:
+    """What bounds a model on pictures of one size."""
+
+    stem: tuple[float, ...]  # the norm of every layer
+    paths: tuple[_Path, ...]
+
+    @classmethod
+    def of(cls, model: Certified, seen: Seen) -> "_Constants":
+        """The constants for pictures of the size that was seen."""
+        stem = tuple(_layer_norm(layer, seen[layer][0]) for layer in _stem(model))
+        return cls(stem, tuple(_paths(model, seen)))
+
+    @property
+    def branches(self) -> Tensor:
+        """(classes, classes): how far the output of the stem moves logit i − logit j, at most."""
+        return torch.stack([path.before * path.bound.sensitivity * path.pairs for path in self.paths]).sum(0)
+
+    @property
+    def lipschitz(self) -> Tensor:
+        """(classes, classes): the same for the pictures."""
+        return math.prod(self.stem) * self.branches
+
+    @property
+    def unique(self) -> bool:
+        return all(path.bound.unique for path in self.paths)
+
+
+def _margins(model: Certified, constants: _Constants, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, by how much each may be nearer to the largest than computed (batch, classes), and error (batch,).
+
+    Every computed quantity is off by what rounding may have done, and an equilibrium by its distance from the exact
+    one; each error reaches the logits stretched by the constants that lie after it.
+    """
+    logits, seen = _run(model, x)
+    predicted = logits.argmax(1)
+    slack, error = torch.zeros_like(logits), logits.new_zeros(len(x))
+    for path in constants.paths:
+        given, solution = seen[path.layer]
+        off = path.distance(given, solution)
+        error = torch.maximum(error, off)
+        off = off + ROUNDING * path.bound.sensitivity * per_sample_norm(given)
+        length = torch.linalg.vector_norm(path.rows, dim=1)
+        slack += off[:, None] * path.pairs[predicted]
+        slack += ROUNDING * per_sample_norm(solution.value)[:, None] * (length[predicted][:, None] + length)
+    after = constants.branches[predicted]
+    for layer, norm in reversed(list(zip(_stem(model), constants.stem, strict=True))):
+        given, output = seen[layer]
+        slack += ROUNDING * (norm * per_sample_norm(given) + per_sample_norm(output))[:, None] * after
+        after = norm * after
+    return logits, slack + ROUNDING * logits.abs().amax(1, keepdim=True), error
+
+
+def _layer_norm(layer: nn.Sequential, given: Tensor, scale: Tensor | float = 1.0) -> float:
+    """The norm of the linear part of a layer of the stem, for pictures like `given` with their channels scaled."""
+    fold, conv, norm = layer if len(layer) == 3 else (nn.PixelUnshuffle(1), *layer)
+    assert isinstance(fold, nn.PixelUnshuffle) and isinstance(conv, nn.Conv2d)
+    factor = fold.downscale_factor
+    weight = _weight(conv, norm)
+    if isinstance(scale, Tensor):
+        weight = weight * scale.repeat_interleave(factor**2)[:, None, None]
+    return conv_norm(weight, (given.shape[2] // factor, given.shape[3] // factor), conv.stride[0])
+
+
+def _stem(model: Certified) -> list[nn.Sequential]:
+    """The layers before the branches: each a convolution, its norm and an activation that lengthens nothing."""
+    return [layer for layer in model.stem if isinstance(layer, nn.Sequential)] if isinstance(model, Classifier) else []
+
+
+def _paths(model: Certified, seen: Seen) -> list[_Path]:
+    """Every equilibrium layer with its constants.
+
+    A change of its output moves logit i by at most ⟨|rowᵢ|, lengths of the changes of its channels⟩: batch norms are
+    diagonal, ReLU and MaxMin lengthen nothing, and pooling to 1/s, up-sampling by s and the mean of n pixels have the
+    norms 1/s, s and 1/√n.
+    """
+    head = model.head.rescaled() if isinstance(model.head, UnitRows) else model.head.weight
+    if isinstance(model, DenseClassifier):
+        return [_path("dense", model.equilibrium, seen[model.equilibrium][0], 1.0, head * _gains(model.norm))]
+    found = []
+    for index, branch in enumerate(model.branches):
+        assert isinstance(branch, Branch)
+        given = seen[branch.equilibrium][0]
+        ratio = branch.scale / model.config.fusion
+        share = ratio / len(model.branches)
+        # A 1-Lipschitz branch multiplies its input by the scale, its output by the gain, and the mean by √n.
+        before = 1.0 if model.config.lipschitz else 1 / branch.scale
+        after = float(branch.gain()) if model.config.lipschitz else 1 / (ratio * math.prod(given.shape[2:]) ** 0.5)
+        rows = head * _gains(model.norm) * _gains(branch.norm) * (share * after)
+        found.append(_path(f"branch{index}", branch.equilibrium, given, before, rows))
+    return found
+
+
+def _path(name: str, layer: Equilibrium, given: Tensor, before: float, rows: Tensor) -> _Path:
+    """L, μ and the Lipschitz constant of x ↦ z* of one layer, for inputs of the size of `given`."""
+    cell = layer.cell
+    assert isinstance(cell, AbstractKernelCell)
+    weight, kernel, size = cell.bind(given[:1]).operator.weight, cell.kernel, _size(given)
+    norm = conv_norm(weight, size) if size is not None else matrix_norm(weight)
+    if isinstance(kernel, AbstractRadialKernel):
+        assert isinstance(cell.similarity, PatchParameters)
+        hidden = matrix_norm(cell.similarity.project.weight)
+        gain, push = norm * hidden, norm * hidden**2 * kernel.steepest
+        lowest, steepest, slope = min(0.0, kernel.lowest), kernel.steepest, kernel.input_lipschitz(gain)
+    elif isinstance(kernel, Linear):
+        gain, push, lowest, steepest = norm, 1.0, -1.0, 1.0
+        slope = 1 / (1 - gain**2) if gain < 1 else math.inf
+    else:
+        raise TypeError(f"Certificates are made for radial kernels and the linear one, got {kernel!r}.")
+    slope *= _input_norm(cell, size) * (norm if cell.gives == "features" else 1)
+    threshold = None if lowest == 0 else -steepest / lowest
+    bound = LayerBound(name, steepest * gain**2, threshold, 1 + lowest * gain**2, slope)
+    return _Path(layer, bound, before, gain, push, rows)
+
+
+def _input_norm(cell: AbstractKernelCell, size: tuple[int, int] | None, scale: Tensor | None = None) -> float:
+    """The norm of x ↦ aW_h (x ↦ a for the linear kernel), both linear: one operator, not a product of two norms.
+
+    `scale` multiplies the inputs, a number each (dense cells only).
+    """
+    assert isinstance(cell.inject, nn.Sequential)
+    weight = _weight(*cell.inject)
+    patches = cell.similarity
+    weight = weight if scale is None else weight * scale
+    if not isinstance(patches, PatchParameters):
+        return matrix_norm(weight) if size is None else conv_norm(weight, size)
+    # ‖W_hᵀr‖ = ‖Rr‖, where W_hᵀ = QR has more rows than R.
+    R = torch.linalg.qr(patches.project.weight, mode="r").R
+    p = patches.patch
+    R = R.view(-1, patches.split, p, p)
+    groups = weight.view(-1, patches.split, *weight.shape[1:])
+    if size is None:
+        return matrix_norm(torch.einsum("jc,gci->gji", R[:, :, 0, 0], groups).flatten(0, 1))
+    k = weight.shape[-1]
+    kernel = weight.new_zeros(len(groups), len(R), weight.shape[1], k + p - 1, k + p - 1)
+    for y in range(p):
+        for x in range(p):  # the pixel (y, x) of a patch sees the picture y and x further on
+            kernel[..., y : y + k, x : x + k] += torch.einsum("jc,gcihw->gjihw", R[:, :, y, x], groups)
+    return conv_norm(kernel.flatten(0, 1), size, stride=p, padding=k // 2)
+
+
+def _first_norm(model: Certified, x: Tensor, std: Sequence[float]) -> float:
+    """The norm of the first linear map, for inputs that are first divided by `std`, a number a channel."""
+    if len(std) != x.shape[1]:
+        raise ValueError(f"`std` needs one number for each of the {x.shape[1]} channels, got {len(std)}.")
+    scale = 1 / torch.tensor(std, dtype=torch.float64, device=x.device)
+    if isinstance(model, DenseClassifier):
+        assert isinstance(model.equilibrium.cell, AbstractKernelCell)
+        return _input_norm(model.equilibrium.cell, None, scale.repeat_interleave(x.shape[2] * x.shape[3]))
+    return _layer_norm(_stem(model)[0], x, scale)
+
+
+def _size(x: Tensor) -> tuple[int, int] | None:
+    """Height and width of pictures; None for vectors."""
+    return (x.shape[2], x.shape[3]) if x.dim() == 4 else None
+
+
+def _weight(linear: nn.Module, norm: nn.Module | None = None) -> Tensor:
+    """The weight of a convolution or a matrix as it acts, the batch norm after it included."""
+    weight = linear.rescaled() if isinstance(linear, AlmostOrthogonal) else linear.get_parameter("weight")
+    gains = torch.as_tensor(1.0 if norm is None else _gains(norm))
+    return weight * (gains.view(-1, *[1] * (weight.dim() - 1)) if gains.dim() else gains)
+
+
+def _gains(norm: nn.Module) -> Tensor | float:
+    """What a batch norm in `eval()` multiplies each channel by; 1 for anything else, which lengthens nothing."""
+    if not isinstance(norm, nn.modules.batchnorm._BatchNorm):
+        return 1.0
+    variance = norm.get_buffer("running_var")
+    return norm.get_parameter("weight") * torch.rsqrt(variance + norm.eps)

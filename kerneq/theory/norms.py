@@ -1,0 +1,96 @@
+"""Operator norms from above: numbers that the norm of a matrix or a zero-padded convolution provably does not exceed.
+
+`operators.py` follows ‖W‖ during training by power iteration, which approaches it from below; a certificate needs the
+other side. Everything is in float64, and no random number is drawn.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+DENSE = 1024  # a convolution with at most so many inputs or outputs is written out as a matrix
+SQUARINGS = 10  # of a Gram matrix: the bound exceeds the norm by a factor of at most rank^{2⁻¹²}, 1.0015 for 500
+CHUNK = 2**24  # numbers of the frequency responses that are held at once
+SLACK = 1e-9  # what rounding in float64 can take from a norm, and far more
+
+
+def matrix_norm(matrix: Tensor) -> float:
+    """An upper bound on the largest singular value of a matrix."""
+    return float(torch.linalg.matrix_norm(matrix.detach().double(), 2)) * (1 + SLACK)
+
+
+def conv_norm(weight: Tensor, size: tuple[int, int], stride: int = 1, padding: int | None = None) -> float:
+    """An upper bound on the norm of a zero-padded convolution of pictures of `size`, (height, width).
+
+    weight (outputs, inputs, k, k); `padding` is k // 2 where not said. Small ones are exact: the matrix is written out.
+    Large ones are held against the same convolution on a torus that is wide enough not to wrap around: the pictures
+    are some of its pixels and the outputs some of its outputs, so its norm is no smaller; and in the Fourier basis it
+    falls apart into one matrix a frequency. The borders that a torus lacks make it larger by about 1/height².
+    """
+    weight = weight.detach().double()
+    padding = weight.shape[-1] // 2 if padding is None else padding
+    outputs = [(side + 2 * padding - weight.shape[-1]) // stride + 1 for side in size]
+    columns, rows = weight.shape[1] * size[0] * size[1], weight.shape[0] * outputs[0] * outputs[1]
+    if min(columns, rows) <= DENSE:
+        return _dense_norm(weight, size, outputs, stride, padding)
+    reach = max(weight.shape[-1] - 1 - padding, padding)
+    torus = [-(-(side + reach) // stride) * stride for side in size]
+    return _torus_norm(weight, torus, stride) * (1 + SLACK)
+
+
+def _dense_norm(weight: Tensor, size: tuple[int, int], outputs: list[int], stride: int, padding: int) -> float:
+    """From the matrix, one basis vector of the smaller side at a time."""
+    (after, before), (height, width) = weight.shape[:2], size
+    if before * height * width <= after * outputs[0] * outputs[1]:
+        basis = torch.eye(before * height * width, dtype=weight.dtype, device=weight.device)
+        images = F.conv2d(basis.view(-1, before, height, width), weight, stride=stride, padding=padding)
+    else:
+        basis = torch.eye(after * outputs[0] * outputs[1], dtype=weight.dtype, device=weight.device)
+        lost = [
+            side - ((n - 1) * stride - 2 * padding + weight.shape[-1]) for side, n in zip(size, outputs, strict=True)
+        ]
+        images = F.conv_transpose2d(
+            basis.view(-1, after, *outputs), weight, stride=stride, padding=padding, output_padding=lost
+        )
+    rows = images.flatten(1)
+    return float(torch.linalg.eigvalsh(rows @ rows.mT)[-1].clamp_min(0)) ** 0.5 * (1 + SLACK)
+
+
+def _torus_norm(weight: Tensor, torus: list[int], stride: int) -> float:
+    """The largest norm of a frequency response Ŵ(ω); with a stride s, of s² of them side by side, over s."""
+    if stride == 1 and weight.shape[0] > weight.shape[1]:  # the adjoint has the same norm and smaller Gram matrices
+        weight = weight.transpose(0, 1)
+    after, before, k, _ = weight.shape
+    height, width = torus
+    taps = torch.arange(k, dtype=weight.dtype, device=weight.device)
+    across = torch.outer(torch.arange(width, device=weight.device), taps) * (2 * torch.pi / width)
+    across = torch.polar(torch.ones_like(across), -across)  # (width, k)
+    largest = 0.0
+    coarse = height // stride
+    for u in range(coarse // 2 + 1):  # Ŵ(−ω) is the conjugate of Ŵ(ω)
+        rows = torch.arange(stride, device=weight.device) * coarse + u  # the frequencies that a stride folds into one
+        down = torch.outer(rows, taps) * (2 * torch.pi / height)
+        down = torch.polar(torch.ones_like(down), -down)  # (stride, k)
+        half = torch.einsum("oiyx,sy->soix", weight.to(down.dtype), down)
+        step = max(1, CHUNK // (stride * stride * after * before))
+        for columns in torch.split(torch.arange(width // stride, device=weight.device), step):
+            folded = columns[:, None] + torch.arange(stride, device=weight.device) * (width // stride)  # (n, stride)
+            response = torch.einsum("soix,ntx->nosti", half, across[folded])
+            response = response.reshape(len(columns), after, -1) / stride
+            largest = max(largest, _top_eigenvalue(response @ response.mH) ** 0.5)
+    return largest
+
+
+def _top_eigenvalue(gram: Tensor) -> float:
+    """An upper bound on the eigenvalues of Hermitian matrices (n, m, m) ⪰ 0, near the largest of them.
+
+    ‖G^{2ᵗ}‖_F^{2⁻ᵗ}, by squaring t times (Delattre et al., 2023): products only, which a card is good at.
+    """
+    log = gram.new_zeros(len(gram), dtype=torch.float64)
+    for squared in range(SQUARINGS + 1):
+        length = torch.linalg.matrix_norm(gram).clamp_min(torch.finfo(torch.float64).tiny)
+        log = log + length.log() / 2**squared
+        gram = gram / length[:, None, None]
+        if squared < SQUARINGS:
+            gram = gram @ gram
+    return float(log.max().exp())

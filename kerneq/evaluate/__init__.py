@@ -31,7 +31,5 @@ PARTS: dict[str, Part[Any]] = {
     "corruptions": Part(measure_corruptions, "accuracy under the 19 corruptions of CIFAR-10-C (KerDEQ, Figure 2)"),
     "saliency": Part(measure_saliency, "where the model looks: maps, deletion and insertion", draw=draw_saliency),
     "attack": Part(measure_attack, "accuracy under PGD, and whether its gradient is masked"),
-    "certificates": Part(
-        measure_certificates, "the share of predictions that provably do not change within a distance"
-    ),
+    "certificates": Part(measure_certificates, "predictions that provably do not change within a distance"),
 }

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import AbstractRadialKernel, Cauchy, Gaussian, Multiquadric
+from ..kernels.radial import input_lipschitz
 from . import propositions as p
 from .constants import Constants
 from .facts import FACTS, GLM_CLAIMS

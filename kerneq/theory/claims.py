@@ -14,7 +14,7 @@ from .facts import FACTS, GLM_CLAIMS
 from .verify import (
     RESTARTS,
     Claim,
-    Evidence,
+    WorstCase,
     always,
     ascend,
     equilibrium,
@@ -28,7 +28,7 @@ from .verify import (
 CURVATURE = -Gaussian.lowest  # 2e^{−3/2}
 
 
-def proposition1() -> Evidence:
+def proposition1() -> WorstCase:
     a, v = torch.randn(RESTARTS, 3), torch.randn(RESTARTS, 3)
 
     def ratio(a: Tensor, v: Tensor) -> Tensor:
@@ -41,11 +41,11 @@ def proposition1() -> Evidence:
     explicit = (p.feature_map(a, 0.7, 6) * p.feature_map(v, 0.7, 6)).sum(1)
     same = float((explicit - e.corrected).abs().max()) / 1e-12
     printed = float(((e.kernel - e.published).abs() / e.error).max())
-    return Evidence(printed, "error of order 6 over its bound", max(same, ascend(ratio, a, v, steps=80)))
+    return WorstCase(printed, "error of order 6 over its bound", max(same, ascend(ratio, a, v, steps=80)))
 
 
 @torch.no_grad()
-def proposition1_outputs() -> Evidence:
+def proposition1_outputs() -> WorstCase:
     """As printed, λ is a factor and not differentiated; corrected, the equilibrium of order k converges to GEQ's."""
     one = torch.ones(1, 1)
     geq = equilibrium(one[None], one, 0.5)
@@ -62,17 +62,17 @@ def proposition1_outputs() -> Evidence:
         ratio = (z - exact).norm(dim=1) / (allowed + 1e-12)
         worst = max(worst, float(ratio.max()))
     apart = float((geq - constant).abs())
-    return Evidence(apart / 1e-6, f"γ = ½, U = W = x = 1: z* = {float(geq):.3f} and {float(constant):.3f}", worst)
+    return WorstCase(apart / 1e-6, f"γ = ½, U = W = x = 1: z* = {float(geq):.3f} and {float(constant):.3f}", worst)
 
 
-def theorem1() -> Evidence:
+def theorem1() -> WorstCase:
     a = torch.tensor([[1.1, 0.0], [0.3, 0.2]])
     e = p.theorem1(a, a, 0.5, 40)
     fixed = float(((e.kernel - e.corrected).abs() / (e.error + 1e-15)).max())
-    return Evidence(float(((e.kernel - e.published).abs() / 1e-9).max()), "t = 1.21: Σtⁱ/i diverges", fixed)
+    return WorstCase(float(((e.kernel - e.published).abs() / 1e-9).max()), "t = 1.21: Σtⁱ/i diverges", fixed)
 
 
-def lemma1() -> Evidence:
+def lemma1() -> WorstCase:
     m = 0.9
 
     def ratio(M1: Tensor, M2: Tensor, a1: Tensor, a2: Tensor) -> Tensor:
@@ -83,10 +83,10 @@ def lemma1() -> Evidence:
 
     M, a = torch.randn(RESTARTS, 3, 3), torch.randn(RESTARTS, 3)
     starts = M, M + 0.1 * torch.randn_like(M), a, a + 0.1 * torch.randn_like(a)
-    return Evidence(ascend(ratio, *starts, steps=30), "ascent on both systems at m = 0.9, sharper form")
+    return WorstCase(ascend(ratio, *starts, steps=30), "ascent on both systems at m = 0.9, sharper form")
 
 
-def lemma2() -> Evidence:
+def lemma2() -> WorstCase:
     """Linear classifiers of noisy labels in the plane, trained on M samples: how much of the gap do they use?"""
     M, trials, margin, delta = 4000, 40, 0.2, 0.05
     x = torch.nn.functional.normalize(torch.randn(trials, 2 * M, 2), dim=2)
@@ -96,20 +96,20 @@ def lemma2() -> Evidence:
     deviation = margin / 4 / (math.sqrt(2) + math.sqrt(2 * math.log(2)))
     gap = p.lemma2(1 / (2 * deviation**2), M, delta)
     used = (score[:, M:] <= 0).double().mean(1) - (score[:, :M] <= margin).double().mean(1)
-    return Evidence(
+    return WorstCase(
         max(0.0, float(used.max()) / gap), f"{trials} training sets of {M}, none uses any of the gap of {gap:.1f}"
     )
 
 
-def lemma3() -> Evidence:
+def lemma3() -> WorstCase:
     x1, x2, rows = torch.tensor([1.0, 0.5]), torch.tensor([-0.2, 1.0]), 3
     bound = p.lemma3(x1, x2, 0.5, rows)
     kappa, error = p.estimate_similarity(torch.zeros(rows, rows), None, x1, x2, 0.5, draws=100_000)
     off = [abs(kappa - value) / (4 * error) for value in (bound.published, bound.corrected)]
-    return Evidence(off[0], f"3 rows: κ = {kappa:.3f}, printed {bound.published:.3f}; over 4 standard errors", off[1])
+    return WorstCase(off[0], f"3 rows: κ = {kappa:.3f}, printed {bound.published:.3f}; over 4 standard errors", off[1])
 
 
-def proposition2() -> Evidence:
+def proposition2() -> WorstCase:
     worst = 0.0
     for c in (
         Constants(W=0.9, U=0.9, b=0.5, head=0.9, inputs=1.0, gamma=1.0, reach=1 / math.sqrt(2 * math.e)),
@@ -118,10 +118,10 @@ def proposition2() -> Evidence:
         worst = max(worst, logit_change(c, 0.05, "geq", always(p.perturbation(c, 0.05).geq.corrected), steps=15))
     none = Constants(W=0.9, U=0.9, b=0.9, head=0.9, inputs=1e-9, gamma=0.1)
     printed = logit_change(none, 1e-3, "geq", always(p.perturbation(none, 1e-3).geq.published), steps=8)
-    return Evidence(printed, "x = 0: b alone moves the logits", worst)
+    return WorstCase(printed, "x = 0: b alone moves the logits", worst)
 
 
-def proposition2_proof() -> Evidence:
+def proposition2_proof() -> WorstCase:
     mu, omega, B = 0.99, 0.01, 0.1
 
     def bound(beta: Tensor) -> Tensor:
@@ -129,24 +129,24 @@ def proposition2_proof() -> Evidence:
         return omega * (2 * beta * mu**3 * (B + 1) / rest**2 + (2 * mu * beta + 1) * mu * (B + 1) / rest + 1)
 
     c = Constants(W=mu, U=mu, b=mu, head=mu, inputs=B, gamma=2.0)
-    return Evidence(
+    return WorstCase(
         logit_change(c, omega, "geq", bound, steps=20), "not broken by ascent, though its proof holds β constant"
     )
 
 
-def theorem2() -> Evidence:
+def theorem2() -> WorstCase:
     c = Constants(W=0.9, U=0.9, b=0.5, head=0.9, inputs=1.0, gamma=0.0)
     fixed = logit_change(c, 0.05, "opteq", always(p.perturbation(c, 0.05).opteq.corrected), steps=20)
     none = Constants(W=0.99, U=0.9, b=0.9, head=0.9, inputs=1e-9, gamma=0.0)
     printed = logit_change(none, 1e-4, "opteq", always(p.perturbation(none, 1e-4).opteq.published), steps=10)
-    return Evidence(printed, "x = 0, m → 1: b moves the logits by ω/(1 − m), printed O(ω)", fixed)
+    return WorstCase(printed, "x = 0, m → 1: b moves the logits by ω/(1 − m), printed O(ω)", fixed)
 
 
 def _grid(low: float, high: float, count: int) -> list[float]:
     return [float(t) for t in torch.linspace(low, high, count)]
 
 
-def remark1() -> Evidence:
+def remark1() -> WorstCase:
     printed = max(
         p.remark1(Constants(W=math.sqrt(m), U=mu, b=mu, head=mu, inputs=B, beta=beta)).published
         for mu in _grid(0.95, 0.9999, 8)
@@ -154,7 +154,7 @@ def remark1() -> Evidence:
         for beta in _grid(0.01, 0.7999, 8)
         for B in (0.01, 1.0, 100.0)
     )
-    return Evidence(printed, "grid of β < 0.8 and μ, m > 0.9", _unconditional())
+    return WorstCase(printed, "grid of β < 0.8 and μ, m > 0.9", _unconditional())
 
 
 def _unconditional() -> float:
@@ -168,13 +168,13 @@ def _unconditional() -> float:
     return max(ratios)
 
 
-def kerdeq_remark1() -> Evidence:
+def kerdeq_remark1() -> WorstCase:
     beta, m, mu = 0.83, 0.9, math.sqrt(0.9)  # ‖WᵀW‖ = 0.9 makes μ ≥ √0.9, not 0.9
     printed = (2 * mu * beta + 1) / (1 - beta * m) * (1 - m)
-    return Evidence(printed, "μ ≥ √m = 0.949: the limit is β = 0.826", _unconditional())
+    return WorstCase(printed, "μ ≥ √m = 0.949: the limit is β = 0.826", _unconditional())
 
 
-def proposition3() -> Evidence:
+def proposition3() -> WorstCase:
     worst = 0.0
     for kernel, w in ((Gaussian, 0.6), (Gaussian, 1.2), (Cauchy, 1.4), (Multiquadric, 3.0)):
 
@@ -189,10 +189,10 @@ def proposition3() -> Evidence:
         starts = torch.randn(RESTARTS, 3, 3), torch.randn(RESTARTS, 3), torch.randn(RESTARTS, 3)
         worst = max(worst, ascend(ratio, *starts, steps=20, rate=0.1))
     negative = p.proposition3(Constants(W=0.9, U=0.9, inputs=2.0, gamma=1.0, beta=0.9)).geq.published
-    return Evidence(negative, "μ = 0.9, γ = 1, B = 2: the printed constant is negative", worst)
+    return WorstCase(negative, "μ = 0.9, γ = 1, B = 2: the printed constant is negative", worst)
 
 
-def proposition3_where_it_applies() -> Evidence:
+def proposition3_where_it_applies() -> WorstCase:
     """q < 1, b = 0: then (11) holds, with β_max and B of the two inputs themselves."""
     mu, gamma = 0.7, 0.04
 
@@ -208,10 +208,10 @@ def proposition3_where_it_applies() -> Evidence:
         return torch.where(q < 1, apart * (1 - q) / q, torch.nan)
 
     starts = (torch.randn(RESTARTS, *size) for size in ((3, 3), (3, 2), (2,), (2,)))
-    return Evidence(ascend(ratio, *starts, steps=30), "ascent on W, U, x₁, x₂ at μ = 0.7, √γ = 0.2")
+    return WorstCase(ascend(ratio, *starts, steps=30), "ascent on W, U, x₁, x₂ at μ = 0.7, √γ = 0.2")
 
 
-def proposition3_opteq() -> Evidence:
+def proposition3_opteq() -> WorstCase:
     w = 0.9
 
     def ratio(W: Tensor, a: Tensor, move: Tensor) -> Tensor:
@@ -221,22 +221,22 @@ def proposition3_opteq() -> Evidence:
         return (z[:RESTARTS] - z[RESTARTS:]).norm(dim=1) / (0.1 * move.norm(dim=1)) * (1 - w**2)
 
     starts = torch.randn(RESTARTS, 3, 3), torch.rand(RESTARTS, 3), torch.randn(RESTARTS, 3)
-    return Evidence(ascend(ratio, *starts), "ascent on W, a₁, a₂ at μ = 0.9")
+    return WorstCase(ascend(ratio, *starts), "ascent on W, a₁, a₂ at μ = 0.9")
 
 
-def remark2() -> Evidence:
+def remark2() -> WorstCase:
     printed = max(
         p.remark2(Constants(W=mu, U=mu, inputs=0.999, gamma=0.0399, beta=beta)).published
         for mu in _grid(0.01, 0.9999, 60)
         for beta in _grid(0.01, 0.7999, 8)
     )
-    return Evidence(printed, "grid of β < 0.8, B < 1, √γ < 0.2")
+    return WorstCase(printed, "grid of β < 0.8, B < 1, √γ < 0.2")
 
 
-def practice() -> Evidence:
+def practice() -> WorstCase:
     beta = math.exp(-0.2)
     c = Constants(W=0.98, U=0.98, inputs=1.0, gamma=0.04, beta=beta)
-    return Evidence(
+    return WorstCase(
         p.remark2(c).published, f"β_max = e^(−0.2) = {beta:.3f}, μ = 0.98: L_geq/L_opteq printed", _unconditional()
     )
 
@@ -260,7 +260,7 @@ def similarity(gamma: float | None) -> float:
     return worst
 
 
-def proposition4_opteq() -> Evidence:
+def proposition4_opteq() -> WorstCase:
     x1, x2 = _directions(0.98 * math.pi)
     W = torch.linalg.cholesky(torch.tensor([[0.5, 0.4], [0.4, 0.5]])).mT
     kappa, _ = p.estimate_similarity(W, None, x1, x2, 1.0, draws=10_000)
@@ -273,10 +273,10 @@ def proposition4_opteq() -> Evidence:
         return (z1 * z2).sum(1) / ((s1 * s2).sum(1) + s1.norm(dim=1) * s2.norm(dim=1) * ((1 - 0.8) ** -2 - 1))
 
     fixed = max(similarity(None), ascend(ratio, *(torch.randn(RESTARTS, *size) for size in ((3, 3), (3,), (3,)))))
-    return Evidence(kappa / printed, f"nearly opposite inputs: κ = {kappa:.2f}, printed {printed:.3f}", fixed)
+    return WorstCase(kappa / printed, f"nearly opposite inputs: κ = {kappa:.2f}, printed {printed:.3f}", fixed)
 
 
-def proposition4() -> Evidence:
+def proposition4() -> WorstCase:
     x1, x2 = _directions(0.999 * math.pi)
     W = torch.linalg.cholesky(torch.tensor([[0.5, -0.4], [-0.4, 0.5]])).mT
     kappa, error = p.estimate_similarity(W, 0.1, x1, x2, 1.0, draws=20_000)
@@ -292,12 +292,12 @@ def proposition4() -> Evidence:
 
     starts = torch.randn(RESTARTS, 3, 3), torch.randn(RESTARTS, 3), torch.randn(RESTARTS, 3)
     fixed = max(similarity(0.5), similarity(2.0), ascend(ratio, *starts, steps=30))
-    return Evidence(
+    return WorstCase(
         (kappa - 4 * error) / printed, f"nearly opposite inputs: κ = {kappa:.1e}, printed {printed:.1e}", fixed
     )
 
 
-def decay_rates() -> Evidence:
+def decay_rates() -> WorstCase:
     """−γ in `003`, in the restatement and in KerDEQ: at W → 0 the product β₁β₂ decays only as −γ/2 ‖U(x₁ − x₂)‖²."""
     rows, gamma = 400, 3.0
     x1, x2 = _directions(2 * math.pi / 3)
@@ -306,11 +306,11 @@ def decay_rates() -> Evidence:
     bound = p.theorem3(Constants(W=0.1, gamma=gamma), x1, x2, 1 / rows, rows, 0.86).geq
     printed, least = rows * bound.published, kappa - 4 * error  # as a sum over the rows
     where = f"W = 0.1 I, n = 400, θ = 120°, γ = 3: κ = {kappa:.1e}, printed {printed:.1e}"
-    return Evidence(least / printed, where, least / bound.corrected)
+    return WorstCase(least / printed, where, least / bound.corrected)
 
 
 @torch.no_grad()
-def constant_D() -> Evidence:
+def constant_D() -> WorstCase:
     """One dimension, U = 1: β₁β₂ against D e^{−γ(a₁ − a₂)²/4}. As D need not exceed 1.2, no case is much worse."""
     gamma, w, a = 5e-7, 0.99, torch.tensor([[1000.0], [-1000.0 / 3]])
     W = torch.full((2, 1, 1), w)
@@ -318,10 +318,10 @@ def constant_D() -> Evidence:
     betas = float(torch.exp(-gamma * (a - times(W, z)).square()).prod())
     decay, B = math.exp(-gamma / 4 * float((a[0] - a[1]) ** 2)), 1000.0
     printed, fixed = math.exp(gamma * B * w**2), math.exp(min(gamma * B**2 * w**2, w**4 / (2 * math.e)))
-    return Evidence(betas / (printed * decay), "a = 1000 and −1000/3, W = 0.99, γ = 5·10⁻⁷", betas / (fixed * decay))
+    return WorstCase(betas / (printed * decay), "a = 1000 and −1000/3, W = 0.99, γ = 5·10⁻⁷", betas / (fixed * decay))
 
 
-def remark3() -> Evidence:
+def remark3() -> WorstCase:
     c = Constants(W=1.0, inputs=1.0, gamma=0.04)
     away = p.remark3(c, 1.0)
     factor = [math.exp(c.gamma - c.gamma / 4 * distance**2) for distance in (away.published, away.corrected)]
@@ -331,7 +331,7 @@ def remark3() -> Evidence:
             x1, x2 = _directions(angle)
             both = p.proposition4(dataclasses.replace(c, W=w), x1, x2, 0.5, 4, 0.0)
             ratios.append(both.geq.corrected / both.opteq.corrected)
-    return Evidence(factor[0], "B = ‖W‖ = σ_min = 1, γ = 0.04: D e^(−γδ²/4) at the distance", max(factor[1], *ratios))
+    return WorstCase(factor[0], "B = ‖W‖ = σ_min = 1, γ = 0.04: D e^(−γδ²/4) at the distance", max(factor[1], *ratios))
 
 
 CLAIMS: tuple[Claim, ...] = (

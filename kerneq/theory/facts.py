@@ -14,7 +14,7 @@ from ..kernels.radial import PatchParameters, input_lipschitz
 from ..kglm import propositions as glm
 from ..solution import Status
 from ..solvers import InFeatures, Newton, Picard, Proximal, solve
-from .verify import RESTARTS, Claim, Evidence, ascend, equilibrium, settled, times, with_norm
+from .verify import RESTARTS, Claim, WorstCase, ascend, equilibrium, settled, times, with_norm
 
 RADIAL = (Gaussian, Multiquadric, Cauchy)
 
@@ -39,17 +39,17 @@ def slopes(kernel: type[AbstractRadialKernel], of: Callable[[Tensor], Tensor]) -
     return ascend(ratio, torch.randn(RESTARTS, 3), torch.randn(RESTARTS), steps=60, rate=0.2)
 
 
-def contraction() -> Evidence:
-    return Evidence(slopes(Gaussian, lambda e: e.abs().amax(1)), "ascent on r and γ; ‖W‖ = ‖W_h‖ = 1")
+def contraction() -> WorstCase:
+    return WorstCase(slopes(Gaussian, lambda e: e.abs().amax(1)), "ascent on r and γ; ‖W‖ = ‖W_h‖ = 1")
 
 
-def convexity() -> Evidence:
+def convexity() -> WorstCase:
     worst = slopes(Gaussian, lambda e: -e.amin(1) / -Gaussian.lowest)
-    return Evidence(worst, "ascent: the least slope over −2e^(−3/2)")
+    return WorstCase(worst, "ascent: the least slope over −2e^(−3/2)")
 
 
 @torch.no_grad()
-def descent() -> Evidence:
+def descent() -> WorstCase:
     worst, failed = 0.0, 0
     for kernel in RADIAL:
         for L in (5.0, 60.0):
@@ -62,7 +62,7 @@ def descent() -> Evidence:
                 assert at.energy is not None
                 drop, least = at.energy - f.energy(z), 0.5 * (z - at.z).square().sum(1)
                 worst = max(worst, _largest(least, drop))
-    return Evidence(worst, f"½‖T(z) − z‖² over the fall of E; plain iteration fails on {failed} of 384")
+    return WorstCase(worst, f"½‖T(z) − z‖² over the fall of E; plain iteration fails on {failed} of 384")
 
 
 def _largest(left: Tensor, right: Tensor) -> float:
@@ -72,7 +72,7 @@ def _largest(left: Tensor, right: Tensor) -> float:
 
 
 @torch.no_grad()
-def error_bound() -> Evidence:
+def error_bound() -> WorstCase:
     worst = 0.0
     for kernel, norm in ((Gaussian(gamma=0.3), 1.4), (Linear(), 0.95), (Multiquadric(), 5.0), (Sigmoid(), 0.9)):
         f = cell_of(kernel, norm).bind(2 * torch.randn(64, 3))
@@ -81,11 +81,11 @@ def error_bound() -> Evidence:
             s = solve(f, None, Proximal(memory=0), tol=1e-13, max_steps=steps)
             assert s.error_bound is not None
             worst = max(worst, float(((s.value - star).norm(dim=1) / (s.error_bound + 1e-10)).max()))
-    return Evidence(worst, "stopped solves of four kernels: distance over `error_bound`")
+    return WorstCase(worst, "stopped solves of four kernels: distance over `error_bound`")
 
 
 @torch.no_grad()
-def lipschitz() -> Evidence:
+def lipschitz() -> WorstCase:
     worst = 0.0
     for kernel, norm in ((Gaussian, 0.9), (Gaussian, 1.4), (Cauchy, 2.5), (Multiquadric, 20.0)):
         for _ in range(2):
@@ -98,28 +98,28 @@ def lipschitz() -> Evidence:
             gain = float(cell.similarity.gain())
             quotient = float(((one - two).norm(dim=1) / moved).max())
             worst = max(worst, quotient / gain / input_lipschitz(norm, kernel.lowest))
-    return Evidence(worst, "patched layers, norm 0.9 to 20 (attacked above: GEQ Prop. 3)")
+    return WorstCase(worst, "patched layers, norm 0.9 to 20 (attacked above: GEQ Prop. 3)")
 
 
 @torch.no_grad()
-def smaller_space() -> Evidence:
+def smaller_space() -> WorstCase:
     f = cell_of(Gaussian(gamma=0.5, split=3), 1.0).bind(torch.randn(64, 3))
     z = solve(f, None, Proximal(), tol=1e-13, max_steps=2000).value
     v = solve(f, None, InFeatures(Picard()), tol=1e-13, max_steps=5000).value
-    return Evidence(float((z - v).abs().max()) / 1e-9, "z from v = Wσ(Wᵀm(a − v)), difference over 10⁻⁹")
+    return WorstCase(float((z - v).abs().max()) / 1e-9, "z from v = Wσ(Wᵀm(a − v)), difference over 10⁻⁹")
 
 
 @torch.no_grad()
-def precision() -> Evidence:
+def precision() -> WorstCase:
     cell = cell_of(Gaussian(gamma=0.5), 0.9).to(torch.bfloat16)
     s = solve(cell.bind(torch.randn(64, 3).bfloat16()), None, Picard(), tol=1e-6, max_steps=200)
     stopped = s.status in (Status.PRECISION, Status.CONVERGED)
     steps = int(s.steps.max())
-    return Evidence(steps / 200 if stopped else math.inf, f"bfloat16, tol 10⁻⁶: {s.status.name}, {steps} of 200 steps")
+    return WorstCase(steps / 200 if stopped else math.inf, f"bfloat16, tol 10⁻⁶: {s.status.name}, {steps} of 200 steps")
 
 
 @torch.no_grad()
-def published_polynomial() -> Evidence:
+def published_polynomial() -> WorstCase:
     x = torch.randn(64, 3)
     spread = []
     for offset in (0.0, 1.0):
@@ -127,20 +127,20 @@ def published_polynomial() -> Evidence:
         z = solve(f, torch.rand(64, 5), Proximal(), tol=1e-12, max_steps=500).value
         spread.append(float(z.std(0).max()))
     ratios = [1e-2 / one if one else math.inf for one in spread]
-    return Evidence(ratios[0], f"spread of z* over inputs: {spread[0]:.0e}; with c = 1: {spread[1]:.2f}", ratios[1])
+    return WorstCase(ratios[0], f"spread of z* over inputs: {spread[0]:.0e}; with c = 1: {spread[1]:.2f}", ratios[1])
 
 
 @torch.no_grad()
-def sigmoid() -> Evidence:
+def sigmoid() -> WorstCase:
     cell = cell_of(Sigmoid(), 1.0)
     f = cell.bind(20 * torch.randn(64, 3))
     z, other = (solve(f, start, Proximal(), tol=1e-11, max_steps=5000).value for start in (None, 9 * torch.rand(64, 5)))
     t = (f.binding.a * z).sum(1)
     apart = float((z - other).abs().max()) / 1e-7 if bool((t >= 0).all()) else math.inf
-    return Evidence(apart, "two starts, difference over 10⁻⁷; ⟨a, z*⟩ ≥ 0")
+    return WorstCase(apart, "two starts, difference over 10⁻⁷; ⟨a, z*⟩ ≥ 0")
 
 
-def robust_losses() -> Evidence:
+def robust_losses() -> WorstCase:
     worst = 0.0
     for kernel in RADIAL:
         worst = max(worst, slopes(kernel, lambda e: e.abs().amax(1)) / kernel.steepest)
@@ -150,11 +150,11 @@ def robust_losses() -> Evidence:
     one, two = (solve(f, 100 * s * torch.rand(64, 5), Proximal(), tol=1e-9, max_steps=20000) for s in (0, 1))
     assert one.error_bound is not None and two.error_bound is not None
     apart = (one.value - two.value).norm(dim=1) / (one.error_bound + two.error_bound)
-    return Evidence(max(worst, float(apart.max())), "ascent on slopes; multiquadric of norm 30 from two starts")
+    return WorstCase(max(worst, float(apart.max())), "ascent on slopes; multiquadric of norm 30 from two starts")
 
 
 @torch.no_grad()
-def unit_of_length() -> Evidence:
+def unit_of_length() -> WorstCase:
     worst = 0.0
     for kernel in RADIAL:
         for c in (0.1, 7.0):
@@ -162,21 +162,21 @@ def unit_of_length() -> Evidence:
             W = with_norm(torch.randn(RESTARTS, 3, 3), 1.2)
             z, scaled = equilibrium(W, r, gamma, kernel), equilibrium(W, c * r, gamma / c**2, kernel)
             worst = max(worst, float((scaled - c * z).abs().max()) / (1e-7 * c))
-    return Evidence(worst, "z(ca, γ/c²) − c z(a, γ) over 10⁻⁷")
+    return WorstCase(worst, "z(ca, γ/c²) − c z(a, γ) over 10⁻⁷")
 
 
 @torch.no_grad()
-def newton() -> Evidence:
+def newton() -> WorstCase:
     A = torch.randn(64, 6, 6)
     K, T = A @ A.mT, torch.poisson(torch.full((64, 6), 3.0))
     lam = torch.logspace(-4, 2, 64)[:, None]
     s = solve(lambda eta: times(K, T - eta.exp()) / lam, torch.zeros(64, 6), Newton(), tol=1e-8, max_steps=200)
-    return Evidence(
+    return WorstCase(
         float(s.residual.max()) / 1e-8, f"64 Poisson GLMs, λ = 10⁻⁴ … 10²: at most {int(s.steps.max())} steps"
     )
 
 
-def sizes() -> Evidence:
+def sizes() -> WorstCase:
     def ratio(W: Tensor, a: Tensor) -> Tensor:
         W = with_norm(W, 1.4)
         z = equilibrium(W, a, 0.5)
@@ -190,7 +190,7 @@ def sizes() -> Evidence:
             f = cell_of(kernel(gamma=0.2, split=3), math.sqrt(20)).bind(3 * torch.randn(64, 3))
             z = solve(f, None, Proximal(), tol=1e-10, max_steps=5000, on_failure="raise").value
             worst = max(worst, float((2 * z.norm(dim=1) / f.binding.a.norm(dim=1)).max()))
-    return Evidence(worst, "ascent at L = 1.96; patched layers at L = 20")
+    return WorstCase(worst, "ascent at L = 1.96; patched layers at L = 20")
 
 
 def _tanh_map(A: Tensor, y: Tensor, z: Tensor) -> Tensor:
@@ -202,16 +202,16 @@ def _glm_map(family: kglm.AbstractFamily, K: Tensor, t: Tensor, z: Tensor) -> Te
     return family.mean(K @ (t - z) / 9.0)
 
 
-def glm2() -> Evidence:
+def glm2() -> WorstCase:
     worst = 0.0
     for _ in range(10):
         A, y, z1, z2 = 3 * torch.randn(6, 6) / math.sqrt(6), torch.randn(6), torch.randn(6), torch.randn(6)
         quotient, largest = glm.proposition2(partial(_tanh_map, A, y), z1, z2, points=200)
         worst = max(worst, quotient / largest)
-    return Evidence(worst, "‖H(z₁) − H(z₂)‖/‖z₁ − z₂‖ over the largest ‖DH‖ between")
+    return WorstCase(worst, "‖H(z₁) − H(z₂)‖/‖z₁ − z₂‖ over the largest ‖DH‖ between")
 
 
-def glm4() -> Evidence:
+def glm4() -> WorstCase:
     X = torch.linspace(0, 5, 12)[:, None]
     K, worst = kglm.SquaredExponential()(X, X), 0.0
     for family in (kglm.Gaussian(), kglm.Binomial(4), kglm.Ising(1.5), kglm.LeakyReLU(0.3)):
@@ -219,10 +219,10 @@ def glm4() -> Evidence:
         z = family.mean(torch.randn(100, 12))
         largest = glm.jacobian_norm(partial(_glm_map, family, K, t), z).max()
         worst = max(worst, float(largest) / number)
-    return Evidence(worst, "four families: largest ‖DH‖ over Assumption 2's number")
+    return WorstCase(worst, "four families: largest ‖DH‖ over Assumption 2's number")
 
 
-def glm4_with_prior() -> Evidence:
+def glm4_with_prior() -> WorstCase:
     """‖DH‖ = ‖K/λ‖ A″ at the image times 1 + ρ′ at z: printed as if they were taken at one point."""
     family, q, z = kglm.Bernoulli(), 0.5, torch.tensor(0.01)
     eta = family.canonical(z)
@@ -234,7 +234,7 @@ def glm4_with_prior() -> Evidence:
     images = leaky.mean((t - points - prior.slope(leaky.canonical(points))) / 9.0)
     quotients = (images[:200] - images[200:]).norm(dim=1) / (points[:200] - points[200:]).norm(dim=1)
     fixed = float(quotients.max()) / glm.proposition4(K, 9.0, leaky, prior)
-    return Evidence(steepest / (0.25 + q), "Bernoulli, ρ = η/2, K/λ = 1, z = 0.01: ‖DH‖ over the printed ¾", fixed)
+    return WorstCase(steepest / (0.25 + q), "Bernoulli, ρ = η/2, K/λ = 1, z = 0.01: ‖DH‖ over the printed ¾", fixed)
 
 
 def _apart(A: Tensor, B: Tensor, y: Tensor) -> Tensor:
@@ -242,28 +242,28 @@ def _apart(A: Tensor, B: Tensor, y: Tensor) -> Tensor:
     return (one - two).norm(dim=1)
 
 
-def glm12() -> Evidence:
+def glm12() -> WorstCase:
     def ratio(A: Tensor, B: Tensor, y: Tensor) -> Tensor:
         A, B = (0.8 * M / torch.linalg.matrix_norm(M, 2) for M in (A, B))
         return _apart(A, B, y) / glm.proposition12(A, B, y, torch.tanh)
 
     A = torch.randn(4, 4)
-    return Evidence(
+    return WorstCase(
         ascend(ratio, A, A + 0.1 * torch.randn(4, 4), torch.randn(RESTARTS, 4), steps=25), "ascent on A, B and y"
     )
 
 
-def glm13() -> Evidence:
+def glm13() -> WorstCase:
     def ratio(A: Tensor, y: Tensor) -> Tensor:
         A = 0.8 * A / torch.linalg.matrix_norm(A, 2)
         B, bound = glm.proposition13(A, y, torch.tanh)
         return _apart(A, B, y) / bound
 
-    return Evidence(ascend(ratio, torch.randn(4, 4), torch.randn(RESTARTS, 4), steps=25), "ascent on A and y")
+    return WorstCase(ascend(ratio, torch.randn(4, 4), torch.randn(RESTARTS, 4), steps=25), "ascent on A and y")
 
 
 @torch.no_grad()
-def glm14() -> Evidence:
+def glm14() -> WorstCase:
     n, trials = 20, 40
     start = glm.proposition14(n, C=0.3, t=1.5, spread=1.0)
     y, held = torch.randn(1, n).clamp(-1, 1), 0
@@ -271,7 +271,7 @@ def glm14() -> Evidence:
         A = start.deviation * torch.randn(n, n)
         B, _ = glm.proposition13(A, y, torch.tanh)
         held += bool(_apart(A, B, y).square().item() / n <= start.mean_squared)
-    return Evidence(
+    return WorstCase(
         start.probability * trials / max(held, 1), f"holds in {held} of {trials}, promised {start.probability:.2f}"
     )
 

@@ -35,7 +35,7 @@ class Verdict(enum.Enum):
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Evidence:
+class WorstCase:
     """The largest left-hand side over right-hand side that was found, and where."""
 
     published: float  # of the claim as it is stated
@@ -50,7 +50,7 @@ class Claim:
 
     name: str
     source: str  # where it is published
-    check: Callable[[], Evidence]
+    check: Callable[[], WorstCase]
     erratum: str | None = None  # what is wrong with it as published, where that is known
 
 
@@ -62,7 +62,7 @@ class Finding:
     name: str
     source: str
     verdict: Verdict
-    evidence: Evidence
+    evidence: WorstCase
     erratum: str | None
     seconds: float
 
@@ -114,7 +114,7 @@ def verify(claims: Sequence[Claim]) -> Iterator[Finding]:
         yield Finding(claim.name, claim.source, judge(evidence), evidence, claim.erratum, seconds)
 
 
-def judge(evidence: Evidence) -> Verdict:
+def judge(evidence: WorstCase) -> Verdict:
     """NaN and negative ratios (a negative bound) are failures."""
     if 0 <= evidence.published <= 1 + ROUNDING:
         return Verdict.HOLDS

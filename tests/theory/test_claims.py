@@ -11,7 +11,7 @@ import torch
 
 from kerneq.cli import main
 from kerneq.theory import claims
-from kerneq.theory.verify import Claim, Evidence, Verdict, ascend, judge, verify
+from kerneq.theory.verify import Claim, Verdict, WorstCase, ascend, judge, verify
 
 # Bounds that are attained: a search that does not come near them would not notice a wrong one, either.
 ATTAINED = {
@@ -35,10 +35,12 @@ def test_every_claim_fares_as_is_known(claim, one_thread):
 
 def test_verdicts():
     assert set(ATTAINED) <= {claim.name for claim in claims.CLAIMS}
-    assert judge(Evidence(1.0, "")) is Verdict.HOLDS
-    assert judge(Evidence(1.1, "", 0.9)) is Verdict.CORRECTED
-    assert judge(Evidence(-1.0, "", 0.9)) is Verdict.CORRECTED  # a negative bound bounds nothing
-    assert judge(Evidence(1.1, "")) is judge(Evidence(1.1, "", 1.1)) is judge(Evidence(math.nan, "")) is Verdict.FAILS
+    assert judge(WorstCase(1.0, "")) is Verdict.HOLDS
+    assert judge(WorstCase(1.1, "", 0.9)) is Verdict.CORRECTED
+    assert judge(WorstCase(-1.0, "", 0.9)) is Verdict.CORRECTED  # a negative bound bounds nothing
+    assert (
+        judge(WorstCase(1.1, "")) is judge(WorstCase(1.1, "", 1.1)) is judge(WorstCase(math.nan, "")) is Verdict.FAILS
+    )
 
 
 def test_an_ascent_finds_the_top_and_does_not_count_what_is_not_finite(float64):
@@ -61,10 +63,10 @@ def test_the_page_names_tests_that_exist_and_code_that_runs():
 
 
 CASES = {
-    "a known error": (Claim("a", "b", lambda: Evidence(2.0, "there", 0.5), "c"), 0),
-    "an unknown error": (Claim("a", "b", lambda: Evidence(2.0, "there", 0.5)), 1),
-    "an error that is gone": (Claim("a", "b", lambda: Evidence(0.5, "there", 0.5), "c"), 1),
-    "a correction that fails": (Claim("a", "b", lambda: Evidence(math.inf, "there", 2.0), "c"), 1),
+    "a known error": (Claim("a", "b", lambda: WorstCase(2.0, "there", 0.5), "c"), 0),
+    "an unknown error": (Claim("a", "b", lambda: WorstCase(2.0, "there", 0.5)), 1),
+    "an error that is gone": (Claim("a", "b", lambda: WorstCase(0.5, "there", 0.5), "c"), 1),
+    "a correction that fails": (Claim("a", "b", lambda: WorstCase(math.inf, "there", 2.0), "c"), 1),
 }
 
 

@@ -38,6 +38,11 @@ class Evaluation:
         """f(z) − z, computed once for the residual and for the solver."""
         return self.image - self.z
 
+    @functools.cached_property
+    def measured(self) -> tuple[Tensor, Tensor]:
+        """‖f(z) − z‖ / ‖f(z)‖ and ‖f(z) − z‖ of each sample."""
+        return relative_residual(self)
+
     @property
     def value(self) -> Tensor:
         """The point of the equation's own space that was evaluated."""
@@ -52,6 +57,7 @@ class Measurement:
     gap: Tensor  # ‖f(z) − z‖
     merit: Tensor | None = None  # lower is better; None: the residual
     slack: Tensor | None = None  # a merit higher by no more than this counts as equal
+    guarded: bool = False  # a sample whose merit rises is given up: the rule that is used there promises nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +135,7 @@ class AbstractMap(abc.ABC):
 
         With a `tol`, whoever asks wants to know only whether it is reached: see `FeatureMap`.
         """
-        return Measurement(*relative_residual(at), at.energy, at.rounding)
+        return Measurement(*at.measured, at.energy, at.rounding)
 
     def answer(self, at: Evaluation, following: Tensor) -> Tensor:
         """What a solve that ends at an evaluation returns, if the step from there, to `following`, is no loss."""
@@ -139,8 +145,18 @@ class AbstractMap(abc.ABC):
         """A bound on ‖z − z*‖, given ‖f(z) − z‖ of each sample."""
         return None
 
-    def in_features(self) -> "FeatureMap":
-        """The same equation for v = Wz."""
+    @property
+    def contraction(self) -> Tensor | None:
+        """The Lipschitz constant of f, where it is known beforehand to be at most 1."""
+        return None
+
+    @property
+    def has_features(self) -> bool:
+        """Whether the equation can be solved for v = Wz."""
+        return False
+
+    def in_features(self, energy: bool = False) -> "FeatureMap":
+        """The same equation for v = Wz; with `energy`, E decides what is best, and a sample whose E rises is given up."""
         raise TypeError(
             "`InFeatures` needs the equation of a cell with a radial or a linear kernel; give the solver itself for "
             f"others, got {type(self).__name__}."
@@ -226,6 +242,15 @@ class Equation(AbstractMap):
     def convexity(self) -> Tensor:
         return self.binding.convexity
 
+    @property
+    def contraction(self) -> Tensor | None:
+        """L, where `norm` holds it under 1: σ is nonexpansive."""
+        return self.bound if self.binding.limit <= 1 else None
+
+    @property
+    def has_features(self) -> bool:
+        return self.kernel.through_features
+
     def __call__(self, z: Tensor) -> Tensor:
         return self.evaluate(z).image
 
@@ -256,7 +281,7 @@ class Equation(AbstractMap):
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """f(z) and, where they are wanted, d(z) and E(z) with its rounding error."""
         slope = self.kernel.differentiate(self.binding, z, self.operator(z), value=energy)
-        return *self.image(slope, drive), *self._total(z, slope.value)
+        return *self.image(slope, drive), *self.total(z, slope.value)
 
     def image(self, slope: Slope, drive: bool) -> tuple[Tensor, Tensor | None]:
         """σ(∂S/∂z + Wᵀ ∂S/∂v) and, where it is wanted, its argument d."""
@@ -269,7 +294,7 @@ class Equation(AbstractMap):
         d = d if slope.dz is None else d + slope.dz
         return self.prox(d), d
 
-    def _total(self, z: Tensor, similarity: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def total(self, z: Tensor, similarity: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """E = ½‖z‖² + 1ᵀφ(z) − S of each sample, and how far rounding may have put it off."""
         if similarity is None:
             return None, None
@@ -284,7 +309,7 @@ class Equation(AbstractMap):
         slope = self.kernel.differentiate(self.binding, None, None, value=energy)
         image, d = self.image(slope, drive)
         zero = image.new_zeros(()).expand_as(image)
-        return Evaluation(zero, image, d, *self._total(zero, slope.value))
+        return Evaluation(zero, image, d, *self.total(zero, slope.value))
 
     def descend(self, at: Evaluation) -> Tensor:
         """T(z) = prox_{αφ}((1 − α) z + α d(z)), α = 2/(2 + L): the relaxation is inside the prox.
@@ -309,11 +334,11 @@ class Equation(AbstractMap):
     def linearise(self, z: Tensor) -> Linearisation:
         return dataclasses.replace(super().linearise(z), prox=self.prox)
 
-    def in_features(self) -> "FeatureMap":
-        return FeatureMap(self) if self.kernel.through_features else super().in_features()
+    def in_features(self, energy: bool = False) -> "FeatureMap":
+        return FeatureMap(self, energy) if self.has_features else super().in_features()
 
     def feature_adjoint(self, z: Tensor) -> "FeatureAdjoint | None":
-        if not self.kernel.through_features:
+        if not self.has_features:
             return None
         v = self.operator(z)
         slope = self.kernel.differentiate(self.binding, z, v, value=False)
@@ -350,9 +375,21 @@ def _compiled(kind: Hashable) -> Any:
 @final
 @dataclasses.dataclass(frozen=True)
 class FeatureMap(AbstractMap):
-    """The equation for v = Wz, which is smaller than z: v ↦ Wσ(Wᵀ∂S/∂v + ∂S/∂z), where σ(…) is z."""
+    """The equation for v = Wz, which is smaller than z: v ↦ Wσ(Wᵀ∂S/∂v + ∂S/∂z), where σ(…) is z.
+
+    As Lipschitz as the equation itself: ‖W‖² times that of ∂S/∂v.
+    """
 
     equation: Equation
+    energy: bool = False  # whether E(z) is measured; out of products that the residual of z needs too
+
+    @property
+    def bound(self) -> Tensor:
+        return self.equation.bound
+
+    @property
+    def contraction(self) -> Tensor | None:
+        return self.equation.contraction
 
     def __call__(self, v: Tensor) -> Tensor:
         return self.evaluate(v).image
@@ -385,11 +422,17 @@ class FeatureMap(AbstractMap):
 
         That costs half an evaluation. With a `tol`, the residual of v stands for it as long as no sample is below.
         """
-        near, gap = relative_residual(at)
-        if tol is not None and not bool((near <= tol).any()):
+        f, z = self.equation, at.value
+        near, gap = at.measured
+        far = tol is not None and not bool((near <= tol).any())
+        if far and not self.energy:
             return Measurement(near, gap, near, torch.zeros_like(near))
-        exact = relative_residual(Evaluation(at.value, self.lift(at.image)))
-        return Measurement(*exact, near, torch.zeros_like(near))
+        slope = f.kernel.differentiate(f.binding, z, at.image, value=self.energy)
+        E, rounding = f.total(z, slope.value)
+        merit, slack = (near, torch.zeros_like(near)) if E is None else (E, rounding)
+        if not far:
+            near, gap = Evaluation(z, f.image(slope, drive=False)[0]).measured
+        return Measurement(near, gap, merit, slack, guarded=self.energy)
 
     def rows(self, index: Tensor) -> Self:
         return dataclasses.replace(self, equation=self.equation.rows(index))

@@ -144,6 +144,7 @@ class AbstractRadialKernel(AbstractKernel):
             scale,
             lipschitz=self.steepest * square,
             convexity=1 + min(0.0, self.lowest) * square,
+            limit=norm**2,
             Q=parameters.Q(),
             gamma=parameters.width(),
             split=parameters.split,

@@ -20,6 +20,7 @@ Array = npt.NDArray[Any]
 CUDA_STRIDE = 4  # steps between two looks at the residual on a GPU: each look waits for the device
 NEVER = sys.maxsize
 SHRINK = 0.25  # finished samples leave the computation once they are this share of it
+GIVEN_UP = -1  # instead of a `Status.code`, until the solver's fallback has taken over
 PATIENCE = 5  # steps without a lower residual before a sample near its dtype's rounding error is given up
 
 
@@ -35,19 +36,18 @@ class AbstractSolver(abc.ABC, Generic[Memory]):
         """A step is never worse than where it starts: a solve out of steps returns the last step, not its start."""
         return False
 
-    @property
-    def needs_drive(self) -> bool:
-        """The rule looks at d(z)."""
-        return False
+    def needs(self, f: AbstractMap) -> tuple[bool, bool]:
+        """Whether the rule looks at d(z) where it iterates f, and whether at E, which then decides what is best."""
+        return False, False
 
-    @property
-    def needs_energy(self) -> bool:
-        """The rule looks at E, and E decides what is best."""
-        return False
-
-    def space(self, f: AbstractMap) -> AbstractMap:
-        """The map that is iterated; its evaluations know which z they stand for."""
+    def space(self, f: AbstractMap, looks: bool) -> AbstractMap:
+        """The map that is iterated, with looks at its residual or without; its evaluations know their z."""
         return f
+
+    @property
+    def fallback(self) -> "AbstractSolver[Any] | None":
+        """Who goes on from the best point of samples that were given up, see `Measurement.guarded`."""
+        return None
 
     @abc.abstractmethod
     def init(self, f: AbstractMap, z0: Tensor) -> Memory:
@@ -81,9 +81,9 @@ def solve(
     check_on_failure(on_failure)
     f = as_map(f)
     with torch.no_grad():
-        space = solver.space(f)
-        at = space.start(z0, solver.needs_drive, solver.needs_energy)
-        stride = look_stride(check_every, at.z)
+        stride = look_stride(check_every, z0 if z0 is not None else next(iter(f.tensors()), None))
+        space = solver.space(f, looks=stride < max_steps)
+        at = space.start(z0, *solver.needs(space))
         record, value = _iterate(space, at, solver, tol, max_steps, stride)
         assert record is not None
         if space is not f and stride < max_steps and not bool((record.codes == Status.CONVERGED.code).all()):
@@ -92,7 +92,36 @@ def solve(
     gap, residual, steps, codes = (
         t.to(value.device) for t in (record.gap, record.residual, record.steps, record.codes)
     )
-    return settle(Solution(value, residual, steps, codes, tol, f.error_bound(gap)), on_failure)
+    solution = Solution(value, residual, steps, codes, tol, f.error_bound(gap))
+    if solver.fallback is not None and stride < max_steps:
+        solution = _rescue(solution, f, solver.fallback, max_steps, check_every)
+    return settle(solution, on_failure)
+
+
+def _rescue(
+    solution: Solution, f: AbstractMap, solver: AbstractSolver[Any], max_steps: int, check_every: int | None
+) -> Solution:
+    """The solution with its given up samples solved on by another solver, those that have equally many steps left
+    together: so that none depends on the others."""
+    given_up = solution.codes == GIVEN_UP
+    if not bool(given_up.any()):
+        return solution
+    parts = {name: getattr(solution, name).clone() for name in ("value", "residual", "steps", "codes")}
+    bound = solution.error_bound
+    for taken in sorted(set(solution.steps[given_up].tolist())):
+        index = (given_up & (solution.steps == taken)).nonzero().flatten()
+        rest = f.rows(index) if taken < max_steps else None
+        if rest is None:
+            parts["codes"][index] = Status.MAX_STEPS.code
+            continue
+        z0 = take_samples(solution.value, index)
+        z0 = torch.where(z0.isfinite(), z0, 0.0)
+        found = solve(rest, z0, solver, tol=solution.tol, max_steps=max_steps - taken, check_every=check_every)
+        for name, part in parts.items():
+            part[index] = getattr(found, name) + taken if name == "steps" else getattr(found, name)
+        if bound is not None and found.error_bound is not None:
+            bound = bound.index_copy(0, index, found.error_bound)
+    return Solution(**parts, tol=solution.tol, error_bound=bound)
 
 
 @torch.no_grad()
@@ -102,7 +131,7 @@ def advance(f: Map, z0: Tensor, solver: AbstractSolver[Any], steps: int) -> Tens
     return _iterate(f, f.start(z0), solver, None, steps, NEVER)[1]
 
 
-def look_stride(check_every: int | None, z: Tensor) -> int:
+def look_stride(check_every: int | None, z: Tensor | None) -> int:
     """Steps between two looks at the residual; unless said, each step, or every fourth where a look waits.
 
     An export has nothing to look at.
@@ -110,7 +139,7 @@ def look_stride(check_every: int | None, z: Tensor) -> int:
     if torch.compiler.is_exporting():
         return NEVER
     if check_every is None:
-        return CUDA_STRIDE if z.is_cuda else 1
+        return CUDA_STRIDE if z is not None and z.is_cuda else 1
     check_whole("check_every", check_every)
     return check_every
 
@@ -132,7 +161,7 @@ def _iterate(
     z, best = at.z, at.value
     for step in range(1, max_steps + 1):
         if step > 1:
-            at = f.evaluate(z, solver.needs_drive, solver.needs_energy)
+            at = f.evaluate(z, *solver.needs(f))
         last = step == max_steps
         better = None
         if record is not None and (last or step % stride == 0):
@@ -244,6 +273,9 @@ class SampleRecord:
             if np.count_nonzero(mask):
                 np.copyto(self.codes.numpy(), status.code, where=mask & running)
                 finished |= mask
+        if measured.guarded:
+            np.copyto(self.codes.numpy(), GIVEN_UP, where=running & ~better)
+            finished |= ~better
         return torch.from_numpy(better)
 
     def _stalled(self, step: int, residual: Array) -> Array:

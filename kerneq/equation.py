@@ -57,7 +57,6 @@ class Measurement:
     gap: Tensor  # ‖f(z) − z‖
     merit: Tensor | None = None  # lower is better; None: the residual
     slack: Tensor | None = None  # a merit higher by no more than this counts as equal
-    guarded: bool = False  # a sample whose merit rises is given up: the rule that is used there promises nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,8 +154,13 @@ class AbstractMap(abc.ABC):
         """Whether the equation can be solved for v = Wz."""
         return False
 
-    def in_features(self, energy: bool = False) -> "FeatureMap":
-        """The same equation for v = Wz; with `energy`, E decides what is best, and a sample whose E rises is given up."""
+    @property
+    def guarded(self) -> bool:
+        """Whether a sample is given up whose merit rises above where it started, or above its best since then."""
+        return False
+
+    def in_features(self, guarded: bool = False) -> "FeatureMap":
+        """The same equation for v = Wz; `guarded` by E(z)."""
         raise TypeError(
             "`InFeatures` needs the equation of a cell with a radial or a linear kernel; give the solver itself for "
             f"others, got {type(self).__name__}."
@@ -220,6 +224,24 @@ def as_map(f: Map) -> AbstractMap:
 
 
 @final
+@dataclasses.dataclass(eq=False)
+class LastProduct:
+    """The last thing that was made of a tensor by a solve; whoever needs it next asks for it by that very tensor."""
+
+    of: Tensor | None = None
+    made: Tensor | None = None
+
+    def keep(self, of: Tensor, made: Tensor) -> Tensor:
+        """`made`, remembered."""
+        self.of, self.made = of, made
+        return made
+
+    def find(self, of: Tensor) -> Tensor | None:
+        """What was made of this tensor, if that was the last time."""
+        return self.made if of is self.of else None
+
+
+@final
 @dataclasses.dataclass(frozen=True)
 class Equation(AbstractMap):
     """f(z) = σ(d(z)), the optimality condition of min E(z) = ½‖z‖² + 1ᵀφ(z) − S(z), at one batch of inputs.
@@ -233,6 +255,7 @@ class Equation(AbstractMap):
     operator: BoundOperator  # W, scaled
     prox: AbstractProx
     compiled: bool = False
+    last: "LastProduct" = dataclasses.field(default_factory=lambda: LastProduct(), compare=False)
 
     @property
     def bound(self) -> Tensor:
@@ -244,8 +267,8 @@ class Equation(AbstractMap):
 
     @property
     def contraction(self) -> Tensor | None:
-        """L, where `norm` holds it under 1: σ is nonexpansive."""
-        return self.bound if self.binding.limit <= 1 else None
+        """L, where `norm` holds it under 1 (σ is nonexpansive) and it holds everywhere: not for a curved inner kernel."""
+        return self.bound if self.has_features and self.binding.limit <= 1 else None
 
     @property
     def has_features(self) -> bool:
@@ -334,25 +357,26 @@ class Equation(AbstractMap):
     def linearise(self, z: Tensor) -> Linearisation:
         return dataclasses.replace(super().linearise(z), prox=self.prox)
 
-    def in_features(self, energy: bool = False) -> "FeatureMap":
-        return FeatureMap(self, energy) if self.has_features else super().in_features()
+    def in_features(self, guarded: bool = False) -> "FeatureMap":
+        return FeatureMap(self, guarded) if self.has_features else super().in_features()
 
     def feature_adjoint(self, z: Tensor) -> "FeatureAdjoint | None":
         if not self.has_features:
             return None
-        v = self.operator(z)
+        operator = bound(self.operator.weight.detach())
+        v = self.last.find(z)
+        z = z.detach()
+        v = operator(z) if v is None else v
         slope = self.kernel.differentiate(self.binding, z, v, value=False)
         assert slope.dv is not None
-        hvp = self.kernel.hvp(self.binding, v.detach())
-        operator = bound(self.operator.weight.detach())
+        hvp = self.kernel.hvp(self.binding, v)
         return FeatureAdjoint(
             z, slope.dv, slope.dz, self.operator.weight, operator, self.prox, hvp, self.kernel.hvp_sign
         )
 
     def rows(self, index: Tensor) -> Self:
-        return dataclasses.replace(
-            self, binding=dataclasses.replace(self.binding, a=take_samples(self.binding.a, index))
-        )
+        binding = dataclasses.replace(self.binding, a=take_samples(self.binding.a, index))
+        return dataclasses.replace(self, binding=binding, last=LastProduct())
 
     def tensors(self) -> tuple[Tensor, ...]:
         parts = (self.operator.weight, self.binding.a, self.binding.Q, self.binding.gamma)
@@ -362,7 +386,7 @@ class Equation(AbstractMap):
         weight, a, *rest = tensors
         Q, gamma = rest or (None, None)
         binding = dataclasses.replace(self.binding, a=a, Q=Q, gamma=gamma)
-        return dataclasses.replace(self, operator=bound(weight), binding=binding)
+        return dataclasses.replace(self, operator=bound(weight), binding=binding, last=LastProduct())
 
 
 @functools.cache
@@ -381,7 +405,7 @@ class FeatureMap(AbstractMap):
     """
 
     equation: Equation
-    energy: bool = False  # whether E(z) is measured; out of products that the residual of z needs too
+    guarded: bool = False  # by E(z), which comes out of products that the residual of z needs too
 
     @property
     def bound(self) -> Tensor:
@@ -396,16 +420,19 @@ class FeatureMap(AbstractMap):
 
     def evaluate(self, v: Tensor, drive: bool = False, energy: bool = False) -> Evaluation:
         z = self.lift(v)
-        return Evaluation(v, self.equation.operator(z), state=z)
+        return Evaluation(v, self.equation.last.keep(z, self.equation.operator(z)), state=z)
 
     def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
-        """At v = Wz₀; without a z₀ at v = 0, where there is no Wz to compute."""
+        """At v = Wz₀; without a z₀ at v = 0, where there is no Wz to compute. The energy is that of z₀."""
+        f, v = self.equation, None
         if z0 is not None:
             _check_start(z0)
-            return self.evaluate(self.equation.operator(z0))
-        z = self.equation.start(None).image
-        v = self.equation.operator(z)
-        return Evaluation(torch.zeros_like(v), v, state=z)
+            v = f.operator(z0)
+        slope = f.kernel.differentiate(f.binding, v if z0 is None else z0, v, value=self.guarded)
+        z = f.image(slope, drive=False)[0]
+        image = f.last.keep(z, f.operator(z))
+        E, rounding = f.total(torch.zeros_like(z) if z0 is None else z0, slope.value)
+        return Evaluation(torch.zeros_like(image) if v is None else v, image, None, E, rounding, state=z)
 
     def answer(self, at: Evaluation, following: Tensor) -> Tensor:
         """z = σ(…) is a step further than v already."""
@@ -425,14 +452,14 @@ class FeatureMap(AbstractMap):
         f, z = self.equation, at.value
         near, gap = at.measured
         far = tol is not None and not bool((near <= tol).any())
-        if far and not self.energy:
+        if far and not self.guarded:
             return Measurement(near, gap, near, torch.zeros_like(near))
-        slope = f.kernel.differentiate(f.binding, z, at.image, value=self.energy)
+        slope = f.kernel.differentiate(f.binding, z, at.image, value=self.guarded)
         E, rounding = f.total(z, slope.value)
         merit, slack = (near, torch.zeros_like(near)) if E is None else (E, rounding)
         if not far:
             near, gap = Evaluation(z, f.image(slope, drive=False)[0]).measured
-        return Measurement(near, gap, merit, slack, guarded=self.energy)
+        return Measurement(near, gap, merit, slack)
 
     def rows(self, index: Tensor) -> Self:
         return dataclasses.replace(self, equation=self.equation.rows(index))
@@ -448,7 +475,7 @@ class FeatureAdjoint:
     """
 
     z: Tensor  # the equilibrium
-    m: Tensor  # with its graph
+    m: Tensor  # with its graph, but for that of v
     dz: Tensor | None  # ∂S/∂z, with its graph
     weight: Tensor  # of W, with its graph
     operator: BoundOperator  # W, without
@@ -456,24 +483,46 @@ class FeatureAdjoint:
     hvp: Callable[[Tensor], Tensor]  # N
     sign: int
 
-    def source(self, g: Tensor) -> Tensor:
-        """WDg."""
-        return self.operator(self.prox.vjp(self.z, g))
+    def system(self, g: Tensor) -> "AdjointMap":
+        """y ↦ WDg ± WDWᵀNy."""
+        return AdjointMap(self, self.operator(self.prox.vjp(self.z, g)))
 
-    def step(self, source: Tensor, y: Tensor) -> Tensor:
-        """WDg ± WDWᵀNy."""
-        return self.operator.added(source, self._masked_adjoint(self.hvp(y), None, 1), self.sign)
+    def recover(self, g: Tensor, n: Tensor, known: Tensor | None) -> Tensor:
+        """w = D(g ± Wᵀn), n = Ny; DWᵀn may be known."""
+        if known is None:
+            return self.masked_adjoint(n, g, self.sign)
+        return torch.add(self.prox.vjp(self.z, g), known, alpha=self.sign)
 
-    def recover(self, g: Tensor, y: Tensor) -> Tensor:
-        """w = D(g ± WᵀNy)."""
-        return self._masked_adjoint(self.hvp(y), g, self.sign)
-
-    def _masked_adjoint(self, n: Tensor, g: Tensor | None, sign: int) -> Tensor:
+    def masked_adjoint(self, n: Tensor, g: Tensor | None, sign: int) -> Tensor:
         """D(g ± Wᵀn), or ±DWᵀn without g."""
         if isinstance(self.prox, ReLU):
             return self.operator.adjoint_masked(n, self.z, g, sign)
         drive = sign * self.operator.adjoint(n)
         return self.prox.vjp(self.z, drive if g is None else g + drive)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class AdjointMap(AbstractMap):
+    """y ↦ WDg ± WDWᵀNy, whose value at y = 0 is known."""
+
+    adjoint: FeatureAdjoint
+    source: Tensor  # WDg
+    last: LastProduct = dataclasses.field(default_factory=LastProduct, compare=False)  # DWᵀNy
+
+    def __call__(self, y: Tensor) -> Tensor:
+        adjoint = self.adjoint
+        masked = self.last.keep(y, adjoint.masked_adjoint(adjoint.hvp(y), None, 1))
+        return adjoint.operator.added(self.source, masked, adjoint.sign)
+
+    def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
+        return super().start(z0) if z0 is not None else Evaluation(torch.zeros_like(self.source), self.source)
+
+    def rows(self, index: Tensor) -> None:
+        return None
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.source,)
 
 
 def _check_start(z0: Tensor) -> None:

@@ -84,7 +84,9 @@ class Equilibrium(nn.Module):
         )
         if self.training:
             self.cell.observe(f, solution.value)
-        z = self.gradient.attach(f, solution.value) if torch.is_grad_enabled() else solution.value
+        known = f.tensors()  # none for a map of one's own that does not say: then it may depend on anything
+        wanted = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
+        z = self.gradient.attach(f, solution.value) if wanted else solution.value
         return dataclasses.replace(solution, value=self.cell.output(f, z))
 
 

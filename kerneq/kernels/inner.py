@@ -66,10 +66,11 @@ class AbstractInnerKernel(AbstractKernel):
         scale = limited(operator_norm, norm * self.operator_share**0.5)
         lipschitz = (operator_norm * scale).detach() ** 2
         convexity = 1 - lipschitz
-        limit = norm**2 * (self.operator_share + (self.length_share if self.curvature else 0.0))
+        limit = self.operator_share * norm**2
         if self.curvature:
             longest, typical = self.max_length(norm), TYPICAL * math.prod(a.shape[1:]) ** 0.5
             a = a * per_sample(longest / per_sample_norm(a).clamp_min(typical), a).to(a.dtype)
+            limit += self.curvature * longest**2
             lipschitz = lipschitz + self.curvature * longest**2
             convexity = convexity - self.convex_curvature * longest**2
         return Binding(a, operator_norm, scale, lipschitz, convexity, limit)

@@ -158,8 +158,7 @@ class AbstractRadialKernel(AbstractKernel):
 
     def hvp(self, at: Binding, v: Tensor) -> Callable[[Tensor], Tensor]:
         assert at.Q is not None and at.gamma is not None
-        Q, gamma = at.Q, at.gamma
-        return lambda y: radial_hvp(type(self), y, at.a, v, Q, gamma, split=at.split, patch=at.patch)
+        return radial_hvp(type(self), at.a, v, at.Q, at.gamma, split=at.split, patch=at.patch)
 
 
 @final

@@ -46,7 +46,7 @@ class AbstractSolver(abc.ABC, Generic[Memory]):
 
     @property
     def fallback(self) -> "AbstractSolver[Any] | None":
-        """Who goes on from the best point of samples that were given up, see `Measurement.guarded`."""
+        """Who goes on from the best point of samples that were given up: see `AbstractMap.guarded`."""
         return None
 
     @abc.abstractmethod
@@ -86,46 +86,48 @@ def solve(
         at = space.start(z0, *solver.needs(space))
         record, value = _iterate(space, at, solver, tol, max_steps, stride)
         assert record is not None
-        if space is not f and stride < max_steps and not bool((record.codes == Status.CONVERGED.code).all()):
+        fresh = record.residual.isinf()  # no point was better than the start
+        record.codes[(record.codes == GIVEN_UP) & (record.steps == max_steps)] = Status.MAX_STEPS.code
+        settled = (record.codes == Status.CONVERGED.code) | (record.codes == GIVEN_UP)
+        if space is not f and stride < max_steps and not bool(settled.all()):
             exact = f.measure(f.evaluate(value))  # what was measured on the way to a failure need not be z's residual
             record = dataclasses.replace(record, residual=exact.residual, gap=exact.gap)
     gap, residual, steps, codes = (
         t.to(value.device) for t in (record.gap, record.residual, record.steps, record.codes)
     )
     solution = Solution(value, residual, steps, codes, tol, f.error_bound(gap))
-    if solver.fallback is not None and stride < max_steps:
-        solution = _rescue(solution, f, solver.fallback, max_steps, check_every)
+    if space.guarded and bool((record.codes == GIVEN_UP).any()):
+        assert solver.fallback is not None
+        start = torch.zeros_like(value) if z0 is None else z0.to(value.dtype)
+        start = _pick(~fresh, value, start)
+        solution = _rescue(solution, f, start, solver.fallback, max_steps, check_every)
     return settle(solution, on_failure)
 
 
 def _rescue(
-    solution: Solution, f: AbstractMap, solver: AbstractSolver[Any], max_steps: int, check_every: int | None
+    found: Solution, f: AbstractMap, z: Tensor, solver: AbstractSolver[Any], max_steps: int, check_every: int | None
 ) -> Solution:
-    """The solution with its given up samples solved on by another solver, those that have equally many steps left
-    together: so that none depends on the others."""
-    given_up = solution.codes == GIVEN_UP
-    if not bool(given_up.any()):
-        return solution
-    parts = {name: getattr(solution, name).clone() for name in ("value", "residual", "steps", "codes")}
-    bound = solution.error_bound
-    for taken in sorted(set(solution.steps[given_up].tolist())):
-        index = (given_up & (solution.steps == taken)).nonzero().flatten()
-        rest = f.rows(index) if taken < max_steps else None
-        if rest is None:
-            parts["codes"][index] = Status.MAX_STEPS.code
-            continue
-        z0 = take_samples(solution.value, index)
-        z0 = torch.where(z0.isfinite(), z0, 0.0)
-        found = solve(rest, z0, solver, tol=solution.tol, max_steps=max_steps - taken, check_every=check_every)
-        for name, part in parts.items():
-            part[index] = getattr(found, name) + taken if name == "steps" else getattr(found, name)
-        if bound is not None and found.error_bound is not None:
-            bound = bound.index_copy(0, index, found.error_bound)
-    return Solution(**parts, tol=solution.tol, error_bound=bound)
+    """What was found, with the samples that were given up solved on from z by another solver; those that have equally
+    many steps left together, so that none depends on the others."""
+    given_up = found.codes == GIVEN_UP
+    parts = [found.value.clone(), found.residual.clone(), found.steps.clone(), found.codes.clone()]
+    bound = found.error_bound
+    for taken in sorted(set(found.steps[given_up].tolist())):
+        index = (given_up & (found.steps == taken)).nonzero().flatten()
+        rest = f.rows(index)
+        assert rest is not None
+        left = max_steps - taken
+        more = solve(rest, take_samples(z, index), solver, tol=found.tol, max_steps=left, check_every=check_every)
+        for part, new in zip(parts, (more.value, more.residual, more.steps + taken, more.codes), strict=True):
+            part[index] = new
+        if bound is not None and more.error_bound is not None:
+            bound = bound.index_copy(0, index, more.error_bound)
+    value, residual, steps, codes = parts
+    return Solution(value, residual, steps, codes, found.tol, bound)
 
 
 @torch.no_grad()
-def advance(f: Map, z0: Tensor, solver: AbstractSolver[Any], steps: int) -> Tensor:
+def advance(f: Map, z0: Tensor | None, solver: AbstractSolver[Any], steps: int) -> Tensor:
     """The value `solve` would return after so many steps, for callers who do not ask how good it is."""
     f = as_map(f)
     return _iterate(f, f.start(z0), solver, None, steps, NEVER)[1]
@@ -157,6 +159,8 @@ def _iterate(
         at = dataclasses.replace(at, z=torch.empty_like(at.image).copy_(at.z))  # it may become a value
     memory = solver.init(f, at.z)
     record = SampleRecord.open(len(at.z), tol or 0.0, at.image.dtype) if looking else None
+    if record is not None and f.guarded and at.energy is not None:
+        record.merit.copy_(at.energy)
     finished: list[tuple[SampleRecord, Tensor]] = []  # samples that have left the computation, with their values
     z, best = at.z, at.value
     for step in range(1, max_steps + 1):
@@ -165,7 +169,7 @@ def _iterate(
         last = step == max_steps
         better = None
         if record is not None and (last or step % stride == 0):
-            better = record.observe(step, f.measure(at, None if last else tol))
+            better = record.observe(step, f.measure(at, None if last else tol), f.guarded)
             if bool(record.finished.all()):
                 best = _pick(better, at.value, best)
                 break
@@ -240,15 +244,18 @@ class SampleRecord:
         steps = torch.full_like(rows, step)
         return cls(tol, 0.0, rows, residual, measured.gap, residual, residual, steps, steps, codes, codes >= 0)
 
-    def observe(self, step: int, measured: Measurement) -> Tensor:
-        """Enter one measurement; True where it is the best so far: by its merit, give or take its slack."""
+    def observe(self, step: int, measured: Measurement, guarded: bool = False) -> Tensor:
+        """Enter one measurement; True where it is the best so far: by its merit, give or take its slack.
+
+        Where a map is `guarded`, a sample for which it is not is given up.
+        """
         # Dynamo would take the NumPy for its own. As a decorator, `disable` would import it for everybody.
         if not torch.compiler.is_compiling():
-            return self._enter(step, measured)
-        better: Tensor = torch.compiler.disable(self._enter)(step, measured)  # type: ignore[no-untyped-call]
+            return self._enter(step, measured, guarded)
+        better: Tensor = torch.compiler.disable(self._enter)(step, measured, guarded)  # type: ignore[no-untyped-call]
         return better
 
-    def _enter(self, step: int, measured: Measurement) -> Tensor:
+    def _enter(self, step: int, measured: Measurement, guarded: bool) -> Tensor:
         """In NumPy, on the memory of the tensors: on a CPU this runs at every step, and on so few numbers an operation
         of PyTorch costs several of NumPy's."""
         found = (measured.residual, measured.gap, measured.merit, measured.slack)
@@ -273,7 +280,7 @@ class SampleRecord:
             if np.count_nonzero(mask):
                 np.copyto(self.codes.numpy(), status.code, where=mask & running)
                 finished |= mask
-        if measured.guarded:
+        if guarded:
             np.copyto(self.codes.numpy(), GIVEN_UP, where=running & ~better)
             finished |= ~better
         return torch.from_numpy(better)

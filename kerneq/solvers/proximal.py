@@ -63,7 +63,7 @@ class Proximal(AbstractSolver[Descent | None]):
             return f
         if f.contraction is not None:
             return f.in_features()
-        return f.in_features(energy=True) if looks else f
+        return f.in_features(guarded=True) if looks else f
 
     def init(self, f: AbstractMap, z0: Tensor) -> Descent | None:
         if self.memory == 0:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from . import prox as prox
     from . import solvers as solvers
     from .equilibrium import Equilibrium as Equilibrium
+    from .equilibrium import Value as Value
     from .equilibrium import fixed_point as fixed_point
+    from .graphs import capture as capture
     from .prediction import predict as predict
     from .solution import EquilibriumError as EquilibriumError
     from .solution import Solution as Solution
@@ -34,6 +36,8 @@ _HOME = {
     "EquilibriumError": "solution",
     "Solution": "solution",
     "Status": "solution",
+    "Value": "equilibrium",
+    "capture": "graphs",
     "fixed_point": "equilibrium",
     "predict": "prediction",
     "solve": "solvers",

@@ -21,6 +21,8 @@ from .operators import BoundOperator, bound
 from .prox import AbstractProx, ReLU
 from .tensors import per_sample_norm, take_samples, widened
 
+NEAR = 8.0  # times `tol`: from there on the residual of z is measured where v is iterated, at L = 1; less above
+
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
@@ -267,7 +269,7 @@ class Equation(AbstractMap):
 
     @property
     def contraction(self) -> Tensor | None:
-        """L, where `norm` holds it under 1 (σ is nonexpansive) and it holds everywhere: not for a curved inner kernel."""
+        """L, where `norm` holds it under 1 (σ is nonexpansive), everywhere: a curved inner kernel promises less."""
         return self.bound if self.has_features and self.binding.limit <= 1 else None
 
     @property
@@ -447,18 +449,23 @@ class FeatureMap(AbstractMap):
     def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
         """The residual of z in the equation itself, f(z) − z = lift(Wz) − z.
 
-        That costs half an evaluation. With a `tol`, the residual of v stands for it as long as no sample is below.
+        That costs half an evaluation. With a `tol`, the residual of v stands for it in samples that are far from it:
+        z is a step further than v, and mostly several times as near.
         """
         f, z = self.equation, at.value
         near, gap = at.measured
-        far = tol is not None and not bool((near <= tol).any())
-        if far and not self.guarded:
+        far = (
+            near > NEAR / f.bound.clamp(1, NEAR) * tol if tol is not None else torch.zeros_like(near, dtype=torch.bool)
+        )
+        measures = tol is None or not bool(far.all())
+        if not measures and not self.guarded:
             return Measurement(near, gap, near, torch.zeros_like(near))
         slope = f.kernel.differentiate(f.binding, z, at.image, value=self.guarded)
         E, rounding = f.total(z, slope.value)
         merit, slack = (near, torch.zeros_like(near)) if E is None else (E, rounding)
-        if not far:
-            near, gap = Evaluation(z, f.image(slope, drive=False)[0]).measured
+        if measures:
+            residual, distance = Evaluation(z, f.image(slope, drive=False)[0]).measured
+            near, gap = torch.where(far, near, residual), torch.where(far, gap, distance)
         return Measurement(near, gap, merit, slack)
 
     def rows(self, index: Tensor) -> Self:

@@ -113,3 +113,11 @@ def fixed_point(
     if not torch.is_grad_enabled():
         return solution
     return dataclasses.replace(solution, value=gradient.attach(f, solution.value))
+
+
+@final
+class Value(nn.Module):
+    """A `Solution` ↦ its value, for a layer between others: `nn.Sequential(layer, kerneq.Value(), nn.ReLU())`."""
+
+    def forward(self, solution: Solution) -> Tensor:
+        return solution.value

@@ -14,6 +14,7 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from .data import DataError, Images, decode, find, grey, normalise
+from .graphs import capture
 from .run import CheckpointError, Run, checkpoint
 from .run.config import Config
 from .solution import Solution, Status
@@ -78,7 +79,7 @@ class Predictor:
         images, named = trained_on(config, outputs=len(weights["head.bias"]))
         model = place(build_model(config, images), config, process)
         checkpoint.load_weights(model, weights, file)
-        return cls(model.eval(), config, images.to(process.device), named, epoch)
+        return cls(capture(model.eval()), config, images.to(process.device), named, epoch)
 
     def read(self, path: Path) -> Tensor:
         """The pixels (channels, side, side) of a picture file; a `DataError` says why there are none."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Batches, Images, split_validation
+from ..graphs import capture
 from ..run import Run, checkpoint
 from ..run.config import Config
 from ..solution import Solution
@@ -64,7 +65,8 @@ class TrainedRun:
     @torch.no_grad()
     def outputs(self, images: Images) -> Iterator[tuple[Tensor, Tensor, Tensor, dict[str, Solution]]]:
         """For each batch its pictures x, labels, logits (float32) and solutions, all on the device."""
+        fast = capture(self.model)
         for x, labels in self.batches(images).epoch(0):
             with torch.autocast(self.process.device.type, torch.bfloat16, enabled=self.config.training.amp):
-                logits, solutions = self.model(x, solutions=True)
+                logits, solutions = fast(x, solutions=True)
             yield x, labels, logits.float(), solutions

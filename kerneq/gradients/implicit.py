@@ -1,7 +1,6 @@
 """Implicit gradient: differentiate z* = f(z*) itself, not the iterations that found it."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, final
 
@@ -33,8 +32,8 @@ class Implicit(AbstractGradient):
     It is a fixed point too, u = Jᵀu + g, so any solver finds it. For an equation from a cell J = DH, D the 0/1 slope
     of σ and H the (symmetric) Hessian of S, and w = Du solves (I − DHD) w = Dg. By default that is done by Anderson for
     y = Ww, which is smaller, where the kernel has it (see `InFeatures`), and what that does not solve, or has no such
-    form, by conjugate gradient. Memory: one evaluation of f, whatever the solve took. A backward solve that fails warns unless told
-    otherwise. Can be differentiated again: u is an equilibrium like any other.
+    form, by conjugate gradient. Memory: one evaluation of f, whatever the solve took. A backward solve that fails warns
+    unless told otherwise. Can be differentiated again: u is an equilibrium like any other.
     """
 
     solver: AbstractSolver[Any] | ConjugateGradient | None = None  # None: see above; Anderson for functions
@@ -77,7 +76,7 @@ class Implicit(AbstractGradient):
         return settle(solution, self.on_failure, where="The backward solve").value
 
     def in_features(self, system: AdjointMap, f: AbstractMap, g: Tensor) -> Tensor:
-        """y = Ww, by Anderson or as the rule says; the default leaves what that does not solve to conjugate gradient."""
+        """y = Ww, as the rule says; the default is Anderson, and conjugate gradient for what that does not solve."""
         if self.solver is not None or look_stride(self.check_every, g) >= self.max_steps:
             return self.solve(system, None)
         solver = Anderson()

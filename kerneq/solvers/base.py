@@ -87,9 +87,9 @@ def solve(
         record, value = _iterate(space, at, solver, tol, max_steps, stride)
         assert record is not None
         fresh = record.residual.isinf()  # no point was better than the start
-        record.codes[(record.codes == GIVEN_UP) & (record.steps == max_steps)] = Status.MAX_STEPS.code
-        settled = (record.codes == Status.CONVERGED.code) | (record.codes == GIVEN_UP)
-        if space is not f and stride < max_steps and not bool(settled.all()):
+        if space.guarded:  # only with looks, so that the record is on the host
+            record.codes[(record.codes == GIVEN_UP) & (record.steps == max_steps)] = Status.MAX_STEPS.code
+        if space is not f and stride < max_steps and not _all_settled(record.codes):
             exact = f.measure(f.evaluate(value))  # what was measured on the way to a failure need not be z's residual
             record = dataclasses.replace(record, residual=exact.residual, gap=exact.gap)
     gap, residual, steps, codes = (
@@ -102,6 +102,11 @@ def solve(
         start = _pick(~fresh, value, start)
         solution = _rescue(solution, f, start, solver.fallback, max_steps, check_every)
     return settle(solution, on_failure)
+
+
+def _all_settled(codes: Tensor) -> bool:
+    """Whether every sample has converged or will be solved on."""
+    return bool(((codes == Status.CONVERGED.code) | (codes == GIVEN_UP)).all())
 
 
 def _rescue(

@@ -31,8 +31,8 @@ class Proximal(AbstractSolver[Descent | None]):
     (Krasnoselskii and Mann), and the history forgotten. That needs no energy, and happens for v = Wz where it can.
 
     Elsewhere E decides, whatever the weights: a proposal must lower it by a fraction of what
-    T(z) = prox_{αφ}((1 − α) z + α d(z)), α = 2 / (2 + L), guarantees, otherwise T(z) is taken. A solve that looks at its
-    residual tries v = Wz first: a sample goes on there as long as E falls from look to look, and by T after that.
+    T(z) = prox_{αφ}((1 − α) z + α d(z)), α = 2 / (2 + L), guarantees, otherwise T(z) is taken. A solve that looks at
+    its residual tries v = Wz first: a sample goes on there as long as E falls from look to look, and by T after that.
     `memory=0` is T alone. Memory: 2m + 1 states a sample, or as many features.
     """
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ..data import Batches
+from ..graphs import capture
 from ..solution import Solution
 from .process import Process
 
@@ -175,11 +176,12 @@ def validate(model: nn.Module, batches: Batches, process: Process, amp: bool) ->
     accumulator = Accumulator(process.device)
     training = model.training
     model.eval()
+    fast = capture(model)
     for x, target in batches.epoch(0):
         if len(x) == 0:  # the last batch may have no image for this process
             continue
         with torch.autocast(process.device.type, torch.bfloat16, enabled=amp):
-            logits, solutions = model(x, solutions=True)
+            logits, solutions = fast(x, solutions=True)
         accumulator.add(cross_entropy(logits.float(), target), logits, target, solutions)
     model.train(training)
     return accumulator.read(process.total(accumulator.sums))

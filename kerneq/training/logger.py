@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, final
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
+from rich.table import Column
 
 from . import metrics
 
@@ -39,6 +40,9 @@ class AbstractLogger(abc.ABC):
     def log_epoch(self, row: Mapping[str, Any]) -> None:
         """Called with each line of metrics.jsonl."""
 
+    def log_message(self, text: str) -> None:  # noqa: B027
+        """Called with a sentence for whoever watches: what the run will take, that it is about to stop."""
+
     @abc.abstractmethod
     def close(self) -> None:
         """Called once, however the run ended."""
@@ -56,9 +60,11 @@ class TerminalLogger(AbstractLogger):
         self.title = title
         self.bar = ProgressBar(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[numbers]}", markup=False),
+            BarColumn(bar_width=12),
+            TaskProgressColumn(),
             TimeRemainingColumn(compact=True),
+            # Last, and cut off where the terminal is narrow: the columns before it are those nobody should miss.
+            TextColumn("{task.fields[numbers]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,
@@ -67,8 +73,9 @@ class TerminalLogger(AbstractLogger):
         self.bar.start()
 
     def log_progress(self, progress: Progress) -> None:
+        # Those over solves wait for the end of the epoch: at a fixed number of steps none may have reached `tol` at first,
+        # which sounds worse than it is.
         words = [*metrics.phrases(progress.scores, "images"), f"{progress.images_per_second:,.0f} images/s"]
-        words += metrics.phrases(progress.scores, "solves")
         self.bar.update(
             self.task,
             description=f"{self.title} epoch {progress.epoch}/{progress.epochs}".strip(),
@@ -79,6 +86,9 @@ class TerminalLogger(AbstractLogger):
 
     def log_epoch(self, row: Mapping[str, Any]) -> None:
         self.console.print(epoch_line(row, self.title), highlight=False, soft_wrap=True, markup=False)
+
+    def log_message(self, text: str) -> None:
+        self.console.print(f"{self.title} {text}".strip(), highlight=False, soft_wrap=True, markup=False)
 
     def close(self) -> None:
         self.bar.stop()

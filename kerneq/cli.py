@@ -132,11 +132,12 @@ def evaluate(
 
     check_which("--checkpoint", checkpoint)
     result = measure(TrainedRun.open(run, checkpoint, device))
-    columns = [Column(heading, justify="right") for heading in ("test images", *(m.title for m in METRICS))]
+    shown = [metric for metric in METRICS if metric.over != "adjoints"]  # those are of training
+    columns = [Column(heading, justify="right") for heading in ("test images", *(m.title for m in shown))]
     table = Table(*columns, title=Text(printable(f"{result.model} on the test images of {result.data}")))
     for name, scores in result.scores.items():
         label = f"{scores['images']}" if name == "test" else f"{scores['images']} ({name})"
-        table.add_row(label, *(metric.text(scores) for metric in METRICS))
+        table.add_row(label, *(metric.text(scores) for metric in shown))
     Console().print(table)
     result.write(run)  # after the table: a folder that cannot be written costs nobody the result
     say(f"Written to {run / 'evaluation.json'}")

@@ -109,6 +109,8 @@ class AbstractMap(abc.ABC):
     known of a map; here they say "nothing", which is right for any function.
     """
 
+    backward: list[Tensor] | None = None  # where a backward solve notes which samples have converged, if anywhere
+
     @abc.abstractmethod
     def __call__(self, z: Tensor) -> Tensor: ...
 
@@ -258,6 +260,7 @@ class Equation(AbstractMap):
     prox: AbstractProx
     compiled: bool = False
     last: "LastProduct" = dataclasses.field(default_factory=lambda: LastProduct(), compare=False)
+    backward: list[Tensor] | None = dataclasses.field(default_factory=list, compare=False)
 
     @property
     def bound(self) -> Tensor:

@@ -87,7 +87,7 @@ class Equilibrium(nn.Module):
         known = f.tensors()  # none for a map of one's own that does not say: then it may depend on anything
         wanted = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
         z = self.gradient.attach(f, solution.value) if wanted else solution.value
-        return dataclasses.replace(solution, value=self.cell.output(f, z))
+        return dataclasses.replace(solution, value=self.cell.output(f, z), backward=f.backward)
 
 
 def fixed_point(

@@ -56,6 +56,7 @@ class Solution:
     codes: Tensor  # `Status.code` of each sample
     tol: float
     error_bound: Tensor | None = None  # ‖value − z*‖ is at most this, where the problem is strongly convex
+    backward: list[Tensor] | None = None  # which samples converged on the way back, an entry for every backward pass
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

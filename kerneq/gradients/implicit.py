@@ -11,7 +11,7 @@ from ..equation import AbstractMap, AdjointMap, Evaluation, FeatureAdjoint, Line
 from ..fused.iterates import relative_residual
 from ..solution import OnFailure, Solution, Status, check_limits, check_on_failure, settle
 from ..solvers.anderson import Anderson
-from ..solvers.base import AbstractSolver, advance, look_stride, solve
+from ..solvers.base import AbstractSolver, look_stride, solve
 from ..solvers.features import InFeatures
 from ..solvers.newton import Newton
 from ..tensors import per_sample, working_dtype
@@ -62,7 +62,7 @@ class Implicit(AbstractGradient):
         out: Tensor = _Adjoint.apply(system.image, z.detach(), self, f, system, *f.tensors())  # type: ignore[no-untyped-call]
         return out
 
-    def adjoint(self, system: Linearisation, g: Tensor) -> Tensor:
+    def adjoint(self, system: Linearisation, g: Tensor) -> Solution:
         """u, or w = Du, which is the same to everything behind σ."""
         if isinstance(self.solver, Newton):  # the system is linear, so one step is all
             return self._settle_direct(system, system.solve(g, transposed=True), g)
@@ -73,37 +73,41 @@ class Implicit(AbstractGradient):
         stride = look_stride(self.check_every, g)
         with torch.no_grad():
             solution = conjugate_gradient(system.symmetric, system.masked(g), self.tol, self.max_steps, stride)
-        return settle(solution, self.on_failure, where="The backward solve").value
+        return settle(solution, self.on_failure, where="The backward solve")
 
-    def in_features(self, system: AdjointMap, f: AbstractMap, g: Tensor) -> Tensor:
+    def in_features(self, system: AdjointMap, f: AbstractMap, g: Tensor) -> Solution:
         """y = Ww, as the rule says; the default is Anderson, and conjugate gradient for what that does not solve."""
         if self.solver is not None or look_stride(self.check_every, g) >= self.max_steps:
             return self.solve(system, None)
-        solver = Anderson()
-        found = solve(system, None, solver, tol=self.tol, max_steps=self.max_steps, check_every=self.check_every)
+        found = dataclasses.replace(self, on_failure="return").solve(system, None)
         if bool(found.converged.all()):
-            return found.value
-        exact = dataclasses.replace(self, solver=ConjugateGradient())
-        w = exact.adjoint(f.linearise(system.adjoint.z.clone()), g)
-        y = system.adjoint.operator(w.to(g.dtype))
-        return torch.where(per_sample(found.converged, y), found.value, y)
+            return found
+        exact = dataclasses.replace(self, solver=ConjugateGradient()).adjoint(f.linearise(system.adjoint.z.clone()), g)
+        y = system.adjoint.operator(exact.value.to(g.dtype))
+        y = torch.where(per_sample(found.converged, y), found.value, y)
+        return dataclasses.replace(exact, value=y, codes=torch.where(found.converged, found.codes, exact.codes))
 
-    def _settle_direct(self, system: Linearisation, u: Tensor, g: Tensor) -> Tensor:
+    def _settle_direct(self, system: Linearisation, u: Tensor, g: Tensor) -> Solution:
         """u, if it is finite; its residual is that of rounding."""
         residual, _ = relative_residual(Evaluation(u, system.vjp(u) + g))
         codes = torch.where(residual.isfinite(), Status.CONVERGED.code, Status.NONFINITE.code)
         solution = Solution(u, residual, torch.ones_like(codes), codes, self.tol)
-        return settle(solution, self.on_failure, where="The backward solve").value
+        return settle(solution, self.on_failure, where="The backward solve")
 
-    def solve(self, f: Map, start: Tensor | None) -> Tensor:
+    def solve(self, f: Map, start: Tensor | None) -> Solution:
         """The fixed point of f, by the solver of this rule, which works in the space of f."""
         solver = self.solver.solver if isinstance(self.solver, InFeatures) else self.solver
         if not isinstance(solver, AbstractSolver):
             solver = Anderson()
-        if self.on_failure == "return" and look_stride(self.check_every, start) >= self.max_steps:
-            return advance(f, start, solver, self.max_steps)  # nobody will ask for the residual
         solution = solve(f, start, solver, tol=self.tol, max_steps=self.max_steps, check_every=self.check_every)
-        return settle(solution, self.on_failure, where="The backward solve").value
+        return settle(solution, self.on_failure, where="The backward solve")
+
+
+def _noted(f: AbstractMap, found: Solution) -> Tensor:
+    """The value, after those who count failures were told."""
+    if f.backward is not None:
+        f.backward.append(found.converged)
+    return found.value
 
 
 class _Adjoint(torch.autograd.Function):
@@ -123,7 +127,7 @@ class _Adjoint(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         with torch.no_grad():
-            u = ctx.rule.adjoint(ctx.system, g.detach())
+            u = _noted(ctx.f, ctx.rule.adjoint(ctx.system, g.detach()))
         if not torch.is_grad_enabled():
             return u.to(g.dtype), *[None] * (4 + ctx.count)
         if ctx.count == 0:
@@ -191,7 +195,7 @@ class _InFeatures(torch.autograd.Function):
         with torch.no_grad():
             start = g.detach().to(m.dtype)
             system = adjoint.system(start)
-            y = ctx.rule.in_features(system, ctx.f, start)
+            y = _noted(ctx.f, ctx.rule.in_features(system, ctx.f, start))
             n = adjoint.hvp(y)
             w = adjoint.recover(start, n, system.last.find(y))
         if torch.is_grad_enabled():

@@ -85,7 +85,6 @@ def solve(
         space = solver.space(f, looks=stride < max_steps)
         at = space.start(z0, *solver.needs(space))
         record, value = _iterate(space, at, solver, tol, max_steps, stride)
-        assert record is not None
         fresh = record.residual.isinf()  # no point was better than the start
         if space.guarded:  # only with looks, so that the record is on the host
             record.codes[(record.codes == GIVEN_UP) & (record.steps == max_steps)] = Status.MAX_STEPS.code
@@ -131,13 +130,6 @@ def _rescue(
     return Solution(value, residual, steps, codes, found.tol, bound)
 
 
-@torch.no_grad()
-def advance(f: Map, z0: Tensor | None, solver: AbstractSolver[Any], steps: int) -> Tensor:
-    """The value `solve` would return after so many steps, for callers who do not ask how good it is."""
-    f = as_map(f)
-    return _iterate(f, f.start(z0), solver, None, steps, NEVER)[1]
-
-
 def look_stride(check_every: int | None, z: Tensor | None) -> int:
     """Steps between two looks at the residual; unless said, each step, or every fourth where a look waits.
 
@@ -152,18 +144,18 @@ def look_stride(check_every: int | None, z: Tensor | None) -> int:
 
 
 def _iterate(
-    f: AbstractMap, at: Evaluation, solver: AbstractSolver[Any], tol: float | None, max_steps: int, stride: int
-) -> tuple["SampleRecord | None", Tensor]:
+    f: AbstractMap, at: Evaluation, solver: AbstractSolver[Any], tol: float, max_steps: int, stride: int
+) -> tuple["SampleRecord", Tensor]:
     """Step until every sample has finished, or, with a stride of `max_steps` or more, without a look at any number.
 
     The record of a solve that looks is on the host, where reading it is free; that of one that does not is made at its
-    end, on the device, and there is none without a `tol`.
+    end, on the device.
     """
     looking = stride < max_steps
     if looking and at.z.stride() != at.image.stride():
         at = dataclasses.replace(at, z=torch.empty_like(at.image).copy_(at.z))  # it may become a value
     memory = solver.init(f, at.z)
-    record = SampleRecord.open(len(at.z), tol or 0.0, at.image.dtype) if looking else None
+    record = SampleRecord.open(len(at.z), tol, at.image.dtype) if looking else None
     if record is not None and f.guarded and at.energy is not None:
         record.merit.copy_(at.energy)
     finished: list[tuple[SampleRecord, Tensor]] = []  # samples that have left the computation, with their values
@@ -196,7 +188,7 @@ def _iterate(
     if record is not None:
         return _gather([*finished, (record, best)])
     value = f.answer(at, z) if solver.steady or max_steps == 1 else at.value
-    return None if tol is None else SampleRecord.single(max_steps, f.measure(at), tol), value
+    return SampleRecord.single(max_steps, f.measure(at), tol), value
 
 
 def _pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:

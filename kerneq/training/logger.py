@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -10,9 +10,11 @@ from typing import Any, final
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
-from rich.table import Column
 
 from . import metrics
+
+BAR = 12
+TAKEN = BAR + 16  # columns of the bar, the share done, the time left, and the spaces between them
 
 
 @final
@@ -60,11 +62,10 @@ class TerminalLogger(AbstractLogger):
         self.title = title
         self.bar = ProgressBar(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=12),
+            BarColumn(bar_width=BAR),
             TaskProgressColumn(),
             TimeRemainingColumn(compact=True),
-            # Last, and cut off where the terminal is narrow: the columns before it are those nobody should miss.
-            TextColumn("{task.fields[numbers]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+            TextColumn("{task.fields[numbers]}", markup=False),
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,
@@ -73,15 +74,16 @@ class TerminalLogger(AbstractLogger):
         self.bar.start()
 
     def log_progress(self, progress: Progress) -> None:
-        # Those over solves wait for the end of the epoch: at a fixed number of steps none may have reached `tol` at first,
-        # which sounds worse than it is.
+        # Those over solves wait for the end of the epoch: with a fixed number of steps none may have reached `tol` at
+        # first, which sounds worse than it is.
         words = [*metrics.phrases(progress.scores, "images"), f"{progress.images_per_second:,.0f} images/s"]
+        description = f"{self.title} epoch {progress.epoch}/{progress.epochs}".strip()
         self.bar.update(
             self.task,
-            description=f"{self.title} epoch {progress.epoch}/{progress.epochs}".strip(),
+            description=description,
             total=progress.steps,
             completed=progress.step,
-            numbers=" · ".join(words),
+            numbers=_fitting(words, self.console.width - len(description) - TAKEN),
         )
 
     def log_epoch(self, row: Mapping[str, Any]) -> None:
@@ -94,13 +96,20 @@ class TerminalLogger(AbstractLogger):
         self.bar.stop()
 
 
+def _fitting(words: Sequence[str], width: int) -> str:
+    """As many words as the rest of a line has room for: epoch, share done and time left stand before them."""
+    joined = [" · ".join(words[:count]) for count in range(len(words) + 1)]
+    return max((text for text in joined if len(text) <= width), key=len, default="")
+
+
 def epoch_line(row: Mapping[str, Any], title: str = "") -> str:
     """A finished epoch as one line; solver numbers are those on held-out images, where there are any."""
     parts = [f"{title} epoch {row['epoch']:>3}".strip()]
     for group in ("train", "validation"):
         if row[group] is not None:
             parts.append(f"{group} {' '.join(metrics.phrases(row[group], 'images'))}")
-    parts.append(", ".join(metrics.phrases(row["validation"] or row["train"], "solves")))
+    solves = metrics.phrases(row["validation"] or row["train"], "solves")
+    parts.append(", ".join([*solves, *metrics.phrases(row["train"], "adjoints")]))
     parts.append(" ".join(f"{name} {value:.3g}" for name, value in largest(row["diagnostics"]).items()))
     parts.append(f"{row['seconds']:.1f} s")
     return " | ".join(part for part in parts if part)

@@ -26,8 +26,8 @@ from .state import State
 
 Step = Callable[[Tensor, Tensor], None]
 EAGER_STEPS = 3  # before a step is captured: libraries choose their algorithms, optimizers make their buffers
-TIMED_STEPS = 2  # after which a run on a CPU says what it will take
-LONG = 600.0  # seconds from which on it also says what takes less
+TIMED_STEPS = 1  # after which a run on a CPU says what it will take
+SHORT, LONG = 60.0, 600.0  # seconds that are no news, and those from which on it also says what takes less
 INTERVAL = 0.5  # seconds between two reports of progress, each of which makes the host wait for the device
 
 
@@ -273,8 +273,10 @@ def read_scores(state: State, sums: Tensor) -> dict[str, float | None]:
 
 
 def announce_duration(state: State, seconds: float, steps: int, announce: Callable[[str], None]) -> None:
-    """What the rest of the run will take on this CPU, if every step takes so many seconds."""
+    """What the rest of the run will take on this CPU, if every step takes so many seconds; nothing if that is soon."""
     left = (steps - state.step) * seconds
+    if left < SHORT:
+        return
     speed = state.config.training.batch_size / seconds
     hint = "; `kerneq train geq-tiny-cifar10` is small, and a GPU is faster" if left > LONG else ""
     announce(f"about {duration(left)} on this CPU, at {speed:,.0f} images/s{hint}")

@@ -112,8 +112,9 @@ def choose_device(device: str, local_rank: int = 0) -> torch.device:
 def stopping(active: bool, announce: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
     """Ctrl-C and SIGTERM as a question asked between two steps, so that a step is never cut in half.
 
-    What was asked is announced at once: a step may take a while. Yields a function that says whether the user asked to stop; a second Ctrl-C stops at once. Not active under
-    torchrun, whose agent ends its workers itself, nor outside the main thread.
+    That it was asked is announced at once: a step may take a while. Yields a function that says whether the user asked
+    to stop; a second Ctrl-C stops at once. Not active under torchrun, whose agent ends its workers itself, nor outside
+    the main thread.
     """
     asked = threading.Event()
     if not active or threading.current_thread() is not threading.main_thread():

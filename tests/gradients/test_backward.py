@@ -235,3 +235,13 @@ def test_writing_into_the_value_is_either_right_or_an_error():
             assert "inplace" in str(error).replace("-", "")
         else:
             torch.testing.assert_close(layer.cell.operator.weight.grad, expected)
+
+
+@pytest.mark.parametrize("rule", [None, ConjugateGradient(), InFeatures()], ids=str)
+def test_the_solution_of_a_layer_knows_afterwards_which_samples_converged_on_the_way_back(rule):
+    for steps, converged in ((400, True), (1, False)):
+        layer, x = layer_of(Implicit(rule, tol=1e-10, max_steps=steps, on_failure="return"))
+        solution = layer(x)
+        assert solution.backward == []
+        solution.value.sum().backward()
+        assert [found.all().item() for found in solution.backward] == [converged]

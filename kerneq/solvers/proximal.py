@@ -96,7 +96,7 @@ class Proximal(AbstractSolver[Descent | None]):
 
     def _race(self, f: FeatureMap, at: Evaluation, memory: Descent) -> tuple[Tensor, Descent]:
         """Past contraction, for v = Wz: the looks see to it that E falls. Relaxed, so that few steps are too long."""
-        relaxed = torch.lerp(at.z, at.image, (2 / f.bound).clamp_max(1.0).to(at.z.dtype))
+        relaxed = torch.lerp(at.z, at.image, (3 / f.bound).clamp_max(1.0).to(at.z.dtype))
         mixture, history = memory.history.extrapolate(Evaluation(at.z, relaxed), self.ridge)
         return mixture, dataclasses.replace(memory, history=history)
 

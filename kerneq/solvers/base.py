@@ -81,7 +81,7 @@ def solve(
     check_on_failure(on_failure)
     f = as_map(f)
     with torch.no_grad():
-        stride = look_stride(check_every, z0 if z0 is not None else next(iter(f.tensors()), None))
+        stride = look_stride(check_every, z0 if isinstance(z0, Tensor) else next(iter(f.tensors()), None))
         space = solver.space(f, looks=stride < max_steps)
         at = space.start(z0, *solver.needs(space))
         record, value = _iterate(space, at, solver, tol, max_steps, stride)

@@ -37,9 +37,9 @@ def test_energy_never_rises_with_the_number_of_steps(kernel, form, L, memory):
 
 
 @pytest.mark.parametrize("form", CELLS)
-@pytest.mark.parametrize("kernel", WIDE)
+@pytest.mark.parametrize("kernel", ["gaussian", "multiquadric", "cauchy", "linear"])
 def test_where_f_contracts_the_gap_of_accepted_points_never_rises_and_no_energy_is_asked_for(kernel, form):
-    cell = cell_of(form, KERNELS[kernel], norm=0.5 if kernel == "sigmoid" else 1.0, stretch=10.0)  # its input is longer
+    cell = cell_of(form, KERNELS[kernel], norm=0.95 if kernel == "linear" else 1.0, stretch=10.0)
     solver = Proximal()
     with torch.no_grad():
         f = solver.space(cell.bind(input_of(form)), looks=False)

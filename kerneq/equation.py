@@ -240,9 +240,11 @@ class LastProduct:
         self.of, self.made = of, made
         return made
 
-    def find(self, of: Tensor) -> Tensor | None:
-        """What was made of this tensor, if that was the last time."""
-        return self.made if of is self.of else None
+    def take(self, of: Tensor) -> Tensor | None:
+        """What was made of this tensor, if that was the last time; forgotten now, so that it costs no memory."""
+        made = self.made if of is self.of else None
+        self.of = self.made = None
+        return made
 
 
 @final
@@ -360,6 +362,7 @@ class Equation(AbstractMap):
         return torch.where(self.convexity > 0, (1 + self.bound / self.convexity) * gap, torch.inf)
 
     def linearise(self, z: Tensor) -> Linearisation:
+        self.last.take(z)
         return dataclasses.replace(super().linearise(z), prox=self.prox)
 
     def in_features(self, guarded: bool = False) -> "FeatureMap":
@@ -369,7 +372,7 @@ class Equation(AbstractMap):
         if not self.has_features:
             return None
         operator = bound(self.operator.weight.detach())
-        v = self.last.find(z)
+        v = self.last.take(z)
         z = z.detach()
         v = operator(z) if v is None else v
         slope = self.kernel.differentiate(self.binding, z, v, value=False)

@@ -197,7 +197,7 @@ class _InFeatures(torch.autograd.Function):
             system = adjoint.system(start)
             y = _noted(ctx.f, ctx.rule.in_features(system, ctx.f, start))
             n = adjoint.hvp(y)
-            w = adjoint.recover(start, n, system.last.find(y))
+            w = adjoint.recover(start, n, system.last.take(y))
         if torch.is_grad_enabled():
             return *[None] * 6, *_differentiable(ctx.rule, ctx.f, adjoint.z, w, g)
         grad_weight = None

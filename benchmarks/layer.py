@@ -22,6 +22,7 @@ SOLVERS: dict[str, kq.solvers.AbstractSolver[Any]] = {
     "Anderson(5)": kq.solvers.Anderson(5),
 }
 GRADIENTS: dict[str, kq.gradients.AbstractGradient] = {
+    "Implicit": kq.gradients.Implicit(tol=TOL, max_steps=MAX_STEPS, on_failure="return"),
     "Implicit, conjugate gradient": kq.gradients.Implicit(
         kq.gradients.ConjugateGradient(), tol=TOL, max_steps=MAX_STEPS, on_failure="return"
     ),

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from . import solvers as solvers
     from . import theory as theory
     from .equilibrium import Equilibrium as Equilibrium
+    from .equilibrium import Value as Value
     from .equilibrium import fixed_point as fixed_point
+    from .graphs import capture as capture
     from .prediction import load as load
     from .prediction import predict as predict
     from .solution import EquilibriumError as EquilibriumError
@@ -50,6 +52,8 @@ _HOME = {
     "EquilibriumError": "solution",
     "Solution": "solution",
     "Status": "solution",
+    "Value": "equilibrium",
+    "capture": "graphs",
     "fixed_point": "equilibrium",
     "load": "prediction",
     "predict": "prediction",

@@ -247,13 +247,14 @@ def comparison_table(runs: "Sequence[Run]") -> Table:
     from .evaluate import over_seeds
     from .training.metrics import METRICS
 
-    table = Table(Column("run", overflow="fold"), *(Column(metric.title, justify="right") for metric in METRICS))
+    shown = [metric for metric in METRICS if metric.over != "adjoints"]  # those are of training
+    table = Table(Column("run", overflow="fold"), *(Column(metric.title, justify="right") for metric in shown))
     for run in runs:
-        table.add_row(Text(printable(str(run.path))), *(metric.text(run.test()) for metric in METRICS))
+        table.add_row(Text(printable(str(run.path))), *(metric.text(run.test()) for metric in shown))
     table.add_section()
     for seeds in over_seeds(runs):
         name = f"mean ± std of {len(seeds.runs)} seeds, {seeds.runs[0].config().model.name}"
-        table.add_row(Text(printable(name)), *(seeds.text(metric) for metric in METRICS))
+        table.add_row(Text(printable(name)), *(seeds.text(metric) for metric in shown))
     return table
 
 

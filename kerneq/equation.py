@@ -21,6 +21,8 @@ from .operators import BoundOperator, bound
 from .prox import AbstractProx, ReLU
 from .tensors import per_sample_norm, take_samples, widened
 
+NEAR = 8.0  # times `tol`: from there on the residual of z is measured where v is iterated, at L = 1; less above
+
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
@@ -37,6 +39,11 @@ class Evaluation:
     def gap(self) -> Tensor:
         """f(z) − z, computed once for the residual and for the solver."""
         return self.image - self.z
+
+    @functools.cached_property
+    def measured(self) -> tuple[Tensor, Tensor]:
+        """‖f(z) − z‖ / ‖f(z)‖ and ‖f(z) − z‖ of each sample."""
+        return relative_residual(self)
 
     @property
     def value(self) -> Tensor:
@@ -102,6 +109,8 @@ class AbstractMap(abc.ABC):
     known of a map; here they say "nothing", which is right for any function.
     """
 
+    backward: list[Tensor] | None = None  # where a backward solve notes which samples have converged, if anywhere
+
     @abc.abstractmethod
     def __call__(self, z: Tensor) -> Tensor: ...
 
@@ -129,7 +138,7 @@ class AbstractMap(abc.ABC):
 
         With a `tol`, whoever asks wants to know only whether it is reached: see `FeatureMap`.
         """
-        return Measurement(*relative_residual(at), at.energy, at.rounding)
+        return Measurement(*at.measured, at.energy, at.rounding)
 
     def answer(self, at: Evaluation, following: Tensor) -> Tensor:
         """What a solve that ends at an evaluation returns, if the step from there, to `following`, is no loss."""
@@ -139,8 +148,23 @@ class AbstractMap(abc.ABC):
         """A bound on ‖z − z*‖, given ‖f(z) − z‖ of each sample."""
         return None
 
-    def in_features(self) -> "FeatureMap":
-        """The same equation for v = Wz."""
+    @property
+    def contraction(self) -> Tensor | None:
+        """The Lipschitz constant of f, where it is known beforehand to be at most 1."""
+        return None
+
+    @property
+    def has_features(self) -> bool:
+        """Whether the equation can be solved for v = Wz."""
+        return False
+
+    @property
+    def guarded(self) -> bool:
+        """Whether a sample is given up whose merit rises above where it started, or above its best since then."""
+        return False
+
+    def in_features(self, guarded: bool = False) -> "FeatureMap":
+        """The same equation for v = Wz; `guarded` by E(z)."""
         raise TypeError(
             "`InFeatures` needs the equation of a cell with a radial or a linear kernel; give the solver itself for "
             f"others, got {type(self).__name__}."
@@ -204,6 +228,26 @@ def as_map(f: Map) -> AbstractMap:
 
 
 @final
+@dataclasses.dataclass(eq=False)
+class LastProduct:
+    """The last thing that was made of a tensor by a solve; whoever needs it next asks for it by that very tensor."""
+
+    of: Tensor | None = None
+    made: Tensor | None = None
+
+    def keep(self, of: Tensor, made: Tensor) -> Tensor:
+        """`made`, remembered."""
+        self.of, self.made = of, made
+        return made
+
+    def take(self, of: Tensor) -> Tensor | None:
+        """What was made of this tensor, if that was the last time; forgotten now, so that it costs no memory."""
+        made = self.made if of is self.of else None
+        self.of = self.made = None
+        return made
+
+
+@final
 @dataclasses.dataclass(frozen=True)
 class Equation(AbstractMap):
     """f(z) = σ(d(z)), the optimality condition of min E(z) = ½‖z‖² + 1ᵀφ(z) − S(z), at one batch of inputs.
@@ -217,6 +261,8 @@ class Equation(AbstractMap):
     operator: BoundOperator  # W, scaled
     prox: AbstractProx
     compiled: bool = False
+    last: "LastProduct" = dataclasses.field(default_factory=lambda: LastProduct(), compare=False)
+    backward: list[Tensor] | None = dataclasses.field(default_factory=list, compare=False)
 
     @property
     def bound(self) -> Tensor:
@@ -225,6 +271,15 @@ class Equation(AbstractMap):
     @property
     def convexity(self) -> Tensor:
         return self.binding.convexity
+
+    @property
+    def contraction(self) -> Tensor | None:
+        """L, where `norm` holds it under 1 (σ is nonexpansive), everywhere: a curved inner kernel promises less."""
+        return self.bound if self.has_features and self.binding.limit <= 1 else None
+
+    @property
+    def has_features(self) -> bool:
+        return self.kernel.through_features
 
     def __call__(self, z: Tensor) -> Tensor:
         return self.evaluate(z).image
@@ -263,7 +318,7 @@ class Equation(AbstractMap):
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """f(z) and, where they are wanted, d(z) and E(z) with its rounding error."""
         slope = self.kernel.differentiate(self.binding, z, self.operator(z), value=energy)
-        return *self.image(slope, drive), *self._total(z, slope.value)
+        return *self.image(slope, drive), *self.total(z, slope.value)
 
     def image(self, slope: Slope, drive: bool) -> tuple[Tensor, Tensor | None]:
         """σ(∂S/∂z + Wᵀ ∂S/∂v) and, where it is wanted, its argument d."""
@@ -276,7 +331,7 @@ class Equation(AbstractMap):
         d = d if slope.dz is None else d + slope.dz
         return self.prox(d), d
 
-    def _total(self, z: Tensor, similarity: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def total(self, z: Tensor, similarity: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """E = ½‖z‖² + 1ᵀφ(z) − S of each sample, and how far rounding may have put it off."""
         if similarity is None:
             return None, None
@@ -291,7 +346,7 @@ class Equation(AbstractMap):
         slope = self.kernel.differentiate(self.binding, None, None, value=energy)
         image, d = self.image(slope, drive)
         zero = image.new_zeros(()).expand_as(image)
-        return Evaluation(zero, image, d, *self._total(zero, slope.value))
+        return Evaluation(zero, image, d, *self.total(zero, slope.value))
 
     def descend(self, at: Evaluation) -> Tensor:
         """T(z) = prox_{αφ}((1 − α) z + α d(z)), α = 2/(2 + L): the relaxation is inside the prox.
@@ -314,27 +369,29 @@ class Equation(AbstractMap):
         return torch.where(self.convexity > 0, (1 + self.bound / self.convexity) * gap, torch.inf)
 
     def linearise(self, z: Tensor) -> Linearisation:
+        self.last.take(z)
         return dataclasses.replace(super().linearise(z), prox=self.prox)
 
-    def in_features(self) -> "FeatureMap":
-        return FeatureMap(self) if self.kernel.through_features else super().in_features()
+    def in_features(self, guarded: bool = False) -> "FeatureMap":
+        return FeatureMap(self, guarded) if self.has_features else super().in_features()
 
     def feature_adjoint(self, z: Tensor) -> "FeatureAdjoint | None":
-        if not self.kernel.through_features:
+        if not self.has_features:
             return None
-        v = self.operator(z)
+        operator = bound(self.operator.weight.detach())
+        v = self.last.take(z)
+        z = z.detach()
+        v = operator(z) if v is None else v
         slope = self.kernel.differentiate(self.binding, z, v, value=False)
         assert slope.dv is not None
-        hvp = self.kernel.hvp(self.binding, v.detach())
-        operator = bound(self.operator.weight.detach())
+        hvp = self.kernel.hvp(self.binding, v)
         return FeatureAdjoint(
             z, slope.dv, slope.dz, self.operator.weight, operator, self.prox, hvp, self.kernel.hvp_sign
         )
 
     def rows(self, index: Tensor) -> Self:
-        return dataclasses.replace(
-            self, binding=dataclasses.replace(self.binding, a=take_samples(self.binding.a, index))
-        )
+        binding = dataclasses.replace(self.binding, a=take_samples(self.binding.a, index))
+        return dataclasses.replace(self, binding=binding, last=LastProduct())
 
     def tensors(self) -> tuple[Tensor, ...]:
         parts = (self.operator.weight, self.binding.a, self.binding.Q, self.binding.gamma)
@@ -344,7 +401,7 @@ class Equation(AbstractMap):
         weight, a, *rest = tensors
         Q, gamma = rest or (None, None)
         binding = dataclasses.replace(self.binding, a=a, Q=Q, gamma=gamma)
-        return dataclasses.replace(self, operator=bound(weight), binding=binding)
+        return dataclasses.replace(self, operator=bound(weight), binding=binding, last=LastProduct())
 
 
 @functools.cache
@@ -357,25 +414,40 @@ def _compiled(kind: Hashable) -> Any:
 @final
 @dataclasses.dataclass(frozen=True)
 class FeatureMap(AbstractMap):
-    """The equation for v = Wz, which is smaller than z: v ↦ Wσ(Wᵀ∂S/∂v + ∂S/∂z), where σ(…) is z."""
+    """The equation for v = Wz, which is smaller than z: v ↦ Wσ(Wᵀ∂S/∂v + ∂S/∂z), where σ(…) is z.
+
+    As Lipschitz as the equation itself: ‖W‖² times that of ∂S/∂v.
+    """
 
     equation: Equation
+    guarded: bool = False  # by E(z), which comes out of products that the residual of z needs too
+
+    @property
+    def bound(self) -> Tensor:
+        return self.equation.bound
+
+    @property
+    def contraction(self) -> Tensor | None:
+        return self.equation.contraction
 
     def __call__(self, v: Tensor) -> Tensor:
         return self.evaluate(v).image
 
     def evaluate(self, v: Tensor, drive: bool = False, energy: bool = False) -> Evaluation:
         z = self.lift(v)
-        return Evaluation(v, self.equation.operator(z), state=z)
+        return Evaluation(v, self.equation.last.keep(z, self.equation.operator(z)), state=z)
 
     def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
-        """At v = Wz₀; without a z₀ at v = 0, where there is no Wz to compute."""
+        """At v = Wz₀; without a z₀ at v = 0, where there is no Wz to compute. The energy is that of z₀."""
+        f, v = self.equation, None
         if z0 is not None:
             _check_start(z0)
-            return self.evaluate(self.equation.operator(z0))
-        z = self.equation.start(None).image
-        v = self.equation.operator(z)
-        return Evaluation(torch.zeros_like(v), v, state=z)
+            v = f.operator(z0)
+        slope = f.kernel.differentiate(f.binding, v if z0 is None else z0, v, value=self.guarded)
+        z = f.image(slope, drive=False)[0]
+        image = f.last.keep(z, f.operator(z))
+        E, rounding = f.total(torch.zeros_like(z) if z0 is None else z0, slope.value)
+        return Evaluation(torch.zeros_like(image) if v is None else v, image, None, E, rounding, state=z)
 
     def answer(self, at: Evaluation, following: Tensor) -> Tensor:
         """z = σ(…) is a step further than v already."""
@@ -390,13 +462,24 @@ class FeatureMap(AbstractMap):
     def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
         """The residual of z in the equation itself, f(z) − z = lift(Wz) − z.
 
-        That costs half an evaluation. With a `tol`, the residual of v stands for it as long as no sample is below.
+        That costs half an evaluation. With a `tol`, the residual of v stands for it in samples that are far from it:
+        z is a step further than v, and mostly several times as near.
         """
-        near, gap = relative_residual(at)
-        if tol is not None and not bool((near <= tol).any()):
+        f, z = self.equation, at.value
+        near, gap = at.measured
+        far = (
+            near > NEAR / f.bound.clamp(1, NEAR) * tol if tol is not None else torch.zeros_like(near, dtype=torch.bool)
+        )
+        measures = tol is None or not bool(far.all())
+        if not measures and not self.guarded:
             return Measurement(near, gap, near, torch.zeros_like(near))
-        exact = relative_residual(Evaluation(at.value, self.lift(at.image)))
-        return Measurement(*exact, near, torch.zeros_like(near))
+        slope = f.kernel.differentiate(f.binding, z, at.image, value=self.guarded)
+        E, rounding = f.total(z, slope.value)
+        merit, slack = (near, torch.zeros_like(near)) if E is None else (E, rounding)
+        if measures:
+            residual, distance = Evaluation(z, f.image(slope, drive=False)[0]).measured
+            near, gap = torch.where(far, near, residual), torch.where(far, gap, distance)
+        return Measurement(near, gap, merit, slack)
 
     def rows(self, index: Tensor) -> Self:
         return dataclasses.replace(self, equation=self.equation.rows(index))
@@ -412,7 +495,7 @@ class FeatureAdjoint:
     """
 
     z: Tensor  # the equilibrium
-    m: Tensor  # with its graph
+    m: Tensor  # with its graph, but for that of v
     dz: Tensor | None  # ∂S/∂z, with its graph
     weight: Tensor  # of W, with its graph
     operator: BoundOperator  # W, without
@@ -420,24 +503,46 @@ class FeatureAdjoint:
     hvp: Callable[[Tensor], Tensor]  # N
     sign: int
 
-    def source(self, g: Tensor) -> Tensor:
-        """WDg."""
-        return self.operator(self.prox.vjp(self.z, g))
+    def system(self, g: Tensor) -> "AdjointMap":
+        """y ↦ WDg ± WDWᵀNy."""
+        return AdjointMap(self, self.operator(self.prox.vjp(self.z, g)))
 
-    def step(self, source: Tensor, y: Tensor) -> Tensor:
-        """WDg ± WDWᵀNy."""
-        return self.operator.added(source, self._masked_adjoint(self.hvp(y), None, 1), self.sign)
+    def recover(self, g: Tensor, n: Tensor, known: Tensor | None) -> Tensor:
+        """w = D(g ± Wᵀn), n = Ny; DWᵀn may be known."""
+        if known is None:
+            return self.masked_adjoint(n, g, self.sign)
+        return torch.add(self.prox.vjp(self.z, g), known, alpha=self.sign)
 
-    def recover(self, g: Tensor, y: Tensor) -> Tensor:
-        """w = D(g ± WᵀNy)."""
-        return self._masked_adjoint(self.hvp(y), g, self.sign)
-
-    def _masked_adjoint(self, n: Tensor, g: Tensor | None, sign: int) -> Tensor:
+    def masked_adjoint(self, n: Tensor, g: Tensor | None, sign: int) -> Tensor:
         """D(g ± Wᵀn), or ±DWᵀn without g."""
         if isinstance(self.prox, ReLU):
             return self.operator.adjoint_masked(n, self.z, g, sign)
         drive = sign * self.operator.adjoint(n)
         return self.prox.vjp(self.z, drive if g is None else g + drive)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class AdjointMap(AbstractMap):
+    """y ↦ WDg ± WDWᵀNy, whose value at y = 0 is known."""
+
+    adjoint: FeatureAdjoint
+    source: Tensor  # WDg
+    last: LastProduct = dataclasses.field(default_factory=LastProduct, compare=False)  # DWᵀNy
+
+    def __call__(self, y: Tensor) -> Tensor:
+        adjoint = self.adjoint
+        masked = self.last.keep(y, adjoint.masked_adjoint(adjoint.hvp(y), None, 1))
+        return adjoint.operator.added(self.source, masked, adjoint.sign)
+
+    def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
+        return super().start(z0) if z0 is not None else Evaluation(torch.zeros_like(self.source), self.source)
+
+    def rows(self, index: Tensor) -> None:
+        return None
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.source,)
 
 
 def _check_start(z0: Tensor) -> None:

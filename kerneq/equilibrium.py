@@ -91,8 +91,10 @@ class Equilibrium(nn.Module):
             self.cell.observe(f, solution.value)
         if self.look is not None:
             self.look(f, solution.value)
-        z = self.gradient.attach(f, solution.value) if torch.is_grad_enabled() else solution.value
-        return dataclasses.replace(solution, value=self.cell.output(f, z))
+        known = f.tensors()  # none for a map of one's own that does not say: then it may depend on anything
+        wanted = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
+        z = self.gradient.attach(f, solution.value) if wanted else solution.value
+        return dataclasses.replace(solution, value=self.cell.output(f, z), backward=f.backward)
 
 
 @contextlib.contextmanager
@@ -174,3 +176,11 @@ def solving(
 def _exact(rule: AbstractGradient) -> Implicit:
     implicit = rule if isinstance(rule, Implicit) else Implicit(Anderson())
     return dataclasses.replace(implicit, tol=1e-5, max_steps=50, check_every=None, on_failure="return")
+
+
+@final
+class Value(nn.Module):
+    """A `Solution` ↦ its value, for a layer between others: `nn.Sequential(layer, kerneq.Value(), nn.ReLU())`."""
+
+    def forward(self, solution: Solution) -> Tensor:
+        return solution.value

@@ -27,7 +27,8 @@ def render(folders: Sequence[Path], output: Path) -> None:
     figures = {metric.caption: draw(runs, metric) for metric in metrics.METRICS if metric.caption}
     template = importlib.resources.files(__package__).joinpath("report.html").read_text(encoding="utf-8")
     page = Environment(autoescape=True, trim_blocks=True).from_string(template)
-    text = page.render(runs=runs, metrics=metrics.METRICS, figures=figures)
+    shown = [metric for metric in metrics.METRICS if metric.over != "adjoints"]  # those are of training
+    text = page.render(runs=runs, metrics=shown, figures=figures)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 import warnings
-from typing import Literal
+from typing import Any, Literal, NoReturn
 
 from torch import Tensor
 
@@ -36,6 +36,12 @@ _REMEDY = {
 }
 
 
+_NOT_A_TENSOR = (
+    "The value of a kerneq `Solution` is `layer(x).value`; between modules, `kerneq.Value()` gives it: "
+    "`nn.Sequential(layer, kerneq.Value(), nn.ReLU())`."
+)
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class Solution:
     """The outcome of a solve; every tensor has one entry, or one row, per sample.
@@ -50,6 +56,17 @@ class Solution:
     codes: Tensor  # `Status.code` of each sample
     tol: float
     error_bound: Tensor | None = None  # ‖value − z*‖ is at most this, where the problem is strongly convex
+    backward: list[Tensor] | None = None  # which samples converged on the way back, an entry for every backward pass
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """A function of torch was given a solution, not a tensor: as in `nn.Sequential(layer, nn.ReLU())`."""
+        raise TypeError(f"`{getattr(function, '__name__', 'torch')}` needs a tensor. {_NOT_A_TENSOR}")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Called for what a solution does not have: say how to get at the tensor."""
+        hint = _NOT_A_TENSOR if name in dir(Tensor) and not name.startswith("_") else ""
+        raise AttributeError(f"A kerneq `Solution` has no `{name}`. {hint}".strip())
 
     @property
     def converged(self) -> Tensor:

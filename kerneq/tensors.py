@@ -35,7 +35,7 @@ def take_samples(t: Tensor, index: Tensor) -> Tensor:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: T) -> T:
-    """A dataclass or a tuple, and those within them, with the function applied to every tensor in it.
+    """A dataclass, a tuple or a dict, and those within them, with the function applied to every tensor in it.
 
     What is none of these (a number, a kernel's name, None) stays as it is. This is how the memory of a solver is
     restricted to some samples, and a record to some rows, without a line of code in either.
@@ -49,6 +49,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: T) -> T:
         return dataclasses.replace(tree, **fields)
     if isinstance(tree, tuple):
         return tuple(map_tensors(function, item) for item in tree)  # type: ignore[return-value]
+    if isinstance(tree, dict):
+        return {key: map_tensors(function, item) for key, item in tree.items()}  # type: ignore[return-value]
     return tree
 
 

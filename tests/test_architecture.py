@@ -24,6 +24,7 @@ LAYERS = [
     "gradients",
     "cells",
     "equilibrium",
+    "graphs",
     "kglm",
     "sklearn",
     "settings",

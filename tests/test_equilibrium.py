@@ -135,3 +135,12 @@ def test_a_fixed_point_of_any_function_carries_gradients_to_all_it_depends_on(gr
     assert linear.weight.grad.abs().max() > 0
     with torch.no_grad():
         assert not value(x).requires_grad
+
+
+def test_in_a_sequence_of_modules_the_value_is_asked_for_by_name_and_the_error_says_how():
+    cell = kerneq.cells.DenseCell(kerneq.kernels.Gaussian(), inputs=3, state=5, features=4)
+    layer, x = kerneq.Equilibrium(cell), torch.randn(2, 3)
+    for module in (torch.nn.ReLU(), torch.nn.Linear(5, 2), torch.nn.BatchNorm1d(5), torch.nn.Flatten()):
+        with pytest.raises((TypeError, AttributeError), match="kerneq.Value"):
+            torch.nn.Sequential(layer, module)(x)
+    assert torch.nn.Sequential(layer, kerneq.Value(), torch.nn.Linear(5, 2))(x).shape == (2, 2)

@@ -12,6 +12,7 @@ and differentiated as often as one likes. Triton's (`radial_triton`) is one pass
 gradients above; it saves only its inputs, and a second derivative goes through the plain form.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -61,30 +62,39 @@ def radial_step(
 
 
 def radial_hvp(
-    formula: Formula, y: Tensor, a: Tensor, v: Tensor, Q: Tensor, gamma: Tensor, *, split: int, patch: int
-) -> Tensor:
-    """(ω Q + 2γω′ qᵀq) y, patch by patch, which is −∂²S/∂v² y; no gradients flow through it.
+    formula: Formula, a: Tensor, v: Tensor, Q: Tensor, gamma: Tensor, *, split: int, patch: int
+) -> Callable[[Tensor], Tensor]:
+    """y ↦ (ω Q + 2γω′ qᵀq) y, patch by patch, which is −∂²S/∂v² y; no gradients flow through it.
 
-    ∂m/∂r is this (symmetric) matrix, so that the product is the pullback of the step to r.
+    ∂m/∂r is this (symmetric) matrix, so that the product is the pullback of the step to r. In plain PyTorch all that
+    does not depend on y is computed once.
     """
-    dims = y.dim()
-    y, a, v = _picture(y), _picture(a), _picture(v)
-    gamma = gamma.to(working_dtype(a.dtype))
+    dims = a.dim()
+    a, v, Q = _picture(a.detach()), _picture(v.detach()), Q.detach()
+    gamma = gamma.detach().to(working_dtype(a.dtype))
     if _is_fused(formula, a, split, patch):
         from .radial_triton import backward
 
-        only_a = (True, False, False, False)
-        pulled, *_ = backward(formula, y.to(a.dtype), None, a, v, Q, gamma, split, patch, only_a)
-        assert pulled is not None
-        return _with_dims(pulled, dims)
+        def fused(y: Tensor) -> Tensor:
+            only_a = (True, False, False, False)
+            pulled, *_ = backward(formula, _picture(y).to(a.dtype), None, a, v, Q, gamma, split, patch, only_a)
+            assert pulled is not None
+            return _with_dims(pulled, dims)
+
+        return fused
     last, dtype = reads_channels_last(a), working_dtype(a.dtype)
     r = cut((a - v).to(a.dtype), split, patch, last)
     Qr = _reordered(Q, split, patch, last).to(r.dtype)
-    q, yQ = r @ Qr, cut(y, split, patch, last).to(r.dtype) @ Qr
+    q = r @ Qr
     s = gamma * (q * r).sum(-1, dtype=dtype)
-    c = gamma * (formula.slope(s) * (yQ * r).sum(-1, dtype=dtype))
-    w, c = (x.unsqueeze(-1).to(r.dtype) for x in (formula.weight(s), c))
-    return _with_dims(join(w * yQ + 2 * c * q, a, split, patch, last), dims)
+    w, slope = formula.weight(s).unsqueeze(-1).to(r.dtype), 2 * gamma * formula.slope(s)
+
+    def plain(y: Tensor) -> Tensor:
+        y = cut(_picture(y), split, patch, last).to(r.dtype)
+        c = (slope * (y * q).sum(-1, dtype=dtype)).unsqueeze(-1).to(r.dtype)  # ⟨yQ, r⟩ = ⟨y, q⟩
+        return _with_dims(join(torch.addcmul(w * (y @ Qr), c, q), a, split, patch, last), dims)
+
+    return plain
 
 
 def patch_distances(r: Tensor, weight: Tensor, *, split: int, patch: int) -> Tensor:

@@ -1,18 +1,17 @@
 """Implicit gradient: differentiate z* = f(z*) itself, not the iterations that found it."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from ..equation import AbstractMap, Evaluation, FeatureAdjoint, Linearisation, Map, as_map
+from ..equation import AbstractMap, AdjointMap, Evaluation, FeatureAdjoint, Linearisation, Map, as_map
 from ..fused.iterates import relative_residual
 from ..solution import OnFailure, Solution, Status, check_limits, check_on_failure, settle
 from ..solvers.anderson import Anderson
-from ..solvers.base import AbstractSolver, advance, look_stride, solve
+from ..solvers.base import AbstractSolver, look_stride, solve
 from ..solvers.features import InFeatures
 from ..solvers.newton import Newton
 from ..tensors import per_sample, working_dtype
@@ -31,9 +30,10 @@ class Implicit(AbstractGradient):
     """With J = ∂f/∂z at z* and g = ∂L/∂z*, the gradient that enters f is u = (I − Jᵀ)⁻¹ g (implicit function theorem).
 
     It is a fixed point too, u = Jᵀu + g, so any solver finds it. For an equation from a cell J = DH, D the 0/1 slope
-    of σ and H the (symmetric) Hessian of S, and w = Du solves (I − DHD) w = Dg: conjugate gradient, the default there,
-    or `InFeatures`. Memory: one evaluation of f, whatever the solve took. A backward solve that fails warns unless told
-    otherwise. Can be differentiated again: u is an equilibrium like any other.
+    of σ and H the (symmetric) Hessian of S, and w = Du solves (I − DHD) w = Dg. By default that is done by Anderson for
+    y = Ww, which is smaller, where the kernel has it (see `InFeatures`), and what that does not solve, or has no such
+    form, by conjugate gradient. Memory: one evaluation of f, whatever the solve took. A backward solve that fails warns
+    unless told otherwise. Can be differentiated again: u is an equilibrium like any other.
     """
 
     solver: AbstractSolver[Any] | ConjugateGradient | None = None  # None: see above; Anderson for functions
@@ -47,13 +47,14 @@ class Implicit(AbstractGradient):
         check_on_failure(self.on_failure)
 
     def attach(self, f: Map, z: Tensor) -> Tensor:
-        f, z = as_map(f), z.detach()
-        if isinstance(self.solver, InFeatures):
+        f = as_map(f)
+        if self.solver is None or isinstance(self.solver, InFeatures):
             adjoint = f.feature_adjoint(z)
             if adjoint is not None:
-                inputs = (adjoint.m, adjoint.weight, adjoint.dz, adjoint, self)
+                inputs = (adjoint.m, adjoint.weight, adjoint.dz, adjoint, self, f, *f.tensors())
                 closed: Tensor = _InFeatures.apply(*inputs)  # type: ignore[no-untyped-call]
                 return closed
+        z = z.detach()
         system = f.linearise(z)
         if isinstance(self.solver, ConjugateGradient | InFeatures) and system.drive is None:
             name = type(self.solver).__name__
@@ -61,7 +62,7 @@ class Implicit(AbstractGradient):
         out: Tensor = _Adjoint.apply(system.image, z.detach(), self, f, system, *f.tensors())  # type: ignore[no-untyped-call]
         return out
 
-    def adjoint(self, system: Linearisation, g: Tensor) -> Tensor:
+    def adjoint(self, system: Linearisation, g: Tensor) -> Solution:
         """u, or w = Du, which is the same to everything behind σ."""
         if isinstance(self.solver, Newton):  # the system is linear, so one step is all
             return self._settle_direct(system, system.solve(g, transposed=True), g)
@@ -72,24 +73,41 @@ class Implicit(AbstractGradient):
         stride = look_stride(self.check_every, g)
         with torch.no_grad():
             solution = conjugate_gradient(system.symmetric, system.masked(g), self.tol, self.max_steps, stride)
-        return settle(solution, self.on_failure, where="The backward solve").value
+        return settle(solution, self.on_failure, where="The backward solve")
 
-    def _settle_direct(self, system: Linearisation, u: Tensor, g: Tensor) -> Tensor:
+    def in_features(self, system: AdjointMap, f: AbstractMap, g: Tensor) -> Solution:
+        """y = Ww, as the rule says; the default is Anderson, and conjugate gradient for what that does not solve."""
+        if self.solver is not None or look_stride(self.check_every, g) >= self.max_steps:
+            return self.solve(system, None)
+        found = dataclasses.replace(self, on_failure="return").solve(system, None)
+        if bool(found.converged.all()):
+            return found
+        exact = dataclasses.replace(self, solver=ConjugateGradient()).adjoint(f.linearise(system.adjoint.z.clone()), g)
+        y = system.adjoint.operator(exact.value.to(g.dtype))
+        y = torch.where(per_sample(found.converged, y), found.value, y)
+        return dataclasses.replace(exact, value=y, codes=torch.where(found.converged, found.codes, exact.codes))
+
+    def _settle_direct(self, system: Linearisation, u: Tensor, g: Tensor) -> Solution:
         """u, if it is finite; its residual is that of rounding."""
         residual, _ = relative_residual(Evaluation(u, system.vjp(u) + g))
         codes = torch.where(residual.isfinite(), Status.CONVERGED.code, Status.NONFINITE.code)
         solution = Solution(u, residual, torch.ones_like(codes), codes, self.tol)
-        return settle(solution, self.on_failure, where="The backward solve").value
+        return settle(solution, self.on_failure, where="The backward solve")
 
-    def solve(self, f: Map, start: Tensor) -> Tensor:
-        """The fixed point of f, by the solver of this rule, which works in the space of `start`."""
+    def solve(self, f: Map, start: Tensor | None) -> Solution:
+        """The fixed point of f, by the solver of this rule, which works in the space of f."""
         solver = self.solver.solver if isinstance(self.solver, InFeatures) else self.solver
         if not isinstance(solver, AbstractSolver):
             solver = Anderson()
-        if self.on_failure == "return" and look_stride(self.check_every, start) >= self.max_steps:
-            return advance(f, start, solver, self.max_steps)  # nobody will ask for the residual
         solution = solve(f, start, solver, tol=self.tol, max_steps=self.max_steps, check_every=self.check_every)
-        return settle(solution, self.on_failure, where="The backward solve").value
+        return settle(solution, self.on_failure, where="The backward solve")
+
+
+def _noted(f: AbstractMap, found: Solution) -> Tensor:
+    """The value, after those who count failures were told."""
+    if f.backward is not None:
+        f.backward.append(found.converged)
+    return found.value
 
 
 class _Adjoint(torch.autograd.Function):
@@ -109,7 +127,7 @@ class _Adjoint(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         with torch.no_grad():
-            u = ctx.rule.adjoint(ctx.system, g.detach())
+            u = _noted(ctx.f, ctx.rule.adjoint(ctx.system, g.detach()))
         if not torch.is_grad_enabled():
             return u.to(g.dtype), *[None] * (4 + ctx.count)
         if ctx.count == 0:
@@ -151,32 +169,42 @@ class _Once(torch.autograd.Function):
 class _InFeatures(torch.autograd.Function):
     """Forward: z as it was found, as a function of m = ∂S/∂v, W and ∂S/∂z. Backward: y by the rule's solver, then w.
 
-    No graph is walked, and neither the last Wᵀm of the forward pass nor Ww of the backward pass (it is y) is computed:
-    the cheapest way on a GPU. The gradients are those of ⟨w, Wᵀm + ∂S/∂z⟩.
+    No graph is walked, and neither the last Wᵀm of the forward pass nor Ww of the backward pass (it is y) is computed.
+    The gradients are those of ⟨w, Wᵀm(Wz) + ∂S/∂z⟩ at fixed w and z. Differentiated twice, as in `_Adjoint`.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, m: Tensor, weight: Tensor, dz: Tensor | None, adjoint: FeatureAdjoint, rule: Implicit
+        ctx: Any,
+        m: Tensor,
+        weight: Tensor,
+        dz: Tensor | None,
+        adjoint: FeatureAdjoint,
+        rule: Implicit,
+        f: AbstractMap,
+        *tensors: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(m)
-        ctx.adjoint, ctx.rule = adjoint, rule
+        ctx.adjoint, ctx.rule, ctx.f, ctx.count = adjoint, rule, f, len(tensors)
         return adjoint.z.view_as(adjoint.z)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "`InFeatures` cannot be differentiated twice; use `Implicit()` or `Phantom()` for second derivatives."
-            )
         (m,) = ctx.saved_tensors
         adjoint: FeatureAdjoint = ctx.adjoint
-        g = g.to(m.dtype)
-        source = adjoint.source(g)
-        y = ctx.rule.solve(functools.partial(adjoint.step, source), source)
-        w = adjoint.recover(g, y)
-        grad_weight = adjoint.operator.weight_gradient(w, m) if ctx.needs_input_grad[1] else None
-        return y, grad_weight, w if ctx.needs_input_grad[2] else None, None, None
+        with torch.no_grad():
+            start = g.detach().to(m.dtype)
+            system = adjoint.system(start)
+            y = _noted(ctx.f, ctx.rule.in_features(system, ctx.f, start))
+            n = adjoint.hvp(y)
+            w = adjoint.recover(start, n, system.last.take(y))
+        if torch.is_grad_enabled():
+            return *[None] * 6, *_differentiable(ctx.rule, ctx.f, adjoint.z, w, g)
+        grad_weight = None
+        if ctx.needs_input_grad[1]:
+            operator = adjoint.operator
+            grad_weight = operator.weight_gradient(w, m) + adjoint.sign * operator.weight_gradient(adjoint.z, n)
+        return y, grad_weight, w if ctx.needs_input_grad[2] else None, *[None] * (3 + ctx.count)
 
 
 def conjugate_gradient(

@@ -33,6 +33,7 @@ class Binding:
     scale: Tensor  # W is multiplied by this
     lipschitz: Tensor  # L, the Lipschitz constant of d
     convexity: Tensor  # μ, by how much E is strongly convex; may be negative
+    limit: float  # what L is held under, whatever the weights: known without a look at the device
     Q: Tensor | None = None  # W_hW_hᵀ, (n, n)
     gamma: Tensor | None = None  # γ
     split: int = 1  # channels of a patch

@@ -66,12 +66,14 @@ class AbstractInnerKernel(AbstractKernel):
         scale = limited(operator_norm, norm * self.operator_share**0.5)
         lipschitz = (operator_norm * scale).detach() ** 2
         convexity = 1 - lipschitz
+        limit = self.operator_share * norm**2
         if self.curvature:
             longest, typical = self.max_length(norm), TYPICAL * math.prod(a.shape[1:]) ** 0.5
             a = a * per_sample(longest / per_sample_norm(a).clamp_min(typical), a).to(a.dtype)
+            limit += self.curvature * longest**2
             lipschitz = lipschitz + self.curvature * longest**2
             convexity = convexity - self.convex_curvature * longest**2
-        return Binding(a, operator_norm, scale, lipschitz, convexity)
+        return Binding(a, operator_norm, scale, lipschitz, convexity, limit)
 
     def differentiate(self, at: Binding, z: Tensor | None, v: Tensor | None, value: bool) -> Slope:
         a = at.a

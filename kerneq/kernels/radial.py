@@ -151,6 +151,7 @@ class AbstractRadialKernel(AbstractKernel):
             scale,
             lipschitz=self.steepest * square,
             convexity=1 + min(0.0, self.lowest) * square,
+            limit=norm**2,
             Q=parameters.Q(),
             gamma=parameters.width(),
             split=parameters.split,
@@ -164,8 +165,7 @@ class AbstractRadialKernel(AbstractKernel):
 
     def hvp(self, at: Binding, v: Tensor) -> Callable[[Tensor], Tensor]:
         assert at.Q is not None and at.gamma is not None
-        Q, gamma = at.Q, at.gamma
-        return lambda y: radial_hvp(type(self), y, at.a, v, Q, gamma, split=at.split, patch=at.patch)
+        return radial_hvp(type(self), at.a, v, at.Q, at.gamma, split=at.split, patch=at.patch)
 
     def weights(self, at: Binding, v: Tensor) -> Tensor:
         """ω(sᵢ): 1 where v explains the patch of a, towards 0 where it does not."""

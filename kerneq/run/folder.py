@@ -160,6 +160,8 @@ class Run:
             file = os.fdopen(os.open(self.path / "lock", flags, 0o644), "r+", encoding="utf-8")
         except OSError as error:
             raise TrainingError(f"The run folder {self.path} cannot be used: {error.strerror}.") from None
+        # A worker of a data loader, which may live on for seconds after a kill, would hold the lock with its parent.
+        os.register_at_fork(after_in_child=file.close)
         with file:
             deadline = time.monotonic() + patience
             while True:

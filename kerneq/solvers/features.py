@@ -8,6 +8,7 @@ from torch import Tensor
 from ..equation import AbstractMap, Evaluation
 from .anderson import Anderson
 from .base import AbstractSolver
+from .proximal import Proximal
 
 
 @final
@@ -23,15 +24,14 @@ class InFeatures(AbstractSolver[Any]):
     solver: AbstractSolver[Any] = Anderson(memory=3)  # `Picard()` is cheaper and enough where the equation contracts
 
     def __post_init__(self) -> None:
-        nested = isinstance(self.solver, InFeatures)
-        if not isinstance(self.solver, AbstractSolver) or self.solver.needs_drive or nested:
+        if not isinstance(self.solver, AbstractSolver) or isinstance(self.solver, InFeatures | Proximal):
             raise TypeError(f"`solver` must be Picard, Anderson or Broyden in the features, got {self.solver!r}.")
 
     @property
     def steady(self) -> bool:
         return self.solver.steady
 
-    def space(self, f: AbstractMap) -> AbstractMap:
+    def space(self, f: AbstractMap, looks: bool) -> AbstractMap:
         return f.in_features()
 
     def init(self, f: AbstractMap, z0: Tensor) -> Any:

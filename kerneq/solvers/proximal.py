@@ -1,4 +1,4 @@
-"""Proximal gradient descent on the hidden problem: the solver that cannot diverge."""
+"""The solver that cannot diverge, and the default: accelerated steps, each checked against a step that cannot fail."""
 
 import dataclasses
 from typing import final
@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from ..equation import AbstractMap, Evaluation
+from ..equation import AbstractMap, Evaluation, FeatureMap
 from ..fused.iterates import History
 from ..tensors import check_nonnegative, check_share, check_whole, per_sample, working_dtype
 from .base import AbstractSolver
@@ -14,27 +14,32 @@ from .base import AbstractSolver
 
 @dataclasses.dataclass(frozen=True)
 class Descent:
-    """Where the last accepted point leads, and how low the energy must fall for the next one to be accepted."""
+    """Where the last accepted point leads, and how low its merit must fall for the next one to be accepted."""
 
     history: History
-    safe: Tensor  # T(z) of the last accepted z
+    safe: Tensor  # the step from the last accepted z that cannot fail
     target: Tensor  # per sample
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Proximal(AbstractSolver[Descent | None]):
-    """z ← T(z) = prox_{αφ}((1 − α) z + α d(z)), α = 2 / (2 + L): lowers E at every step, for any weights.
+    """Anderson acceleration that falls back, sample by sample, on a step that cannot fail; for equations from a cell.
 
-    Accelerated by default: Anderson on T, whose proposal is accepted when it lowers E by a fraction of what the
-    plain step guarantees; otherwise the plain step is taken and that sample's history forgotten. E comes with the
-    evaluation that is needed anyway. `memory=0` is the bare step. Needs an equation from a cell (drive, energy,
-    bound), not just a function. Memory: 2m + 1 states a sample.
+    Where `norm` holds L under 1, f is nonexpansive: a proposal is accepted when it lowers ‖f(z) − z‖ by a fraction of
+    what f guarantees; otherwise the averaged step (1 − β) z + β f(z), β = 2 / (2 + L), is taken, which converges
+    (Krasnoselskii and Mann), and the history forgotten. That needs no energy, and happens for v = Wz where it can.
+
+    Elsewhere E decides, whatever the weights: a proposal must lower it by a fraction of what
+    T(z) = prox_{αφ}((1 − α) z + α d(z)), α = 2 / (2 + L), guarantees, otherwise T(z) is taken. A solve that looks at
+    its residual tries v = Wz first: a sample goes on there as long as E falls from look to look, and by T after that.
+    `memory=0` is T alone. Memory: 2m + 1 states a sample, or as many features.
     """
 
     memory: int = 5  # m; 0 for the bare step
     ridge: float = 1e-10
     fraction: float = 0.1  # of the guaranteed decrease that a proposal must achieve
+    in_features: bool = True  # solve for v = Wz where that can be done; otherwise for z
 
     def __post_init__(self) -> None:
         check_whole("memory", self.memory, least=0)
@@ -46,12 +51,19 @@ class Proximal(AbstractSolver[Descent | None]):
         return self.memory == 0
 
     @property
-    def needs_drive(self) -> bool:
-        return True
+    def fallback(self) -> "Proximal | None":
+        return dataclasses.replace(self, in_features=False) if self.in_features and self.memory else None
 
-    @property
-    def needs_energy(self) -> bool:
-        return self.memory > 0
+    def needs(self, f: AbstractMap) -> tuple[bool, bool]:
+        descends = self.memory == 0 or f.contraction is None
+        return descends, descends and self.memory > 0
+
+    def space(self, f: AbstractMap, looks: bool) -> AbstractMap:
+        if self.memory == 0 or not (self.in_features and f.has_features):
+            return f
+        if f.contraction is not None:
+            return f.in_features()
+        return f.in_features(guarded=True) if looks else f
 
     def init(self, f: AbstractMap, z0: Tensor) -> Descent | None:
         if self.memory == 0:
@@ -60,18 +72,40 @@ class Proximal(AbstractSolver[Descent | None]):
         return Descent(History.empty(z0, self.memory), safe=z0, target=target)
 
     def step(self, f: AbstractMap, at: Evaluation, memory: Descent | None) -> tuple[Tensor, Descent | None]:
-        plain = f.descend(at)
         if memory is None:
-            return plain, None
+            return f.descend(at), None
+        if f.contraction is not None:
+            return self._contract(f, f.contraction, at, memory)
+        if isinstance(f, FeatureMap):
+            return self._race(f, at, memory)
+        plain = f.descend(at)
         assert at.energy is not None and at.rounding is not None
         accepted = at.energy <= memory.target + at.rounding
         mixture, history = memory.history.extrapolate(Evaluation(at.z, plain), self.ridge, accepted=accepted)
-        proposal = f.project(mixture)
         target = at.energy - self.fraction * 0.5 * history.square
-        here = per_sample(accepted, at.z)
-        if not (accepted.is_cuda or torch.compiler.is_exporting()) and bool(accepted.all()):
-            safe, z = plain, proposal
-        else:
-            safe, z = torch.where(here, plain, memory.safe), torch.where(here, proposal, memory.safe)
-        target = torch.where(accepted, target, torch.inf)  # the plain step itself is always accepted
-        return z, Descent(history, safe, target)
+        return self._choose(accepted, f.project(mixture), plain, target, history, memory)
+
+    def _contract(self, f: AbstractMap, L: Tensor, at: Evaluation, memory: Descent) -> tuple[Tensor, Descent]:
+        """Where the gap of f(z) is at most L times that of z."""
+        _, gap = at.measured
+        accepted = gap <= memory.target
+        mixture, history = memory.history.extrapolate(at, self.ridge, accepted=accepted)
+        averaged = torch.lerp(at.z, at.image, (2 / (2 + L)).to(at.z.dtype))
+        target = (1 - self.fraction * (1 - L).clamp_min(0)) * gap
+        return self._choose(accepted, f.project(mixture), averaged, target.to(gap.dtype), history, memory)
+
+    def _race(self, f: FeatureMap, at: Evaluation, memory: Descent) -> tuple[Tensor, Descent]:
+        """Past contraction, for v = Wz: the looks see to it that E falls. Relaxed, so that few steps are too long."""
+        relaxed = torch.lerp(at.z, at.image, (3 / f.bound).clamp_max(1.0).to(at.z.dtype))
+        mixture, history = memory.history.extrapolate(Evaluation(at.z, relaxed), self.ridge)
+        return mixture, dataclasses.replace(memory, history=history)
+
+    def _choose(
+        self, accepted: Tensor, proposal: Tensor, safe: Tensor, target: Tensor, history: History, memory: Descent
+    ) -> tuple[Tensor, Descent]:
+        """The proposal after an accepted point, else the safe step from the last one, which is always accepted."""
+        if accepted.is_cuda or torch.compiler.is_exporting() or not bool(accepted.all()):
+            here = per_sample(accepted, safe)
+            safe, proposal = torch.where(here, safe, memory.safe), torch.where(here, proposal, memory.safe)
+            target = torch.where(accepted, target, torch.inf)
+        return proposal, Descent(history, safe, target)

@@ -2,16 +2,19 @@
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, final
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
 from . import metrics
+
+BAR = 12
+TAKEN = BAR + 16  # columns of the bar, the share done, the time left, and the spaces between them
 
 
 @final
@@ -39,6 +42,9 @@ class AbstractLogger(abc.ABC):
     def log_epoch(self, row: Mapping[str, Any]) -> None:
         """Called with each line of metrics.jsonl."""
 
+    def log_message(self, text: str) -> None:  # noqa: B027
+        """Called with a sentence for whoever watches: what the run will take, that it is about to stop."""
+
     @abc.abstractmethod
     def close(self) -> None:
         """Called once, however the run ended."""
@@ -56,9 +62,10 @@ class TerminalLogger(AbstractLogger):
         self.title = title
         self.bar = ProgressBar(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[numbers]}", markup=False),
+            BarColumn(bar_width=BAR),
+            TaskProgressColumn(),
             TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[numbers]}", markup=False),
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,
@@ -67,21 +74,32 @@ class TerminalLogger(AbstractLogger):
         self.bar.start()
 
     def log_progress(self, progress: Progress) -> None:
+        # Those over solves wait for the end of the epoch: with a fixed number of steps none may have reached `tol` at
+        # first, which sounds worse than it is.
         words = [*metrics.phrases(progress.scores, "images"), f"{progress.images_per_second:,.0f} images/s"]
-        words += metrics.phrases(progress.scores, "solves")
+        description = f"{self.title} epoch {progress.epoch}/{progress.epochs}".strip()
         self.bar.update(
             self.task,
-            description=f"{self.title} epoch {progress.epoch}/{progress.epochs}".strip(),
+            description=description,
             total=progress.steps,
             completed=progress.step,
-            numbers=" · ".join(words),
+            numbers=_fitting(words, self.console.width - len(description) - TAKEN),
         )
 
     def log_epoch(self, row: Mapping[str, Any]) -> None:
         self.console.print(epoch_line(row, self.title), highlight=False, soft_wrap=True, markup=False)
 
+    def log_message(self, text: str) -> None:
+        self.console.print(f"{self.title} {text}".strip(), highlight=False, soft_wrap=True, markup=False)
+
     def close(self) -> None:
         self.bar.stop()
+
+
+def _fitting(words: Sequence[str], width: int) -> str:
+    """As many words as the rest of a line has room for: epoch, share done and time left stand before them."""
+    joined = [" · ".join(words[:count]) for count in range(len(words) + 1)]
+    return max((text for text in joined if len(text) <= width), key=len, default="")
 
 
 def epoch_line(row: Mapping[str, Any], title: str = "") -> str:
@@ -90,7 +108,8 @@ def epoch_line(row: Mapping[str, Any], title: str = "") -> str:
     for group in ("train", "validation"):
         if row[group] is not None:
             parts.append(f"{group} {' '.join(metrics.phrases(row[group], 'images'))}")
-    parts.append(", ".join(metrics.phrases(row["validation"] or row["train"], "solves")))
+    solves = metrics.phrases(row["validation"] or row["train"], "solves")
+    parts.append(", ".join([*solves, *metrics.phrases(row["train"], "adjoints")]))
     parts.append(" ".join(f"{name} {value:.3g}" for name, value in largest(row["diagnostics"]).items()))
     parts.append(f"{row['seconds']:.1f} s")
     return " | ".join(part for part in parts if part)

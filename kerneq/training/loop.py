@@ -26,6 +26,8 @@ from .state import State
 
 Step = Callable[[Tensor, Tensor], None]
 EAGER_STEPS = 3  # before a step is captured: libraries choose their algorithms, optimizers make their buffers
+TIMED_STEPS = 1  # after which a run on a CPU says what it will take
+SHORT, LONG = 60.0, 600.0  # seconds that are no news, and those from which on it also says what takes less
 INTERVAL = 0.5  # seconds between two reports of progress, each of which makes the host wait for the device
 
 
@@ -79,14 +81,23 @@ def _train(
     steps = config.training.epochs * len(batches)
     every = config.training.checkpoint_steps
     reported = time.monotonic()
-    with stopping(active=process.world == 1) as asked_to_stop, refusing_nonfinite(state):
+    first = state.step
+
+    def announce(text: str) -> None:
+        for logger in loggers if process.leads else ():
+            logger.log_message(text)
+
+    with stopping(process.world == 1, announce) as asked_to_stop, refusing_nonfinite(state):
         while state.epoch < config.training.epochs:
             began = time.monotonic() - state.seconds
             network.train()
+            started = time.monotonic()
             for x, target in batches.epoch(state.epoch, start=state.batch):
                 multiple = rate_multiple(config.schedule, state.step, steps, len(batches))
                 take_step(state, update, x, target, multiple * config.optimizer.lr)
                 state.seconds = time.monotonic() - began
+                if state.step == first + TIMED_STEPS and process.device.type == "cpu":
+                    announce_duration(state, (time.monotonic() - started) / TIMED_STEPS, steps, announce)
                 if time.monotonic() - reported >= INTERVAL:
                     report(state, steps, loggers)
                     reported = time.monotonic()
@@ -270,6 +281,26 @@ def read_scores(state: State, sums: Tensor) -> dict[str, float | None]:
     if scores["loss"] is not None and not math.isfinite(scores["loss"]):
         state.refuse(f"The loss became {scores['loss']}")
     return scores
+
+
+def announce_duration(state: State, seconds: float, steps: int, announce: Callable[[str], None]) -> None:
+    """What the rest of the run will take on this CPU, if every step takes so many seconds; nothing if that is soon."""
+    left = (steps - state.step) * seconds
+    if left < SHORT:
+        return
+    speed = state.config.training.batch_size / seconds
+    hint = "; `kerneq train geq-tiny-cifar10` is small, and a GPU is faster" if left > LONG else ""
+    announce(f"about {duration(left)} on this CPU, at {speed:,.0f} images/s{hint}")
+
+
+def duration(seconds: float) -> str:
+    """3 h 20 min, 12 min, 45 s: as precise as a guess can be."""
+    if seconds < 90:
+        return f"{math.ceil(seconds)} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if hours >= 48:
+        return f"{hours // 24} days"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 def report(state: State, steps: int, loggers: Sequence[AbstractLogger]) -> None:

@@ -18,6 +18,7 @@ from ..solution import Solution
 from .process import Process
 
 Scores = Mapping[str, float | None]
+Over = Literal["images", "solves", "adjoints"]  # adjoints: the backward solves, which only training has
 
 
 @final
@@ -30,11 +31,16 @@ class BatchOutput:
     labels: Tensor  # (samples)
     solutions: tuple[Solution, ...]  # one for each equilibrium layer, every one of all samples
 
+    @property
+    def adjoints(self) -> tuple[Tensor, ...]:
+        """Which samples have converged on the way back, for each layer through which one led."""
+        return tuple(solution.backward[-1] for solution in self.solutions if solution.backward)
+
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A number that is a mean over images, or over solves: every sample of every equilibrium layer.
+    """A number that is a mean over images, over solves (every sample of every equilibrium layer), or over adjoints.
 
     `total` gives its sum over a batch as a tensor () on the device; it may not wait for the device. Metrics over
     images are shown for training and held-out images, those over solves once, and only for models that solve.
@@ -43,7 +49,7 @@ class Metric:
     name: str  # its key in metrics.jsonl, evaluation.json and TensorBoard
     title: str  # its heading in a table
     format: str  # of its value
-    over: Literal["images", "solves"]
+    over: Over
     total: Callable[[BatchOutput], Tensor]
     phrase: str = "{name} {value}"  # how the terminal says it
     caption: str = ""  # of its curve in the report, which has none without a caption
@@ -114,24 +120,32 @@ METRICS: tuple[Metric, ...] = (
         total=over_solves(lambda solution: ~solution.converged),
         phrase="{value} {name}",
     ),
+    Metric(
+        name="backward_unconverged",
+        title="not converged backward",
+        format="{:.1%}",
+        over="adjoints",
+        total=lambda batch: torch.stack([(~found).sum() for found in batch.adjoints]).sum(),
+        phrase="{value} unconverged backward",
+    ),
 )
 
 # The entries of a checkpoint that does not name them: those of the first version.
 FIRST_ENTRIES = ("images", "loss", "accuracy", "solves", "steps", "residual", "unconverged")
 
 
-def phrases(scores: Scores, over: Literal["images", "solves"]) -> list[str]:
-    """The measured metrics over images or over solves, each as a few words: "loss 0.1234"."""
+def phrases(scores: Scores, over: Over) -> list[str]:
+    """The measured metrics over one of these, each as a few words: "loss 0.1234"."""
     shown = [metric for metric in METRICS if metric.over == over and scores.get(metric.name) is not None]
     return [metric.phrase.format(name=metric.name, value=metric.text(scores)) for metric in shown]
 
 
 @final
 class Accumulator:
-    """Sums of images, solves and every metric in one float64 tensor on the device, so that no step waits for it."""
+    """Sums of images, solves, adjoints and every metric in one float64 tensor on the device: no step waits for it."""
 
     def __init__(self, device: torch.device):
-        self.entries = ("images", "solves", *(metric.name for metric in METRICS))
+        self.entries = ("images", "solves", "adjoints", *(metric.name for metric in METRICS))
         self.sums = torch.zeros(len(self.entries), dtype=torch.float64, device=device)
         self.missing: frozenset[str] = frozenset()  # metrics that a part of these sums does not have
 
@@ -141,10 +155,10 @@ class Accumulator:
         labels = target if target.dim() == 1 else target.argmax(1)
         batch = BatchOutput(loss, logits, labels, tuple(solutions.values()))
         images = labels.new_full((), len(labels))
-        totals = [images, images * len(solutions)]
+        layers: dict[Over, int] = {"images": 1, "solves": len(solutions), "adjoints": len(batch.adjoints)}
+        totals = [images * count for count in layers.values()]
         for metric in METRICS:
-            measured = metric.over == "images" or len(solutions) > 0
-            totals.append(metric.total(batch) if measured else torch.zeros_like(images))
+            totals.append(metric.total(batch) if layers[metric.over] else torch.zeros_like(images))
         self.sums += torch.stack([total.to(self.sums) for total in totals])
 
     def reset(self) -> None:

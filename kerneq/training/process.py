@@ -113,11 +113,12 @@ def choose_device(device: str, local_rank: int = 0) -> torch.device:
 
 
 @contextmanager
-def stopping(active: bool) -> Iterator[Callable[[], bool]]:
+def stopping(active: bool, announce: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
     """Ctrl-C and SIGTERM as a question asked between two steps, so that a step is never cut in half.
 
-    Yields a function that says whether the user asked to stop; a second Ctrl-C stops at once. Not active under
-    torchrun, whose agent ends its workers itself, nor outside the main thread.
+    That it was asked is announced at once: a step may take a while. Yields a function that says whether the user asked
+    to stop; a second Ctrl-C stops at once. Not active under torchrun, whose agent ends its workers itself, nor outside
+    the main thread.
     """
     asked = threading.Event()
     if not active or threading.current_thread() is not threading.main_thread():
@@ -128,6 +129,7 @@ def stopping(active: bool) -> Iterator[Callable[[], bool]]:
         if asked.is_set():
             raise KeyboardInterrupt
         asked.set()
+        announce("stopping after this step …")
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

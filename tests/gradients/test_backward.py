@@ -82,7 +82,7 @@ def test_conjugate_gradient_and_the_feature_form_ask_for_an_equation():
 
 
 @pytest.mark.parametrize("form", ["dense", "conv"])
-@pytest.mark.parametrize("rule", ["conjugate-gradient", "anderson", "phantom", "unrolled"])
+@pytest.mark.parametrize("rule", ["conjugate-gradient", "in-features", "anderson", "phantom", "unrolled"])
 def test_the_gradient_can_be_differentiated_again(rule, form):
     """With respect to the input and b; the weights follow in the next test."""
     rules = {**GRADIENTS, "phantom": Phantom(25, 1.0), "unrolled": Unrolled(15)}
@@ -96,10 +96,22 @@ def test_the_gradient_can_be_differentiated_again(rule, form):
     torch.autograd.gradgradcheck(forward, (x, b), eps=1e-6, atol=1e-5, rtol=1e-3, fast_mode=True)
 
 
-def test_the_backward_solve_in_the_features_is_differentiated_once_and_says_so():
-    layer, x = layer_of(Implicit(InFeatures()))
-    with pytest.raises(RuntimeError, match="InFeatures.*cannot be differentiated twice; use.*Phantom"):
-        torch.autograd.grad(layer(x).value.sum(), layer.cell.operator.weight, create_graph=True)
+def test_the_default_leaves_what_anderson_does_not_solve_to_conjugate_gradient():
+    """At L = 16 with all of E's curvature negative directions gone: six features, more steps than Anderson is given."""
+    layer, x = layer_of(Implicit(tol=1e-10, max_steps=7), kernel="multiquadric", norm=4.0, stretch=10.0)
+    z = layer(x).value
+    g = torch.randn(z.shape)
+    (got,) = torch.autograd.grad(z, layer.cell.operator.weight, g, retain_graph=True)
+    layer.gradient = Implicit(ConjugateGradient(), tol=1e-12)
+    (expected,) = torch.autograd.grad(layer(x).value, layer.cell.operator.weight, g)
+    torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-9)
+
+
+def test_a_frozen_layer_attaches_nothing():
+    layer, x = layer_of(Implicit())
+    layer.requires_grad_(False)
+    assert not layer(x).value.requires_grad
+    assert layer(x.requires_grad_()).value.requires_grad
 
 
 def test_double_backward_with_respect_to_the_weights_equals_that_of_the_unrolled_descent():
@@ -223,3 +235,13 @@ def test_writing_into_the_value_is_either_right_or_an_error():
             assert "inplace" in str(error).replace("-", "")
         else:
             torch.testing.assert_close(layer.cell.operator.weight.grad, expected)
+
+
+@pytest.mark.parametrize("rule", [None, ConjugateGradient(), InFeatures()], ids=str)
+def test_the_solution_of_a_layer_knows_afterwards_which_samples_converged_on_the_way_back(rule):
+    for steps, converged in ((400, True), (1, False)):
+        layer, x = layer_of(Implicit(rule, tol=1e-10, max_steps=steps, on_failure="return"))
+        solution = layer(x)
+        assert solution.backward == []
+        solution.value.sum().backward()
+        assert [found.all().item() for found in solution.backward] == [converged]

@@ -21,8 +21,7 @@ def falls(energies: torch.Tensor) -> None:
     assert (rise <= 1e-12 * (1 + energies[:-1].abs())).all(), rise.max()
 
 
-@pytest.mark.parametrize("memory", [0, 5])
-@pytest.mark.parametrize("L", [0.8, 5.0, 20.0])
+@pytest.mark.parametrize("L, memory", [(0.8, 0), (5.0, 0), (20.0, 0), (5.0, 5), (20.0, 5)])  # accelerated below 1: next
 @pytest.mark.parametrize("form", CELLS)
 @pytest.mark.parametrize("kernel", WIDE)
 def test_energy_never_rises_with_the_number_of_steps(kernel, form, L, memory):
@@ -35,6 +34,25 @@ def test_energy_never_rises_with_the_number_of_steps(kernel, form, L, memory):
     assert all((z >= 0).all() for z in values)
     assert (energies[-1] < energies[0]).all() or kernel == "quadratic-published"  # there, z = 0 stays an equilibrium
     falls(energies)
+
+
+@pytest.mark.parametrize("form", CELLS)
+@pytest.mark.parametrize("kernel", ["gaussian", "multiquadric", "cauchy", "linear"])
+def test_where_f_contracts_the_gap_of_accepted_points_never_rises_and_no_energy_is_asked_for(kernel, form):
+    cell = cell_of(form, KERNELS[kernel], norm=0.95 if kernel == "linear" else 1.0, stretch=10.0)
+    solver = Proximal()
+    with torch.no_grad():
+        f = solver.space(cell.bind(input_of(form)), looks=False)
+        assert f.contraction <= 1 + 1e-12 and solver.needs(f) == (False, False)
+        at = f.start(None)
+        memory, lowest = solver.init(f, at.z), torch.full((4,), torch.inf)
+        for _ in range(25):
+            accepted = at.measured[1] <= memory.target
+            assert (at.measured[1][accepted] <= lowest[accepted] * (1 + 1e-9) + 1e-14).all()
+            lowest = torch.where(accepted, at.measured[1], lowest)
+            z, memory = solver.step(f, at, memory)
+            at = f.evaluate(z)
+    assert (lowest <= 1e-3).all()
 
 
 @examples
@@ -58,7 +76,7 @@ def test_a_bare_step_lowers_energy_by_half_its_squared_length_from_any_point(see
 
 
 @examples
-@given(seed=st.integers(0, 10**6), L=st.floats(0.1, 20.0), gamma=st.floats(0.01, 2.0))
+@given(seed=st.integers(0, 10**6), L=st.floats(1.01, 20.0), gamma=st.floats(0.01, 2.0))
 def test_each_accepted_point_of_the_accelerated_descent_lies_lower_than_the_one_before(seed, L, gamma):
     """Driven by hand: an iterate that misses its target is followed by the plain step from the last accepted one."""
     cell, x = cell_of("dense", Gaussian(gamma=gamma), norm=math.sqrt(L), stretch=10.0, seed=seed), input_of("dense")

@@ -1,9 +1,12 @@
 import io
+import os
+import signal
 
 import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from kerneq.run import Stopped
 from kerneq.training import AbstractLogger, loop
 from kerneq.training.logger import Progress, TensorBoardLogger, TerminalLogger, epoch_line, largest
 from kerneq.training.metrics import Accumulator
@@ -12,15 +15,41 @@ SCORES = {"images": 100, "loss": 1.25, "accuracy": 0.5, "steps": 6.5, "residual"
 PROGRESS = Progress(epoch=2, epochs=3, step=15, steps=30, rate=0.1, images_per_second=1234.0, scores=SCORES)
 
 
-def test_the_bar_shows_loss_accuracy_speed_and_how_the_solver_does():
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_bar_shows_epoch_share_time_left_loss_accuracy_and_speed(width):
     output = io.StringIO()
-    terminal = TerminalLogger(Console(file=output, force_terminal=True, width=200), title="run")
+    terminal = TerminalLogger(Console(file=output, force_terminal=True, width=width), title="geq-tiny-cifar10-0")
     terminal.log_progress(PROGRESS)
     terminal.bar.refresh()
     terminal.close()
-    for words in ("run epoch 2/3", "loss 1.2500", "accuracy 50.00%", "1,234 images/s", "6.5 steps", "residual 2.0e-04"):
+    shown = ["geq-tiny-cifar10-0 epoch 2/3", "50%", "--:--", "loss 1.2500"]  # no time left yet: one report
+    for words in [*shown, *(["accuracy 50.00%", "1,234 images/s"] if width > 80 else [])]:
         assert words in output.getvalue()
-    assert "12.5% unconverged" in output.getvalue()
+    assert "unconverged" not in output.getvalue()
+
+
+def test_a_long_run_on_a_cpu_says_what_it_will_take_and_a_stop_is_confirmed_at_once(run, monkeypatch):
+    monkeypatch.setattr(loop, "SHORT", 0.0)
+    said = []
+
+    class Stopping(AbstractLogger):
+        def log_progress(self, progress):
+            pass
+
+        def log_epoch(self, row):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert said[-1] == "stopping after this step …"
+
+        def log_message(self, text):
+            said.append(text)
+
+        def close(self):
+            pass
+
+    with pytest.raises(Stopped):
+        run("training.epochs=2", loggers=[Stopping()])
+    assert said[0].startswith("about ") and "on this CPU" in said[0] and len(said) == 2
+    assert [loop.duration(s) for s in (45, 720, 12_000, 400_000)] == ["45 s", "12 min", "3 h 20 min", "4 days"]
 
 
 def test_where_there_is_no_terminal_only_finished_epochs_are_written(run):

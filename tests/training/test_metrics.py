@@ -1,5 +1,7 @@
 """How the entries of the table of metrics are accumulated; that one entry is enough is shown by test_recipes.py."""
 
+import dataclasses
+
 import pytest
 import torch
 from toys import solution
@@ -19,7 +21,15 @@ def test_the_accumulator_gives_means_over_images_and_over_solves():
     )
     got = accumulator.read(accumulator.sums)
     means = {"loss": 10 / 6, "accuracy": 4 / 6, "steps": 4, "residual": 1e-3, "unconverged": 4 / 12}
-    assert got == {"images": 6, **{name: pytest.approx(mean) for name, mean in means.items()}}
+    assert got == {"images": 6, "backward_unconverged": None, **{k: pytest.approx(mean) for k, mean in means.items()}}
+
+
+def test_backward_solves_are_counted_where_there_were_any():
+    accumulator = Accumulator(torch.device("cpu"))
+    solved = {name: dataclasses.replace(solution(4), backward=[]) for name in ("a", "b")}
+    solved["b"].backward.append(torch.tensor([True, True, True, False]))  # nothing led back through a
+    accumulator.add(torch.tensor(2.0), torch.eye(4), torch.tensor([0, 1, 2, 0]), solved)
+    assert accumulator.read(accumulator.sums)["backward_unconverged"] == 0.25
 
 
 def test_a_model_without_an_equilibrium_has_no_solver_numbers():
@@ -35,7 +45,9 @@ def test_sums_go_on_where_they_were_saved_and_those_of_the_first_version_are_und
     restored.restore(saved.sums, saved.entries)
     assert restored.read(restored.sums) == saved.read(saved.sums)
     restored.restore(torch.tensor([4.0, 8.0, 3.0, 4.0, 16.0, 4e-3, 1.0]), FIRST_ENTRIES)
-    assert restored.read(restored.sums) == pytest.approx(saved.read(saved.sums), rel=1e-6)
+    got, expected = (dict(one.read(one.sums)) for one in (restored, saved))
+    assert got.pop("backward_unconverged") is None and expected.pop("backward_unconverged") is None
+    assert got == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_metric_that_saved_sums_do_not_have_is_not_measured_until_the_next_epoch():

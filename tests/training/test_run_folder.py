@@ -39,6 +39,23 @@ def test_a_folder_in_use_is_refused_and_names_the_process(tmp_path, run):
     run("training.epochs=1")
 
 
+def test_a_child_of_the_process_does_not_hold_the_lock(tmp_path):
+    with Run(tmp_path / "run").locked():
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:  # as a worker of a data loader: alive until the pipe is closed
+            os.close(write)
+            os.read(read, 1)
+            os._exit(0)
+        os.close(read)
+    try:
+        with Run(tmp_path / "run").locked():
+            pass
+    finally:
+        os.close(write)
+        os.waitpid(child, 0)
+
+
 def test_a_path_that_is_a_file_is_refused(tmp_path, run):
     (tmp_path / "run").write_text("a file")
     with pytest.raises(TrainingError, match="cannot be used"):

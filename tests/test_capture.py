@@ -1,0 +1,133 @@
+"""`kerneq.capture`: on a GPU the same answers from CUDA graphs; elsewhere the model itself."""
+
+import pytest
+import torch
+from torch import nn
+
+import kerneq
+from kerneq.kernels import Gaussian
+from kerneq.models import build
+from kerneq.solvers import Newton
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+
+
+def layer_of(**settings) -> kerneq.Equilibrium:
+    torch.manual_seed(0)
+    cell = kerneq.cells.ConvCell(Gaussian(0.2), inputs=4, state=16, features=8)
+    return kerneq.Equilibrium(cell, **settings).eval()
+
+
+def test_on_a_cpu_it_is_the_model_itself():
+    model, x = build("geq-tiny").eval(), torch.randn(2, 3, 32, 32)
+    fast = kerneq.capture(model, x)
+    with torch.no_grad():
+        assert torch.equal(fast(x), model(x))
+        logits, solutions = fast(x, solutions=True)
+    assert torch.equal(logits, model(x)) and solutions.keys() == model(x, solutions=True)[1].keys()
+    assert not fast.graphs and fast(x).requires_grad
+    with pytest.raises(TypeError, match="must be a torch module, got function"):
+        kerneq.capture(lambda x: x)
+
+
+@cuda
+def test_a_captured_model_gives_the_same_logits_and_tells_the_truth_about_its_solves():
+    model, x = build("geq-tiny").cuda().eval(), torch.randn(4, 3, 32, 32, device="cuda")
+    with torch.no_grad():
+        model(x)
+        expected, found = model(x, solutions=True)
+        fast = kerneq.capture(model)
+        for _ in range(3):  # as it is, captured, replayed
+            logits, solutions = fast(x, solutions=True)
+            torch.testing.assert_close(logits, expected, rtol=1e-2, atol=1e-2)
+            for name, solution in solutions.items():
+                assert solution.converged.all() and (solution.residual <= solution.tol).all()
+                assert solution.value.shape == found[name].value.shape
+        assert [graph is not None for graph in fast.graphs.values()] == [True]
+        other = torch.randn(4, 3, 32, 32, device="cuda")
+        torch.testing.assert_close(fast(other, solutions=True)[0], model(other), rtol=1e-2, atol=1e-2)
+        first = fast(x, solutions=True)[0].clone()
+        fast(other, solutions=True)
+        torch.testing.assert_close(fast(x, solutions=True)[0], first)  # nothing is left over from the call between
+
+
+@cuda
+def test_a_sample_that_needs_more_steps_than_the_graph_has_is_solved_all_the_same():
+    layer = layer_of(tol=1e-5, max_steps=200).double().cuda()  # float32 convolutions, in TF32, do not reach 1e-5
+    easy, hard = (scale * torch.randn(2, 4, 8, 8, device="cuda", dtype=torch.float64) for scale in (1e-4, 30))
+    fast = kerneq.capture(layer, easy)
+    with torch.no_grad():
+        for _ in range(4):
+            solution = fast(hard)
+            assert solution.converged.all()
+            torch.testing.assert_close(solution.value, layer(hard).value, rtol=1e-3, atol=1e-3)
+            assert fast(easy).converged.all()
+
+
+@cuda
+def test_weights_that_change_in_place_are_seen():
+    layer, x = layer_of().cuda(), torch.randn(2, 4, 8, 8, device="cuda")
+    fast = kerneq.capture(layer, x)
+    with torch.no_grad():
+        before = fast(x).value
+        for parameter in layer.parameters():
+            parameter.mul_(0.5)
+        after = fast(x).value
+        torch.testing.assert_close(after, layer(x).value, rtol=1e-3, atol=1e-4)
+        assert not torch.allclose(before, after, rtol=1e-2)
+
+
+@cuda
+def test_under_autocast_in_inference_mode_and_in_training_it_still_works():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), layer_of(), kerneq.Value()).cuda().eval()
+    x = torch.randn(2, 3, 8, 8, device="cuda")
+    fast = kerneq.capture(model)
+    for _ in range(3):
+        with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
+            assert torch.allclose(fast(x).float(), model(x).float(), rtol=0.1, atol=0.1)
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-2, atol=1e-2)
+    assert len(fast.graphs) == 2
+    fast(x).sum().backward()  # with gradients: the model itself
+    assert model[0].weight.grad is not None
+
+
+@cuda
+def test_what_cannot_be_captured_runs_as_it_is_and_says_so():
+    torch.manual_seed(0)
+    cell = kerneq.cells.DenseCell(Gaussian(0.2), inputs=3, state=5, features=4)
+    layer, x = kerneq.Equilibrium(cell, solver=Newton()).cuda().eval(), torch.randn(2, 3, device="cuda")
+    with pytest.warns(RuntimeWarning, match="is not captured and runs as it is"):
+        fast = kerneq.capture(layer, x)
+    with torch.no_grad():
+        assert fast(x).converged.all()
+
+
+@cuda
+def test_the_default_layer_trains_in_a_cuda_graph():
+    """No host look in the safeguards of `Proximal` and `Implicit`, below contraction and past it."""
+    for norm in (1.0, 2.0):
+        torch.manual_seed(0)
+        cell = kerneq.cells.ConvCell(Gaussian(0.2), inputs=4, state=16, features=8, norm=norm)
+        gradient = kerneq.gradients.Implicit(max_steps=20, check_every=20, on_failure="return")
+        layer = kerneq.Equilibrium(cell, gradient=gradient, max_steps=20, check_every=20).cuda().train()
+        x = torch.randn(2, 4, 8, 8, device="cuda")
+
+        def step(layer=layer, x=x) -> torch.Tensor:
+            layer.zero_grad(set_to_none=False)
+            layer(x).value.square().sum().backward()
+            return layer.cell.operator.weight.grad
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            grad = step()
+        graph.replay()
+        torch.cuda.synchronize()
+        captured = grad.clone()
+        torch.testing.assert_close(captured, step(), rtol=2e-2, atol=1e-3)

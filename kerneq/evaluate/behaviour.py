@@ -45,16 +45,11 @@ class Watched(AbstractSolver[Any]):
     f: AbstractMap
     seen: list[tuple[Tensor, Tensor | None]]
 
-    @property
-    def needs_drive(self) -> bool:
-        return self.solver.needs_drive
+    def needs(self, f: AbstractMap) -> tuple[bool, bool]:
+        return self.solver.needs(f)
 
-    @property
-    def needs_energy(self) -> bool:
-        return self.solver.needs_energy
-
-    def space(self, f: AbstractMap) -> AbstractMap:
-        return self.solver.space(f)
+    def space(self, f: AbstractMap, looks: bool) -> AbstractMap:
+        return self.solver.space(f, looks)
 
     def init(self, f: AbstractMap, z0: Tensor) -> Any:
         return self.solver.init(f, z0)

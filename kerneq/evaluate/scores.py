@@ -63,6 +63,8 @@ class EvaluationResult:
         test, found = self.scores["test"], self.classification["test"]
         lines = [("model, data", f"{self.model}, {self.data}"), ("test images", str(found.images))]
         for metric in metrics.METRICS:
+            if metric.over == "adjoints":  # those are of training
+                continue
             lines.append((metric.title, metric.text(test)))
             if metric.name == "accuracy":
                 lines[-1] = (metric.title, f"{metric.text(test)}, {_interval(found)}")

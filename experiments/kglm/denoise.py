@@ -317,7 +317,7 @@ def _examples(records: Sequence[Record[Denoise]], count: int = 4) -> "Figure":
     scaled = (
         "each from its least to its largest value (numbers above it)" if first.scaling == "min-max" else "cut to [0, 1]"
     )
-    figure.suptitle(f"{data.source}, before any training, norm {first.grid()[near]:.2g}; pictures {scaled}", fontsize=8)
+    figure.suptitle(f"{data.source}, before any training, norm {first.grid()[near]:.2g}\npictures {scaled}", fontsize=8)
     return figure
 
 

@@ -259,7 +259,7 @@ def _grid(records: Sequence[Record[Denoise]]) -> "Figure":
     for epoch in range(epochs):
         pooled = np.concatenate([values[epoch].ravel() for values in errors])
         finite = pooled[np.isfinite(pooled)]
-        low, high = finite.min() * 0.98, min(finite.max(), np.median(finite) * (4 if epoch else 100))
+        low, high = finite.min() * 0.93, min(finite.max(), np.median(finite) * (4 if epoch else 100))
         for axis, values, record in zip(axes[:, epoch], errors, records, strict=True):
             norms = np.array(record.result["norms"], dtype=float)
             for number, scheme in enumerate(SCHEMES):
@@ -317,7 +317,7 @@ def _examples(records: Sequence[Record[Denoise]], count: int = 4) -> "Figure":
     scaled = (
         "each from its least to its largest value (numbers above it)" if first.scaling == "min-max" else "cut to [0, 1]"
     )
-    figure.suptitle(f"{data.source}, before any training, norm {first.grid()[near]:.2g}; pictures {scaled}", fontsize=8)
+    figure.suptitle(f"{data.source}, before any training, norm {first.grid()[near]:.2g}\npictures {scaled}", fontsize=8)
     return figure
 
 

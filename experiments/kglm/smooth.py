@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCHEMES = ("informed", "naive", "random")
+SAMPLES = 1000  # training sequences of Figure 5(b), which is drawn on a CPU
 TRUE: AbstractCovariance = 0.1 * (SquaredExponential() * Periodic())
 
 
@@ -184,10 +185,9 @@ def _repeat(pairs: list[tuple[Tensor, Tensor]], device: torch.device) -> tuple[T
 
 def outputs(settings: Smooth, epochs: int, count: int = 6) -> Iterator[tuple[str, Tensor]]:
     """Figure 5(b): targets; random and naive after `epochs` epochs; informed before any training."""
-    one = dataclasses.replace(settings, train=min(settings.train, 1000))
-    at, bank = Coordinates.of(one.points), start(one, range(1))
+    at, bank = Coordinates.of(settings.points), start(settings, range(1))
     g = torch.Generator().manual_seed(10_000)
-    training = [_repeat([sample(one.train, at, g)], torch.device("cpu"))]
+    training = [_repeat([sample(SAMPLES, at, g)], torch.device("cpu"))]
     testing = [_repeat([sample(count, at, g)], torch.device("cpu"))]
     y, target = testing[0]
     with torch.no_grad():
@@ -197,10 +197,10 @@ def outputs(settings: Smooth, epochs: int, count: int = 6) -> Iterator[tuple[str
         lambda epoch: iter(training),
         lambda: iter(testing),
         looks=[epochs],
-        lr=one.lr,
+        lr=settings.lr,
         frozen=_schemes(bank, "naive"),
-        freeze=one.freeze,
-        fixed=_schemes(bank, "random") if one.skip == "zero" else None,
+        freeze=settings.freeze,
+        fixed=_schemes(bank, "random") if settings.skip == "zero" else None,
     )
     with torch.no_grad():
         trained = bank(y)[0]
@@ -253,9 +253,8 @@ def _samples(records: Sequence[Record[Smooth]], limit: float = 2.0) -> "Figure":
             axis.set_title(title, fontsize=9)
             cut += int((values.abs() > limit).sum())
         row[0].set_ylabel(variant(record.settings).partition(":")[0])
-    size = min(1000, records[0].settings.train)
     words = f"nothing lies outside ±{limit:g}" if cut == 0 else f"{cut} values outside ±{limit:g} are cut off"
-    figure.suptitle(f"seed 0, trained on {size} sequences; black: the process's mean; {words}", fontsize=8)
+    figure.suptitle(f"seed 0, trained on {SAMPLES} sequences; black: the process's mean; {words}", fontsize=8)
     return figure
 
 

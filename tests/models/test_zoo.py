@@ -123,7 +123,10 @@ def test_every_backward_solve_gives_the_same_gradient(backward):
         ({"settings": {"gradient": {"solver": {"name": "up"}}}}, r"`gradient.solver.name` must be .*, got 'up'"),
         ({"settings": {"kernel": {"name": "cosine"}}}, r"`kernel.name` must be one of .*gaussian.*, got 'cosine'"),
         ({"settings": {"kernel": "linear"}}, r"`kernel` is a section, .* name one of its settings: name, gamma"),
-        ({"settings": {"stem": "big"}}, r"`stem` must be one of cifar, deep, paper, imagenet, plain, got 'big'"),
+        (
+            {"settings": {"stem": "big"}},
+            r"`stem` must be one of cifar, deep, paper, imagenet, folded, plain, got 'big'",
+        ),
         ({"classes": 0}, r"`classes` must be a whole number, at least 1, got 0"),
         ({"classes": 2.0}, r"`classes` must be a whole number, at least 1, got 2\.0"),
         ({"channels": -1}, r"`channels` must be a whole number, at least 1, got -1"),

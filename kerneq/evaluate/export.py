@@ -10,7 +10,7 @@ from ..run import Run, TrainingError, checkpoint, write_atomically
 from ..run.config import write
 from .trained import TrainedRun
 
-RECORDS = ("config.toml", "classes.json", "environment.json", "metrics.jsonl", "evaluation.json")
+RECORDS = ("config.toml", "classes.json", "environment.json", "metrics.jsonl", "evaluation.json", "evaluation/*.json")
 
 
 def export(path: Path | str, folder: Path, which: str = "best") -> Run:
@@ -33,10 +33,10 @@ def export(path: Path | str, folder: Path, which: str = "best") -> Run:
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        (partial / "checkpoints").mkdir(parents=True)
-        for name in RECORDS:
-            if (trained.run.path / name).exists():
-                shutil.copyfile(trained.run.path / name, partial / name)
+        for folder_of in ("checkpoints", "evaluation"):
+            (partial / folder_of).mkdir(parents=True)
+        for file in (path for pattern in RECORDS for path in trained.run.path.glob(pattern)):
+            shutil.copyfile(file, partial / file.relative_to(trained.run.path))
     except OSError as error:
         raise TrainingError(f"{folder} could not be written: {error.strerror}.") from None
     facts = {"epoch": trained.epoch, "config": write(trained.run.config())}

@@ -159,6 +159,11 @@ class AbstractMap(abc.ABC):
         return False
 
     @property
+    def limit(self) -> float:
+        """What L is held under, whatever the weights: known without a look at the device; infinite where nothing is."""
+        return math.inf
+
+    @property
     def guarded(self) -> bool:
         """Whether a sample is given up whose merit rises above where it started, or above its best since then."""
         return False
@@ -275,7 +280,11 @@ class Equation(AbstractMap):
     @property
     def contraction(self) -> Tensor | None:
         """L, where `norm` holds it under 1 (σ is nonexpansive), everywhere: a curved inner kernel promises less."""
-        return self.bound if self.has_features and self.binding.limit <= 1 else None
+        return self.bound if self.has_features and self.limit <= 1 else None
+
+    @property
+    def limit(self) -> float:
+        return self.binding.limit
 
     @property
     def has_features(self) -> bool:

@@ -11,6 +11,8 @@ from ..fused.iterates import History
 from ..tensors import check_nonnegative, check_share, check_whole, per_sample, working_dtype
 from .base import AbstractSolver
 
+STEEP = 9.0  # L past which relaxed steps in the features are so short that E may fall for ever and arrive nowhere
+
 
 @dataclasses.dataclass(frozen=True)
 class Descent:
@@ -32,7 +34,8 @@ class Proximal(AbstractSolver[Descent | None]):
 
     Elsewhere E decides, whatever the weights: a proposal must lower it by a fraction of what
     T(z) = prox_{αφ}((1 − α) z + α d(z)), α = 2 / (2 + L), guarantees, otherwise T(z) is taken. A solve that looks at
-    its residual tries v = Wz first: a sample goes on there as long as E falls from look to look, and by T after that.
+    its residual tries v = Wz first, up to L = 9: a sample goes on there as long as E falls from look to look, and by T
+    after that.
     `memory=0` is T alone. Memory: 2m + 1 states a sample, or as many features.
     """
 
@@ -63,7 +66,7 @@ class Proximal(AbstractSolver[Descent | None]):
             return f
         if f.contraction is not None:
             return f.in_features()
-        return f.in_features(guarded=True) if looks else f
+        return f.in_features(guarded=True) if looks and f.limit <= STEEP else f
 
     def init(self, f: AbstractMap, z0: Tensor) -> Descent | None:
         if self.memory == 0:

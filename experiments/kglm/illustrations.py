@@ -5,11 +5,11 @@ for, the matrix of Figure 4 is multiplied and the filter convolved. Figure 7 has
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from common import Experiment, Figures, Report, Result, main, setting, silent, subplots
+from common import UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, setting, silent, subplots
 from inpaint import Smooth, quartets
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -79,7 +79,7 @@ def scene(side: int) -> Tensor:
     return (255 * (0.5 + 0.45 * waves)).to(torch.uint8)
 
 
-def run(settings: Illustrations, device: torch.device, report: Report = silent) -> Result:
+def run(settings: Illustrations, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
     """All that the figures show."""
     inpainting = _inpaint(settings)
     report(0.5, f"Figure 1: (6) and (9) differ by {inpainting['difference']:.1e}")
@@ -125,8 +125,9 @@ def _convolve(settings: Illustrations) -> Result:
     }
 
 
-def draw(settings: Illustrations, result: Result, device: torch.device) -> Figures:
+def draw(records: Sequence[Record[Illustrations]]) -> Figures:
     """The four figures, by their numbers in the paper."""
+    settings, result = records[0].settings, records[0].result
     return {
         "1": draw_networks(settings, result["inpainting"]),
         "2": draw_layers(result["fixed_points"]),

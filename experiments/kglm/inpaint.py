@@ -5,11 +5,24 @@ pictures have in common is learnt around it: by F_γ (problem 6), by the kernel 
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import torch
-from common import Experiment, Figures, Report, Result, load_pixels, main, setting, silent, subplots
+from common import (
+    UNSAVED,
+    Checkpoints,
+    Experiment,
+    Figures,
+    Record,
+    Report,
+    Result,
+    load_pixels,
+    main,
+    setting,
+    silent,
+    subplots,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -143,7 +156,7 @@ def descend(
             schedule.step()
 
 
-def run(settings: Inpaint, device: torch.device, report: Report = silent) -> Result:
+def run(settings: Inpaint, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
     """Train each model; the error of the test pictures' holes, and how far (6) and (9) are apart."""
     train, test = (_data(settings, split, device) for split in ("train", "test"))
     outputs = {"mean": test.Y.mean(-1, keepdim=True).expand_as(test.Y2)}
@@ -235,8 +248,9 @@ def _error(values: Tensor, data: Quartets) -> float:
     return F.mse_loss(values, data.Y2).item()
 
 
-def draw(settings: Inpaint, result: Result, device: torch.device) -> Figures:
+def draw(records: Sequence[Record[Inpaint]]) -> Figures:
     """Test pictures, a column each: the target, the input, and what each model puts into the hole."""
+    settings, result = records[0].settings, records[0].result
     inside = torch.tensor(result["inside"])
     rows = {"target": "target", "input": "input", **{name: NAMES[name] for name in result["errors"]}}
     figure, axes = subplots(len(rows), len(inside), width=8.2, height=0.95 * len(rows) + 0.4)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from .cells import AbstractCell
 from .equation import AbstractMap, Map
 from .gradients import AbstractGradient, Implicit
-from .solution import OnFailure, Solution, check_limits, check_on_failure
+from .solution import OnFailure, Solution, Status, check_limits, check_on_failure
 from .solvers import AbstractSolver, Anderson, Proximal, solve
-from .tensors import check_whole
+from .tensors import check_whole, is_traced
 
 Look = Callable[[AbstractMap, Tensor], None]
 
@@ -91,8 +91,23 @@ class Equilibrium(nn.Module):
             self.cell.observe(f, solution.value)
         if self.look is not None:
             self.look(f, solution.value)
-        z = self.gradient.attach(f, solution.value) if torch.is_grad_enabled() else solution.value
+        z = _attach(self.gradient, f, solution) if torch.is_grad_enabled() else solution.value
         return dataclasses.replace(solution, value=self.cell.output(f, z))
+
+
+def _attach(gradient: AbstractGradient, f: AbstractMap, solution: Solution) -> Tensor:
+    """z* with its gradient, and without one in samples whose map gave no numbers: a loss that masks them would get NaN.
+
+    On a GPU a look at the samples would wait for the device, so there all have one.
+    """
+    z = solution.value
+    if not z.is_cuda and not is_traced():
+        lost = solution.codes == Status.NONFINITE.code
+        kept = lost.logical_not().nonzero().flatten()
+        part = f.rows(kept) if 0 < len(kept) < len(z) else None
+        if part is not None:
+            return torch.index_copy(z, 0, kept, gradient.attach(part, z[kept]))
+    return gradient.attach(f, z)
 
 
 @contextlib.contextmanager

@@ -89,7 +89,7 @@ def main(steps: int, output: Path) -> None:
     places = top.add_gridspec(2, 6)
     draw_picture(top.add_subplot(places[:, 0]), x[0, 0], 1.0, "the input x")
     for row, name in enumerate(SOLVERS):
-        for column, step in enumerate((1, 2, 3, 4, steps), start=1):
+        for column, step in enumerate(sorted({*range(1, min(5, steps)), steps}), start=1):
             draw_picture(top.add_subplot(places[row, column]), frames[name][step], high, f"{name}, step {step}")
     residuals, energies, landscape = bottom.subplots(1, 3)
     draw_curves(residuals, curves, steps, "relative residual ‖f(z) − z‖ / ‖f(z)‖")

@@ -454,7 +454,11 @@ def data() -> None:
     table.add_row(
         "folder:PATH",
         "",
-        Text.assemble(own, "\n", ("kerneq train geq-tiny-cifar10 data.name=folder:PATH data.size=32", "bold")),
+        Text.assemble(
+            own,
+            "\n",
+            ("kerneq train geq-tiny-cifar10 data.name=folder:PATH data.size=32 training.batch_size=16", "bold"),
+        ),
     )
     Console().print(table)
 

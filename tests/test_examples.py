@@ -65,12 +65,12 @@ def test_a_model_learns_inside_a_lightning_module(tmp_path):
 
 def test_an_equilibrium_is_drawn_that_proximal_finds_and_plain_iteration_does_not(tmp_path):
     output = tmp_path / "pictures"
-    printed = run("see_an_equilibrium", tmp_path, "--steps", "8", "--output", str(output), leaves=["pictures"])
+    printed = run("see_an_equilibrium", tmp_path, "--steps", "5", "--output", str(output), leaves=["pictures"])
     assert "Picard: E rose at some step" in printed and "Proximal: E fell at every step" in printed
     plain, proximal = (float(number) for number in re.findall(r"residual (\S+)", printed))
-    assert plain > 0.3 and proximal < 1e-3
+    assert plain > 0.3 and proximal < 2e-2
     with Image.open(output / "equilibrium.gif") as moving, Image.open(output / "equilibrium.png") as still:
-        assert moving.n_frames == 9 and still.width > moving.width
+        assert moving.n_frames == 6 and still.width > moving.width
 
 
 def test_pictures_of_ones_own_are_learnt_and_new_ones_get_the_names_of_the_folders(tmp_path):

@@ -28,11 +28,8 @@ class Proximal(AbstractSolver[Descent | None]):
 
     Accelerated by default: Anderson on T, whose proposal is accepted when it lowers E by a fraction of what the
     plain step guarantees; otherwise the plain step is taken and that sample's history forgotten. E comes with the
-    evaluation that is needed anyway. So where E is bounded below the iterates cannot diverge: radial kernels (Gaussian,
-    Cauchy, multiquadric) for any weights, the linear one below norm 1; elsewhere E may fall for ever.
-
-    `memory=0` is the bare step. Needs an equation from a cell (drive, energy, bound), not just a function. Memory:
-    2m + 1 states a sample.
+    evaluation that is needed anyway. `memory=0` is the bare step. Needs an equation from a cell (drive, energy,
+    bound), not just a function. Memory: 2m + 1 states a sample.
     """
 
     memory: int = 5  # m; 0 for the bare step

@@ -61,7 +61,7 @@ def measure(options: argparse.Namespace) -> None:
     # float32 is what PyTorch makes of it by default, for every library compared: on a GPU convolutions may round to
     # TF32, matrix products may not.
     torch.backends.cudnn.benchmark = True
-    folder = RECORDS if options.record else options.out
+    folder = RECORDS if options.record else options.output
     console = Console(width=None if sys.stdout.isatty() else 180)  # room for every column in a file
     results: list[Result] = []
     with console.status(f"benchmarks {options.command}") as status:
@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     shared.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one")
     shared.add_argument("--quick", action="store_true", help="small and short: whether it runs, not how fast")
     shared.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves PyTorch's choice")
-    shared.add_argument("--out", type=Path, default=SCRATCH, help="the folder for NAME-DEVICE.json (%(default)s)")
+    shared.add_argument("--output", type=Path, default=SCRATCH, help="the folder for NAME-DEVICE.json (%(default)s)")
     shared.add_argument("--record", action="store_true", help="replace the tracked result in benchmarks/results")
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="What things cost, side by side.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -3,6 +3,8 @@
 torch, and all that imports it, is imported inside the commands, so that `kerneq --help` does not wait for it.
 """
 
+import csv
+import glob
 import json
 import math
 import os
@@ -31,14 +33,26 @@ app = typer.Typer(
     name="kerneq",
     help="Kernel equilibrium models: train them, look at them, measure them.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+
+def experiments(start: str) -> list[str]:
+    """What Tab offers where an experiment is wanted: those that ship, and what lies in the folder."""
+    names = [path.stem for path in sorted((Path(__file__).parent / "experiments").glob("*.toml"))]
+    return [name for name in [*names, *sorted(glob.glob(glob.escape(start) + "*"))] if name.startswith(start)]
+
+
+Device = Annotated[
+    str, typer.Option(help="auto, cpu, cuda or cuda:N.", autocompletion=lambda: ["auto", "cpu", "cuda", "cuda:0"])
+]
+Checkpoint = Annotated[
+    str, typer.Option(help="best (on the held-out images) or last.", autocompletion=lambda: ["best", "last"])
+]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder, or the name of weights that ship (kerneq models).")]
 
 DEMO_MODELS = ("geq-tiny", "mopteq-tiny", "opteq-tiny", "geq-dense-tiny", "resnet-tiny")
+TOGETHER = 256  # picture files that are in the memory at once
 NUMBERED = "The names of the classes are not known without the folder of pictures that the run was trained on."
 
 
@@ -57,15 +71,19 @@ def _options(
     pass
 
 
-@app.command()
+@app.command(no_args_is_help=True)
 def train(
     file: Annotated[
         str,
-        typer.Argument(help="An experiment by its name or its file, or a run folder to --resume.", metavar="[FILE]"),
+        typer.Argument(
+            help="An experiment by its name or its file, or a run folder to --resume.",
+            metavar="FILE",
+            autocompletion=experiments,
+        ),
     ] = "",
     changes: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings to change, for example optimizer.lr=0.2 seed=1.", metavar="[KEY=VALUE]..."),
+        typer.Argument(help="Settings to change, for example optimizer.lr=0.2 seed=1.", metavar="KEY=VALUE"),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run from its last checkpoint.")] = False,
     name: Annotated[str, typer.Option(help="Name of the run folder; by default that of FILE.")] = "",
@@ -123,10 +141,15 @@ def loggers(folder: Path) -> "list[AbstractLogger]":
 
 @app.command()
 def sweep(
-    file: Annotated[str, typer.Argument(help="A sweep or an experiment by its name, or a TOML file with a [grid].")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            help="A sweep or an experiment by its name, or a TOML file with a [grid].", autocompletion=experiments
+        ),
+    ],
     axes: Annotated[
         list[str] | None,
-        typer.Argument(help="What to vary, for example model.norm=1,2 seed=0,1,2.", metavar="[KEY=A,B,C]..."),
+        typer.Argument(help="What to vary, for example model.norm=1,2 seed=0,1,2.", metavar="KEY=A,B,C"),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the folder of all its runs; by default that of FILE.")] = "",
     runs: Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")] = Path("runs"),
@@ -161,12 +184,12 @@ def sweep(
 
 @app.command()
 def evaluate(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN...")],
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN")],
     part: Annotated[
         list[str] | None, typer.Option(help="Only this part, and more with another --part; a wrong name lists them.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every part that applies; some take long.")] = False,
-    checkpoint: Annotated[str, typer.Option(help="best (on the held-out images) or last.")] = "best",
+    checkpoint: Checkpoint = "best",
     device: Device = "auto",
 ) -> None:
     """What trained runs are worth on the test images; also written to RUN/evaluation.json and RUN/evaluation/."""
@@ -175,7 +198,7 @@ def evaluate(
     from .run.config import ConfigError
     from .settings import suggestion
 
-    check_which("--checkpoint", checkpoint)
+    check_checkpoint(checkpoint)
     names = list(dict.fromkeys(part or [name for name, entry in PARTS.items() if everything or entry.usual]))
     for name in names:
         if name not in PARTS:
@@ -261,47 +284,92 @@ def comparison_table(runs: "Sequence[Run]") -> Table:
 @app.command()
 def predict(
     run: RunFolder,
-    pictures: Annotated[list[Path], typer.Argument(help="Picture files.", metavar="IMAGE...")],
-    which: Annotated[str, typer.Option(help="The best weights (on the held-out images) or the last.")] = "best",
+    pictures: Annotated[list[Path], typer.Argument(help="Picture files, or folders of them.", metavar="IMAGE")],
+    checkpoint: Checkpoint = "best",
     top: Annotated[int, typer.Option(help="How many classes to show for each picture.", min=1)] = 5,
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print CSV instead of a table, a row for each picture.")
+    ] = False,
+    saliency: Annotated[
+        Path | None, typer.Option(help="Also draw where the model looks, into this PNG file.", metavar="FILE")
+    ] = None,
 ) -> None:
     """What a trained run sees in picture files: classes, probabilities, and whether its equilibrium was found."""
-    from .data import DataError
-    from .prediction import Predictor
+    from rich.progress import track
 
-    check_which("--which", which)
-    predictor = Predictor.open(run, which, device)
-    readable, failures = [], []
+    from .data import DataError
+    from .prediction import Predictor, draw_predictions, find_pictures
+    from .run.config import ConfigError
+
+    check_checkpoint(checkpoint)
+    if as_json and as_csv:
+        raise ConfigError("--json and --csv exclude each other: choose one.")
+    predictor = Predictor.open(run, checkpoint, device)
+    files: list[Path] = []
+    failures: list[dict[str, str]] = []
     for path in pictures:
         try:
-            readable.append((path, predictor.read(path)))
+            files += find_pictures(path)
         except DataError as error:
             failures.append({"path": str(path), "problem": str(error)})
-    predictions = predictor.predict(readable, top)
+    predictions: list[Prediction] = []
+    watched = Console(stderr=True)
+    unseen = not watched.is_terminal or len(files) <= TOGETHER
+    starts = range(0, len(files), TOGETHER)  # a whole folder need not fit into the memory
+    for start in track(starts, f"{len(files)} pictures", console=watched, transient=True, disable=unseen):
+        readable = []
+        for path in files[start : start + TOGETHER]:
+            try:
+                readable.append((path, predictor.read(path)))
+            except DataError as error:
+                failures.append({"path": str(path), "problem": str(error)})
+        predictions += predictor.predict(readable, top)
     if as_json:
         facts = {
             "run": str(run),
-            "checkpoint": which,
+            "checkpoint": checkpoint,
             "epoch": predictor.trained.epoch,
             "named": predictor.trained.named,
         }
         rows = [prediction_row(prediction) for prediction in predictions]
         print(json.dumps(facts | {"predictions": rows, "failures": failures}, indent=2))
+    elif as_csv:
+        write_csv(predictions, min(top, len(predictor.trained.classes)))
     elif predictions:
         console = Console()
-        console.print(prediction_table(predictions, f"{predictor.trained.config.model.name}, {which} weights of {run}"))
+        title = f"{predictor.trained.config.model.name}, {checkpoint} weights of {run}"
+        console.print(prediction_table(predictions, title))
         missed = Counter(p.status.value for p in predictions if p.status is not None and not p.converged)
         for reason, count in missed.items():
             words = f"{count} of {len(predictions)} predictions come from an unfinished equilibrium. {reason}"
             console.print(words, style="yellow", soft_wrap=True)
         if not predictor.trained.named:
             console.print(NUMBERED, style="yellow", soft_wrap=True)
+    if saliency is not None and predictions:
+        sheet, drawn = draw_predictions(predictor, predictions)
+        sheet.save(saliency, format="PNG")
+        first = f"the first {drawn}" if drawn < len(predictions) else "all"
+        Console(stderr=True).print(
+            f"Where it looks, {first} of the pictures: {printable(str(saliency))}", soft_wrap=True
+        )
     for failure in failures:
         complain(failure["problem"])
     if failures:
         sys.exit(1)
+
+
+def write_csv(predictions: "Sequence[Prediction]", top: int) -> None:
+    """Print a row for each picture, its likeliest classes and their probabilities in pairs of columns."""
+    pairs = [f"{word} {place}" for place in range(1, top + 1) for word in ("class", "probability")]
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    table.writerow(["picture", *pairs, "converged", "steps", "residual"])
+    for prediction in predictions:
+        row = prediction_row(prediction)
+        found = [cell for entry in row["top"] for cell in (entry["class"], entry["probability"])]
+        path = str(prediction.path).encode(errors="replace").decode()  # a file's name may be no text
+        table.writerow([path, *found, row["converged"], row["steps"], row["residual"]])
 
 
 def prediction_row(prediction: "Prediction") -> dict[str, Any]:
@@ -350,19 +418,19 @@ def prediction_table(predictions: "Sequence[Prediction]", title: str) -> Table:
 def export(
     run: RunFolder,
     folder: Annotated[Path, typer.Argument(help="The folder to write.")],
-    checkpoint: Annotated[str, typer.Option(help="best (on the held-out images) or last.")] = "best",
+    checkpoint: Checkpoint = "best",
 ) -> None:
     """A small copy of a trained run to hand on: weights in half precision, records, and a model card."""
     from .evaluate import export as export_run
 
-    check_which("--checkpoint", checkpoint)
+    check_checkpoint(checkpoint)
     written = export_run(run, folder, checkpoint)
     say(f"Written to {folder}; its card is {written.path / 'README.md'}")
 
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...")],
+    folders: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN")],
     output: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
 ) -> None:
     """One self-contained HTML page about some runs: results, curves, solver behaviour."""
@@ -388,6 +456,16 @@ def data() -> None:
             where = str(row.problem) if row.path is not None else row.get
         cell = Text.assemble(printable(where), "\n", (f"licence: {row.licence}", "dim"))
         table.add_row(row.name, "[green]yes" if row.found else "[yellow]no", cell)
+    own = "pictures of your own: one folder for each class in PATH, or in PATH/train and PATH/test"
+    table.add_row(
+        "folder:PATH",
+        "",
+        Text.assemble(
+            own,
+            "\n",
+            ("kerneq train geq-tiny-cifar10 data.name=folder:PATH data.size=32 training.batch_size=16", "bold"),
+        ),
+    )
     Console().print(table)
 
 
@@ -534,12 +612,12 @@ def exit_code(error: Exception) -> int | None:
     return next((code for kinds, code in codes if isinstance(error, kinds)), None)
 
 
-def check_which(option: str, which: str) -> None:
+def check_checkpoint(name: str) -> None:
     """Refuse a checkpoint that is neither the best nor the last."""
     from .run.config import ConfigError
 
-    if which not in ("best", "last"):
-        raise ConfigError(f"{option} must be best or last, got `{which}`.")
+    if name not in ("best", "last"):
+        raise ConfigError(f"--checkpoint must be best or last, got `{name}`.")
 
 
 def say(sentence: str) -> None:

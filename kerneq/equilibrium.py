@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from .cells import AbstractCell
 from .equation import AbstractMap, Map
 from .gradients import AbstractGradient, Implicit
-from .solution import OnFailure, Solution, check_limits, check_on_failure
+from .solution import OnFailure, Solution, Status, check_limits, check_on_failure
 from .solvers import AbstractSolver, Anderson, Proximal, solve
-from .tensors import check_whole
+from .tensors import check_whole, is_traced
 
 Look = Callable[[AbstractMap, Tensor], None]
 
@@ -93,8 +93,23 @@ class Equilibrium(nn.Module):
             self.look(f, solution.value)
         known = f.tensors()  # none for a map of one's own that does not say: then it may depend on anything
         wanted = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
-        z = self.gradient.attach(f, solution.value) if wanted else solution.value
+        z = _attach(self.gradient, f, solution) if wanted else solution.value
         return dataclasses.replace(solution, value=self.cell.output(f, z), backward=f.backward)
+
+
+def _attach(gradient: AbstractGradient, f: AbstractMap, solution: Solution) -> Tensor:
+    """z* with its gradient, and without one in samples whose map gave no numbers: a loss that masks them would get NaN.
+
+    On a GPU a look at the samples would wait for the device, so there all have one.
+    """
+    z = solution.value
+    if not z.is_cuda and not is_traced():
+        lost = solution.codes == Status.NONFINITE.code
+        kept = lost.logical_not().nonzero().flatten()
+        part = f.rows(kept) if 0 < len(kept) < len(z) else None
+        if part is not None:
+            return torch.index_copy(z, 0, kept, gradient.attach(part, z[kept]))
+    return gradient.attach(f, z)
 
 
 @contextlib.contextmanager

@@ -12,10 +12,13 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from .data import DataError, decode, grey
+from .data import SUFFIXES, DataError, decode, grey
 from .evaluate import TrainedRun
+from .evaluate.saliency import all_maps, contact_sheet
 from .solution import Solution, Status
 from .tensors import check_whole
+
+SHOWN = 16  # pictures of which `draw_predictions` makes a sheet
 
 
 @final
@@ -40,23 +43,23 @@ class Prediction:
 
 
 def predict(
-    run: Path | str, pictures: Sequence[Path | str], which: str = "best", top: int = 5, device: str = "auto"
+    run: Path | str, pictures: Sequence[Path | str], checkpoint: str = "best", top: int = 5, device: str = "auto"
 ) -> list[Prediction]:
     """The `top` likeliest classes of each picture file, by the best or last weights of a run.
 
     A file that is not a readable picture is a `DataError`; a `Predictor` lets you skip it, and stays open.
     """
-    predictor = Predictor.open(run, which, device)
+    predictor = Predictor.open(run, checkpoint, device)
     return predictor.predict([(path, predictor.read(path)) for path in map(Path, pictures)], top)
 
 
-def load(run: Path | str, which: str = "best", device: str = "cpu") -> nn.Module:
+def load(run: Path | str, checkpoint: str = "best", device: str = "cpu") -> nn.Module:
     """The trained model of a run folder, or one that ships with kerneq by its name, in `eval()`.
 
     `kerneq.load("geq-5m-cifar10")` takes normalised pictures (batch, 3, 32, 32) and gives logits; `kerneq.predict`
     takes picture files and gives classes.
     """
-    return TrainedRun.open(run, which, device).model
+    return TrainedRun.open(run, checkpoint, device).model
 
 
 @final
@@ -67,9 +70,9 @@ class Predictor:
     trained: TrainedRun
 
     @classmethod
-    def open(cls, path: Path | str, which: str = "best", device: str = "auto") -> "Predictor":
+    def open(cls, path: Path | str, checkpoint: str = "best", device: str = "auto") -> "Predictor":
         """Open the run in `path` with its best or last weights; its data set is not needed."""
-        return cls(TrainedRun.open(path, which, device))
+        return cls(TrainedRun.open(path, checkpoint, device))
 
     def read(self, path: Path) -> Tensor:
         """The pixels (channels, side, side) of a picture file; a `DataError` says why there are none."""
@@ -103,6 +106,35 @@ def _outcomes(solves: list[Solution], count: int) -> list[tuple[Status | None, i
     steps = torch.stack([solve.steps for solve in solves]).amax(0).tolist()
     residuals = torch.stack([solve.residual.float() for solve in solves]).amax(0).tolist()
     return [(statuses[code], taken, gap) for code, taken, gap in zip(codes, steps, residuals, strict=True)]
+
+
+def draw_predictions(predictor: Predictor, predictions: Sequence[Prediction]) -> tuple[Image.Image, int]:
+    """Where the model looks for the likeliest class of each picture, under every map; the first few of them.
+
+    Returns the sheet and how many pictures are on it. They are read again: their pixels were not kept.
+    """
+    trained, shown = predictor.trained, predictions[:SHOWN]
+    pixels = torch.stack([predictor.read(p.path) for p in shown])
+    labels = torch.tensor([trained.classes.index(p.classes[0]) for p in shown])
+    images = dataclasses.replace(trained.seen, pixels=pixels, labels=labels)
+    found = [all_maps(trained.model, x, classes) for x, classes in trained.batches(images).epoch(0)]
+    maps = {name: torch.cat([some[name] for some in found]) for name in found[0] if "branch" not in name}
+    names = [f"{p.path.name}: {p.classes[0]}, {p.probabilities[0]:.0%}" for p in shown]
+    return contact_sheet(pixels, names, maps), len(shown)
+
+
+def find_pictures(path: Path) -> list[Path]:
+    """The picture files of a folder and of the folders in it, hidden ones left out; a file stands for itself."""
+    try:
+        if not path.is_dir():
+            return [path]
+    except OSError:
+        return [path]  # whoever reads it says what is wrong
+    found = [p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file()]
+    shown = sorted(p for p in found if not any(part.startswith(".") for part in p.relative_to(path).parts))
+    if not shown:
+        raise DataError(f"{path} holds no pictures: it has no file that ends in {', '.join(sorted(SUFFIXES))}.")
+    return shown
 
 
 def read_picture(path: Path, channels: int, side: int) -> Tensor:

@@ -166,3 +166,19 @@ def test_a_high_degree_with_too_large_a_norm_is_refused():
     cell = cell_of("dense", Polynomial(degree=3), norm=2.0)
     with pytest.raises(ValueError, match=r"degree 3 needs `norm` below 1.83, got 2"):
         cell.bind(input_of("dense"))
+
+
+@pytest.mark.parametrize("gradient", [Implicit(), Phantom(), Unrolled(5)])
+@pytest.mark.parametrize("form", ["dense", "conv"])
+def test_a_sample_that_overflows_spoils_no_gradient_of_a_loss_that_masks_it(form, gradient):
+    layer = kerneq.Equilibrium(cell_of(form, Gaussian(gamma=0.2, split=2)), gradient=gradient).float().eval()
+    x = input_of(form).float()
+    x[1] = 3e38
+    kept = torch.tensor([0, 2, 3])
+    grads = []
+    for value in (layer(x).value[kept], layer(x[kept]).value):
+        layer.zero_grad()
+        value.square().sum().backward()
+        grads.append([parameter.grad.clone() for parameter in layer.parameters()])
+    for masked, without in zip(*grads, strict=True):
+        torch.testing.assert_close(masked, without, rtol=1e-4, atol=1e-6)

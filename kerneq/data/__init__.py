@@ -5,6 +5,7 @@ augmented batches of them on the device; `describe` says which data sets are the
 
 from .augment import Augment as Augment
 from .datasets import DATA_SETS as DATA_SETS
+from .datasets import SUFFIXES as SUFFIXES
 from .datasets import data_root as data_root
 from .datasets import describe as describe
 from .datasets import find as find

@@ -22,7 +22,7 @@ from ..settings import build
 from .images import DataError, ImageFiles, Images
 from .readers import Release, Split
 
-_SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"))
+SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 _CLASS_LIST = "classes.txt"
 _FOLDER = "folder:"
 
@@ -134,7 +134,7 @@ class FolderDataSet(AbstractDataSet):
         paths: list[Path] = []
         labels: list[int] = []
         for label, entry in enumerate(classes):
-            found = [path for path in _entries(place / entry) if path.suffix.lower() in _SUFFIXES]
+            found = [path for path in _entries(place / entry) if path.suffix.lower() in SUFFIXES]
             if place == folder:
                 found = _split_by_hash(found, split)
             if not found and split == "train":

@@ -25,6 +25,9 @@ from .operations import to_device
 
 # What is opened, whatever the file's name says: no format whose reader starts another program, as EPS does.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+# Pixels that are decoded of one file: more may be an attack on the memory. A JPEG may have twice as many, Pillow's own
+# limit, since it decodes to a half, a quarter or an eighth of its sides without ever being whole.
+LARGEST = 89_000_000
 Convert = Callable[[Image.Image], Image.Image]
 Box = tuple[float, float, float, float]  # left, top, right, bottom, as shares of the width and height
 
@@ -119,14 +122,18 @@ def decode(path: Path, size: int, box: Box | None = None, convert: Convert | Non
     """One picture file as uint8 (3, size, size): the part in `box`, by default its largest central square.
 
     Pictures of every mode become RGB, by `convert` or as Pillow does it; the part is resized by bilinear interpolation.
-    A file that is not a readable picture, or one made to fill the memory, is a DataError."""
+    A file that is not a readable picture, or one of more than 89 megapixels (a JPEG: 178), is a DataError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd metadata, say, which do not matter here
-            warnings.simplefilter("error", Image.DecompressionBombWarning)  # made to fill the memory
             with Image.open(path, formats=FORMATS) as picture:
+                count = picture.width * picture.height
                 if box is None:
                     picture.draft("RGB", (size, size))  # a JPEG decodes straight to the smallest sufficient size
+                elif count > LARGEST:
+                    picture.draft("RGB", (int(size / (box[2] - box[0])), int(size / (box[3] - box[1]))))
+                if picture.width * picture.height > LARGEST:
+                    raise DataError(_too_large(path, count))
                 pixels = picture.convert("RGB") if convert is None else convert(picture)
                 if box is None:
                     part = ImageOps.fit(pixels, (size, size), Image.Resampling.BILINEAR)
@@ -135,10 +142,17 @@ def decode(path: Path, size: int, box: Box | None = None, convert: Convert | Non
                     part = pixels.resize((size, size), Image.Resampling.BILINEAR, (left, top, right, bottom))
     except DataError:
         raise
+    except Image.DecompressionBombError:
+        raise DataError(_too_large(path, None)) from None
     except Exception as error:  # Pillow's decoders raise errors of every kind on damaged files
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{path} is not a readable picture ({reason}): replace or remove it.") from None
     return torch.from_numpy(np.array(part)).permute(2, 0, 1)
+
+
+def _too_large(path: Path, count: int | None) -> str:
+    has = f"{count / 1e6:.0f}" if count is not None else "more than 178"
+    return f"{path} has {has} megapixels, and at most 89 are read, of a JPEG 178: save it smaller."
 
 
 def split_validation(images: Images, count: int, seed: int) -> tuple[Images, Images]:

@@ -87,9 +87,11 @@ def _interval(found: Classification) -> str:
     return f"95 % interval {found.interval[0]:.2%} … {found.interval[1]:.2%}"
 
 
-def evaluate(path: Path, which: str = "best", device: str = "auto", build: Builder = build_model) -> EvaluationResult:
+def evaluate(
+    path: Path, checkpoint: str = "best", device: str = "auto", build: Builder = build_model
+) -> EvaluationResult:
     """Evaluate the best or the last weights of the run in `path`: writes RUN/evaluation.json and its mistakes.png."""
-    trained = TrainedRun.open(path, which, device, build)
+    trained = TrainedRun.open(path, checkpoint, device, build)
     measured = measure_part(trained, "scores", SCORES)
     measured.write(trained.run)
     return measured.evidence

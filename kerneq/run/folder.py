@@ -61,7 +61,7 @@ class Run:
     def config(self) -> Config:
         """The settings of an existing run; a folder that is none is a `TrainingError`."""
         if not self.exists:
-            raise TrainingError(f"{self.path} is not a run folder: it has no config.toml.")
+            raise TrainingError(f"{self.path} is not a run folder: it has no config.toml. kerneq train makes one.")
         return load(self.path / "config.toml")
 
     def environment(self) -> dict[str, Any]:
@@ -141,7 +141,11 @@ class Run:
         """The best or last weights by name, and their epoch; those of other settings than config.toml's are refused."""
         path = self.checkpoint(which)
         if not path.exists():
-            raise CheckpointError(f"There is no checkpoint {path}: kerneq train {self.path} --resume makes it.")
+            there = [name for name in ("best", "last") if self.checkpoint(name).exists()]
+            remedy = f"kerneq train {self.path} --resume makes it"
+            if there and "last" not in there:  # handed on by `kerneq export`: nothing to resume
+                remedy = f"ask for the {there[0]} one"
+            raise CheckpointError(f"There is no checkpoint {path}: {remedy}.")
         weights, facts = checkpoint.trained_weights(path)
         check_belongs(path, facts, self.config())
         return weights, int(facts["epoch"])
@@ -291,7 +295,7 @@ def find_runs(paths: Sequence[Path], depth: int = 3) -> list[Run]:
     found: dict[Path, Run] = {}
     for path in paths:
         if not path.is_dir():
-            raise TrainingError(f"{path} is not a run folder: it has no config.toml.")
+            raise TrainingError(f"{path} is not a run folder: it has no config.toml. kerneq train makes one.")
         runs = list(_runs_in(path, depth))
         found |= {run.path.resolve(): run for run in runs if run.path.resolve() not in found}
         if not runs:

@@ -36,7 +36,8 @@ class Proximal(AbstractSolver[Descent | None]):
     T(z) = prox_{αφ}((1 − α) z + α d(z)), α = 2 / (2 + L), guarantees, otherwise T(z) is taken. A solve that looks at
     its residual tries v = Wz first, up to L = 9: a sample goes on there as long as E falls from look to look, and by T
     after that.
-    `memory=0` is T alone. Memory: 2m + 1 states a sample, or as many features.
+    `memory=0` is T alone. Memory: 2m + 1 states a sample, or as many features. Where E is bounded below (radial kernels
+    for any weights, the linear one for norm < 1) it cannot diverge; elsewhere E may fall for ever.
     """
 
     memory: int = 5  # m; 0 for the bare step

@@ -133,7 +133,7 @@ TABLES = {
 def test_the_command_prints_ratios_and_writes_its_results(name, tmp_path, capsys):
     if name in ("solvers", "layer"):
         pytest.importorskip("torchdeq", reason="torchdeq is what these are compared with")
-    command_line.main([name, "--device", "cpu", "--quick", "--out", str(tmp_path), "--threads", "1"])
+    command_line.main([name, "--device", "cpu", "--quick", "--output", str(tmp_path), "--threads", "1"])
     count, tables, ratio = TABLES[name]
     assert ratio in capsys.readouterr().out
     results = json.loads((tmp_path / f"{name}-cpu.json").read_text())["results"]

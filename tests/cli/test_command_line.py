@@ -99,7 +99,7 @@ def test_an_equilibrium_model_goes_the_same_way(kerneq):
         (["train", "."], 2, "add --resume"),
         (["train", ".", "--resume"], 2, "There is no file config.toml"),
         (["evaluate"], 2, "Missing argument"),
-        (["evaluate", "nowhere"], 1, "nowhere is not a run folder: it has no config.toml."),
+        (["evaluate", "nowhere"], 1, "There is no run folder nowhere"),
         (["evaluate", ".", "--checkpoint", "first"], 2, "--checkpoint must be best or last"),
         (["report", "nowhere"], 1, "nowhere is not a run folder"),
         (["demo", "--epochs", "0"], 2, "Invalid value"),
@@ -142,6 +142,43 @@ def test_show_config_prints_what_a_run_would_use_and_does_nothing(kerneq):
     assert code == 0 and "lr = 0.2  # the highest learning rate" in said and "milestones = [0.5, 0.75]" in said
     assert '[model.kernel]\nname = "gaussian"  # similarity' in said and "gamma = 0.2\n" in said
     assert not Path("runs").exists()
+
+
+def test_train_alone_shows_its_help(kerneq):
+    code, said = kerneq("train")
+    assert (
+        code in (0, 2)
+        and "train [OPTIONS] [FILE] [KEY=VALUE]..." in said
+        and "--resume" in said
+        and not Path("runs").exists()
+    )
+
+
+def test_a_checkpoint_that_is_not_there_comes_with_the_command_that_makes_it(kerneq):
+    assert kerneq("train", *QUICK, "--name", "a")[0] == 0
+    assert kerneq("export", "runs/a", "small")[0] == 0
+    code, said = kerneq("evaluate", "small", "--checkpoint", "last")
+    assert code == 1 and "no checkpoint small/checkpoints/last.safetensors: ask for the best one." in said
+    Path("runs/a/checkpoints/best.safetensors").unlink()
+    code, said = kerneq("evaluate", "runs/a")
+    assert code == 1 and "best.safetensors: kerneq train runs/a --resume makes it." in said
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("kerneq pre", {"predict"}),
+        ("kerneq train geq-tiny-d", {"geq-tiny-digits"}),
+        ("kerneq evaluate runs/x --checkpoint ", {"best", "last"}),
+        ("kerneq predict runs/x --sal", {"--saliency"}),
+    ],
+)
+def test_the_shell_completes_without_importing_torch(words, offered):
+    code = "import sys; sys.argv = ['kerneq']\nfrom kerneq.cli import main\n"
+    code += "try: main()\nfinally: assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    place = {"_KERNEQ_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | place, capture_output=True, text=True)
+    assert set(done.stdout.split()) == offered, done.stderr
 
 
 def test_the_version_is_printed(kerneq):

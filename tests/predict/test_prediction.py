@@ -1,5 +1,6 @@
 """`kerneq predict` and the library behind it, on runs of an epoch or less."""
 
+import csv
 import io
 import json
 import os
@@ -46,7 +47,7 @@ def test_a_prediction_is_what_the_model_itself_says_about_the_same_pixels(digits
 
 def test_predictions_of_the_whole_test_set_have_the_accuracy_that_evaluation_gives(digits_run, tmp_path):
     labels = load("digits", "test").labels.tolist()
-    found = predict(digits_run, write_digits(tmp_path, len(labels)), which="last", top=1, device="cpu")
+    found = predict(digits_run, write_digits(tmp_path, len(labels)), checkpoint="last", top=1, device="cpu")
     accuracy = sum(p.classes == (str(label),) for p, label in zip(found, labels, strict=True)) / len(labels)
     assert accuracy == pytest.approx(evaluate(digits_run, "last", "cpu").scores["test"]["accuracy"], abs=1e-9)
     assert accuracy > 0.5
@@ -57,7 +58,7 @@ def test_the_command_shows_a_table_or_prints_json(kerneq, digits_run, tmp_path):
     code, out, err = kerneq("predict", digits_run, first, second, "--top", "2", "--device", "cpu")
     assert code == 0 and err == "" and "digit0.png" in out and "digit1.png" in out
     assert out.count("%") == 4 and out.count("converged") == 2 and "not converged" not in out
-    code, out, err = kerneq("predict", digits_run, first, "--top", "99", "--which", "last", "--json")
+    code, out, err = kerneq("predict", digits_run, first, "--top", "99", "--checkpoint", "last", "--json")
     result = json.loads(out)
     assert code == 0 and err == "" and result["failures"] == [] and result["checkpoint"] == "last"
     [row] = result["predictions"]
@@ -89,7 +90,9 @@ def test_files_that_are_no_pictures_get_a_sentence_and_the_others_a_prediction(k
     painted(9, 9).save(moving, save_all=True, append_images=[painted(9, 9).rotate(90)])
     Image.fromarray(np.ones((9, 9), dtype=np.float32)).save(deep)
     empty.touch()
-    bad = [text, cut, moving, deep, empty, none, tmp_path]
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    bad = [bare, text, cut, moving, deep, empty, none]
     code, out, err = kerneq("predict", digits_run, *bad[:3], good, *bad[3:], "--device", "cpu")
     assert code == 1 and "digit0.png" in out and "text.png" not in out and "Traceback" not in err
     lines = err.splitlines()
@@ -97,7 +100,7 @@ def test_files_that_are_no_pictures_get_a_sentence_and_the_others_a_prediction(k
     for path, line, words in zip(
         bad,
         lines,
-        ("not a readable", "not a readable", "holds 2 pictures", "32 bits", "not a readable", "no file", "a folder"),
+        ("no pictures", "not a readable", "not a readable", "holds 2 pictures", "32 bits", "not a readable", "no file"),
         strict=True,
     ):
         assert str(path) in line and words in line
@@ -106,6 +109,37 @@ def test_files_that_are_no_pictures_get_a_sentence_and_the_others_a_prediction(k
     assert code == 1 and result["predictions"] == [] and [f["path"] for f in result["failures"]] == list(map(str, bad))
     with pytest.raises(DataError, match="text.png is not a readable picture"):
         predict(digits_run, [good, text], device="cpu")
+
+
+def test_a_folder_of_pictures_is_every_picture_in_it_and_csv_has_a_row_for_each(
+    kerneq, digits_run, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("kerneq.cli.TOGETHER", 2)  # so that there are several lots
+    folder = tmp_path / "album"
+    (folder / "more").mkdir(parents=True)
+    (folder / ".hidden").mkdir()
+    (folder / "notes.txt").write_text("not a picture")
+    paths = [*write_digits(folder, 3), *write_digits(folder / "more", 2)]
+    write_digits(folder / ".hidden", 1)
+    code, out, err = kerneq("predict", digits_run, folder, "--csv", "--top", "2", "--device", "cpu")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert code == 0 and err == "" and [row["picture"] for row in rows] == list(map(str, paths))
+    for row, found in zip(rows, predict(digits_run, paths, top=2, device="cpu"), strict=True):
+        assert (row["class 1"], row["class 2"]) == found.classes and row["converged"] == "True"
+        assert float(row["probability 1"]) == pytest.approx(found.probabilities[0], rel=1e-4)
+    (folder / "torn.png").write_bytes(paths[0].read_bytes()[:60])
+    code, out, err = kerneq("predict", digits_run, folder, "--json")
+    assert code == 1 and len(json.loads(out)["predictions"]) == 5 and "torn.png is not a readable" in err
+    code, _, err = kerneq("predict", digits_run, folder, "--json", "--csv")
+    assert code == 2 and "exclude each other" in err
+
+
+def test_where_the_model_looks_is_drawn(kerneq, digits_run, tmp_path):
+    paths, sheet = write_digits(tmp_path, 3), tmp_path / "maps.png"
+    code, out, err = kerneq("predict", digits_run, *paths, "--saliency", sheet, "--device", "cpu")
+    assert code == 0 and "digit2.png" in out and "all of the pictures: " in err and "maps.png" in err
+    with Image.open(sheet) as drawn:
+        assert drawn.height > 3 * 112 and len(drawn.getcolors(1 << 20)) > 100
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes any bytes as a file's name")
@@ -123,7 +157,7 @@ def test_a_wrong_request_ends_in_a_sentence_and_a_code(kerneq, digits_run, tmp_p
     for arguments, code, words in (
         ([tmp_path, path], 1, "is not a run folder: it has no config.toml."),
         ([digits_run], 2, "Missing argument"),
-        ([digits_run, path, "--which", "first"], 2, "--which must be best or last, got `first`."),
+        ([digits_run, path, "--checkpoint", "first"], 2, "--checkpoint must be best or last, got `first`."),
         ([digits_run, path, "--top", "0"], 2, "Invalid value"),
         ([digits_run, path, "--device", "tpu"], 1, "`device` must be auto, cpu, cuda or cuda:N"),
     ):

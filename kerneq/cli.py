@@ -11,6 +11,7 @@ import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -356,13 +357,16 @@ def export(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...")],
-    output: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN...")],
+    output: Annotated[
+        Path, typer.Option(help="One .html file, .md with its figures beside it, or .json: the results alone.")
+    ] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="The title of the page.")] = "kerneq report",
 ) -> None:
-    """One self-contained HTML page about some runs: results, curves, solver behaviour."""
+    """One self-contained page about some runs: results beside the papers', curves, and all that was measured."""
     from .report import render
 
-    render(folders, output)
+    render(folders, output, title)
     say(f"Written to {output}")
 
 
@@ -424,7 +428,7 @@ def demo(
     """Train small models on the embedded digits and compare them: a few minutes on a CPU, no downloads."""
     import torch
 
-    from .evaluate import evaluate as evaluate_run
+    from .evaluate import PARTS, NotApplicableError, TrainedRun, measure_part
     from .report import gather, render
     from .run import Run
     from .run.config import ConfigError, load
@@ -440,20 +444,23 @@ def demo(
     for folder in folders:
         config = load(f"{folder.name}-digits", [f"training.epochs={epochs}"])
         train_model(config, folder, loggers=loggers(folder))
-        evaluate_run(folder, device="cpu")
+        trained = TrainedRun.open(folder, device="cpu")
+        for name in ("scores", "behaviour"):
+            with suppress(NotApplicableError):  # a model without equilibria has no behaviour
+                measure_part(trained, name, PARTS[name]).write(trained.run)
     render(folders, output / "report.html")
     shown = [metric for metric in METRICS if metric.demo]
     table = Table(title="Embedded digits: 8×8 pictures, 10 classes")
     table.add_column("model", no_wrap=True)
     for heading in (*(metric.heading for metric in shown), "size", "seconds"):
         table.add_column(heading, justify="right")
-    for run in gather(folders):
+    for run in (one.run for one in gather(folders)):
         size = millions(run.evaluation()["parameters"])
         table.add_row(
             Text(printable(run.name)), *(metric.text(run.test()) for metric in shown), size, f"{run.seconds():.1f}"
         )
     Console().print(table)
-    say(f"Curves and solver behaviour: {output / 'report.html'}")
+    say(f"Curves, calibration, mistakes, equilibria: {output / 'report.html'}")
 
 
 def main(command: Callable[[], object] = app) -> None:

@@ -16,9 +16,9 @@ from torch.nn.functional import cross_entropy
 from ..data import Images
 from ..equation import AbstractMap, Equation, Evaluation, Map, as_map
 from ..equilibrium import Equilibrium, solving, watching
-from ..run import TrainingError
 from ..solvers import AbstractSolver, solve
 from ..tensors import per_sample, per_sample_norm
+from .parts import NotApplicableError
 from .trained import TrainedRun
 
 POWER_STEPS = 30  # products with the Jacobian; the factor is then known to a few percent
@@ -163,7 +163,9 @@ def measure_behaviour(
     """How the run's layers are solved on test images; `traced` of them are followed, `shown` of these one by one."""
     layers = [module for module in trained.model.modules() if isinstance(module, Equilibrium)]
     if not layers:
-        raise TrainingError(f"{trained.run.path} has no equilibrium layer: there is no solver behaviour to measure.")
+        raise NotApplicableError(
+            f"{trained.run.path} has no equilibrium layer: there is no solver behaviour to measure."
+        )
     chosen = trained.test.sample(images, seed)
     own = max(layer.max_steps for layer in layers)
     stopped: list[StoppedScore] = []

@@ -23,6 +23,7 @@ from rich.text import Text
 from . import __version__
 
 if TYPE_CHECKING:
+    from .models import Measured
     from .prediction import Prediction
     from .run import Run
     from .run.config import Config
@@ -391,8 +392,8 @@ def data() -> None:
 
 @app.command()
 def models() -> None:
-    """The models: parameters, equation, paper, published accuracy and ours."""
-    from .models import MODELS, build, parameters
+    """The models: parameters, equation, paper, published accuracy and ours (test images; another size in brackets)."""
+    from .models import MODELS, build, our_accuracies, parameters
 
     headings = {"name": "left", "size": "right", "eq.": "right", "data": "left", "published": "right", "ours": "left"}
     columns = [Column(heading, justify=side, no_wrap=True) for heading, side in headings.items()]  # type: ignore[arg-type]
@@ -400,12 +401,16 @@ def models() -> None:
     table = Table(*columns, title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     equations = list(dict.fromkeys(entry.equation for entry in MODELS.values()))
     papers: dict[str, list[str]] = {}
+    every = our_accuracies()
     for name, entry in MODELS.items():
-        first = [name, millions(parameters(build(name))), str(equations.index(entry.equation) + 1)]
-        for data in dict.fromkeys((*entry.published, *entry.ours)) or ("",):
+        size = parameters(build(name))
+        first = [name, millions(size), str(equations.index(entry.equation) + 1)]
+        for data in dict.fromkeys((*entry.published, *every.get(name, {}))) or ("",):
             published = f"{entry.published[data]} %" if data in entry.published else ""
-            table.add_row(*first, data, published, entry.ours.get(data, ""))
-            first = [""] * 3
+            ours: Sequence[Measured | None] = every.get(name, {}).get(data) or [None]
+            for found in ours:
+                table.add_row(*first, data, published, accuracy_text(found, size))
+                first, data, published = [""] * 3, "", ""
         papers.setdefault(entry.paper, []).append(name)
     console = Console()
     console.print(table)
@@ -413,6 +418,15 @@ def models() -> None:
         console.print(f"{place}: {equation}", markup=False, highlight=False)
     for paper, names in papers.items():
         console.print(f"{paper}: {', '.join(names)}", markup=False, highlight=False)
+
+
+def accuracy_text(found: "Measured | None", size: int) -> str:
+    """A test accuracy of ours; where the run's model had another size than the named one, with that size."""
+    if found is None:
+        return ""
+    spread = f" ± {100 * found.std:.2f}" if found.std is not None else ""
+    other = f" ({millions(found.parameters)})" if millions(found.parameters) != millions(size) else ""
+    return f"{100 * found.accuracy:.2f}{spread} %{other}"
 
 
 def millions(count: int) -> str:

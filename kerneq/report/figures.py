@@ -11,14 +11,28 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FormatStrFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import (
+    EngFormatter,
+    FixedLocator,
+    FormatStrFormatter,
+    FuncFormatter,
+    MaxNLocator,
+    PercentFormatter,
+)
 
 INK = "#010203"  # stands for the colour of the text around, which SVG calls currentColor
 STYLE = "<style>svg{color:#1b1d21}@media(prefers-color-scheme:dark){svg{color:#e6e6e6}}</style>"
 # Okabe and Ito's colours: told apart by colour-blind readers, and in grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK, "#8c8c8c")
 LINES = ("-", "--", ":", "-.")
-SETTINGS = {name: INK for name in ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")}
+SETTINGS: Any = {  # every name is one of matplotlib's
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    "font.size": 9,
+    "legend.labelcolor": INK,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "kerneq",  # the same numbers give the same file
+    "text.parse_math": False,  # a dollar in a run's name begins no formula
+}
 
 Curve = tuple[Sequence[float], Sequence[float | None]]  # x and y; None where there is no number
 Point = tuple[str, float, float, str]  # label, x, y, and which kind of point it is
@@ -27,7 +41,7 @@ Point = tuple[str, float, float, str]  # label, x, y, and which kind of point it
 class Canvas:
     """A figure with its axes side by side, and the SVG it becomes."""
 
-    def __init__(self, height: float, columns: int = 1, labels: Sequence[str] = (), width: float = 5.2):
+    def __init__(self, height: float, columns: int = 1, labels: Sequence[str] = (), width: float = 4.4):
         rows = math.ceil(len(labels) / _columns(labels, width * columns))
         self.figure = Figure(figsize=(width * columns, height + 0.19 * rows), layout="constrained")
         self.axes: list[Axes] = list(np.atleast_1d(self.figure.subplots(1, columns)))
@@ -38,7 +52,9 @@ class Canvas:
 
     def finish(self) -> None:
         """Below the axes the legend, beside each other as many names as there is room for."""
-        handles = {text: handle for axes in self.axes for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+        handles = {
+            text: handle for axes in self.axes for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
         if handles:
             self.figure.legend(
                 list(handles.values()),
@@ -62,10 +78,9 @@ def _columns(labels: Sequence[str], width: float) -> int:
 
 
 @contextlib.contextmanager
-def drawn(height: float = 3.0, columns: int = 1, labels: Sequence[str] = (), width: float = 5.2) -> Iterator[Canvas]:
+def drawn(height: float = 2.7, columns: int = 1, labels: Sequence[str] = (), width: float = 4.4) -> Iterator[Canvas]:
     """A canvas to draw on, finished when the block ends; letters that no font has become boxes."""
-    settings: dict[str, Any] = {**SETTINGS, "svg.fonttype": "none", "svg.hashsalt": "kerneq", "text.parse_math": False}
-    with matplotlib.rc_context({**settings, "font.size": 9, "legend.labelcolor": INK}), warnings.catch_warnings():  # type: ignore[arg-type]
+    with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")
         canvas = Canvas(height, columns, [shown(label) for label in labels], width)
         yield canvas
@@ -88,6 +103,19 @@ def plot(axes: Axes, curves: Mapping[str, Curve], *, log: bool = False, marker: 
             axes.plot(*zip(*pairs, strict=True), style, color=colour, label=shown(label), marker=marker, linewidth=1.7)
     if log:
         axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        # Where there may be no power of ten, the numbers between are named, too.
+        between = range(1, 10) if high / low < 6 else (1, 2, 5) if high / low < 20 else ()
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scientific(value, (1,))))
+        axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: scientific(value, between)))
+
+
+def scientific(value: float, digits: Sequence[int]) -> str:
+    """10⁻³ or 2·10⁻³; nothing for other digits."""
+    exponent = math.floor(math.log10(value) + 1e-9)
+    digit = round(value / 10**exponent)
+    raised = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return "" if digit not in digits else f"10{raised}" if digit == 1 else f"{digit}·10{raised}"
 
 
 def draw_curves(curves: Mapping[str, Curve], *, x: str, y: str, log: bool = False, percent: bool = False) -> bytes:
@@ -127,16 +155,20 @@ def draw_points(points: Sequence[Point], x: str) -> bytes:
     labels = list(dict.fromkeys(label for label, *_ in points))
     markers = {"test": "o", "validation": "o", "published": "x"}
     kinds = [kind for kind in markers if any(point[3] == kind for point in points)]
-    with drawn(3.4, labels=[*labels, *kinds]) as canvas:
+    with drawn(2.8, labels=[*labels, *kinds]) as canvas:
         axes = canvas.axes[0]
-        for kind in kinds:  # what a marker means, once, in grey
+        for kind in kinds if kinds != ["test"] else []:  # what a marker means, once, in grey
             face = "none" if kind == "validation" else "#8c8c8c"
             axes.plot([], [], markers[kind], color="#8c8c8c", markerfacecolor=face, label=kind)
         for label, across, accuracy, kind in points:
             colour = COLOURS[labels.index(label) % len(COLOURS)]
             face = "none" if kind == "validation" else colour
-            axes.plot(across, accuracy, markers[kind], color=colour, markerfacecolor=face, markersize=7, label=shown(label))
+            axes.plot(
+                across, accuracy, markers[kind], color=colour, markerfacecolor=face, markersize=7, label=shown(label)
+            )
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.xaxis.set_major_formatter(EngFormatter())
+        axes.xaxis.set_major_locator(MaxNLocator(6))
         axes.set(xlabel=x, ylabel="accuracy")
         axes.margins(0.12)
     return canvas.svg
@@ -144,7 +176,7 @@ def draw_points(points: Sequence[Point], x: str) -> bytes:
 
 def draw_reliability(steps: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
     """Accuracy against confidence, bin by bin, and below how many predictions are in each."""
-    with drawn(3.4, labels=list(steps), width=4.2) as canvas:
+    with drawn(3.0, labels=list(steps), width=3.8) as canvas:
         axes = canvas.axes[0]
         axes.plot([0, 1], [0, 1], color="#8c8c8c", linewidth=1, linestyle=":")
         for place, (label, bins) in enumerate(steps.items()):
@@ -152,7 +184,7 @@ def draw_reliability(steps: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
             total = sum(b["count"] for b in filled)
             sizes = [12 + 160 * b["count"] / total for b in filled]
             xs, ys = [b["confidence"] for b in filled], [b["accuracy"] for b in filled]
-            axes.plot(xs, ys, color=COLOURS[place], linewidth=1.4, label=shown(label))
+            axes.plot(xs, ys, color=COLOURS[place], linewidth=1.2, alpha=0.7, label=shown(label))
             axes.scatter(xs, ys, sizes, color=COLOURS[place], alpha=0.75, linewidths=0)
         axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -161,7 +193,7 @@ def draw_reliability(steps: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
 
 
 def draw_confusion(classes: Sequence[str], confusion: Sequence[Sequence[int]]) -> bytes:
-    """Labels in rows, predictions in columns: blue on the diagonal, orange off it, deeper for larger shares of the row."""
+    """Labels in rows, predictions in columns: blue on the diagonal, orange off it, deeper for more of the row."""
     counts = np.asarray(confusion, dtype=float)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     colours = np.zeros((*shares.shape, 4))
@@ -169,7 +201,7 @@ def draw_confusion(classes: Sequence[str], confusion: Sequence[Sequence[int]]) -
     colours[right, :3], colours[~right, :3] = matplotlib.colors.to_rgb(COLOURS[0]), matplotlib.colors.to_rgb(COLOURS[1])
     colours[..., 3] = np.where(right, 0.65 * shares, np.where(shares > 0, np.minimum(0.12 + 2.5 * shares, 0.9), 0))
     few = len(classes) <= 20
-    with drawn(4.2, width=4.6) as canvas:
+    with drawn(3.8, width=4.2) as canvas:
         axes = canvas.axes[0]
         axes.imshow(colours, interpolation="none")
         axes.grid(False)
@@ -184,18 +216,19 @@ def draw_confusion(classes: Sequence[str], confusion: Sequence[Sequence[int]]) -
     return canvas.svg
 
 
-def draw_bars(bars: Mapping[str, Mapping[str, float]], marks: Mapping[str, float]) -> bytes:
-    """A group of bars for each kind, one a run; a dotted line at each run's `marks`, its accuracy without corruption."""
+def draw_bars(bars: Mapping[str, Mapping[str, float]], marks: Mapping[str, float], colours: Mapping[str, str]) -> bytes:
+    """A group of bars for each kind, one a run; a dotted line at each run's mark, its accuracy without corruption."""
     kinds = list(dict.fromkeys(kind for values in bars.values() for kind in values))
     with drawn(0.9 + len(kinds) * (0.1 + 0.11 * len(bars)), labels=list(bars), width=8) as canvas:
         axes = canvas.axes[0]
         height = 0.8 / len(bars)
         for place, (label, values) in enumerate(bars.items()):
-            colour = COLOURS[place % len(COLOURS)]
+            colour = colours[label]
             where = [i + (place - (len(bars) - 1) / 2) * height for i, kind in enumerate(kinds) if kind in values]
             axes.barh(where, [values[k] for k in kinds if k in values], height * 0.92, color=colour, label=shown(label))
             axes.axvline(marks[label], color=colour, linestyle=":", linewidth=1.2)
         axes.set_yticks(range(len(kinds)), [kind.replace("_", " ") for kind in kinds])
+        axes.margins(y=0.01)
         axes.invert_yaxis()
         axes.grid(False)
         axes.grid(axis="x", alpha=0.25)
@@ -221,7 +254,9 @@ def draw_traces(layers: Sequence[Mapping[str, Any]], tol: float) -> bytes:
                 for sample in samples if len(layers) <= 2 else []:  # more would hide the means
                     pairs = [(k, v) for k, v in enumerate(sample, start=1) if v is not None and v > 0]
                     if pairs:
-                        axes.plot(*zip(*pairs, strict=True), color=COLOURS[place % len(COLOURS)], linewidth=0.6, alpha=0.5)
+                        axes.plot(
+                            *zip(*pairs, strict=True), color=COLOURS[place % len(COLOURS)], linewidth=0.6, alpha=0.5
+                        )
                 plot(axes, {layer["name"]: (range(1, len(mean) + 1), mean)}, log=True, place=place)
         canvas.axes[0].axhline(tol, color="#8c8c8c", linestyle=":", linewidth=1)
         canvas.axes[0].set(xlabel="step", ylabel="residual (dotted: tolerance)")

@@ -1,9 +1,10 @@
-"""What a report is made of, and its two forms: one HTML file that needs nothing else, or Markdown with figures beside it."""
+"""What a report is made of, and its two forms: one HTML file that needs nothing else, or Markdown and its figures."""
 
 import base64
 import dataclasses
 import importlib.resources
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
@@ -24,10 +25,10 @@ class Paragraph:
 @final
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Headings and rows of cells; numbers stand to the right, the first column and those named in `words` to the left."""
+    """Headings and rows of cells; the first column, and those named in `words`, stand to the left."""
 
     headings: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
     words: tuple[str, ...] = ()
     best: int | None = None  # the row that is set in bold
 

@@ -80,13 +80,24 @@ class Reported:
             return parameters(from_config(self.config.model.settings, count, len(data_set.mean)))
 
     @property
+    def weights(self) -> bool:
+        """Whether it can be evaluated: records that were handed on without their weights cannot."""
+        return any(self.run.checkpoint(which).exists() for which in ("best", "last"))
+
+    @property
+    def seconds(self) -> float:
+        """Time of training on all its devices together."""
+        processes = self.run.environment().get("processes")
+        return self.run.seconds() * (processes if isinstance(processes, int) else 1)
+
+    @property
     def device(self) -> str:
         """What it was trained on, as far as it was recorded."""
         return str(self.run.environment().get("device", "unknown"))
 
 
 def gather(folders: Sequence[Path]) -> list[Reported]:
-    """The runs in some folders, or shipped under some name, the best on the test images first, then on held-out ones."""
+    """The runs in some folders, or that ship under some names: the best on test images first, then on held-out ones."""
     runs = find_runs([find_run(folder).path for folder in folders])
     found = [Reported(run, label) for run, label in zip(runs, labels([run.path for run in runs]), strict=True)]
     return sorted(found, key=lambda one: (one.test or -1.0, one.validation or -1.0), reverse=True)
@@ -111,6 +122,7 @@ class Result:
 
     model: str
     data: str
+    subset: str
     split: Literal["test", "validation"]
     accuracy: float
     std: float | None  # over the seeds; None for one
@@ -118,7 +130,7 @@ class Result:
     parameters: int | None
     published: float | None
     epochs: int
-    seconds: float  # of training, the mean over the seeds
+    seconds: float  # of training on all devices together, the mean over the seeds
     device: str
     runs: tuple[str, ...]  # the folders its records are in
 
@@ -140,7 +152,8 @@ def results(runs: Sequence[Reported]) -> list[Result]:
         found.append(
             Result(
                 model=first.config.model.name,
-                data=first.data,
+                data=first.config.data.name,
+                subset=first.config.data.subset,
                 split=split,
                 accuracy=round(float(accuracy.mean()), 6),
                 std=round(float(accuracy.std()), 6) if len(shares) > 1 else None,
@@ -148,9 +161,9 @@ def results(runs: Sequence[Reported]) -> list[Result]:
                 parameters=first.parameters,
                 published=first.published,
                 epochs=len(first.run.rows()),
-                seconds=round(sum(one.run.seconds() for one in group) / len(group), 1),
+                seconds=round(sum(one.seconds for one in group) / len(group), 1),
                 device=first.device,
                 runs=tuple(one.run.path.as_posix() for one in group),
             )
         )
-    return sorted(found, key=lambda result: (result.data, result.model, result.split, -result.accuracy))
+    return sorted(found, key=lambda result: (result.data, result.subset, result.model, result.split, -result.accuracy))

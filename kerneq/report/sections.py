@@ -10,6 +10,7 @@ from ..evaluate import PARTS, over_seeds
 from ..evaluate.ood import TITLES
 from ..models import ResNetConfig
 from ..run import TrainingError
+from ..run.folder import FREE
 from ..settings import rows as settings_of
 from ..training.metrics import METRICS
 from . import figures
@@ -19,6 +20,7 @@ from .results import Reported
 Block = Paragraph | Table | list[Drawing]
 Measured = Mapping[str, Mapping[str, Any]]  # what a part found, by the labels of the runs that have it
 DASH = "–"
+NORMS = {"linf": "ℓ∞", "l2": "ℓ2"}
 
 
 def compose(runs: Sequence[Reported], title: str) -> Page:
@@ -27,8 +29,10 @@ def compose(runs: Sequence[Reported], title: str) -> Page:
     for one in sorted(runs, key=lambda one: one.data):
         chapters.setdefault(one.data, []).append(one)
     names = ", ".join(chapters)
-    lead = f"{counted(len(runs), 'run')} on {names}. Test accuracies are those on the test images, which nothing was chosen on."
-    lead += " Validation accuracies, on images held out of training, are the best of their epochs and flatter a little."
+    lead = (
+        f"{counted(len(runs), 'run')} on {names}. Test accuracies are of the test images; validation accuracies are of "
+    )
+    lead += "images held out of training, and as the best of all epochs they flatter a little."
     sections = [section for chapter in chapters.values() for section in Chapter(tuple(chapter)).sections()]
     return Page(title, lead, sections)
 
@@ -45,7 +49,7 @@ class Chapter:
         found = [
             Section(data, [Paragraph(self.sentence())], chapter=True),
             Section("Results", self.results()),
-            Section("Learning curves", [self.curves()]),
+            *([Section("Learning curves", [curves])] if (curves := self.curves()) else []),
         ]
         evidence: dict[str, tuple[str, Callable[[Measured], list[Block]]]] = {
             "scores": ("Calibration, confusion and mistakes", self.scores),
@@ -67,13 +71,14 @@ class Chapter:
                     shown = blocks(measured)
                 except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
                     files = ", ".join(measured)
-                    raise TrainingError(f"The part {part} of {files} is damaged ({error!r}): {command(part, self.runs)}") from None
+                    raise TrainingError(
+                        f"The part {part} of {files} is damaged ({error!r}): {command(part, self.runs)}"
+                    ) from None
                 if missing:
-                    names = ", ".join(one.label for one in missing)
-                    shown.append(Paragraph(f"Not measured for {names}:", command(part, missing)))
+                    shown.append(self.missing("Not measured", part, missing))
                 found.append(Section(title, shown))
-            elif missing and part in PARTS:
-                absent.append((title, PARTS[part].sentence, command(part, missing)))
+            elif any(one.weights for one in missing) and part in PARTS:
+                absent.append((title, PARTS[part].sentence, command(part, [one for one in missing if one.weights])))
         found += [Section("Settings that differ", [self.settings()])] if len(self.runs) > 1 else []
         found.append(Section("Environment", [self.environment()]))
         if absent:
@@ -90,7 +95,17 @@ class Chapter:
         return words + (f"; published for {best.config.model.name}: {best.published:.1%}." if best.published else ".")
 
     def results(self) -> list[Block]:
-        heads = ("run", "model", "seed", "parameters", "published", "test accuracy", "95 % interval", "validation", "epochs")
+        heads = (
+            "run",
+            "model",
+            "seed",
+            "parameters",
+            "published",
+            "test accuracy",
+            "95 % interval",
+            "best validation",
+            "epochs",
+        )
         rows = []
         for one in self.runs:
             numbers = (
@@ -100,8 +115,7 @@ class Chapter:
                 span(one.interval) if one.interval else DASH,
                 share(one.validation),
                 f"{len(one.run.rows())}",
-                f"{one.run.seconds():.1f} s",
-                one.device,
+                f"{one.seconds:.0f}",
             )
             rows.append((one.label, one.config.model.name, f"{one.config.seed}", *numbers))
         seeds = over_seeds([one.run for one in self.runs])
@@ -110,45 +124,60 @@ class Chapter:
             members = [by_path[run.path] for run in group.runs]
             first = members[0]
             mean, std = group.mean["accuracy"], group.std["accuracy"]
-            time = f"{fmean(one.run.seconds() for one in members):.1f} s"
+            time = f"{fmean(one.seconds for one in members):.0f}"
             size, paper = f"{first.parameters:,}" if first.parameters else DASH, share(first.published, 1)
-            text = (f"{mean:.2%} ± {std:.2%}", DASH, DASH, f"{len(first.run.rows())}", time, first.device)
+            text = (f"{mean:.2%} ± {std:.2%}", DASH, DASH, f"{len(first.run.rows())}", time)
             names = f"mean ± standard deviation of {', '.join(one.label for one in members)}"
             rows.append((names, first.config.model.name, f"{len(members)} seeds", size, paper, *text))
         best = 0 if self.runs[0].test is not None else None
-        blocks: list[Block] = [Table((*heads, "training", "device"), rows, ("model", "device"), best)]
+        blocks: list[Block] = [Table((*heads, "device-seconds"), rows, ("model",), best)]
         missing = [one for one in self.runs if one.test is None]
         if missing:
-            names = ", ".join(one.label for one in missing)
-            blocks.append(Paragraph(f"Not evaluated on the test images: {names}.", command("scores", missing)))
-        blocks.append(self.detail())
-        blocks.append(self.costs())
-        return blocks
+            blocks.append(self.missing("Not evaluated on the test images", "scores", missing))
+        detail, costs = self.detail(), self.costs()
+        return blocks + ([detail] if detail.rows else []) + ([costs] if costs else [])
+
+    def missing(self, words: str, part: str, runs: Sequence[Reported]) -> Paragraph:
+        """That a part of some runs was not measured, and the command that does it for those whose weights are here."""
+        here = [one for one in runs if one.weights]
+        gone = (
+            ""
+            if len(here) == len(runs)
+            else " (without weights: records only)"
+            if not here
+            else " (some are records only)"
+        )
+        text = f"{words}: {', '.join(one.label for one in runs)}{gone}."
+        return Paragraph(text, command(part, here) if here else "")
 
     def detail(self) -> Table:
         """Every metric on the test images, and calibration."""
         metrics = [metric for metric in METRICS if metric.name != "accuracy"]
         extra = ("top-5", "Brier score", "ECE", "ECE, scaled", "temperature")
         rows = []
-        for one in self.runs:
+        for one in (one for one in self.runs if one.test is not None):
             found = one.evaluation
             top5 = found.get("classification", {}).get("test", {}).get("top5")
             before, after = found.get("calibration") or {}, found.get("scaled") or {}
             numbers = (before.get("brier"), before.get("ece"), after.get("ece"), after.get("temperature"))
             scores = (metric.text(one.run.test()) for metric in metrics)
             rows.append((one.label, *scores, share(top5), *(f"{n:.4f}" if n is not None else DASH for n in numbers)))
-        return without_empty(Table(("run", *(metric.heading for metric in metrics), *extra), rows), keep=len(metrics) + 1)
+        return without_empty(
+            Table(("run", *(metric.heading for metric in metrics), *extra), rows), keep=len(metrics) + 1
+        )
 
     def costs(self) -> list[Drawing]:
         """Accuracy against parameters and against training time, where there is something to compare."""
         drawings = []
-        for name, words in (("parameters", "parameters in millions"), ("seconds", "training time in seconds")):
+        for name, words in (("parameters", "parameters"), ("seconds", "training time in device-seconds")):
             points: list[figures.Point] = []
             for one in self.runs:
-                across = (one.parameters or 0) / 1e6 if name == "parameters" else one.run.seconds()
+                across = float(one.parameters or 0) if name == "parameters" else one.seconds
                 if one.test is not None or one.validation is not None:
                     kind = "test" if one.test is not None else "validation"
-                    points.append((one.label, across, one.test if one.test is not None else one.validation or 0.0, kind))
+                    points.append(
+                        (one.label, across, one.test if one.test is not None else one.validation or 0.0, kind)
+                    )
                 if one.published and name == "parameters" and one.parameters:
                     points.append((one.label, across, one.published, "published"))
             if len({label for label, *_ in points}) > 1:
@@ -182,8 +211,12 @@ class Chapter:
             reliability.append(Drawing(self.file("reliability", label), name, figures.draw_reliability(steps)))
             svg = figures.draw_confusion(found["classes"], found["classification"]["test"]["confusion"])
             confusion.append(Drawing(self.file("confusion", label), f"Confusion of {label}", svg))
-        words = "Reliability: a point is a bin of predictions, larger with more of them; on the dotted line 80 % means 80 %."
-        counts = "Confusion: a row is a label, a column a prediction; blue is right, orange wrong, deeper for more of the row."
+        words = (
+            "Reliability: a point is a bin of predictions, larger with more of them; on the dotted line 80% means 80%."
+        )
+        counts = (
+            "Confusion: rows are labels, columns predictions; blue is right, orange wrong, deeper for more of its row."
+        )
         pictures = self.pictures(measured, "mistakes", "The most confident mistakes of")
         return [Paragraph(words), reliability, Paragraph(counts), confusion, *([pictures] if pictures else [])]
 
@@ -198,20 +231,29 @@ class Chapter:
                 rows.append((label, layer["name"], steps, f"{layer['residual']:.1e}", failures, factor, *limits))
             svg = figures.draw_traces(found["layers"], found["tol"])
             drawings.append(Drawing(self.file("traces", label), f"Within a solve: {label}", svg, wide=True))
-        stopped = {k: ([s["steps"] for s in v["stopped"]], [s["accuracy"] for s in v["stopped"]]) for k, v in measured.items()}
-        worth = Drawing(self.file("stopped"), "What the equilibrium is worth: solves stopped early", figures.draw_stopped(stopped))
+        stopped = {
+            k: ([s["steps"] for s in v["stopped"]], [s["accuracy"] for s in v["stopped"]]) for k, v in measured.items()
+        }
+        worth = Drawing(
+            self.file("stopped"),
+            "What the equilibrium is worth: solves stopped early",
+            figures.draw_stopped(self.aligned(stopped)),
+        )
         heads = ("run", "layer", "steps", "residual", "not converged", "contraction", "bound L", "convexity μ")
         words = "Contraction is the spectral radius of ∂f/∂z at z*, at most L; with μ > 0 the equilibrium is unique."
         words += " Traces go on past the tolerance; thick lines are means, thin ones single pictures."
-        return [Paragraph(words), Table(heads, rows, ("layer",)), [*drawings, worth]]
+        return [Paragraph(words), Table(heads, rows, ("layer",)), [worth], drawings]
 
     def corruptions(self, measured: Measured) -> list[Block]:
         rows = []
         for label, found in measured.items():
             source = f"{found['images']} pictures, {found['source']}"
-            rows.append((label, share(found["clean"]), share(found["mean_accuracy"]), share(found["mean_error"]), source))
+            rows.append(
+                (label, share(found["clean"]), share(found["mean_accuracy"]), share(found["mean_error"]), source)
+            )
         bars = {k: {name: fmean(values) for name, values in v["accuracy"].items()} for k, v in measured.items()}
-        svg = figures.draw_bars(bars, {label: found["clean"] for label, found in measured.items()})
+        colours = {one.label: figures.COLOURS[i % len(figures.COLOURS)] for i, one in enumerate(self.runs)}
+        svg = figures.draw_bars(bars, {label: found["clean"] for label, found in measured.items()}, colours)
         heads = ("run", "clean accuracy", "mean accuracy, corrupted", "mean corruption error", "pictures")
         drawing = Drawing(self.file("corruptions"), "Accuracy under the corruptions of CIFAR-10-C", svg, wide=True)
         return [Table(heads, rows, ("pictures",)), [drawing]]
@@ -222,19 +264,20 @@ class Chapter:
         for label, found in measured.items():
             for threat in found["threats"]:
                 t = threat["threat"]
-                ball = f"{t['norm']} ≤ {t['radius'] * 255:g}/255, PGD-{t['steps']} × {t['restarts']}"
+                norm = NORMS.get(t["norm"], t["norm"])
+                ball = f"{norm} ≤ {t['radius'] * 255:g}/255, PGD-{t['steps']} × {t['restarts']}"
                 signs = [words.partition(": ")[2] for words in found["concerns"] if words.startswith(f"{t['norm']}: ")]
                 accuracies = (share(found["clean"]), share(threat["accuracy"]), share(threat["noise"]))
                 rows.append((label, ball, *accuracies, "; ".join(signs) or "none"))
                 radii, shares = zip(*threat["radii"], strict=True)
                 curve = ([0.0, *(255 * r for r in radii)], [found["clean"], *shares])
-                curves.setdefault(t["norm"], {})[label] = curve
+                curves.setdefault(norm, {})[label] = curve
         heads = ("run", "attack", "clean", "attacked", "random noise", "signs of a masked gradient")
         drawings = [
             Drawing(
-                self.file("attack", norm),
+                self.file("attack", {"ℓ∞": "linf", "ℓ2": "l2"}.get(norm, norm)),
                 f"Accuracy under PGD, {norm}",
-                figures.draw_radii(some, f"radius ({norm}) in units of 1/255", "accuracy"),
+                figures.draw_radii(self.aligned(some), f"radius ({norm}) in units of 1/255", "accuracy"),
             )
             for norm, some in curves.items()
         ]
@@ -247,7 +290,7 @@ class Chapter:
             numbers = (share(found["accuracy"]), f"{found['mean_radius']:.3f}", distance, f"{found['broken']}")
             rows.append((label, "yes" if found["unique"] else "no", *numbers))
         curves = {label: (found["radii"], found["certified"]) for label, found in measured.items()}
-        svg = figures.draw_radii(curves, "ℓ2 radius, pixels in [0, 1]", "certified accuracy")
+        svg = figures.draw_radii(self.aligned(curves), "ℓ2 radius, pixels in [0, 1]", "certified accuracy")
         heads = ("run", "unique equilibrium", "accuracy", "mean certified radius", "distance an attack needs", "broken")
         return [Table(heads, rows), [Drawing(self.file("certificates"), "Certified accuracy", svg)]]
 
@@ -280,17 +323,23 @@ class Chapter:
                 found.append(Drawing(self.file(name, one.label), f"{words} {one.label}", file.read_bytes(), wide=True))
         return found
 
+    def aligned(self, curves: Mapping[str, figures.Curve]) -> dict[str, figures.Curve]:
+        """A curve for every run, empty where there is none, so that a run has one colour in all figures."""
+        return {one.label: curves.get(one.label, ((), ())) for one in self.runs}
+
     def settings(self) -> Table:
         """Every setting of which two runs have different values, and who has which."""
         values: dict[str, dict[str, list[str]]] = {}
         for one in self.runs:
             for key, value, _ in settings_of(one.config):
-                values.setdefault(key, {}).setdefault(str(value), []).append(one.label)
-        several = {key: found for key, found in values.items() if len(found) > 1 and key != "device"}
+                if key not in FREE:
+                    values.setdefault(key, {}).setdefault(str(value), []).append(one.label)
         rows = []
-        for key, found in several.items():
-            for place, (value, names) in enumerate(found.items()):
-                rows.append((key if place == 0 else "", value, ", ".join(names)))
+        for key, found in values.items():
+            commonest = max(found, key=lambda value: len(found[value]))
+            for place, (value, names) in enumerate(found.items() if len(found) > 1 else ()):
+                many = value == commonest and len(names) > 2
+                rows.append((key if place == 0 else "", value, "all others that have it" if many else ", ".join(names)))
         return Table(("setting", "value", "runs"), rows, ("value", "runs"))
 
     def environment(self) -> Table:
@@ -298,7 +347,9 @@ class Chapter:
         rows = []
         for one in self.runs:
             origin = one.run.environment()
-            facts = [str(origin.get(k) or DASH) for k in ("device", "processes", "torch", "kerneq", "revision", "started")]
+            facts = [
+                str(origin.get(k) or DASH) for k in ("device", "processes", "torch", "kerneq", "revision", "started")
+            ]
             facts[4] = facts[4][:10] + ("+changes" if facts[4].endswith("+changes") else "")
             rows.append((one.label, *facts))
         return Table(heads, rows, heads)

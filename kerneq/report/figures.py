@@ -24,6 +24,7 @@ INK = "#010203"  # stands for the colour of the text around, which SVG calls cur
 STYLE = "<style>svg{color:#1b1d21}@media(prefers-color-scheme:dark){svg{color:#e6e6e6}}</style>"
 # Okabe and Ito's colours: told apart by colour-blind readers, and in grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK, "#8c8c8c")
+GREY = COLOURS[-1]
 LINES = ("-", "--", ":", "-.")
 SETTINGS: Any = {  # every name is one of matplotlib's
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
@@ -35,7 +36,7 @@ SETTINGS: Any = {  # every name is one of matplotlib's
 }
 
 Curve = tuple[Sequence[float], Sequence[float | None]]  # x and y; None where there is no number
-Point = tuple[str, float, float, str]  # label, x, y, and which kind of point it is
+Point = tuple[str, float, float, str]  # label, x, accuracy, and the images it is of: test or validation
 
 
 class Canvas:
@@ -150,22 +151,22 @@ def draw_stopped(curves: Mapping[str, Curve]) -> bytes:
     return canvas.svg
 
 
-def draw_points(points: Sequence[Point], x: str) -> bytes:
-    """Accuracy against what a model costs, one point a run: test filled, validation hollow, published a cross."""
-    labels = list(dict.fromkeys(label for label, *_ in points))
-    markers = {"test": "o", "validation": "o", "published": "x"}
-    kinds = [kind for kind in markers if any(point[3] == kind for point in points)]
-    with drawn(2.8, labels=[*labels, *kinds]) as canvas:
+def draw_points(points: Sequence[Point], published: Sequence[tuple[float, float]], x: str) -> bytes:
+    """Accuracy against what a model costs, one point a run: test filled, validation hollow; published grey crosses."""
+    labels = [label for label, *_ in points]
+    hollow = any(kind == "validation" for *_, kind in points)
+    keys = {"test": ("o", GREY), "validation": ("o", "none")} if hollow else {}
+    keys |= {"published": ("x", GREY)} if published else {}
+    with drawn(2.8, labels=[*labels, *keys]) as canvas:
         axes = canvas.axes[0]
-        for kind in kinds if kinds != ["test"] else []:  # what a marker means, once, in grey
-            face = "none" if kind == "validation" else "#8c8c8c"
-            axes.plot([], [], markers[kind], color="#8c8c8c", markerfacecolor=face, label=kind)
         for label, across, accuracy, kind in points:
             colour = COLOURS[labels.index(label) % len(COLOURS)]
             face = "none" if kind == "validation" else colour
-            axes.plot(
-                across, accuracy, markers[kind], color=colour, markerfacecolor=face, markersize=7, label=shown(label)
-            )
+            axes.plot(across, accuracy, "o", color=colour, markerfacecolor=face, markersize=7, label=shown(label))
+        for across, accuracy in published:
+            axes.plot(across, accuracy, "x", color=GREY, markersize=7, markeredgewidth=2)
+        for key, (marker, face) in keys.items():  # what a marker means
+            axes.plot([], [], marker, color=GREY, markerfacecolor=face, label=key)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.xaxis.set_major_formatter(EngFormatter())
         axes.xaxis.set_major_locator(MaxNLocator(6))
@@ -178,7 +179,7 @@ def draw_reliability(steps: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
     """Accuracy against confidence, bin by bin, and below how many predictions are in each."""
     with drawn(3.0, labels=list(steps), width=3.8) as canvas:
         axes = canvas.axes[0]
-        axes.plot([0, 1], [0, 1], color="#8c8c8c", linewidth=1, linestyle=":")
+        axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
         for place, (label, bins) in enumerate(steps.items()):
             filled = [b for b in bins if b["count"]]
             total = sum(b["count"] for b in filled)
@@ -258,7 +259,7 @@ def draw_traces(layers: Sequence[Mapping[str, Any]], tol: float) -> bytes:
                             *zip(*pairs, strict=True), color=COLOURS[place % len(COLOURS)], linewidth=0.6, alpha=0.5
                         )
                 plot(axes, {layer["name"]: (range(1, len(mean) + 1), mean)}, log=True, place=place)
-        canvas.axes[0].axhline(tol, color="#8c8c8c", linestyle=":", linewidth=1)
+        canvas.axes[0].axhline(tol, color=GREY, linestyle=":", linewidth=1)
         canvas.axes[0].set(xlabel="step", ylabel="residual (dotted: tolerance)")
         if energies:
             canvas.axes[-1].set(xlabel="step", ylabel="(E − E*) / (E₁ − E*)")

@@ -11,7 +11,7 @@ import torch
 from ..data import DataError, find
 from ..evaluate import over_seeds
 from ..evaluate.classification import wilson_interval
-from ..models import MODELS, from_config, parameters
+from ..models import MODELS, ModelConfig, from_config, parameters
 from ..run import Run, find_run, find_runs
 from ..run.config import Config
 
@@ -66,18 +66,26 @@ class Reported:
     @functools.cached_property
     def parameters(self) -> int | None:
         """How many numbers training could change, from its evaluation or its settings; None for unknown classes."""
-        if "parameters" in self.evaluation:
-            return int(self.evaluation["parameters"])
+        known = self.evaluation.get("parameters")
+        return int(known) if known is not None else self._size(self.config.model.settings)
+
+    @property
+    def published_parameters(self) -> int | None:
+        """Those of the model of this name as the paper has it."""
+        return self._size(MODELS[self.config.model.name].config)
+
+    def _size(self, settings: ModelConfig) -> int | None:
+        """The size of a model for the data of this run."""
         try:
             data_set = find(self.config.data.name)
         except DataError:
             return None
-        classes = self.run.classes() or data_set.class_names or ()
-        count = {"first-five-classes": 5, "four-of-five-subclasses": 20}.get(self.config.data.subset, len(classes))
-        if count == 0:
+        classes = len(self.run.classes() or data_set.class_names or ())
+        classes = {"first-five-classes": 5, "four-of-five-subclasses": 20}.get(self.config.data.subset, classes)
+        if classes == 0:
             return None
         with torch.device("meta"):
-            return parameters(from_config(self.config.model.settings, count, len(data_set.mean)))
+            return parameters(from_config(settings, classes, len(data_set.mean)))
 
     @property
     def weights(self) -> bool:

@@ -32,7 +32,8 @@ def compose(runs: Sequence[Reported], title: str) -> Page:
     lead = (
         f"{counted(len(runs), 'run')} on {names}. Test accuracies are of the test images; validation accuracies are of "
     )
-    lead += "images held out of training, and as the best of all epochs they flatter a little."
+    lead += "images held out of training, and as the best of all epochs they flatter a little. Published figures are of the "
+    lead += "model of that name, by its authors; a run may have changed its settings."
     sections = [section for chapter in chapters.values() for section in Chapter(tuple(chapter)).sections()]
     return Page(title, lead, sections)
 
@@ -172,17 +173,16 @@ class Chapter:
         for name, words in (("parameters", "parameters"), ("seconds", "training time in device-seconds")):
             points: list[figures.Point] = []
             for one in self.runs:
-                across = float(one.parameters or 0) if name == "parameters" else one.seconds
-                if one.test is not None or one.validation is not None:
+                across = one.parameters if name == "parameters" else one.seconds
+                accuracy = one.test if one.test is not None else one.validation
+                if across is not None and accuracy is not None:
                     kind = "test" if one.test is not None else "validation"
-                    points.append(
-                        (one.label, across, one.test if one.test is not None else one.validation or 0.0, kind)
-                    )
-                if one.published and name == "parameters" and one.parameters:
-                    points.append((one.label, across, one.published, "published"))
-            if len({label for label, *_ in points}) > 1:
+                    points.append((one.label, float(across), accuracy, kind))
+            sizes = {(one.published_parameters, one.published) for one in self.runs if one.published}
+            papers = [(float(size), share) for size, share in sizes if size and share and name == "parameters"]
+            if len(points) > 1:
                 title = f"Accuracy against {words.partition(' in ')[0]}"
-                drawings.append(Drawing(self.file(name), title, figures.draw_points(points, words)))
+                drawings.append(Drawing(self.file(name), title, figures.draw_points(points, sorted(papers), words)))
         return drawings
 
     def curves(self) -> list[Drawing]:

@@ -11,7 +11,7 @@ from .page import Drawing, Paragraph, Table
 from .results import Reported
 
 Block = Paragraph | Table | list[Drawing]
-Measured = Mapping[str, Mapping[str, Any]]  # what a part found, by the labels of the runs that have it
+PartByRun = Mapping[str, Mapping[str, Any]]  # what a part found, by the labels of the runs that have it
 DASH = "–"
 NORMS = {"linf": "ℓ∞", "l2": "ℓ2"}
 
@@ -23,7 +23,7 @@ class Findings:
 
     runs: tuple[Reported, ...]
 
-    def scores(self, measured: Measured) -> list[Block]:
+    def scores(self, measured: PartByRun) -> list[Block]:
         reliability, confusion = [], []
         for label, found in measured.items():
             steps = {f"as trained, ECE {found['calibration']['ece']:.3f}": found["calibration"]["bins"]}
@@ -43,7 +43,7 @@ class Findings:
         pictures = self.pictures(measured, "mistakes", "The most confident mistakes of")
         return [Paragraph(words), reliability, Paragraph(counts), confusion, *([pictures] if pictures else [])]
 
-    def behaviour(self, measured: Measured) -> list[Block]:
+    def behaviour(self, measured: PartByRun) -> list[Block]:
         rows, drawings = [], []
         for label, found in measured.items():
             for layer in found["layers"]:
@@ -67,7 +67,7 @@ class Findings:
         words += " Traces go on past the tolerance; thick lines are means, thin ones single pictures."
         return [Paragraph(words), Table(heads, rows, ("layer",)), [worth], drawings]
 
-    def corruptions(self, measured: Measured) -> list[Block]:
+    def corruptions(self, measured: PartByRun) -> list[Block]:
         rows = []
         for label, found in measured.items():
             source = f"{found['images']} pictures, {found['source']}"
@@ -81,7 +81,7 @@ class Findings:
         drawing = Drawing(self.file("corruptions"), "Accuracy under the corruptions of CIFAR-10-C", svg, wide=True)
         return [Table(heads, rows, ("pictures",)), [drawing]]
 
-    def attack(self, measured: Measured) -> list[Block]:
+    def attack(self, measured: PartByRun) -> list[Block]:
         rows: list[tuple[str, ...]] = []
         curves: dict[str, dict[str, figures.Curve]] = {}
         for label, found in measured.items():
@@ -106,7 +106,7 @@ class Findings:
         ]
         return [Table(heads, rows, ("attack", "signs of a masked gradient")), drawings]
 
-    def certificates(self, measured: Measured) -> list[Block]:
+    def certificates(self, measured: PartByRun) -> list[Block]:
         rows = []
         for label, found in measured.items():
             distance = f"{found['found_radius']:.3f}" if found["found_radius"] is not None else DASH
@@ -117,7 +117,7 @@ class Findings:
         heads = ("run", "unique equilibrium", "accuracy", "mean certified radius", "distance an attack needs", "broken")
         return [Table(heads, rows), [Drawing(self.file("certificates"), "Certified accuracy", svg)]]
 
-    def ood(self, measured: Measured) -> list[Block]:
+    def ood(self, measured: PartByRun) -> list[Block]:
         rows = []
         for label, found in measured.items():
             keys = ("known_kl", "unknown_kl_uniform_q", "unknown_kl_q_uniform")
@@ -127,7 +127,7 @@ class Findings:
         kl = ("known KL(label ‖ q)", "unknown KL(uniform ‖ q)", "unknown KL(q ‖ uniform)")
         return [Table(("run", "known accuracy", *kl, *(f"AUROC of {title}" for title in TITLES.values())), rows)]
 
-    def saliency(self, measured: Measured) -> list[Block]:
+    def saliency(self, measured: PartByRun) -> list[Block]:
         names = list(dict.fromkeys(name for found in measured.values() for name in found["methods"]))
         rows: list[tuple[str, ...]] = []
         for name in names:
@@ -137,7 +137,7 @@ class Findings:
         pictures = self.pictures(measured, "saliency", "Where it looks:")
         return [Paragraph(words), Table(("map", *measured), rows), *([pictures] if pictures else [])]
 
-    def pictures(self, measured: Measured, name: str, words: str) -> list[Drawing]:
+    def pictures(self, measured: PartByRun, name: str, words: str) -> list[Drawing]:
         """The pictures of this name that the runs have."""
         found = []
         for one in self.runs:

@@ -13,7 +13,7 @@ from ..run.folder import FREE
 from ..settings import rows as settings_of
 from ..training import metrics
 from . import figures
-from .findings import DASH, Block, Findings, Measured, share
+from .findings import DASH, Block, Findings, PartByRun, share
 from .page import Drawing, Page, Paragraph, Section, Table
 from .results import Reported
 
@@ -53,7 +53,7 @@ class Chapter:
             Section("Results", self.results()),
             *([Section("Learning curves", [curves])] if (curves := self.curves()) else []),
         ]
-        sections: dict[str, tuple[str, Callable[[Measured], list[Block]]]] = {
+        sections: dict[str, tuple[str, Callable[[PartByRun], list[Block]]]] = {
             "scores": ("Calibration, confusion and mistakes", self.findings.scores),
             "behaviour": ("Equilibria", self.findings.behaviour),
             "corruptions": ("Corruptions", self.findings.corruptions),
@@ -81,7 +81,7 @@ class Chapter:
                 found.append(Section(title, shown))
             elif any(one.weights for one in missing) and part in PARTS:
                 absent.append((title, PARTS[part].sentence, command(part, [one for one in missing if one.weights])))
-        found += [Section("Settings that differ", [self.settings()])] if len(self.runs) > 1 else []
+        found += [Section("Settings that differ", [settings])] if (settings := self.settings()).rows else []
         found.append(Section("Environment", [self.environment()]))
         if absent:
             headings = ("not measured yet", "what it is", "the command that does it")
@@ -213,9 +213,9 @@ class Chapter:
         rows = []
         for key, found in values.items():
             commonest = max(found, key=lambda value: len(found[value]))
-            for place, (value, names) in enumerate(found.items() if len(found) > 1 else ()):
+            for value, names in found.items() if len(found) > 1 else ():
                 many = value == commonest and len(names) > 2
-                rows.append((key if place == 0 else "", value, "all others that have it" if many else ", ".join(names)))
+                rows.append((key, value, "all others that have it" if many else ", ".join(names)))
         return Table(("setting", "value", "runs"), rows, ("value", "runs"))
 
     def environment(self) -> Table:

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import final
 
 from ..evaluate import PARTS, over_seeds
-from ..models import ResNetConfig
+from ..models import KernelConfig, ResNetConfig
 from ..run import TrainingError
 from ..run.folder import FREE
 from ..settings import rows as settings_of
@@ -67,7 +67,8 @@ class Chapter:
             measured = {one.label: one.run.part(part) for one in self.runs}
             measured = {label: table for label, table in measured.items() if part != "scores" or "calibration" in table}
             measured = {label: table for label, table in measured.items() if table}
-            missing = [one for one in self.runs if one.label not in measured and applies(part, one)]
+            runs = [one for one in self.runs if one.label not in measured and applies(part, one)]
+            missing = [one for one in runs if one.weights]  # of records without weights there is nothing to measure
             if measured:
                 try:
                     shown = blocks(measured)
@@ -79,8 +80,8 @@ class Chapter:
                 if missing:
                     shown.append(self.missing("Not measured", part, missing))
                 found.append(Section(title, shown))
-            elif any(one.weights for one in missing) and part in PARTS:
-                absent.append((title, PARTS[part].sentence, command(part, [one for one in missing if one.weights])))
+            elif missing and part in PARTS:
+                absent.append((title, PARTS[part].sentence, command(part, missing)))
         found += [Section("Settings that differ", [settings])] if (settings := self.settings()).rows else []
         found.append(Section("Environment", [self.environment()]))
         if absent:
@@ -164,9 +165,7 @@ class Chapter:
             numbers = (before.get("brier"), before.get("ece"), after.get("ece"), after.get("temperature"))
             scores = (metric.text(one.run.test()) for metric in columns)
             rows.append((one.label, *scores, share(top5), *(f"{n:.4f}" if n is not None else DASH for n in numbers)))
-        return without_empty(
-            Table(("run", *(metric.heading for metric in columns), *extra), rows), keep=len(columns) + 1
-        )
+        return without_empty(Table(("run", *(metric.heading for metric in columns), *extra), rows))
 
     def costs(self) -> list[Drawing]:
         """Accuracy against parameters and against training time, where there is something to compare."""
@@ -235,7 +234,9 @@ def applies(part: str, one: Reported) -> bool:
     """Whether a part of the evaluation says something about a run."""
     if part == "ood":
         return one.config.data.subset == "first-five-classes"
-    return part not in ("behaviour", "certificates") or not isinstance(one.config.model.settings, ResNetConfig)
+    if part == "certificates":
+        return isinstance(one.config.model.settings, KernelConfig)
+    return part != "behaviour" or not isinstance(one.config.model.settings, ResNetConfig)
 
 
 def command(part: str, runs: Sequence[Reported]) -> str:
@@ -244,9 +245,9 @@ def command(part: str, runs: Sequence[Reported]) -> str:
     return shlex.join(["kerneq", "evaluate", *(str(one.run.path) for one in runs), *asked])
 
 
-def without_empty(table: Table, keep: int) -> Table:
-    """The table without the columns past the first `keep` in which nobody has a number."""
-    kept = [i for i in range(len(table.headings)) if i < keep or any(row[i] != DASH for row in table.rows)]
+def without_empty(table: Table) -> Table:
+    """The table without the columns in which nobody has a number."""
+    kept = [i for i in range(len(table.headings)) if any(row[i] != DASH for row in table.rows)]
     rows = [tuple(row[i] for i in kept) for row in table.rows]
     return dataclasses.replace(table, headings=tuple(table.headings[i] for i in kept), rows=rows)
 

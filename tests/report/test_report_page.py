@@ -179,7 +179,9 @@ def test_every_kind_of_evidence_is_shown_and_what_is_missing_has_its_command(run
     ):
         assert f"<h3>{title}</h3>" in text
     assert "random noise does better" in text and "0.200 / 0.700" in text
-    assert f"kerneq evaluate {folders[1]} --part corruptions" in text and "(some are records only)" in text
+    assert (
+        f"kerneq evaluate {folders[1]} --part corruptions" in text and "record (without weights: records only)" in text
+    )
     assert f"evaluate {folders[2]}" not in text, "it has no weights to evaluate"
     render(folders, tmp_path / "page.md")
     figures = re.findall(r"!\[.*?\]\((.*?)\)", (tmp_path / "page.md").read_text())

@@ -3,7 +3,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: install test demo lint clean
+.PHONY: install test demo lint results clean
 
 install: .venv/installed
 
@@ -24,6 +24,11 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# docs/results.md and the accuracies of `kerneq models`, from the records of runs in this repository.
+results: install
+	$(BIN)/kerneq report docs/results kerneq/weights --title Results --output docs/results.md
+	$(BIN)/kerneq report docs/results kerneq/weights --output kerneq/models/results.json
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -13,6 +13,7 @@ import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,7 @@ from rich.text import Text
 from . import __version__
 
 if TYPE_CHECKING:
+    from .models import Measured
     from .prediction import Prediction
     from .run import Run
     from .run.config import Config
@@ -430,13 +432,16 @@ def export(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN")],
-    output: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN")],
+    output: Annotated[
+        Path, typer.Option(help="One .html file, .md with its figures beside it, or .json: the results alone.")
+    ] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="The title of the page.")] = "kerneq report",
 ) -> None:
-    """One self-contained HTML page about some runs: results, curves, solver behaviour."""
+    """One self-contained page about some runs: results beside the papers', curves, and all that was measured."""
     from .report import render
 
-    render(folders, output)
+    render(folders, output, title)
     say(f"Written to {output}")
 
 
@@ -509,8 +514,8 @@ def verify(
 
 @app.command()
 def models() -> None:
-    """The models: parameters, equation, paper, published accuracy and ours."""
-    from .models import MODELS, build, parameters
+    """The models: parameters, equation, paper, published accuracy and ours (test images; another size in brackets)."""
+    from .models import MODELS, build, our_accuracies, parameters
 
     headings = {"name": "left", "size": "right", "eq.": "right", "data": "left", "published": "right", "ours": "left"}
     columns = [Column(heading, justify=side, no_wrap=True) for heading, side in headings.items()]  # type: ignore[arg-type]
@@ -518,12 +523,16 @@ def models() -> None:
     table = Table(*columns, title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     equations = list(dict.fromkeys(entry.equation for entry in MODELS.values()))
     papers: dict[str, list[str]] = {}
+    every = our_accuracies()
     for name, entry in MODELS.items():
-        first = [name, millions(parameters(build(name))), str(equations.index(entry.equation) + 1)]
-        for data in dict.fromkeys((*entry.published, *entry.ours)) or ("",):
+        size = parameters(build(name))
+        first = [name, millions(size), str(equations.index(entry.equation) + 1)]
+        for data in dict.fromkeys((*entry.published, *every.get(name, {}))) or ("",):
             published = f"{entry.published[data]} %" if data in entry.published else ""
-            table.add_row(*first, data, published, entry.ours.get(data, ""))
-            first = [""] * 3
+            ours: Sequence[Measured | None] = every.get(name, {}).get(data) or [None]
+            for found in ours:
+                table.add_row(*first, data, published, accuracy_text(found, size))
+                first, data, published = [""] * 3, "", ""
         papers.setdefault(entry.paper, []).append(name)
     console = Console()
     console.print(table)
@@ -531,6 +540,15 @@ def models() -> None:
         console.print(f"{place}: {equation}", markup=False, highlight=False)
     for paper, names in papers.items():
         console.print(f"{paper}: {', '.join(names)}", markup=False, highlight=False)
+
+
+def accuracy_text(found: "Measured | None", size: int) -> str:
+    """A test accuracy of ours; where the run's model had another size than the named one, with that size."""
+    if found is None:
+        return ""
+    spread = f" ± {100 * found.std:.2f}" if found.std is not None else ""
+    other = f" ({millions(found.parameters)})" if millions(found.parameters) != millions(size) else ""
+    return f"{100 * found.accuracy:.2f}{spread} %{other}"
 
 
 def millions(count: int) -> str:
@@ -546,7 +564,7 @@ def demo(
     """Train small models on the embedded digits and compare them: a few minutes on a CPU, no downloads."""
     import torch
 
-    from .evaluate import evaluate as evaluate_run
+    from .evaluate import PARTS, NotApplicableError, TrainedRun, measure_part
     from .report import gather, render
     from .run import Run
     from .run.config import ConfigError, load
@@ -562,20 +580,23 @@ def demo(
     for folder in folders:
         config = load(f"{folder.name}-digits", [f"training.epochs={epochs}"])
         train_model(config, folder, loggers=loggers(folder))
-        evaluate_run(folder, device="cpu")
+        trained = TrainedRun.open(folder, device="cpu")
+        for name in ("scores", "behaviour"):
+            with suppress(NotApplicableError):  # a model without equilibria has no behaviour
+                measure_part(trained, name, PARTS[name]).write(trained.run)
     render(folders, output / "report.html")
     shown = [metric for metric in METRICS if metric.demo]
     table = Table(title="Embedded digits: 8×8 pictures, 10 classes")
     table.add_column("model", no_wrap=True)
     for heading in (*(metric.heading for metric in shown), "size", "seconds"):
         table.add_column(heading, justify="right")
-    for run in gather(folders):
+    for run in (one.run for one in gather(folders)):
         size = millions(run.evaluation()["parameters"])
         table.add_row(
             Text(printable(run.name)), *(metric.text(run.test()) for metric in shown), size, f"{run.seconds():.1f}"
         )
     Console().print(table)
-    say(f"Curves and solver behaviour: {output / 'report.html'}")
+    say(f"Curves, calibration, mistakes, equilibria: {output / 'report.html'}")
 
 
 def main(command: Callable[[], object] = app) -> None:

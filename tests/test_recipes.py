@@ -110,5 +110,5 @@ def test_a_metric_is_one_entry_and_so_is_a_kind_of_evidence(tmp_path, monkeypatc
     assert 0 < agreement < 1 and f"{agreement:.2%}" in capsys.readouterr().out, "a part is one line"
     render([tmp_path / "before" / "resnet-tiny", run], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert "test top-2 accuracy" in page and f"<td>{value:.2%}</td>" in page and "<td>–</td>" in page
+    assert "test top-2 accuracy" in page and f">{value:.2%}</td>" in page and ">–</td>" in page
     assert "Top-2 accuracy on held-out images" in page

@@ -12,9 +12,11 @@ from .classifier import DenseConfig as DenseConfig
 from .classifier import KernelConfig as KernelConfig
 from .zoo import MODELS as MODELS
 from .zoo import Entry as Entry
+from .zoo import Measured as Measured
 from .zoo import ModelConfig as ModelConfig
 from .zoo import build as build
 from .zoo import find as find
 from .zoo import from_config as from_config
 from .zoo import names as names
+from .zoo import our_accuracies as our_accuracies
 from .zoo import parameters as parameters

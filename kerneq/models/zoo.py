@@ -1,8 +1,9 @@
 """Every model of the papers and the baselines they are compared with, by name: the entries of zoo.toml."""
 
 import dataclasses
+import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,23 @@ EQUATIONS: dict[type, str] = {
 
 
 @dataclasses.dataclass(frozen=True)
+class Measured:
+    """A test accuracy of ours, with its records' folders; the runs may have changed settings of the model."""
+
+    accuracy: float
+    std: float | None  # over the seeds; None for one
+    seeds: int
+    parameters: int
+    runs: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True)
 class Entry:
     """A model and what is said of it; accuracies are by data set, `published` in percent."""
 
     config: ModelConfig
     paper: str
     published: Mapping[str, float]
-    ours: Mapping[str, str]  # with what it was measured on
 
     @property
     def equation(self) -> str:
@@ -64,7 +75,7 @@ def _read() -> dict[str, Entry]:
     for name, table in tomllib.loads(Path(__file__).with_name("zoo.toml").read_text(encoding="utf-8")).items():
         base = found[table["base"]].config if "base" in table else DEFAULTS[name]
         config = tables.build(type(base), table.get("settings", {}), standing=base)
-        found[name] = Entry(config, table["paper"], table.get("published", {}), table.get("ours", {}))
+        found[name] = Entry(config, table["paper"], table.get("published", {}))
     return found
 
 
@@ -101,6 +112,17 @@ def find(name: str) -> Entry:
 def names() -> tuple[str, ...]:
     """The name of every model that `build` knows."""
     return tuple(MODELS)
+
+
+def our_accuracies() -> dict[str, dict[str, list[Measured]]]:
+    """Test accuracies by model and data set: results.json, which `kerneq report` makes from the records of runs."""
+    found: dict[str, dict[str, list[Measured]]] = {}
+    fields = [field.name for field in dataclasses.fields(Measured)]
+    for result in json.loads(Path(__file__).with_name("results.json").read_text(encoding="utf-8"))["results"]:
+        if (result["split"], result["subset"]) == ("test", "all"):
+            measured = Measured(**{name: result[name] for name in fields})
+            found.setdefault(result["model"], {}).setdefault(result["data"], []).append(measured)
+    return found
 
 
 def parameters(model: nn.Module) -> int:

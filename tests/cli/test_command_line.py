@@ -99,9 +99,9 @@ def test_an_equilibrium_model_goes_the_same_way(kerneq):
         (["train", "."], 2, "add --resume"),
         (["train", ".", "--resume"], 2, "There is no file config.toml"),
         (["evaluate"], 2, "Missing argument"),
-        (["evaluate", "nowhere"], 1, "There is no run folder nowhere"),
+        (["evaluate", "nowhere"], 1, "There is no run folder nowhere, and no weights of that name ship"),
         (["evaluate", ".", "--checkpoint", "first"], 2, "--checkpoint must be best or last"),
-        (["report", "nowhere"], 1, "nowhere is not a run folder"),
+        (["report", "nowhere"], 1, "There is no run folder nowhere"),
         (["demo", "--epochs", "0"], 2, "Invalid value"),
     ],
 )

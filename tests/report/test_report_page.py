@@ -1,13 +1,30 @@
+import dataclasses
+import html
 import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
 
-from kerneq.report import draw, gather, render
+from kerneq.evaluate.attack import AttackResult, Threat, ThreatResult
+from kerneq.evaluate.behaviour import BehaviourResult, LayerBehaviour, StoppedScore
+from kerneq.evaluate.classification import calibrate, classify
+from kerneq.evaluate.corruptions import CorruptionResult
+from kerneq.evaluate.ood import Familiarity, OodResult
+from kerneq.evaluate.saliency import MethodScore, SaliencyResult
+from kerneq.report import gather, render
 from kerneq.run import Run, TrainingError
-from kerneq.run.config import Config, write
-from kerneq.training.metrics import METRICS
+from kerneq.run.config import parse, write
+
+CHROMIUM = next(
+    (path for name in ("chromium", "google-chrome", "chromium-browser") if (path := shutil.which(name))), None
+)
+ROOT = Path(__file__).parents[2]
 
 
 def scores(loss: float, steps: float | None) -> dict:
@@ -19,21 +36,16 @@ def scores(loss: float, steps: float | None) -> dict:
 def run(tmp_path):
     """A run folder made by hand: three epochs, evaluated or not."""
 
-    def make(name: str, accuracy: float | None = None, steps: float | None = 5.0):
+    def make(name: str, accuracy: float | None = None, steps: float | None = 5.0, settings=(), checkpoint=True):
         folder = tmp_path / name
-        folder.mkdir()
-        (folder / "config.toml").write_text(write(Config()))
-        (folder / "environment.json").write_text(json.dumps({"device": "cpu", "revision": "abc"}))
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "config.toml").write_text(write(parse("", settings)))
+        (folder / "environment.json").write_text(json.dumps({"device": "cpu", "revision": "abc", "processes": 2}))
+        if checkpoint:
+            (folder / "checkpoints" / "best.safetensors").touch()
+        common = {"step": 1, "rate": 0.1, "seconds": 2.0}
         rows = [
-            {
-                "epoch": e,
-                "step": e,
-                "rate": 0.1,
-                "seconds": 2.0,
-                "train": scores(3 / e, steps),
-                "validation": scores(2 / e, steps),
-            }
-            for e in (1, 2, 3)
+            {"epoch": e, **common, "train": scores(3 / e, steps), "validation": scores(2 / e, steps)} for e in (1, 2, 3)
         ]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         if accuracy is not None:
@@ -42,6 +54,56 @@ def run(tmp_path):
         return folder
 
     return make
+
+
+def measured(folder: Path) -> Path:
+    """The folder with every part of an evaluation in it, in the form in which `kerneq evaluate` writes them."""
+    run, noise = Run(folder), torch.Generator().manual_seed(0)
+    labels = torch.arange(60) % 10
+    logits = torch.randn(60, 10, generator=noise) + 3 * torch.nn.functional.one_hot(labels, 10)
+    calibration = dataclasses.asdict(calibrate(logits, labels))
+    run.write_part(
+        "scores",
+        run.evaluation()
+        | {"classes": [f"class number {i}" for i in range(10)], "calibration": calibration, "scaled": calibration}
+        | {"classification": {"test": dataclasses.asdict(classify(logits, labels))}},
+    )
+    trace = [1.0, 0.1, 0.01, None]
+    layer = LayerBehaviour(
+        "branch0",
+        "Proximal()",
+        3.0,
+        4,
+        1e-4,
+        0.0,
+        0.3,
+        0.4,
+        1.0,
+        0.5,
+        trace,
+        [-1.0, -2.0, -2.5, None],
+        [trace],
+        [trace],
+    )
+    threat = ThreatResult(Threat(), 0.4, [1.0, 2.0], 0.9, 0.4, [(4 / 255, 0.6), (8 / 255, 0.4)], None, None)
+    parts = {
+        "behaviour": BehaviourResult(
+            60, 8, 1e-3, 4, [layer], [StoppedScore(1, 0.5, 1.0, 0.1), StoppedScore(4, 0.9, 0.3, 1e-4)]
+        ),
+        "corruptions": CorruptionResult(
+            "made here", 60, 0.9, {"fog": [0.8] * 5, "snow": [0.5] * 5}, 0.65, 0.35, None, None
+        ),
+        "attack": AttackResult(60, 60, 0.9, [threat], ["linf: random noise does better"]),
+        "saliency": SaliencyResult(60, 16, {"Grad-CAM": MethodScore(0.2, 0.7), "random": MethodScore(0.4, 0.4)}),
+        "ood": OodResult(5, 5, 0.9, (0.8, 1.0), 0.1, 0.2, 0.3, {"confidence": Familiarity(0.9, 0.5, 0.8)}),
+    }
+    for name, part in parts.items():
+        run.write_part(name, dataclasses.asdict(part))
+    certificate = {"unique": True, "accuracy": 0.9, "mean_radius": 0.1, "found_radius": None, "broken": 0}
+    run.write_part("certificates", certificate | {"radii": [0.0, 0.1], "certified": [0.9, 0.4]})
+    for name in ("mistakes", "saliency"):
+        Image.new("RGB", (900, 40), "white").save(folder / "evaluation" / f"{name}.png")
+    return folder
 
 
 class Reader(HTMLParser):
@@ -53,40 +115,94 @@ class Reader(HTMLParser):
         self.links: list[str] = []
 
     def handle_starttag(self, tag, attributes):
-        if tag not in ("meta", "use", "path", "rect"):
+        if tag not in ("meta", "img"):
             self.open.append(tag)
         self.links += [value or "" for name, value in attributes if name in ("src", "href", "xlink:href")]
 
-    def handle_startendtag(self, tag, attributes):
-        self.links += [value or "" for name, value in attributes if name in ("src", "href", "xlink:href")]
-
     def handle_endtag(self, tag):
-        if tag not in ("meta", "use", "path", "rect"):
-            assert self.open.pop() == tag
+        assert self.open.pop() == tag
+
+
+def read(page: Path) -> str:
+    text = page.read_text()
+    reader = Reader()
+    reader.feed(text)
+    assert reader.open == [] and "<script" not in text
+    assert all(link.startswith(("#", "data:image/")) for link in reader.links), "the page needs nothing but itself"
+    return text
 
 
 def test_the_page_needs_nothing_but_itself_and_shows_the_numbers(run, tmp_path):
-    render([run("first", 0.9), run("second", 0.95, steps=None), run("third")], tmp_path / "out" / "page.html")
-    text = (tmp_path / "out" / "page.html").read_text()
-    reader = Reader()
-    reader.feed(text)
-    assert reader.open == []
-    assert all(link.startswith("#") for link in reader.links), "links only within the page"
-    assert "95.00%" in text and "12,345" in text and "abc" in text and "6.0" in text
-    assert text.count("<figure>") == 4 and "<script" not in text
-    places = [text.index(f"<td>{name}</td>") for name in ("second", "first", "third")]
+    folders = [run("first", 0.9), run("second", 0.95, None, ["model.name=resnet18"]), run("third")]
+    render(folders, tmp_path / "out" / "page.html")
+    text = read(tmp_path / "out" / "page.html")
+    assert "95.00%" in text and "12,345" in text and "abc" in text and ">12<" in text, "6 s on two devices"
+    places = [text.index(f">{name}</td>") for name in ("second", "first", "third")]
     assert places == sorted(places), "the best first, the one not evaluated last"
+    assert f"kerneq evaluate {tmp_path / 'third'}</code>" in text, "what to do about it"
+    assert "model.name</td>" in text and ">resnet18</td>" in text, "settings that differ"
+
+
+def test_data_sets_have_their_chapters_and_runs_of_one_name_are_told_apart(run, tmp_path):
+    run("a/geq", 0.9), run("b/geq", 0.8)
+    run("other", 0.7, settings=["data.name=cifar10", "model.name=geq-5m"])
+    render([tmp_path], tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    digits, cifar = text.index("## digits"), text.index("## cifar10")
+    assert cifar < digits < text.index("a/geq") and cifar < text.index("| **other**") < digits
+    assert "b/geq" in text and "94.8%" in text, "and the paper's figure beside the one of geq-5m on CIFAR-10"
+
+
+def test_seeds_have_a_mean_and_a_deviation(run, tmp_path):
+    for seed, accuracy in enumerate((0.90, 0.92, 0.94)):
+        run(f"seed-{seed}", accuracy, settings=[f"seed={seed}"])
+    render([tmp_path], tmp_path / "page.md")
+    assert (
+        "| 3 seeds |" in (tmp_path / "page.md").read_text() and "92.00% ± 2.00%" in (tmp_path / "page.md").read_text()
+    )
+    render([tmp_path], tmp_path / "page.json")
+    [result] = json.loads((tmp_path / "page.json").read_text())["results"]
+    assert (result["seeds"], result["accuracy"], result["std"]) == (3, pytest.approx(0.92), pytest.approx(0.02))
+
+
+def test_every_kind_of_evidence_is_shown_and_what_is_missing_has_its_command(run, tmp_path):
+    folders = [measured(run("full", 0.9)), run("bare", 0.8), run("record", checkpoint=False)]
+    render(folders, tmp_path / "page.html")
+    text = html.unescape(read(tmp_path / "page.html"))
+    for title in (
+        "Calibration, confusion and mistakes",
+        "Equilibria",
+        "Corruptions",
+        "Attacks",
+        "Certificates",
+        "Saliency",
+    ):
+        assert f"<h3>{title}</h3>" in text
+    assert "random noise does better" in text and "0.200 / 0.700" in text
+    assert (
+        f"kerneq evaluate {folders[1]} --part corruptions" in text and "record (without weights: records only)" in text
+    )
+    assert f"evaluate {folders[2]}" not in text, "it has no weights to evaluate"
+    render(folders, tmp_path / "page.md")
+    figures = re.findall(r"!\[.*?\]\((.*?)\)", (tmp_path / "page.md").read_text())
+    assert len(figures) == len(set(figures)) >= 12
+    assert all((tmp_path / figure).stat().st_size > 0 for figure in figures)
+    (folders[0] / "evaluation" / "attack.json").write_text('{"threats": 3}')
+    with pytest.raises(TrainingError, match="attack of full is damaged.*kerneq evaluate"):
+        render(folders, tmp_path / "page.html")
 
 
 def test_a_name_from_a_folder_cannot_write_into_the_page(run, tmp_path):
-    render([run("<b>bold<b>", 0.5)], tmp_path / "page.html")
-    assert "<b>" not in re.sub(r"<svg.*?</svg>", "", (tmp_path / "page.html").read_text(), flags=re.S)
+    run("<b>bold<b> $x_1$ | `*", 0.5), run("other", 0.6)
+    render([tmp_path], tmp_path / "page.html")
+    assert "<b>" not in read(tmp_path / "page.html")
+    render([tmp_path], tmp_path / "page.md")
+    assert r"\<b\>bold\<b\> $x\_1$ \| \`\*" in (tmp_path / "page.md").read_text()
 
 
-def test_without_an_equilibrium_there_is_no_figure_of_its_steps(run):
-    runs = gather([run("plain", steps=None)])
-    drawn = {metric.name for metric in METRICS if metric.caption and draw(runs, metric)}
-    assert drawn == {"loss", "accuracy"}
+def test_without_an_equilibrium_there_is_no_figure_of_its_steps(run, tmp_path):
+    render([run("plain", steps=None)], tmp_path / "page.md")
+    assert {path.stem for path in (tmp_path / "page-figures").iterdir()} == {"digits-loss", "digits-accuracy"}
 
 
 def test_a_run_reads_back_what_its_folder_says(run):
@@ -97,8 +213,47 @@ def test_a_run_reads_back_what_its_folder_says(run):
     assert found.best_accuracy() == pytest.approx(1 - 2 / 30)
 
 
-def test_a_damaged_evaluation_is_a_sentence(run):
+def test_what_cannot_be_reported_is_a_sentence(run, tmp_path):
     folder = run("first", 0.9)
+    with pytest.raises(TrainingError, match="page.pdf"):
+        render([folder], tmp_path / "page.pdf")
     (folder / "evaluation.json").write_text("{")
     with pytest.raises(TrainingError, match="evaluation.json is damaged"):
         gather([folder])
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+def test_a_browser_shows_the_whole_page_on_a_desk_and_on_a_phone(run, tmp_path):
+    long = run("a-run-with-a-name-that-is-longer-than-any-column-of-a-phone-would-like-it-to-be", 0.8)
+    render([measured(run("full", 0.9)), measured(long)], tmp_path / "page.html")
+    page = html.escape((tmp_path / "page.html").read_text())
+    script = """
+        onerror = message => { document.title += " error " + message }
+        onload = () => {
+          for (const frame of document.querySelectorAll("iframe")) {
+            const page = frame.contentDocument, images = [...page.images];
+            document.title += ` ${frame.width}:${page.documentElement.scrollWidth}`;
+            document.title += `:${images.length}:${images.filter(image => image.naturalWidth > 0).length}`;
+          }
+        }"""
+    frames = "".join(f'<iframe width="{width}" height="800" srcdoc="{page}"></iframe>' for width in (1280, 390))
+    (tmp_path / "frames.html").write_text(f"<title>widths</title><script>{script}</script>{frames}")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+    address = (tmp_path / "frames.html").as_uri()
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    done = subprocess.run([CHROMIUM, *flags, profile, address], capture_output=True, text=True, timeout=120)
+    assert "CONSOLE" not in done.stderr, "an error, or a warning, of the page"
+    widths = re.findall(r" (\d+):(\d+):(\d+):(\d+)", done.stdout[: done.stdout.index("</title>")])
+    assert [int(width) for width, *_ in widths] == [1280, 390]
+    for width, content, images, loaded in widths:
+        assert int(content) <= int(width), "nothing is beside the page"
+        assert int(images) == int(loaded) > 15
+
+
+@pytest.mark.filterwarnings("ignore:.*form of version 0.1")
+def test_what_the_repository_says_of_its_results_is_what_its_records_hold(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    folders = [Path("docs/results"), Path("kerneq/weights")]
+    for file, title in (("docs/results.md", "Results"), ("kerneq/models/results.json", "")):
+        render(folders, tmp_path / Path(file).name, title)
+        assert (tmp_path / Path(file).name).read_text() == Path(file).read_text(), "`make results` brings it up to date"

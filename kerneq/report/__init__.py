@@ -1,0 +1,29 @@
+"""Runs → one page: results beside the papers', curves, and every kind of evidence that was measured."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..run import TrainingError, write_atomically
+from ..run.folder import to_json
+from .page import write_page
+from .results import Reported as Reported
+from .results import gather as gather
+from .results import results as results
+from .sections import compose
+
+
+def render(folders: Sequence[Path], output: Path, title: str = "kerneq report") -> None:
+    """Write the report about the runs in `folders`, searched for runs, to `output`.
+
+    Its suffix chooses the form: .html is one file that needs nothing else, .md is Markdown with its figures in a folder
+    beside it, .json are the results alone, one entry for each run or group of seeds.
+    """
+    if output.suffix not in (".html", ".md", ".json"):
+        raise TrainingError(f"A report is .html, .md or .json by the name of its file, got {output}.")
+    runs = gather(folders)
+    if output.suffix == ".json":
+        table = {"results": [dataclasses.asdict(result) for result in results(runs)]}
+        write_atomically(output, (to_json(table, indent=2) + "\n").encode())
+    else:
+        write_page(compose(runs, title), output)

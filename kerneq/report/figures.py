@@ -1,0 +1,288 @@
+"""The drawings of a report, as SVG that is readable on light and on dark ground: numbers in, a file's bytes out."""
+
+import contextlib
+import io
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import (
+    EngFormatter,
+    FixedLocator,
+    FormatStrFormatter,
+    FuncFormatter,
+    MaxNLocator,
+    PercentFormatter,
+)
+
+INK = "#010203"  # stands for the colour of the text around, which SVG calls currentColor
+STYLE = "<style>svg{color:#1b1d21}@media(prefers-color-scheme:dark){svg{color:#e6e6e6}}</style>"
+# Okabe and Ito's colours: told apart by colour-blind readers, and in grey.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK, "#8c8c8c")
+GREY = COLOURS[-1]
+LINES = ("-", "--", ":", "-.")
+SETTINGS: Any = {  # every name is one of matplotlib's
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    "font.size": 9,
+    "legend.labelcolor": INK,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "kerneq",  # the same numbers give the same file
+    "text.parse_math": False,  # a dollar in a run's name begins no formula
+}
+
+Curve = tuple[Sequence[float], Sequence[float | None]]  # x and y; None where there is no number
+Point = tuple[str, float, float, str]  # label, x, accuracy, and the images it is of: test or validation
+
+
+class Canvas:
+    """A figure with its axes side by side, and the SVG it becomes."""
+
+    def __init__(self, height: float, columns: int = 1, labels: Sequence[str] = (), width: float = 4.4):
+        rows = math.ceil(len(labels) / _columns(labels, width * columns))
+        self.figure = Figure(figsize=(width * columns, height + 0.19 * rows), layout="constrained")
+        self.axes: list[Axes] = list(np.atleast_1d(self.figure.subplots(1, columns)))
+        self.labels, self.width, self.svg = labels, width * columns, b""
+        for axes in self.axes:
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(axis="y", alpha=0.25)
+
+    def finish(self) -> None:
+        """Below the axes the legend, beside each other as many names as there is room for."""
+        handles = {
+            text: handle for axes in self.axes for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        if handles:
+            self.figure.legend(
+                list(handles.values()),
+                list(handles),
+                loc="outside lower left",
+                ncols=_columns(self.labels, self.width),
+                frameon=False,
+                fontsize=8,
+            )
+        buffer = io.StringIO()
+        self.figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
+        text = buffer.getvalue()
+        head, _, rest = text[text.index("<svg") :].partition(">")  # without the header of a document
+        self.svg = f"{head}>{STYLE}{rest.replace(INK, 'currentColor')}".encode()
+
+
+def _columns(labels: Sequence[str], width: float) -> int:
+    """How many names stand beside each other in a legend below a figure."""
+    longest = max(map(len, labels), default=1)
+    return max(1, min(4, int(width / (0.075 * longest + 0.45))))
+
+
+@contextlib.contextmanager
+def drawn(height: float = 2.7, columns: int = 1, labels: Sequence[str] = (), width: float = 4.4) -> Iterator[Canvas]:
+    """A canvas to draw on, finished when the block ends; letters that no font has become boxes."""
+    with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")
+        canvas = Canvas(height, columns, [shown(label) for label in labels], width)
+        yield canvas
+        canvas.finish()
+
+
+def shown(label: str) -> str:
+    """A name as a figure can show it."""
+    text = "".join(c if c.isprintable() else "\ufffd" for c in label)
+    return f"\u200b{text}" if text.startswith("_") else text  # matplotlib leaves out of its legends what begins with _
+
+
+def plot(axes: Axes, curves: Mapping[str, Curve], *, log: bool = False, marker: str = ".", place: int = 0) -> None:
+    """A line for each curve; a run keeps its colour where its curve is empty in another figure."""
+    for number, (label, (xs, ys)) in enumerate(curves.items(), start=place):
+        pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None and (y > 0 or not log)]
+        if pairs:
+            style = LINES[number // len(COLOURS) % len(LINES)]
+            colour = COLOURS[number % len(COLOURS)]
+            axes.plot(*zip(*pairs, strict=True), style, color=colour, label=shown(label), marker=marker, linewidth=1.7)
+    if log:
+        axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        # Where there may be no power of ten, the numbers between are named, too.
+        between = range(1, 10) if high / low < 6 else (1, 2, 5) if high / low < 20 else ()
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scientific(value, (1,))))
+        axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: scientific(value, between)))
+
+
+def scientific(value: float, digits: Sequence[int]) -> str:
+    """10⁻³ or 2·10⁻³; nothing for other digits."""
+    exponent = math.floor(math.log10(value) + 1e-9)
+    digit = round(value / 10**exponent)
+    raised = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return "" if digit not in digits else f"10{raised}" if digit == 1 else f"{digit}·10{raised}"
+
+
+def draw_curves(curves: Mapping[str, Curve], *, x: str, y: str, log: bool = False, percent: bool = False) -> bytes:
+    """Curves over whole numbers, epochs or steps, one line a run; empty if there is nothing to show."""
+    numbers = [value for _, ys in curves.values() for value in ys if value is not None]
+    if not numbers:
+        return b""
+    log = log and min(numbers) > 0
+    most = max(len(xs) for xs, _ in curves.values())
+    with drawn(labels=list(curves)) as canvas:
+        axes = canvas.axes[0]
+        plot(axes, curves, log=log, marker="." if most <= 30 else "")
+        axes.set(xlabel=x, ylabel=y)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if percent:
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+    return canvas.svg
+
+
+def draw_stopped(curves: Mapping[str, Curve]) -> bytes:
+    """Accuracy of trained models whose solves end after so many steps."""
+    steps = sorted({x for xs, _ in curves.values() for x in xs})
+    with drawn(labels=list(curves)) as canvas:
+        axes = canvas.axes[0]
+        plot(axes, curves, marker="o")
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(FixedLocator(steps))
+        axes.xaxis.set_major_formatter(FormatStrFormatter("%d"))
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.set(xlabel="steps at most", ylabel="test accuracy")
+    return canvas.svg
+
+
+def draw_points(points: Sequence[Point], published: Sequence[tuple[float, float]], x: str) -> bytes:
+    """Accuracy against what a model costs, one point a run: test filled, validation hollow; published grey crosses."""
+    labels = [label for label, *_ in points]
+    hollow = any(kind == "validation" for *_, kind in points)
+    keys = {"test": ("o", GREY), "validation": ("o", "none")} if hollow else {}
+    keys |= {"published": ("x", GREY)} if published else {}
+    with drawn(2.8, labels=[*labels, *keys]) as canvas:
+        axes = canvas.axes[0]
+        for label, across, accuracy, kind in points:
+            colour = COLOURS[labels.index(label) % len(COLOURS)]
+            face = "none" if kind == "validation" else colour
+            axes.plot(across, accuracy, "o", color=colour, markerfacecolor=face, markersize=7, label=shown(label))
+        for across, accuracy in published:
+            axes.plot(across, accuracy, "x", color=GREY, markersize=7, markeredgewidth=2)
+        for key, (marker, face) in keys.items():  # what a marker means
+            axes.plot([], [], marker, color=GREY, markerfacecolor=face, label=key)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.xaxis.set_major_formatter(EngFormatter())
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+        axes.set(xlabel=x, ylabel="accuracy")
+        axes.margins(0.12)
+    return canvas.svg
+
+
+def draw_reliability(steps: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
+    """Accuracy against confidence, bin by bin, and below how many predictions are in each."""
+    with drawn(3.0, labels=list(steps), width=3.8) as canvas:
+        axes = canvas.axes[0]
+        axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
+        for place, (label, bins) in enumerate(steps.items()):
+            filled = [b for b in bins if b["count"]]
+            total = sum(b["count"] for b in filled)
+            sizes = [12 + 160 * b["count"] / total for b in filled]
+            xs, ys = [b["confidence"] for b in filled], [b["accuracy"] for b in filled]
+            axes.plot(xs, ys, color=COLOURS[place], linewidth=1.2, alpha=0.7, label=shown(label))
+            axes.scatter(xs, ys, sizes, color=COLOURS[place], alpha=0.75, linewidths=0)
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1.03), ylim=(0, 1.05))
+    return canvas.svg
+
+
+def draw_confusion(classes: Sequence[str], confusion: Sequence[Sequence[int]]) -> bytes:
+    """Labels in rows, predictions in columns: blue on the diagonal, orange off it, deeper for more of the row."""
+    counts = np.asarray(confusion, dtype=float)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    colours = np.zeros((*shares.shape, 4))
+    right = np.eye(len(shares), dtype=bool)
+    colours[right, :3], colours[~right, :3] = matplotlib.colors.to_rgb(COLOURS[0]), matplotlib.colors.to_rgb(COLOURS[1])
+    colours[..., 3] = np.where(right, 0.65 * shares, np.where(shares > 0, np.minimum(0.12 + 2.5 * shares, 0.9), 0))
+    few = len(classes) <= 20
+    with drawn(3.8, width=4.2) as canvas:
+        axes = canvas.axes[0]
+        axes.imshow(colours, interpolation="none")
+        axes.grid(False)
+        axes.set(xlabel="prediction", ylabel="label")
+        if few:
+            names = [shown(name if len(name) <= 12 else name[:11] + "…") for name in classes]
+            long = max(map(len, names)) > 2
+            axes.set_xticks(range(len(names)), names, rotation=45 if long else 0, ha="right" if long else "center")
+            axes.set_yticks(range(len(names)), names)
+            for row, column in zip(*np.nonzero(counts), strict=True):
+                axes.text(column, row, f"{counts[row, column]:.0f}", ha="center", va="center", fontsize=7)
+    return canvas.svg
+
+
+def draw_bars(bars: Mapping[str, Mapping[str, float]], marks: Mapping[str, float], colours: Mapping[str, str]) -> bytes:
+    """A group of bars for each kind, one a run; a dotted line at each run's mark, its accuracy without corruption."""
+    kinds = list(dict.fromkeys(kind for values in bars.values() for kind in values))
+    with drawn(0.9 + len(kinds) * (0.1 + 0.11 * len(bars)), labels=list(bars), width=8) as canvas:
+        axes = canvas.axes[0]
+        height = 0.8 / len(bars)
+        for place, (label, values) in enumerate(bars.items()):
+            colour = colours[label]
+            where = [i + (place - (len(bars) - 1) / 2) * height for i, kind in enumerate(kinds) if kind in values]
+            axes.barh(where, [values[k] for k in kinds if k in values], height * 0.92, color=colour, label=shown(label))
+            axes.axvline(marks[label], color=colour, linestyle=":", linewidth=1.2)
+        axes.set_yticks(range(len(kinds)), [kind.replace("_", " ") for kind in kinds])
+        axes.margins(y=0.01)
+        axes.invert_yaxis()
+        axes.grid(False)
+        axes.grid(axis="x", alpha=0.25)
+        axes.set(xlabel="accuracy, mean over the five severities; dotted: pictures as they are", xlim=(0, 1))
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    return canvas.svg
+
+
+def draw_traces(layers: Sequence[Mapping[str, Any]], tol: float) -> bytes:
+    """Residual and energy at every step of a solve: thick the mean over pictures, thin some of them.
+
+    Of E, which has another scale in every layer, the share of its fall that is still to come.
+    """
+    energies = any(layer["energies"] for layer in layers)
+    labels = [layer["name"] for layer in layers]
+    with drawn(2.9, 2 if energies else 1, labels=labels, width=4.4) as canvas:
+        for place, layer in enumerate(layers):
+            several = [(layer["residuals"], layer["sample_residuals"], canvas.axes[0])]
+            if layer["energies"]:
+                samples = [_fall(sample) for sample in layer["sample_energies"] or []]
+                several.append((_fall(layer["energies"]), samples, canvas.axes[-1]))
+            for mean, samples, axes in several:
+                for sample in samples if len(layers) <= 2 else []:  # more would hide the means
+                    pairs = [(k, v) for k, v in enumerate(sample, start=1) if v is not None and v > 0]
+                    if pairs:
+                        axes.plot(
+                            *zip(*pairs, strict=True), color=COLOURS[place % len(COLOURS)], linewidth=0.6, alpha=0.5
+                        )
+                plot(axes, {layer["name"]: (range(1, len(mean) + 1), mean)}, log=True, place=place)
+        canvas.axes[0].axhline(tol, color=GREY, linestyle=":", linewidth=1)
+        canvas.axes[0].set(xlabel="step", ylabel="residual (dotted: tolerance)")
+        if energies:
+            canvas.axes[-1].set(xlabel="step", ylabel="(E − E*) / (E₁ − E*)")
+        for axes in canvas.axes:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return canvas.svg
+
+
+def _fall(energies: Sequence[float | None]) -> list[float | None]:
+    """(E − E*) / (E₁ − E*), E* the lowest; what is left of rounding is no number."""
+    known = [value for value in energies if value is not None]
+    first, low = (known[0], min(known)) if known else (0.0, 0.0)
+    if not first - low > 0:
+        return [None] * len(energies)
+    falls = [None if value is None else (value - low) / (first - low) for value in energies]
+    return [None if fall is None or fall < 1e-6 else fall for fall in falls]
+
+
+def draw_radii(curves: Mapping[str, Curve], x: str, y: str) -> bytes:
+    """Accuracy against the radius of a ball, one line a run."""
+    with drawn(labels=list(curves)) as canvas:
+        axes = canvas.axes[0]
+        plot(axes, curves, marker="o")
+        axes.set(xlabel=x, ylabel=y, ylim=(0, 1.02))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    return canvas.svg

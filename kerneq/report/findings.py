@@ -1,0 +1,161 @@
+"""What evaluations found, as tables and drawings: a method for each part, which gets what the runs have of it."""
+
+import dataclasses
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any, final
+
+from ..evaluate.ood import TITLES
+from . import figures
+from .page import Drawing, Paragraph, Table
+from .results import Reported
+
+Block = Paragraph | Table | list[Drawing]
+PartByRun = Mapping[str, Mapping[str, Any]]  # what a part found, by the labels of the runs that have it
+DASH = "–"
+NORMS = {"linf": "ℓ∞", "l2": "ℓ2"}
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """The parts of the evaluations of runs on one data set."""
+
+    runs: tuple[Reported, ...]
+
+    def scores(self, measured: PartByRun) -> list[Block]:
+        reliability, confusion = [], []
+        for label, found in measured.items():
+            steps = {f"as trained, ECE {found['calibration']['ece']:.3f}": found["calibration"]["bins"]}
+            if found.get("scaled"):
+                scaled = found["scaled"]
+                steps[f"T = {scaled['temperature']:.2f}, ECE {scaled['ece']:.3f}"] = scaled["bins"]
+            name = f"Reliability of {label}"
+            reliability.append(Drawing(self.file("reliability", label), name, figures.draw_reliability(steps)))
+            svg = figures.draw_confusion(found["classes"], found["classification"]["test"]["confusion"])
+            confusion.append(Drawing(self.file("confusion", label), f"Confusion of {label}", svg))
+        words = (
+            "Reliability: a point is a bin of predictions, larger with more of them; on the dotted line 80% means 80%."
+        )
+        counts = (
+            "Confusion: rows are labels, columns predictions; blue is right, orange wrong, deeper for more of its row."
+        )
+        pictures = self.pictures(measured, "mistakes", "The most confident mistakes of")
+        return [Paragraph(words), reliability, Paragraph(counts), confusion, *([pictures] if pictures else [])]
+
+    def behaviour(self, measured: PartByRun) -> list[Block]:
+        rows, drawings = [], []
+        for label, found in measured.items():
+            for layer in found["layers"]:
+                limits = [f"{layer[key]:.2f}" if layer[key] is not None else DASH for key in ("bound", "convexity")]
+                factor = f"{layer['contraction']:.2f} (at most {layer['most_contraction']:.2f})"
+                steps = f"{layer['steps']:.1f} (at most {layer['most_steps']})"
+                failures = f"{layer['unconverged']:.1%}"
+                rows.append((label, layer["name"], steps, f"{layer['residual']:.1e}", failures, factor, *limits))
+            svg = figures.draw_traces(found["layers"], found["tol"])
+            drawings.append(Drawing(self.file("traces", label), f"Within a solve: {label}", svg, wide=True))
+        stopped = {
+            k: ([s["steps"] for s in v["stopped"]], [s["accuracy"] for s in v["stopped"]]) for k, v in measured.items()
+        }
+        worth = Drawing(
+            self.file("stopped"),
+            "What the equilibrium is worth: solves stopped early",
+            figures.draw_stopped(self.aligned(stopped)),
+        )
+        heads = ("run", "layer", "steps", "residual", "not converged", "contraction", "bound L", "convexity μ")
+        words = "Contraction is the spectral radius of ∂f/∂z at z*, at most L; with μ > 0 the equilibrium is unique."
+        words += " Traces go on past the tolerance; thick lines are means, thin ones single pictures."
+        return [Paragraph(words), Table(heads, rows, ("layer",)), [worth], drawings]
+
+    def corruptions(self, measured: PartByRun) -> list[Block]:
+        rows = []
+        for label, found in measured.items():
+            source = f"{found['images']} pictures, {found['source']}"
+            rows.append(
+                (label, share(found["clean"]), share(found["mean_accuracy"]), share(found["mean_error"]), source)
+            )
+        bars = {k: {name: fmean(values) for name, values in v["accuracy"].items()} for k, v in measured.items()}
+        colours = {one.label: figures.COLOURS[i % len(figures.COLOURS)] for i, one in enumerate(self.runs)}
+        svg = figures.draw_bars(bars, {label: found["clean"] for label, found in measured.items()}, colours)
+        heads = ("run", "clean accuracy", "mean accuracy, corrupted", "mean corruption error", "pictures")
+        drawing = Drawing(self.file("corruptions"), "Accuracy under the corruptions of CIFAR-10-C", svg, wide=True)
+        return [Table(heads, rows, ("pictures",)), [drawing]]
+
+    def attack(self, measured: PartByRun) -> list[Block]:
+        rows: list[tuple[str, ...]] = []
+        curves: dict[str, dict[str, figures.Curve]] = {}
+        for label, found in measured.items():
+            for threat in found["threats"]:
+                t = threat["threat"]
+                norm = NORMS.get(t["norm"], t["norm"])
+                ball = f"{norm} ≤ {t['radius'] * 255:g}/255, PGD-{t['steps']} × {t['restarts']}"
+                signs = [words.partition(": ")[2] for words in found["concerns"] if words.startswith(f"{t['norm']}: ")]
+                accuracies = (share(found["clean"]), share(threat["accuracy"]), share(threat["noise"]))
+                rows.append((label, ball, *accuracies, "; ".join(signs) or "none"))
+                radii, shares = zip(*threat["radii"], strict=True)
+                curve = ([0.0, *(255 * r for r in radii)], [found["clean"], *shares])
+                curves.setdefault(norm, {})[label] = curve
+        heads = ("run", "attack", "clean", "attacked", "random noise", "signs of a masked gradient")
+        drawings = [
+            Drawing(
+                self.file("attack", {"ℓ∞": "linf", "ℓ2": "l2"}.get(norm, norm)),
+                f"Accuracy under PGD, {norm}",
+                figures.draw_radii(self.aligned(some), f"radius ({norm}) in units of 1/255", "accuracy"),
+            )
+            for norm, some in curves.items()
+        ]
+        return [Table(heads, rows, ("attack", "signs of a masked gradient")), drawings]
+
+    def certificates(self, measured: PartByRun) -> list[Block]:
+        rows = []
+        for label, found in measured.items():
+            distance = f"{found['found_radius']:.3f}" if found["found_radius"] is not None else DASH
+            numbers = (share(found["accuracy"]), f"{found['mean_radius']:.3f}", distance, f"{found['broken']}")
+            rows.append((label, "yes" if found["unique"] else "no", *numbers))
+        curves = {label: (found["radii"], found["certified"]) for label, found in measured.items()}
+        svg = figures.draw_radii(self.aligned(curves), "ℓ2 radius, pixels in [0, 1]", "certified accuracy")
+        heads = ("run", "unique equilibrium", "accuracy", "mean certified radius", "distance an attack needs", "broken")
+        return [Table(heads, rows), [Drawing(self.file("certificates"), "Certified accuracy", svg)]]
+
+    def ood(self, measured: PartByRun) -> list[Block]:
+        rows = []
+        for label, found in measured.items():
+            keys = ("known_kl", "unknown_kl_uniform_q", "unknown_kl_q_uniform")
+            scores = [found["familiarity"].get(name) for name in TITLES]
+            aurocs = [f"{score['auroc']:.4f}" if score else DASH for score in scores]
+            rows.append((label, share(found["accuracy"]), *(f"{found[key]:.4f}" for key in keys), *aurocs))
+        kl = ("known KL(label ‖ q)", "unknown KL(uniform ‖ q)", "unknown KL(q ‖ uniform)")
+        return [Table(("run", "known accuracy", *kl, *(f"AUROC of {title}" for title in TITLES.values())), rows)]
+
+    def saliency(self, measured: PartByRun) -> list[Block]:
+        names = list(dict.fromkeys(name for found in measured.values() for name in found["methods"]))
+        rows: list[tuple[str, ...]] = []
+        for name in names:
+            scores = [found["methods"].get(name) for found in measured.values()]
+            rows.append((name, *(f"{s['deletion']:.3f} / {s['insertion']:.3f}" if s else DASH for s in scores)))
+        words = "Deletion (lower is better) / insertion (higher is better): areas under the probability of the class."
+        pictures = self.pictures(measured, "saliency", "Where it looks:")
+        return [Paragraph(words), Table(("map", *measured), rows), *([pictures] if pictures else [])]
+
+    def pictures(self, measured: PartByRun, name: str, words: str) -> list[Drawing]:
+        """The pictures of this name that the runs have."""
+        found = []
+        for one in self.runs:
+            file = one.run.path / "evaluation" / f"{name}.png"
+            if one.label in measured and file.is_file():
+                found.append(Drawing(self.file(name, one.label), f"{words} {one.label}", file.read_bytes(), wide=True))
+        return found
+
+    def aligned(self, curves: Mapping[str, figures.Curve]) -> dict[str, figures.Curve]:
+        """A curve for every run, empty where there is none, so that a run has one colour in all figures."""
+        return {one.label: curves.get(one.label, ((), ())) for one in self.runs}
+
+    def file(self, *words: str) -> str:
+        """The name of a drawing's file."""
+        text = "-".join((self.runs[0].data, *words))
+        return "-".join("".join(c if c.isascii() and (c.isalnum() or c in ".-") else " " for c in text).split())
+
+
+def share(value: float | None, digits: int = 2) -> str:
+    """A share in percent; a dash where there is none."""
+    return f"{value:.{digits}%}" if value is not None else DASH

@@ -1,0 +1,133 @@
+"""What a report is made of, and its two forms: one HTML file that needs nothing else, or Markdown and its figures."""
+
+import base64
+import dataclasses
+import importlib.resources
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import final
+
+from jinja2 import Environment
+
+from ..run import TrainingError, write_atomically
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Paragraph:
+    """A sentence, and the command it speaks of."""
+
+    text: str
+    command: str = ""
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Headings and rows of cells; the first column, and those named in `words`, stand to the left."""
+
+    headings: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    words: tuple[str, ...] = ()
+    best: int | None = None  # the row that is set in bold
+
+    def left(self, heading: str) -> bool:
+        """Whether a column stands to the left."""
+        return heading in (self.headings[0], *self.words)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """An SVG drawing, or a PNG picture."""
+
+    name: str  # of its file, without the suffix
+    caption: str
+    data: bytes
+    wide: bool = False  # whether it wants a row for itself
+
+    @property
+    def suffix(self) -> str:
+        return "png" if self.data.startswith(b"\x89PNG") else "svg"
+
+    @property
+    def address(self) -> str:
+        """The picture itself as an address."""
+        kind = "image/png" if self.suffix == "png" else "image/svg+xml"
+        return f"data:{kind};base64,{base64.b64encode(self.data).decode()}"
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A heading and what stands below it; a chapter has sections."""
+
+    title: str
+    blocks: list[Paragraph | Table | list[Drawing]]
+    chapter: bool = False
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """A report."""
+
+    title: str
+    lead: str
+    sections: list[Section]
+
+    def drawings(self) -> list[Drawing]:
+        """All pictures, in their order."""
+        lists = [block for section in self.sections for block in section.blocks if isinstance(block, list)]
+        return [drawing for drawings in lists for drawing in drawings]
+
+
+def write_page(page: Page, output: Path) -> None:
+    """Write a page as Markdown (.md; the figures into the folder STEM-figures beside it) or HTML (any other name)."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if output.suffix == ".md":
+            folder = output.with_name(f"{output.stem}-figures")
+            for drawing in page.drawings():
+                folder.mkdir(exist_ok=True)
+                write_atomically(folder / f"{drawing.name}.{drawing.suffix}", drawing.data)
+    except OSError as error:
+        raise TrainingError(f"{output} could not be written: {error.strerror}.") from None
+    text = markdown(page, f"{output.stem}-figures") if output.suffix == ".md" else html(page)
+    write_atomically(output, text.encode())
+
+
+def html(page: Page) -> str:
+    """The page as one HTML file; whatever a run is called, it stays text."""
+    source = importlib.resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)
+    return template.render(page=page)
+
+
+def markdown(page: Page, folder: str) -> str:
+    """The page as Markdown, its figures in `folder`."""
+    lines = [f"# {plain(page.title)}", "", plain(page.lead)]
+    for section in page.sections:
+        lines += ["", f"{'##' if section.chapter else '###'} {plain(section.title)}"]
+        for block in section.blocks:
+            lines.append("")
+            if isinstance(block, Paragraph):
+                lines += [plain(block.text), *(["", f"    {block.command}"] if block.command else [])]
+            elif isinstance(block, Table):
+                rules = [":--" if block.left(heading) else "--:" for heading in block.headings]
+                rows = [[plain(cell) for cell in row] for row in block.rows]
+                if block.best is not None:
+                    rows[block.best] = [f"**{cell}**" if cell else cell for cell in rows[block.best]]
+                for row in ([plain(heading) for heading in block.headings], rules, *rows):
+                    lines.append(f"| {' | '.join(row)} |")
+            else:
+                for drawing in block:
+                    lines += [f"![{plain(drawing.caption)}]({folder}/{drawing.name}.{drawing.suffix})", ""]
+                lines.pop()
+    return "\n".join(lines) + "\n"
+
+
+def plain(text: str) -> str:
+    """The text as Markdown that shows it, on one line."""
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(text.split()))

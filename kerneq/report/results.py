@@ -1,0 +1,177 @@
+"""What runs reached: runs told apart, gathered by data set and over their seeds, beside the published figures."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, final
+
+import torch
+
+from ..data import DataError, find
+from ..evaluate import over_seeds
+from ..evaluate.classification import wilson_interval
+from ..models import MODELS, ModelConfig, from_config, parameters
+from ..run import Run, find_run, find_runs
+from ..run.config import Config
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reported:
+    """A run as a report shows it."""
+
+    run: Run
+    label: str  # its name, with as many of its folders as tell it from the others
+
+    @functools.cached_property
+    def config(self) -> Config:
+        return self.run.config()
+
+    @functools.cached_property
+    def evaluation(self) -> dict[str, Any]:
+        return self.run.evaluation()
+
+    @property
+    def data(self) -> str:
+        """What it was trained on, in words."""
+        data = self.config.data
+        size = f" at {data.size} × {data.size}" if data.size else ""
+        return data.name + ("" if data.subset == "all" else f", {data.subset.replace('-', ' ')}") + size
+
+    @property
+    def test(self) -> float | None:
+        """Accuracy on the test images; None if it was not evaluated."""
+        return self.run.test().get("accuracy")
+
+    @functools.cached_property
+    def validation(self) -> float | None:
+        """The best accuracy on held-out images."""
+        return self.run.best_accuracy()
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The accuracies that the test images do not contradict, 95 %."""
+        images = self.run.test().get("images")
+        return None if self.test is None or not images else wilson_interval(round(self.test * images), images)
+
+    @property
+    def published(self) -> float | None:
+        """The paper's accuracy of the model of this name on this data set."""
+        if self.config.data.subset != "all" or self.config.model.name not in MODELS:
+            return None
+        percent = MODELS[self.config.model.name].published.get(self.config.data.name)
+        return None if percent is None else percent / 100
+
+    @functools.cached_property
+    def parameters(self) -> int | None:
+        """How many numbers training could change, from its evaluation or its settings; None for unknown classes."""
+        known = self.evaluation.get("parameters")
+        return int(known) if known is not None else self._size(self.config.model.settings)
+
+    @property
+    def published_parameters(self) -> int | None:
+        """Those of the model of this name as the paper has it."""
+        return self._size(MODELS[self.config.model.name].config)
+
+    def _size(self, settings: ModelConfig) -> int | None:
+        """The size of a model for the data of this run."""
+        try:
+            data_set = find(self.config.data.name)
+        except DataError:
+            return None
+        classes = len(self.run.classes() or data_set.class_names or ())
+        classes = {"first-five-classes": 5, "four-of-five-subclasses": 20}.get(self.config.data.subset, classes)
+        if classes == 0:
+            return None
+        with torch.device("meta"):
+            return parameters(from_config(settings, classes, len(data_set.mean)))
+
+    @property
+    def weights(self) -> bool:
+        """Whether it can be evaluated: records that were handed on without their weights cannot."""
+        return any(self.run.checkpoint(which).exists() for which in ("best", "last"))
+
+    @property
+    def seconds(self) -> float:
+        """Time of training on all its devices together."""
+        processes = self.run.environment().get("processes")
+        return self.run.seconds() * (processes if isinstance(processes, int) else 1)
+
+    @property
+    def device(self) -> str:
+        """What it was trained on, as far as it was recorded."""
+        return str(self.run.environment().get("device", "unknown"))
+
+
+def gather(folders: Sequence[Path]) -> list[Reported]:
+    """The runs in some folders, or that ship under some names: the best on test images first, then on held-out ones."""
+    runs = find_runs([find_run(folder).path for folder in folders])
+    found = [Reported(run, label) for run, label in zip(runs, labels([run.path for run in runs]), strict=True)]
+    return sorted(found, key=lambda one: (one.test or -1.0, one.validation or -1.0), reverse=True)
+
+
+def labels(paths: Sequence[Path]) -> list[str]:
+    """The shortest endings of the paths that tell them apart."""
+    parts = [path.resolve().parts for path in paths]
+
+    def ending(own: tuple[str, ...]) -> str:
+        lengths = range(1, len(own) + 1)
+        unique = (n for n in lengths if sum(other[-n:] == own[-n:] for other in parts) == 1)
+        return "/".join(own[-next(unique, len(own)) :])
+
+    return [ending(own) for own in parts]
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """An accuracy of a model: of one run, or the mean of runs that differ in their seed only."""
+
+    model: str
+    data: str
+    subset: str
+    split: Literal["test", "validation"]
+    accuracy: float
+    std: float | None  # over the seeds; None for one
+    seeds: int
+    parameters: int | None
+    published: float | None
+    epochs: int
+    seconds: float  # of training on all devices together, the mean over the seeds
+    device: str
+    runs: tuple[str, ...]  # the folders its records are in
+
+
+def results(runs: Sequence[Reported]) -> list[Result]:
+    """One result for each group of seeds and each run that is in none; runs without an accuracy are left out."""
+    by_path = {one.run.path: one for one in runs}
+    groups = [[by_path[run.path] for run in summary.runs] for summary in over_seeds([one.run for one in runs])]
+    grouped = {one.run.path for group in groups for one in group}
+    groups += [[one] for one in runs if one.run.path not in grouped]
+    found = []
+    for group in groups:
+        first = group[0]
+        split: Literal["test", "validation"] = "test" if first.test is not None else "validation"
+        shares = [share for one in group if (share := one.test if split == "test" else one.validation) is not None]
+        if not shares:
+            continue
+        accuracy = torch.tensor(shares, dtype=torch.float64)
+        found.append(
+            Result(
+                model=first.config.model.name,
+                data=first.config.data.name,
+                subset=first.config.data.subset,
+                split=split,
+                accuracy=round(float(accuracy.mean()), 6),
+                std=round(float(accuracy.std()), 6) if len(shares) > 1 else None,
+                seeds=len(shares),
+                parameters=first.parameters,
+                published=first.published,
+                epochs=len(first.run.rows()),
+                seconds=round(sum(one.seconds for one in group) / len(group), 1),
+                device=first.device,
+                runs=tuple(one.run.path.as_posix() for one in group),
+            )
+        )
+    return sorted(found, key=lambda result: (result.data, result.subset, result.model, result.split, -result.accuracy))

@@ -294,6 +294,9 @@ def predict(
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print CSV instead of a table, a row for each picture.")
     ] = False,
+    certify: Annotated[
+        bool, typer.Option("--certify", help="Also how far a picture may change and provably keep its class; slow.")
+    ] = False,
     saliency: Annotated[
         Path | None, typer.Option(help="Also draw where the model looks, into this PNG file.", metavar="FILE")
     ] = None,
@@ -327,7 +330,10 @@ def predict(
                 readable.append((path, predictor.read(path)))
             except DataError as error:
                 failures.append({"path": str(path), "problem": str(error)})
-        predictions += predictor.predict(readable, top)
+        try:
+            predictions += predictor.predict(readable, top, certify)
+        except TypeError as error:
+            raise ConfigError(f"--certify: {error}") from None
     if as_json:
         facts = {
             "run": str(run),
@@ -366,12 +372,12 @@ def write_csv(predictions: "Sequence[Prediction]", top: int) -> None:
     """Print a row for each picture, its likeliest classes and their probabilities in pairs of columns."""
     pairs = [f"{word} {place}" for place in range(1, top + 1) for word in ("class", "probability")]
     table = csv.writer(sys.stdout, lineterminator="\n")
-    table.writerow(["picture", *pairs, "converged", "steps", "residual"])
+    table.writerow(["picture", *pairs, "converged", "steps", "residual", "certified_radius"])
     for prediction in predictions:
         row = prediction_row(prediction)
         found = [cell for entry in row["top"] for cell in (entry["class"], entry["probability"])]
         path = str(prediction.path).encode(errors="replace").decode()  # a file's name may be no text
-        table.writerow([path, *found, row["converged"], row["steps"], row["residual"]])
+        table.writerow([path, *found, *(row[key] for key in ("converged", "steps", "residual", "certified_radius"))])
 
 
 def prediction_row(prediction: "Prediction") -> dict[str, Any]:
@@ -389,6 +395,7 @@ def prediction_row(prediction: "Prediction") -> dict[str, Any]:
         "status": status.name.lower() if status is not None else None,
         "steps": prediction.steps,
         "residual": finite(prediction.residual),
+        "certified_radius": finite(prediction.radius),
     }
 
 
@@ -402,16 +409,21 @@ def prediction_table(predictions: "Sequence[Prediction]", title: str) -> Table:
     words.append(Column("class", overflow="fold", min_width=min(longest, 16)))  # together they fit into 80 columns
     numbers = [Column(h, justify="right", no_wrap=True) for h in ("share", "steps", "residual")]
     table = Table(*words, *numbers, Column("equilibrium", no_wrap=True), title=Text(printable(title)))
+    certified = any(p.radius is not None for p in predictions)
+    if certified:
+        table.add_column("radius", justify="right", no_wrap=True)
     for p in predictions:
         solver = [Text("–")] * 3
         if p.status is not None:
             word = Text("converged", "green") if p.converged else Text("not converged", "bold red")
             solver = [Text(f"{p.steps}"), Text(f"{p.residual:.1e}"), word]
         first = [Text(printable(str(p.path))), *solver]
+        if certified:
+            first.append(Text("–" if p.radius is None else f"{p.radius:.3f}"))
         for name, share in zip(p.classes, p.probabilities, strict=True):
             path, *outcome = first
             table.add_row(path, Text(printable(name)), f"{share:.2%}", *outcome)
-            first = [Text("")] * 4
+            first = [Text("")] * len(first)
         table.add_section()
     return table
 

@@ -17,6 +17,7 @@ from .evaluate import TrainedRun
 from .evaluate.saliency import all_maps, contact_sheet
 from .solution import Solution, Status
 from .tensors import check_whole
+from .theory import certify
 
 SHOWN = 16  # pictures of which `draw_predictions` makes a sheet
 
@@ -35,6 +36,7 @@ class Prediction:
     status: Status | None
     steps: int | None  # of the layer that took the most
     residual: float | None  # ‖f(z) − z‖ / ‖f(z)‖ of the layer that is furthest from its equilibrium
+    radius: float | None = None  # ℓ2, for pixels in [0, 1]: nearer pictures provably have this class; if asked for
 
     @property
     def converged(self) -> bool:
@@ -79,8 +81,13 @@ class Predictor:
         channels, side, _ = self.trained.seen.shape
         return read_picture(path, channels, side)
 
-    def predict(self, pictures: Sequence[tuple[Path, Tensor]], top: int = 5) -> list[Prediction]:
-        """The `top` likeliest classes of pictures that `read` gave."""
+    def predict(
+        self, pictures: Sequence[tuple[Path, Tensor]], top: int = 5, certified: bool = False
+    ) -> list[Prediction]:
+        """The `top` likeliest classes of pictures that `read` gave; `certified`: each with its radius, slowly.
+
+        A model that has no certificates is a `TypeError`.
+        """
         check_whole("top", top)
         if not pictures:
             return []
@@ -93,8 +100,17 @@ class Predictor:
             names = [tuple(self.trained.classes[label] for label in row) for row in best.indices.tolist()]
             here = paths[len(found) : len(found) + len(x)]
             rows = zip(here, names, best.values.tolist(), _outcomes(list(solutions.values()), len(x)), strict=True)
-            found += [Prediction(path, classes, tuple(shares), *outcome) for path, classes, shares, outcome in rows]
+            radii = self._radii(x) if certified else [None] * len(x)
+            found += [
+                Prediction(path, classes, tuple(shares), *outcome, radius)
+                for (path, classes, shares, outcome), radius in zip(rows, radii, strict=True)
+            ]
         return found
+
+    def _radii(self, x: Tensor) -> list[float]:
+        radius = certify(self.trained.model, x, std=self.trained.seen.std).pixel_radius
+        assert radius is not None
+        return radius.tolist()
 
 
 def _outcomes(solves: list[Solution], count: int) -> list[tuple[Status | None, int | None, float | None]]:

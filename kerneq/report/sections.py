@@ -253,7 +253,7 @@ def without_empty(table: Table) -> Table:
 
 
 def span(interval: Sequence[float]) -> str:
-    return f"{interval[0]:.2%} … {interval[1]:.2%}"
+    return f"{100 * interval[0]:.2f}–{interval[1]:.2%}"
 
 
 def counted(number: int, noun: str) -> str:

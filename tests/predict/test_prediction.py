@@ -215,3 +215,15 @@ def test_a_postscript_file_that_is_called_a_picture_is_not_run(kerneq, digits_ru
     monkeypatch.setattr("PIL.EpsImagePlugin.has_ghostscript", lambda: True)
     code, _, err = kerneq("predict", digits_run, path, "--device", "cpu")
     assert code == 1 and "not a readable picture (cannot identify image file" in err
+
+
+def test_a_picture_may_be_certified_and_a_model_without_bounds_says_so(kerneq, tmp_path):
+    certified, other = (
+        trained(tmp_path / name, f"model.name={name}") for name in ("geq-certified-tiny", "resnet-tiny")
+    )
+    path = write_digits(tmp_path, 1)[0]
+    code, out, _ = kerneq("predict", certified, path, "--certify", "--json", "--device", "cpu")
+    radius = json.loads(out)["predictions"][0]["certified_radius"]
+    assert code == 0 and radius >= 0 and "radius" in kerneq("predict", certified, path, "--certify")[1]
+    code, _, err = kerneq("predict", other, path, "--certify")
+    assert code == 2 and "--certify: Certificates are made for" in err and "Traceback" not in err

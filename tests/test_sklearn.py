@@ -16,7 +16,7 @@ import kerneq as kq
 from kerneq.kernels import Multiquadric
 from kerneq.sklearn import EquilibriumClassifier, KernelGLMClassifier, KernelGLMRegressor
 
-SMALL = EquilibriumClassifier(state=16, features=8, epochs=8, batch_size=32, learning_rate=0.03, random_state=0)
+SMALL = EquilibriumClassifier(state=16, features=8, epochs=5, batch_size=32, learning_rate=0.05, random_state=0)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the checks themselves
@@ -58,7 +58,7 @@ def test_grids_are_searched_over_both():
     glm = GridSearchCV(KernelGLMClassifier(), {"lam": [0.01, 1.0], "lengthscale": [None, 1.0]}, cv=3).fit(X, y)
     assert glm.best_score_ > 0.93 and glm.predict_proba(X).shape == (150, 3)
     grid = {"equilibriumclassifier__kernel": [None, Multiquadric(0.5)], "equilibriumclassifier__norm": [1.0]}
-    pipeline = make_pipeline(StandardScaler(), clone(SMALL))
+    pipeline = make_pipeline(StandardScaler(), clone(SMALL).set_params(epochs=15))
     assert GridSearchCV(pipeline, grid, cv=3).fit(X, y).best_score_ > 0.9
 
 

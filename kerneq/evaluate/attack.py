@@ -315,7 +315,8 @@ def measure_attack(
     model = InPixels(trained.model, chosen.mean, chosen.std).eval()
     source = None if other is None else InPixels(other, chosen.mean, chosen.std).eval()
     pictures = [(model.pixels(x), labels) for x, labels in trained.batches(chosen).epoch(0)]
-    found = [attack(model, pictures, threat, source) for threat in threats]
+    tracked = trained.track(threats, "attacks", len(threats))
+    found = [attack(model, pictures, threat, source) for threat in tracked]
     concerns = [f"{result.threat.norm}: {words}" for result in found for words in result.concerns()]
     tested = len(_tested(pictures)[0][1])
     return AttackResult(len(chosen), tested, accuracy(model, pictures), found, concerns)

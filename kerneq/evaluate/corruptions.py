@@ -86,7 +86,7 @@ def measure_corruptions(
     images = dataclasses.replace(images, pixels=pixels).to(trained.process.device)
     source, corrupted = _pictures(trained, pixels.to(trained.process.device), seed)
     accuracy: dict[str, list[float]] = {}
-    for name in names:
+    for name in trained.track(names, "corruptions", len(names)):
         sets = (dataclasses.replace(images, pixels=corrupted(name, severity)) for severity in SEVERITIES)
         accuracy[name] = [_accuracy(trained, some) for some in sets]
     mean = fmean(value for values in accuracy.values() for value in values)

@@ -265,7 +265,7 @@ def measure_saliency(trained: TrainedRun, *, images: int = 256, steps: int = 16,
         classes = predicted(trained.model, x)
         maps = all_maps(trained.model, x, classes)
         maps["random"] = torch.rand(len(x), *x.shape[2:], generator=noise).to(x)
-        for name, some in maps.items():
+        for name, some in trained.track(maps.items(), "maps", len(maps)):
             areas = replace_pixels(trained.model, x, classes, some, steps=steps).areas()
             sums[name] = sums.get(name, 0) + torch.stack([area.double().sum() for area in areas])
     return SaliencyResult(

@@ -100,7 +100,7 @@ def train(
     settings = list(changes or [])
     if "=" in file and not os.path.exists(file):  # which does not mind that it may be too long for a name
         file, settings = "", [file, *settings]
-    config, folder = find_run(file, settings, resume, name, runs)
+    config, folder = planned_run(file, settings, resume, name, runs)
     check(config)
     if show_config:
         sys.stdout.write(write(config, comments=True))
@@ -114,7 +114,7 @@ def train(
         say(f"{folder}: {epochs}, {words}. Next: kerneq evaluate {folder}")
 
 
-def find_run(file: str, changes: Sequence[str], resume: bool, name: str, runs: Path) -> "tuple[Config, Path]":
+def planned_run(file: str, changes: Sequence[str], resume: bool, name: str, runs: Path) -> "tuple[Config, Path]":
     """The configuration and the run folder that the arguments of `kerneq train` mean."""
     from .run.config import ConfigError, load
 

@@ -28,6 +28,7 @@ from matplotlib.figure import Figure
 
 from .data import DataError
 from .evaluate import evaluate
+from .report.figures import COLOURS
 from .run import Run, Stopped, TrainingError, write_atomically
 from .run.config import EXPERIMENTS, Config, ConfigError, check, overlay, put, read_toml, resolve
 from .run.folder import to_json
@@ -36,7 +37,6 @@ from .training import AbstractLogger, train
 from .training.build import Builder, build_model
 
 SWEEPS = EXPERIMENTS / "sweeps"  # those that come with the package
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 
 
 @final

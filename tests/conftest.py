@@ -1,5 +1,12 @@
+"""What tests of several folders share: threads, dtypes, and the program as one calls it."""
+
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+
+from kerneq.cli import main
 
 
 @pytest.fixture(scope="module")
@@ -18,3 +25,19 @@ def float64(one_thread):
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(dtype)
+
+
+@pytest.fixture
+def kerneq(monkeypatch, capsys):
+    """Call the program; returns (exit code, standard output, standard error)."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["kerneq", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+            raise SystemExit(0)
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return call

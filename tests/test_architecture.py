@@ -34,9 +34,9 @@ LAYERS = [
     "run",
     "training",
     "evaluate",
-    "sweep",
     "prediction",
     "report",
+    "sweep",
     "cli",
 ]
 SHARED = {"Gaussian"}  # a kernel of equations and a family of kernel GLMs: both are the field's names

@@ -63,7 +63,7 @@ def card(run: Run, name: str) -> str:
     if scores:
         lines.append(
             f"**{scores['accuracy']:.2%} on the {scores['images']} test images of {config.data.name}** "
-            f"(loss {scores['loss']:.4f}), measured once, before the weights were rounded to half precision."
+            f"(loss {scores['loss']:.4f}), by `kerneq evaluate` of the run that was exported."
         )
     else:
         lines.append("Not evaluated on test images: `kerneq evaluate` does it.")

@@ -185,14 +185,6 @@ def all_maps(model: nn.Module, x: Tensor, classes: Tensor) -> dict[str, Tensor]:
     return found | {f"weights {name}": maps for name, maps in weights.items()}
 
 
-def main_map(model: nn.Module, x: Tensor, classes: Tensor) -> Tensor:
-    """One map for each picture: Grad-CAM at the last feature map, integrated gradients for a model that has none."""
-    last = feature_layers(model, x).get("Grad-CAM")
-    if last is None:
-        return integrated_gradients(model, x, classes).sum(1)
-    return grad_cam(model, x, classes, {"last": last})["last"]
-
-
 def overlay(picture: Tensor, heat: Tensor, side: int = TILE) -> Image.Image:
     """A map (h, w) in colour over its picture, uint8 (channels, h, w); dark violet: nothing, yellow: the most.
 

@@ -1,14 +1,9 @@
-"""Two trained runs, and the program as one calls it."""
-
-import sys
-from pathlib import Path
+"""Two trained runs."""
 
 import numpy as np
 import pytest
 from PIL import Image
 from predict_helpers import trained
-
-from kerneq.cli import main
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -37,19 +32,3 @@ def colour_run(tmp_path_factory):
     settings = [f"data.name=folder:{home / 'pictures'}", "data.size=16", "data.validation=0", "training.batch_size=8"]
     run = trained(home / "run", *settings, "model.name=resnet-tiny", "training.epochs=4", "optimizer.lr=0.05")
     return run, home / "pictures"
-
-
-@pytest.fixture
-def kerneq(monkeypatch, capsys):
-    """Call the program; returns (exit code, standard output, standard error)."""
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["kerneq", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-            raise SystemExit(0)
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
-
-    return call

@@ -2,11 +2,9 @@
 
 import json
 import statistics
-import sys
 
 import pytest
 
-from kerneq.cli import main
 from kerneq.run import Run, Stopped
 from kerneq.run.config import ConfigError, load, write
 from kerneq.sweep import SWEEPS, Point, Sweep, SweepResult, collect, draw, load_sweep, run_sweep
@@ -184,21 +182,6 @@ def test_the_figure_has_a_place_for_each_value_and_a_line_for_each_of_the_rest()
     assert list(line.get_xdata()) == [0.5, 1, 8] and list(line.get_ydata()) == pytest.approx([2.5, 5, 40])
     (plot,) = draw(SweepResult("s", "test", {"kernel": ["a", "b"]}, [Point({"kernel": "b"}, 1, 0.5, None)], [])).axes
     assert [tick.get_text() for tick in plot.get_xticklabels()] == ["a", "b"] and plot.get_legend() is None
-
-
-@pytest.fixture
-def kerneq(monkeypatch, capsys):
-    """Call the program; returns (exit code, standard output, standard error)."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["kerneq", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-            raise SystemExit(0)
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
-
-    return call
 
 
 def test_the_command_trains_tells_and_draws(kerneq, tmp_path):

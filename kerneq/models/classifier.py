@@ -6,7 +6,6 @@ how an equilibrium layer is solved and differentiated, and what is said to an in
 
 import abc
 import dataclasses
-import functools
 import math
 from typing import Any, ClassVar, Literal, final
 
@@ -111,7 +110,8 @@ class ClassifierConfig(AbstractSolveConfig):
     width: int = setting(256, "channels of the stem and of every state z", low=1)
     features: tuple[int, ...] = setting((64, 128, 128, 128, 256, 256), "channels of v = Wz, a branch each", low=1)
     scales: tuple[int, ...] = setting((1, 2, 4, 4, 8, 8), "how often smaller than the stem's output a branch is", low=1)
-    fusion: int = setting(4, "the scale at which the branches are averaged", low=1)
+    fusion: int = setting(4, "the scale at which the branches meet", low=1)
+    join: Literal["mean", "concatenate"] = setting("mean", "what is made of the branches where they meet")
     stem: Stem = setting(
         "cifar",
         "3×3 convolutions. cifar: 3 → w/4 → w/2 → w; deep: 3 → w/4 → w/4 → w/2 → w/2 → w; paper: 3 → w → w; "
@@ -132,6 +132,8 @@ class ClassifierConfig(AbstractSolveConfig):
     def __post_init__(self) -> None:
         if self.lipschitz and not isinstance(self.kernel, AbstractRadialKernel):
             raise ValueError(f"`lipschitz` needs a radial kernel such as multiquadric, got {self.kernel!r}.")
+        if self.lipschitz and self.join != "mean":
+            raise ValueError(f"`lipschitz` needs `join` = mean, got {self.join}.")
         if len(self.features) != len(self.scales) or not self.features:
             raise ValueError(
                 f"`features` and `scales` need one entry a branch, got {len(self.features)} and {len(self.scales)}."
@@ -149,7 +151,7 @@ class ClassifierConfig(AbstractSolveConfig):
 
 @final
 class Classifier(AbstractModel):
-    """stem → equilibrium branches at several scales → their mean at one scale → batch norm, ReLU, mean, linear head.
+    """stem → equilibrium branches at several scales → joined at one scale → batch norm, ReLU, mean, linear head.
 
     Before `torch.export.export(model, (x,), strict=False)`, call it once in `eval()` on an x of that size: the norm of
     W is measured there, and the program, which takes `max_steps` steps, holds it.
@@ -162,19 +164,20 @@ class Classifier(AbstractModel):
         self.branches = nn.ModuleList(
             Branch(config, scale, features) for scale, features in zip(config.scales, config.features, strict=True)
         )
-        self.norm = MaxMin() if config.lipschitz else BatchNorm(config.width, relu=True)
-        self.head = (
-            UnitRows(config.width, classes, config.gain) if config.lipschitz else nn.Linear(config.width, classes)
-        )
+        joined = config.width * (len(config.scales) if config.join == "concatenate" else 1)
+        self.norm = MaxMin() if config.lipschitz else BatchNorm(joined, relu=True)
+        self.head = UnitRows(joined, classes, config.gain) if config.lipschitz else nn.Linear(joined, classes)
 
     def classify(self, x: Tensor) -> tuple[Tensor, dict[str, Solution]]:
         levels = pyramid(self.stem(x), self.config.scales)
         inputs = [levels[scale] for scale in self.config.scales]
         results = run_on_streams(list(self.branches), inputs, self.config.overlap)
-        mean = functools.reduce(torch.add, [z for z, _ in results]) / len(results)
-        features = self.norm(mean).mean((2, 3))
+        values = [z for z, _ in results]
+        joined = torch.cat(values, 1) if self.config.join == "concatenate" else sum(values[1:], values[0]) / len(values)
+        features = self.norm(joined).mean((2, 3))
         if self.config.lipschitz:
-            features = features * (mean.shape[2] * mean.shape[3]) ** 0.5  # the mean of n pixels shrinks them to 1/√n
+            pixels = joined.shape[2] * joined.shape[3]
+            features = features * pixels**0.5  # the mean of n pixels shrinks them to 1/√n
         logits = self.head(features)
         return logits, {f"branch{index}": solution for index, (_, solution) in enumerate(results)}
 

@@ -167,3 +167,12 @@ def test_pictures_that_do_not_fit_are_refused_in_one_sentence(name, shape, words
 def test_pixels_that_are_not_floating_point_are_refused_in_one_sentence(name):
     with pytest.raises(TypeError, match="floating-point.*uint8"):
         build(name)(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
+
+
+def test_joined_by_concatenation_every_branch_has_its_own_weights_in_the_head():
+    model = build("geq-tiny", settings={"join": "concatenate"})
+    x = torch.randn(2, 3, 8, 8)
+    assert model(x).shape == (2, 10)
+    assert model.head.weight.shape == (10, 2 * build("geq-tiny").head.in_features)
+    with pytest.raises(ValueError, match="`lipschitz` needs `join` = mean"):
+        build("geq-certified-tiny", settings={"join": "concatenate"})

@@ -123,9 +123,10 @@ class DenseBank(AbstractBank):
         relaxation: float = 1.0,
         tol: float,
         max_steps: int,
+        rescue: bool = True,
         warm: bool = False,
     ) -> None:
-        super().__init__(W, V, activation, relaxation=relaxation, tol=tol, max_steps=max_steps)
+        super().__init__(W, V, activation, relaxation=relaxation, tol=tol, max_steps=max_steps, rescue=rescue)
         self.warm = warm
         self.b = nn.Parameter(torch.zeros_like(self.W1[:, :1, :]))
         self.c = nn.Parameter(self.V1.new_zeros(self.models, 1, self.V1.shape[1]))

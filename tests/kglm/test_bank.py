@@ -11,6 +11,7 @@ import torch
 from bank import ConvBank, DenseBank, banded, train
 from common import Checkpoints
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kerneq import kglm
 
@@ -159,3 +160,24 @@ def test_a_fixed_skip_stays_and_a_killed_training_goes_on_where_it_was(tmp_path)
     torch.testing.assert_close(rest, whole, rtol=0, atol=0)
     torch.testing.assert_close(again.W1, bank.W1, rtol=0, atol=0)
     assert Checkpoints(tmp_path, "other settings").load("bank") is None
+
+
+def test_without_rescue_nothing_waits_for_a_number_and_the_gradients_are_the_same():
+    class Waits(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+            return func(*args, **(kwargs or {}))
+
+    W1, W2, V1, V2 = gaussian(4, 2, 6, 6, scale=1 / 6)
+    y, target = gaussian(2, 2, 5, 6, seed=1)
+    found, waits = [], []
+    for rescue in (True, False):
+        bank = DenseBank((W1, W2), (V1, V2), torch.sigmoid, tol=1e-13, max_steps=40, rescue=rescue)
+        with Waits() as seen:
+            bank.error(y, target).sum().backward()
+        waits.append(seen.count)
+        found.append([p.grad for p in bank.parameters()])
+    assert waits[0] > 0 and waits[1] == 0  # fit for a CUDA graph
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)

@@ -73,6 +73,7 @@ def test_the_kernel_start_beats_the_random_one_on_mnist_before_training_and_afte
     result = mnist_train.run(options, CPU)
     for kernel, random in result["test"]:
         assert kernel < random
+    assert torch.tensor(result["residuals"]).max() <= options.tol
 
 
 def test_the_informed_start_beats_the_random_one_on_the_smooth_task():

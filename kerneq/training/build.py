@@ -15,7 +15,6 @@ from ..run.config import Config, ConfigError
 from .process import Process, choose_device
 
 Builder = Callable[[Config, Images], nn.Module]
-WIDER = 2  # times the images in a batch that keeps nothing for gradients: half the launches
 
 
 class Trainable(Protocol):
@@ -78,7 +77,7 @@ def make_batches(images: Images, config: Config, process: Process, train: bool) 
     try:
         return Batches(
             images,
-            config.training.batch_size * (1 if train else WIDER),
+            config.training.batch_size,
             augment=config.augment if train else Augment(),
             shuffle=train,
             seed=config.seed,

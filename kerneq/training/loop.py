@@ -16,11 +16,12 @@ from torch.nn.utils import clip_grad_norm_
 
 from ..data import Batches
 from ..run import CheckpointError, Run, Stopped, TrainingError
-from ..run.config import Config, Schedule
+from ..run.config import Config
 from ..solution import NonfiniteInputError
 from .build import Builder, Trainable, build_model, place, training_batches
 from .logger import AbstractLogger, Progress
 from .metrics import validate
+from .optimizer import rate_multiple, update_average
 from .process import Process, finish, start, stopping
 from .state import State
 
@@ -70,10 +71,10 @@ def _train(
     model = place(build(config, batches.images), config, process)
     if process.rank > 0:
         torch.manual_seed(config.seed + process.rank)
-    state = State(model, config, process)
-    open_run(run, state, batches.images.classes, resume)
     if config.training.compile:
         cast(Trainable, model).compile_map()
+    state = State(model, config, process)
+    open_run(run, state, batches.images.classes, resume)
     network = process.wrap(model)
     update: Step = partial(descend, state, network)
     if state.captured:
@@ -149,13 +150,9 @@ def open_run(run: Run, state: State, classes: Sequence[str], resume: bool) -> No
 def take_step(state: State, update: Step, x: Tensor, target: Tensor, rate: float) -> None:
     """One step of the run on one batch: x (samples, channels, height, width), target labels or probabilities."""
     state.rate = rate
-    for group in state.optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
+    state.optimizer.set_rate(rate)
     update(x, target)
-    if state.average:
+    if state.average is not None:
         update_average(state.average, state.model, state.config.training.ema, state.step)
     state.step += 1
     state.batch += 1
@@ -233,48 +230,6 @@ class GraphedStep:
         return graph
 
 
-@torch.no_grad()
-def update_average(average: dict[str, Tensor], model: nn.Module, decay: float, step: int) -> None:
-    """ā ← δ ā + (1 − δ) a for every parameter and floating-point buffer a; other buffers are copied.
-
-    The decay starts small, δ = min(decay, (1 + t)/(10 + t)) after step t (from 0), so that the random initial
-    weights are forgotten at once.
-    """
-    averages, currents = [], []
-    for name, value in model.state_dict().items():
-        if value.shape != average[name].shape:  # a buffer that takes its shape from the first pictures
-            average[name] = value.clone()
-        elif value.is_floating_point():
-            averages.append(average[name])
-            currents.append(value)
-        else:
-            average[name].copy_(value)
-    torch._foreach_lerp_(averages, currents, 1 - min(decay, (1 + step) / (10 + step)))
-
-
-def rate_multiple(schedule: Schedule, step: int, steps: int, steps_per_epoch: int) -> float:
-    """The multiple of `optimizer.lr` to use in step number `step` (from 0) of `steps`.
-
-    step       factor^(milestones passed)
-    cosine     final + (1 − final)(1 + cos πt)/2,   t: the share of the run after warm-up that is done
-    one-cycle  linear from 0 to 1 over the share `rise`, then linear to `final`
-
-    A pure function of the step, so a resumed run needs no other memory than where it is.
-    """
-    if schedule.kind == "one-cycle":
-        peak = schedule.rise * steps
-        if step + 1 <= peak:
-            return (step + 1) / peak
-        return 1 + (schedule.final - 1) * (step + 1 - peak) / max(steps - peak, 1)
-    warmup = min(schedule.warmup * steps_per_epoch, steps)
-    if step + 1 <= warmup:
-        return (step + 1) / warmup
-    if schedule.kind == "step":
-        return schedule.factor ** sum(step >= share * steps for share in schedule.milestones)
-    share = (step - warmup) / max(steps - warmup, 1)
-    return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * share)) / 2
-
-
 def read_scores(state: State, sums: Tensor) -> dict[str, float | None]:
     """The scores of the epoch so far; a loss that is infinite or NaN ends the run."""
     scores = state.accumulator.read(sums)
@@ -321,15 +276,18 @@ def finish_epoch(state: State, run: Run, held_out: Batches | None) -> dict[str, 
     """
     settings = state.config.training
     scores = read_scores(state, state.process.total(state.accumulator.sums))
-    with state.averaged():
-        validation = validate(state.model, held_out, state.process, settings.amp) if held_out is not None else None
-        diagnostics = cast(Trainable, state.model).diagnostics()
+    epoch = state.epoch + 1
+    validation, diagnostics = None, {}
+    if epoch == settings.epochs or epoch % settings.validate_epochs == 0:
+        if held_out is not None:
+            validation = validate(state.evaluated, held_out, state.process, settings.amp)
+        diagnostics = state.diagnostics()
         accuracy = validation["accuracy"] if validation is not None else None
         if accuracy is None or state.best is None or accuracy > state.best:
             state.best = accuracy
             state.save_best(run)
     row = {
-        "epoch": state.epoch + 1,
+        "epoch": epoch,
         "step": state.step,
         "rate": state.rate,
         "seconds": round(state.seconds, 3),
@@ -337,10 +295,10 @@ def finish_epoch(state: State, run: Run, held_out: Batches | None) -> dict[str, 
         "validation": validation,
         "diagnostics": diagnostics,
     }
-    state.epoch, state.batch, state.seconds = state.epoch + 1, 0, 0.0
+    state.epoch, state.batch, state.seconds = epoch, 0, 0.0
     state.accumulator.reset()
     if state.process.leads:
         run.add_row(row)
-    if state.epoch == settings.epochs or state.epoch % settings.checkpoint_epochs == 0:
+    if epoch == settings.epochs or epoch % settings.checkpoint_epochs == 0:
         state.save(run)
     return row

@@ -16,6 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from ..data import Batches
 from ..run import CheckpointError, Run, Stopped, TrainingError
+from ..run.checkpoint import Writer
 from ..run.config import Config
 from ..solution import NonfiniteInputError
 from .build import Builder, Trainable, build_model, place, training_batches
@@ -88,7 +89,8 @@ def _train(
         for logger in loggers if process.leads else ():
             logger.log_message(text)
 
-    with stopping(process.world == 1, announce) as asked_to_stop, refusing_nonfinite(state):
+    stop = stopping(process.world == 1, announce)
+    with Writer() as writer, stop as asked_to_stop, refusing_nonfinite(state):
         while state.epoch < config.training.epochs:
             began = time.monotonic() - state.seconds
             network.train()
@@ -103,11 +105,13 @@ def _train(
                     report(state, steps, loggers)
                     reported = time.monotonic()
                 if (every > 0 and state.step % every == 0) or asked_to_stop():
-                    state.save(run)
+                    write = state.checkpoint(run)
+                    writer.submit([write] if process.leads else [])
                 if asked_to_stop():
                     raise Stopped(f"Stopped after step {state.step}; {run.path} continues with --resume.")
-            row = finish_epoch(state, run, held_out)
+            row, writes = finish_epoch(state, run, held_out)
             if process.leads:
+                writer.submit(writes)
                 for logger in loggers:
                     logger.log_epoch(row)
     return run.rows()
@@ -268,8 +272,8 @@ def report(state: State, steps: int, loggers: Sequence[AbstractLogger]) -> None:
         logger.log_progress(progress)
 
 
-def finish_epoch(state: State, run: Run, held_out: Batches | None) -> dict[str, Any]:
-    """Close the epoch and return its row of metrics. All processes must call it together.
+def finish_epoch(state: State, run: Run, held_out: Batches | None) -> tuple[dict[str, Any], list[Callable[[], None]]]:
+    """Close the epoch; its row of metrics, and what writes its files. All processes must call it together.
 
     The order matters if a kill falls in between: the row and the best weights first, the checkpoint that
     moves past them last, so that whatever is missing is made again.
@@ -278,6 +282,7 @@ def finish_epoch(state: State, run: Run, held_out: Batches | None) -> dict[str, 
     scores = read_scores(state, state.process.total(state.accumulator.sums))
     epoch = state.epoch + 1
     validation, diagnostics = None, {}
+    writes: list[Callable[[], None]] = []
     if epoch == settings.epochs or epoch % settings.validate_epochs == 0:
         if held_out is not None:
             validation = validate(state.evaluated, held_out, state.process, settings.amp)
@@ -285,7 +290,7 @@ def finish_epoch(state: State, run: Run, held_out: Batches | None) -> dict[str, 
         accuracy = validation["accuracy"] if validation is not None else None
         if accuracy is None or state.best is None or accuracy > state.best:
             state.best = accuracy
-            state.save_best(run)
+            writes.append(state.best_weights(run))
     row = {
         "epoch": epoch,
         "step": state.step,
@@ -295,10 +300,9 @@ def finish_epoch(state: State, run: Run, held_out: Batches | None) -> dict[str, 
         "validation": validation,
         "diagnostics": diagnostics,
     }
+    writes.append(partial(run.add_row, row))
     state.epoch, state.batch, state.seconds = epoch, 0, 0.0
     state.accumulator.reset()
-    if state.process.leads:
-        run.add_row(row)
     if epoch == settings.epochs or epoch % settings.checkpoint_epochs == 0:
-        state.save(run)
-    return row
+        writes.append(state.checkpoint(run))
+    return row, writes

@@ -2,6 +2,8 @@
 
 import copy
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, cast, final
 
@@ -68,19 +70,20 @@ class State:
         place = {name: getattr(self, name) for name in PLACE}
         return place | {"meter": list(self.accumulator.entries), "config": write(self.config)}
 
-    def save(self, run: Run) -> None:
-        """Write a checkpoint, unless the weights are no longer numbers. All processes must call it together."""
-        self.check_weights()
-        tensors = self.tensors()
-        if self.process.leads:
-            run.save(tensors, self.facts())
+    def checkpoint(self, run: Run) -> Callable[[], None]:
+        """What writes a checkpoint of this moment; refused once the weights are no longer numbers.
 
-    def save_best(self, run: Run) -> None:
-        """Write the weights just validated (the average, where there is one), to be evaluated later."""
+        All processes must call it together.
+        """
         self.check_weights()
-        if self.process.leads:
-            weights = {f"model.{name}": value for name, value in self.candidate.state_dict().items()}
-            checkpoint.save(run.checkpoint("best"), weights, self.facts() | {"epoch": self.epoch + 1})
+        return partial(run.save, checkpoint.copied(self.tensors()), self.facts())
+
+    def best_weights(self, run: Run) -> Callable[[], None]:
+        """What writes the weights just validated (the average, where there is one), to be evaluated later."""
+        self.check_weights()
+        weights = {f"model.{name}": value for name, value in self.candidate.state_dict().items()}
+        facts = self.facts() | {"epoch": self.epoch + 1}
+        return partial(checkpoint.save, run.checkpoint("best"), checkpoint.copied(weights), facts)
 
     def restore(self, path: Path) -> None:
         """Continue from the checkpoint at `path`: afterwards everything is bit for bit as it was saved."""

@@ -20,10 +20,10 @@ from ..run.checkpoint import Writer
 from ..run.config import Config
 from ..solution import NonfiniteInputError
 from .build import Builder, Trainable, build_model, place, training_batches
-from .logger import AbstractLogger, Progress
+from .logger import AbstractLogger, Clock, Progress
 from .metrics import validate
 from .optimizer import rate_multiple, update_average
-from .process import Process, finish, start, stopping
+from .process import Process, finish, start, stopping, wake
 from .state import State
 
 Step = Callable[[Tensor, Tensor], None]
@@ -40,19 +40,24 @@ def train(
     resume: bool = False,
     build: Builder = build_model,
     loggers: Sequence[AbstractLogger] = (),
+    began: float | None = None,
 ) -> list[dict[str, Any]]:
     """Train the configured model in the run folder `path`; return the rows of its metrics.jsonl.
 
     With `resume` a run that `path` already holds goes on from its last checkpoint, bit for bit as if it had not
     been interrupted; without it, such a folder is refused. Ctrl-C saves the step in hand and raises `Stopped`.
+    Where the time went, since `began` if that is given (as `time.monotonic` has it), is told to the loggers and
+    written to environment.json.
     """
     run = Run(path)
+    clock = Clock(time.monotonic() if began is None else began)
+    clock.lap("imports")
     try:
         process = start(config.device)
         # A worker that torchrun restarts may have to wait until the killed one is gone.
         held = run.locked(patience=30.0 if process.restarts else 0.0) if process.leads else nullcontext()
         with held:
-            return _train(config, run, process, resume or process.restarts > 0, build, loggers)
+            return _train(config, run, process, resume or process.restarts > 0, build, loggers, clock)
     except RuntimeError as error:
         if "closed by peer" not in str(error) and "reset by peer" not in str(error):
             raise
@@ -64,11 +69,20 @@ def train(
 
 
 def _train(
-    config: Config, run: Run, process: Process, resume: bool, build: Builder, loggers: Sequence[AbstractLogger]
+    config: Config,
+    run: Run,
+    process: Process,
+    resume: bool,
+    build: Builder,
+    loggers: Sequence[AbstractLogger],
+    clock: Clock,
 ) -> list[dict[str, Any]]:
     choose_algorithms(config.training.deterministic)
     torch.manual_seed(config.seed)
+    wake(process.device)
+    clock.lap("device")
     batches, held_out = training_batches(config, process)
+    clock.lap("data")
     model = place(build(config, batches.images), config, process)
     if process.rank > 0:
         torch.manual_seed(config.seed + process.rank)
@@ -84,6 +98,7 @@ def _train(
     every = config.training.checkpoint_steps
     reported = time.monotonic()
     first = state.step
+    clock.lap("model")
 
     def announce(text: str) -> None:
         for logger in loggers if process.leads else ():
@@ -101,6 +116,9 @@ def _train(
                 state.seconds = time.monotonic() - began
                 if state.step == first + TIMED_STEPS and process.device.type == "cpu":
                     announce_duration(state, (time.monotonic() - started) / TIMED_STEPS, steps, announce)
+                if state.step == first + (EAGER_STEPS + 1 if state.captured else 1):
+                    process.synchronise()
+                    clock.lap("first steps")
                 if time.monotonic() - reported >= INTERVAL:
                     report(state, steps, loggers)
                     reported = time.monotonic()
@@ -109,11 +127,18 @@ def _train(
                     writer.submit([write] if process.leads else [])
                 if asked_to_stop():
                     raise Stopped(f"Stopped after step {state.step}; {run.path} continues with --resume.")
+            process.synchronise()
+            clock.lap("training")
             row, writes = finish_epoch(state, run, held_out)
             if process.leads:
                 writer.submit(writes)
                 for logger in loggers:
                     logger.log_epoch(row)
+            clock.lap("validation")
+    clock.lap("writing")
+    if process.leads:
+        run.finish(clock.seconds)
+    announce(str(clock))
     return run.rows()
 
 

@@ -60,7 +60,7 @@ def for_inference(config: Config, device: str) -> tuple[Config, Process]:
 
 def training_batches(config: Config, process: Process) -> tuple[Batches, Batches | None]:
     """The batches of the training images, and of the held-out images (None if nothing is held out)."""
-    images = read_images(config, "train")
+    images = read_images(config, "train").to(process.device)  # where they are split in no time
     count = round(config.data.validation * len(images))
     if count == 0:
         return make_batches(images, config, process, train=True), None

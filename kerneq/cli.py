@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import sys
+import time
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -93,6 +94,7 @@ def train(
     show_config: Annotated[bool, typer.Option("--show-config", help="Print every setting as TOML and stop.")] = False,
 ) -> None:
     """Train a model; everything about the run goes into runs/NAME."""
+    began = time.monotonic()
     from .run import Run
     from .run.config import check, write
     from .training import train as train_model
@@ -106,7 +108,7 @@ def train(
         sys.stdout.write(write(config, comments=True))
         return
     told = loggers(folder)
-    rows = train_model(config, folder, resume=resume, loggers=told)
+    rows = train_model(config, folder, resume=resume, loggers=told, began=began)
     if told:
         best = Run(folder).best_accuracy()
         words = f"best validation accuracy {best:.2%}" if best is not None else "nothing was held out"

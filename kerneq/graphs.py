@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .equilibrium import Equilibrium
+from .operators import AbstractOperator
 from .solution import Solution
 from .tensors import map_tensors
 
@@ -27,9 +28,10 @@ def capture(model: nn.Module, example: Tensor | None = None) -> "Captured":
     A shape is captured when it is seen for the second time, that of `example` at once. A graph cannot look at a
     residual, so it takes a fixed number of steps in every layer: a quarter more than the first batch needed. The
     residuals of every batch are looked at after it: where a sample has not converged, the batch is run again as it is,
-    and the graph made anew with more steps. Weights that were changed, in place or not, are seen (PyTorch counts the
-    changes; one made by another CUDA graph is not counted: capture again). On a CPU, in `train()`, with gradients, or
-    where a layer warns or raises on failure, the model runs as it is.
+    and the graph made anew with more steps. Weights that were changed in place are seen by the same graph, others by a
+    new one. (PyTorch counts the changes; one made by another CUDA graph is not counted: call `train()` and `eval()`
+    after it, for the norms of the weights.) On a CPU, in `train()`, with gradients, or where a layer warns or raises on
+    failure, the model runs as it is.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be a torch module, got {type(model).__name__}.")
@@ -59,6 +61,7 @@ class Captured(nn.Module):
         super().__init__()
         self.model = model
         self.layers = [module for module in model.modules() if isinstance(module, Equilibrium)]
+        self.operators = [module for module in model.modules() if isinstance(module, AbstractOperator)]
         self.steps = [0] * len(self.layers)  # that each layer takes in a graph
         self.graphs: dict[Any, Graph | None] = {}  # None: seen once
         self.weights: list[tuple[int, int]] = []
@@ -70,8 +73,14 @@ class Captured(nn.Module):
             return self._call(x, solutions)
         autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
         key = (x.shape, x.stride(), x.dtype, x.device, autocast, torch.is_inference_mode_enabled(), solutions)
-        if self._places() != self.weights:
-            self.graphs.clear()
+        places = self._places()
+        if places != self.weights or not all(operator.settled for operator in self.operators):
+            if [address for address, _ in places] != [address for address, _ in self.weights]:
+                self.graphs.clear()
+            # A graph reads the weights anew at every replay, but holds no search for the vectors of their norms.
+            for operator in self.operators:
+                operator.settle()
+            self.weights = self._places()
         graph = self.graphs.get(key)
         if graph is None and key in self.graphs:
             graph = self.graphs[key] = self._record(x, solutions)

@@ -121,6 +121,16 @@ class AbstractOperator(nn.Module, abc.ABC):
         """‖W‖ on states of the size that goes with `example`, as a differentiable number."""
         return self._norm_at(self._follow(self.state_shape(example)))
 
+    @property
+    def settled(self) -> bool:
+        """Whether a vector has been found in evaluation, and nothing has been trained since."""
+        return self._settled is not None
+
+    def settle(self) -> None:
+        """In evaluation, find the vector for the weight as it is now, in place, if states have been seen before."""
+        if self.vector.numel() > 0:
+            self._follow(tuple(self.vector.shape))
+
     def last_norm(self) -> Tensor:
         """‖W u‖ at the vector followed so far."""
         return self._norm_at(self.vector)
@@ -246,8 +256,9 @@ def top_singular_vector(
     small = known @ images[: step + 1].mT
     if not bool(small.isfinite().all()):
         return u  # ‖A u‖ then says that it is no number
-    vectors = torch.linalg.eigh((small + small.mT) / 2).eigenvectors
-    return _unit((vectors[:, -1] @ known).view_as(u))
+    # On the host: the library for it on a GPU takes a second to load.
+    vectors = torch.linalg.eigh(((small + small.mT) / 2).cpu()).eigenvectors
+    return _unit((vectors[:, -1].to(u.device) @ known).view_as(u))
 
 
 def _unit(u: Tensor) -> Tensor:

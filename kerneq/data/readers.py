@@ -12,6 +12,7 @@ import pickletools
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -112,16 +113,17 @@ class Release:
 
         `key` is the name of the labels, where files hold several. The other split's files are never opened."""
         files = self.train if split == "train" else self.test
-        contents = (file.read(folder) for file in files)
         pixels: list[np.ndarray] = []
         labels: list[np.ndarray] = []
-        for path, rows, numbers in _PARSERS[self.format](contents, shape, key):
-            values = np.asarray(numbers, dtype=np.int64)
-            if len(values) and not 0 <= values.min() <= values.max() < classes:
-                found = f"{values.min()} … {values.max()}"
-                raise DataError(f"{path} holds labels {found}, not 0 … {classes - 1}: download it again.")
-            pixels.append(rows.reshape(-1, *shape))
-            labels.append(values)
+        with ThreadPoolExecutor(len(files)) as pool:  # to be read and hashed side by side
+            contents = pool.map(lambda file: file.read(folder), files)
+            for path, rows, numbers in _PARSERS[self.format](contents, shape, key):
+                values = np.asarray(numbers, dtype=np.int64)
+                if len(values) and not 0 <= values.min() <= values.max() < classes:
+                    found = f"{values.min()} … {values.max()}"
+                    raise DataError(f"{path} holds labels {found}, not 0 … {classes - 1}: download it again.")
+                pixels.append(rows.reshape(-1, *shape))
+                labels.append(values)
         return np.concatenate(pixels), np.concatenate(labels)
 
 

@@ -7,10 +7,11 @@ training state are named `model.…`, `average.…`, `momentum.…`, `random.…
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Self, final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -36,13 +37,49 @@ class Stopped(TrainingError):
 
 def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write tensors and JSON-able facts to `path`, atomically."""
-    # Clones, since safetensors refuses tied weights that share memory.
-    copies = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
-    }
-    text = json.dumps(dict(facts))
+    copies, text = copied(tensors), json.dumps(dict(facts))
     header = {"format": FORMAT, "facts": text, "sha256": digest(copies, text)}
     write_atomically(path, serialise(copies, metadata=header))
+
+
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as they are now, on the host; each its own, since safetensors refuses tied weights."""
+    return {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+
+
+@final
+class Writer:
+    """Writes files while the run goes on: what is submitted together in that order, and all before the next comes.
+
+    So a kill at any time leaves what one without the thread could have left. A write that fails ends the run at the
+    next `submit`, or when the `with` is left.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1)
+        self._pending: Future[None] | None = None
+
+    def submit(self, writes: Sequence[Callable[[], None]]) -> None:
+        """Begin to write these; waits for those before."""
+        self._wait()
+        self._pending = self._pool.submit(_each, writes)
+
+    def _wait(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown()
+        self._wait()
+
+
+def _each(writes: Sequence[Callable[[], None]]) -> None:
+    for write in writes:
+        write()
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -98,6 +98,7 @@ class Training:
     compile: bool = setting(False, "torch.compile of the equilibrium map")
     graph: bool = setting(False, "on a GPU, capture the step as one CUDA graph; solves may not look at their residual")
     deterministic: bool = setting(False, "only algorithms that give the same bits every time")
+    validate_epochs: int = setting(1, "epochs between validations; the last epoch always has one", low=1)
     checkpoint_epochs: int = setting(1, "epochs between checkpoints", low=1)
     checkpoint_steps: int = setting(0, "steps between checkpoints within an epoch, 0: none", low=0)
 

@@ -279,6 +279,12 @@ class Run:
             written = {**before, "resumed": [*before["resumed"], {**origin, "step": step}]}
         write_atomically(self.path / "environment.json", (to_json(written, indent=2) + "\n").encode())
 
+    def finish(self, seconds: Mapping[str, float]) -> None:
+        """Write down where the time of this start of the run went."""
+        written = self.environment()
+        (written.get("resumed") or [written])[-1]["seconds"] = {name: round(s, 3) for name, s in seconds.items()}
+        write_atomically(self.path / "environment.json", (to_json(written, indent=2) + "\n").encode())
+
     def add_row(self, row: Mapping[str, Any]) -> None:
         """Add the metrics of an epoch; they are on the disk when this returns."""
         self._write_rows([*self.rows(), row])

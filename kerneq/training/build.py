@@ -15,7 +15,6 @@ from ..run.config import Config, ConfigError
 from .process import Process, choose_device
 
 Builder = Callable[[Config, Images], nn.Module]
-WIDER = 2  # times the images in a batch that keeps nothing for gradients: half the launches
 
 
 class Trainable(Protocol):
@@ -61,7 +60,7 @@ def for_inference(config: Config, device: str) -> tuple[Config, Process]:
 
 def training_batches(config: Config, process: Process) -> tuple[Batches, Batches | None]:
     """The batches of the training images, and of the held-out images (None if nothing is held out)."""
-    images = read_images(config, "train")
+    images = read_images(config, "train").to(process.device)  # where they are split in no time
     count = round(config.data.validation * len(images))
     if count == 0:
         return make_batches(images, config, process, train=True), None
@@ -78,7 +77,7 @@ def make_batches(images: Images, config: Config, process: Process, train: bool) 
     try:
         return Batches(
             images,
-            config.training.batch_size * (1 if train else WIDER),
+            config.training.batch_size,
             augment=config.augment if train else Augment(),
             shuffle=train,
             seed=config.seed,

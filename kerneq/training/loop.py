@@ -16,12 +16,14 @@ from torch.nn.utils import clip_grad_norm_
 
 from ..data import Batches
 from ..run import CheckpointError, Run, Stopped, TrainingError
-from ..run.config import Config, Schedule
+from ..run.checkpoint import Writer
+from ..run.config import Config
 from ..solution import NonfiniteInputError
 from .build import Builder, Trainable, build_model, place, training_batches
-from .logger import AbstractLogger, Progress
+from .logger import AbstractLogger, Clock, Progress
 from .metrics import validate
-from .process import Process, finish, start, stopping
+from .optimizer import rate_multiple, update_average
+from .process import Process, finish, start, stopping, wake
 from .state import State
 
 Step = Callable[[Tensor, Tensor], None]
@@ -38,19 +40,24 @@ def train(
     resume: bool = False,
     build: Builder = build_model,
     loggers: Sequence[AbstractLogger] = (),
+    began: float | None = None,
 ) -> list[dict[str, Any]]:
     """Train the configured model in the run folder `path`; return the rows of its metrics.jsonl.
 
     With `resume` a run that `path` already holds goes on from its last checkpoint, bit for bit as if it had not
     been interrupted; without it, such a folder is refused. Ctrl-C saves the step in hand and raises `Stopped`.
+    Where the time went, since `began` if that is given (as `time.monotonic` has it), is told to the loggers and
+    written to environment.json.
     """
     run = Run(path)
+    clock = Clock(time.monotonic() if began is None else began)
+    clock.lap("imports")
     try:
         process = start(config.device)
         # A worker that torchrun restarts may have to wait until the killed one is gone.
         held = run.locked(patience=30.0 if process.restarts else 0.0) if process.leads else nullcontext()
         with held:
-            return _train(config, run, process, resume or process.restarts > 0, build, loggers)
+            return _train(config, run, process, resume or process.restarts > 0, build, loggers, clock)
     except RuntimeError as error:
         if "closed by peer" not in str(error) and "reset by peer" not in str(error):
             raise
@@ -62,18 +69,27 @@ def train(
 
 
 def _train(
-    config: Config, run: Run, process: Process, resume: bool, build: Builder, loggers: Sequence[AbstractLogger]
+    config: Config,
+    run: Run,
+    process: Process,
+    resume: bool,
+    build: Builder,
+    loggers: Sequence[AbstractLogger],
+    clock: Clock,
 ) -> list[dict[str, Any]]:
     choose_algorithms(config.training.deterministic)
     torch.manual_seed(config.seed)
+    wake(process.device)
+    clock.lap("device")
     batches, held_out = training_batches(config, process)
+    clock.lap("data")
     model = place(build(config, batches.images), config, process)
     if process.rank > 0:
         torch.manual_seed(config.seed + process.rank)
-    state = State(model, config, process)
-    open_run(run, state, batches.images.classes, resume)
     if config.training.compile:
         cast(Trainable, model).compile_map()
+    state = State(model, config, process)
+    open_run(run, state, batches.images.classes, resume)
     network = process.wrap(model)
     update: Step = partial(descend, state, network)
     if state.captured:
@@ -82,12 +98,14 @@ def _train(
     every = config.training.checkpoint_steps
     reported = time.monotonic()
     first = state.step
+    clock.lap("model")
 
     def announce(text: str) -> None:
         for logger in loggers if process.leads else ():
             logger.log_message(text)
 
-    with stopping(process.world == 1, announce) as asked_to_stop, refusing_nonfinite(state):
+    stop = stopping(process.world == 1, announce)
+    with Writer() as writer, stop as asked_to_stop, refusing_nonfinite(state):
         while state.epoch < config.training.epochs:
             began = time.monotonic() - state.seconds
             network.train()
@@ -98,17 +116,29 @@ def _train(
                 state.seconds = time.monotonic() - began
                 if state.step == first + TIMED_STEPS and process.device.type == "cpu":
                     announce_duration(state, (time.monotonic() - started) / TIMED_STEPS, steps, announce)
+                if state.step == first + (EAGER_STEPS + 1 if state.captured else 1):
+                    process.synchronise()
+                    clock.lap("first steps")
                 if time.monotonic() - reported >= INTERVAL:
                     report(state, steps, loggers)
                     reported = time.monotonic()
                 if (every > 0 and state.step % every == 0) or asked_to_stop():
-                    state.save(run)
+                    write = state.checkpoint(run)
+                    writer.submit([write] if process.leads else [])
                 if asked_to_stop():
                     raise Stopped(f"Stopped after step {state.step}; {run.path} continues with --resume.")
-            row = finish_epoch(state, run, held_out)
+            process.synchronise()
+            clock.lap("training")
+            row, writes = finish_epoch(state, run, held_out)
             if process.leads:
+                writer.submit(writes)
                 for logger in loggers:
                     logger.log_epoch(row)
+            clock.lap("validation")
+    clock.lap("writing")
+    if process.leads:
+        run.finish(clock.seconds)
+    announce(str(clock))
     return run.rows()
 
 
@@ -149,13 +179,9 @@ def open_run(run: Run, state: State, classes: Sequence[str], resume: bool) -> No
 def take_step(state: State, update: Step, x: Tensor, target: Tensor, rate: float) -> None:
     """One step of the run on one batch: x (samples, channels, height, width), target labels or probabilities."""
     state.rate = rate
-    for group in state.optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
+    state.optimizer.set_rate(rate)
     update(x, target)
-    if state.average:
+    if state.average is not None:
         update_average(state.average, state.model, state.config.training.ema, state.step)
     state.step += 1
     state.batch += 1
@@ -233,48 +259,6 @@ class GraphedStep:
         return graph
 
 
-@torch.no_grad()
-def update_average(average: dict[str, Tensor], model: nn.Module, decay: float, step: int) -> None:
-    """ā ← δ ā + (1 − δ) a for every parameter and floating-point buffer a; other buffers are copied.
-
-    The decay starts small, δ = min(decay, (1 + t)/(10 + t)) after step t (from 0), so that the random initial
-    weights are forgotten at once.
-    """
-    averages, currents = [], []
-    for name, value in model.state_dict().items():
-        if value.shape != average[name].shape:  # a buffer that takes its shape from the first pictures
-            average[name] = value.clone()
-        elif value.is_floating_point():
-            averages.append(average[name])
-            currents.append(value)
-        else:
-            average[name].copy_(value)
-    torch._foreach_lerp_(averages, currents, 1 - min(decay, (1 + step) / (10 + step)))
-
-
-def rate_multiple(schedule: Schedule, step: int, steps: int, steps_per_epoch: int) -> float:
-    """The multiple of `optimizer.lr` to use in step number `step` (from 0) of `steps`.
-
-    step       factor^(milestones passed)
-    cosine     final + (1 − final)(1 + cos πt)/2,   t: the share of the run after warm-up that is done
-    one-cycle  linear from 0 to 1 over the share `rise`, then linear to `final`
-
-    A pure function of the step, so a resumed run needs no other memory than where it is.
-    """
-    if schedule.kind == "one-cycle":
-        peak = schedule.rise * steps
-        if step + 1 <= peak:
-            return (step + 1) / peak
-        return 1 + (schedule.final - 1) * (step + 1 - peak) / max(steps - peak, 1)
-    warmup = min(schedule.warmup * steps_per_epoch, steps)
-    if step + 1 <= warmup:
-        return (step + 1) / warmup
-    if schedule.kind == "step":
-        return schedule.factor ** sum(step >= share * steps for share in schedule.milestones)
-    share = (step - warmup) / max(steps - warmup, 1)
-    return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * share)) / 2
-
-
 def read_scores(state: State, sums: Tensor) -> dict[str, float | None]:
     """The scores of the epoch so far; a loss that is infinite or NaN ends the run."""
     scores = state.accumulator.read(sums)
@@ -313,23 +297,27 @@ def report(state: State, steps: int, loggers: Sequence[AbstractLogger]) -> None:
         logger.log_progress(progress)
 
 
-def finish_epoch(state: State, run: Run, held_out: Batches | None) -> dict[str, Any]:
-    """Close the epoch and return its row of metrics. All processes must call it together.
+def finish_epoch(state: State, run: Run, held_out: Batches | None) -> tuple[dict[str, Any], list[Callable[[], None]]]:
+    """Close the epoch; its row of metrics, and what writes its files. All processes must call it together.
 
     The order matters if a kill falls in between: the row and the best weights first, the checkpoint that
     moves past them last, so that whatever is missing is made again.
     """
     settings = state.config.training
     scores = read_scores(state, state.process.total(state.accumulator.sums))
-    with state.averaged():
-        validation = validate(state.model, held_out, state.process, settings.amp) if held_out is not None else None
-        diagnostics = cast(Trainable, state.model).diagnostics()
+    epoch = state.epoch + 1
+    validation, diagnostics = None, {}
+    writes: list[Callable[[], None]] = []
+    if epoch == settings.epochs or epoch % settings.validate_epochs == 0:
+        if held_out is not None:
+            validation = validate(state.evaluated, held_out, state.process, settings.amp)
+        diagnostics = state.diagnostics()
         accuracy = validation["accuracy"] if validation is not None else None
         if accuracy is None or state.best is None or accuracy > state.best:
             state.best = accuracy
-            state.save_best(run)
+            writes.append(state.best_weights(run))
     row = {
-        "epoch": state.epoch + 1,
+        "epoch": epoch,
         "step": state.step,
         "rate": state.rate,
         "seconds": round(state.seconds, 3),
@@ -337,10 +325,9 @@ def finish_epoch(state: State, run: Run, held_out: Batches | None) -> dict[str, 
         "validation": validation,
         "diagnostics": diagnostics,
     }
-    state.epoch, state.batch, state.seconds = state.epoch + 1, 0, 0.0
+    writes.append(partial(run.add_row, row))
+    state.epoch, state.batch, state.seconds = epoch, 0, 0.0
     state.accumulator.reset()
-    if state.process.leads:
-        run.add_row(row)
-    if state.epoch == settings.epochs or state.epoch % settings.checkpoint_epochs == 0:
-        state.save(run)
-    return row
+    if epoch == settings.epochs or epoch % settings.checkpoint_epochs == 0:
+        writes.append(state.checkpoint(run))
+    return row, writes

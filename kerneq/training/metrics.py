@@ -7,6 +7,7 @@ them; a number that was not measured is None, or absent where an earlier version
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Literal, final
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from ..data import Batches
 from ..solution import Solution
+from ..tensors import map_tensors, take_samples
 from .process import Process
 
 Scores = Mapping[str, float | None]
@@ -185,15 +187,29 @@ class Accumulator:
 
 @torch.no_grad()
 def validate(model: nn.Module, batches: Batches, process: Process, amp: bool) -> dict[str, float | None]:
-    """The scores of a model in eval mode over batches of all processes; the loss is without label smoothing."""
+    """The scores of a model in eval mode over batches of all processes; the loss is without label smoothing.
+
+    On a GPU a last, smaller batch is filled up with its own pictures, which do not count: so all have one shape, for
+    which algorithms are chosen and graphs captured once.
+    """
     accumulator = Accumulator(process.device)
     training = model.training
     model.eval()
+    whole = 0
     for x, target in batches.epoch(0):
-        if len(x) == 0:  # the last batch may have no image for this process
+        count = len(x)
+        if count == 0:  # the last batch may have no image for this process
             continue
+        whole = max(whole, count)
+        if x.is_cuda and count < whole:
+            x = take_samples(x, torch.arange(whole, device=x.device) % count)
         with process.autocast(amp):
             logits, solutions = model(x, solutions=True)
+        logits, solutions = map_tensors(partial(_first, count=count), (logits, solutions))
         accumulator.add(cross_entropy(logits.float(), target), logits, target, solutions)
     model.train(training)
     return accumulator.read(process.total(accumulator.sums))
+
+
+def _first(t: Tensor, count: int) -> Tensor:
+    return t[:count]

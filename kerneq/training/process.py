@@ -6,7 +6,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import final
 
@@ -37,6 +37,11 @@ class Process:
     def autocast(self, amp: bool) -> torch.autocast:
         """bfloat16 where `amp` asks for it, on a GPU: most CPUs only imitate it, some 20 times slower than float32."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=amp and self.device.type == "cuda")
+
+    def synchronise(self) -> None:
+        """Wait until the device has done what it was asked to."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def total(self, sums: Tensor) -> Tensor:
         """The sum over all processes; the argument is left alone."""
@@ -79,6 +84,21 @@ def start(device: str) -> Process:
         backend = "nccl" if chosen.type == "cuda" else "gloo"
         distributed.init_process_group(backend, store=store, rank=rank, world_size=world)
     return Process(chosen, rank, world, restarts)
+
+
+def wake(device: torch.device) -> None:
+    """Make the context of a GPU and load its libraries, which takes seconds, while the data are read.
+
+    After the seeds are set: those set while a context is being made would be lost.
+    """
+    if device.type == "cuda":
+        threading.Thread(target=_touch, args=(device,)).start()
+
+
+def _touch(device: torch.device) -> None:
+    with suppress(RuntimeError):  # what is wrong with the device is said by the first who needs it
+        x = torch.zeros(1, 8, 8, 8, device=device, dtype=torch.bfloat16)
+        torch.matmul(x[0, 0], torch.conv2d(x, x, padding=4)[0, 0, 1:])
 
 
 def _variable(name: str, default: int = 0) -> int:

@@ -1,5 +1,7 @@
 import io
+import json
 import os
+import re
 import signal
 
 import pytest
@@ -52,12 +54,16 @@ def test_a_long_run_on_a_cpu_says_what_it_will_take_and_a_stop_is_confirmed_at_o
     assert [loop.duration(s) for s in (45, 720, 12_000, 400_000)] == ["45 s", "12 min", "3 h 20 min", "4 days"]
 
 
-def test_where_there_is_no_terminal_only_finished_epochs_are_written(run):
+def test_where_there_is_no_terminal_finished_epochs_are_written_and_where_the_time_went(tmp_path, run):
     output = io.StringIO()
     logger = TerminalLogger(Console(file=output, force_terminal=False), title="toy")
     rows = run("training.epochs=2", loggers=[logger])
-    assert output.getvalue().splitlines() == [epoch_line(row, "toy") for row in rows]
+    *lines, last = output.getvalue().splitlines()
+    assert lines == [epoch_line(row, "toy") for row in rows]
     assert "validation loss" in output.getvalue() and "bound" in output.getvalue()
+    assert re.fullmatch(r"toy \d.*? s: start .*\(imports .*, first steps .*\), training .*, validation .*", last)
+    seconds = json.loads((tmp_path / "run" / "environment.json").read_text())["seconds"]
+    assert seconds["training"] + seconds["first steps"] >= sum(row["seconds"] for row in rows) - 0.01
 
 
 def test_an_epoch_line_shows_the_largest_of_the_branches_numbers():

@@ -28,8 +28,9 @@ def capture(model: nn.Module, example: Tensor | None = None) -> "Captured":
     residual, so it takes a fixed number of steps in every layer: a quarter more than the first batch needed. The
     residuals of every batch are looked at after it: where a sample has not converged, the batch is run again as it is,
     and the graph made anew with more steps. Weights that were changed, in place or not, are seen (PyTorch counts the
-    changes; one made by another CUDA graph is not counted: capture again). On a CPU, in `train()`, with gradients, or
-    where a layer warns or raises on failure, the model runs as it is.
+    changes; one made by another CUDA graph is not counted: capture again), and so are other settings of its layers. The
+    `steps` of a solution are those of the graph. On a CPU, in `train()`, with gradients, under `equilibrium.watching`,
+    or where a layer warns or raises on failure, the model runs as it is.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be a torch module, got {type(model).__name__}.")
@@ -69,7 +70,8 @@ class Captured(nn.Module):
         if not self._fits(x):
             return self._call(x, solutions)
         autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-        key = (x.shape, x.stride(), x.dtype, x.device, autocast, torch.is_inference_mode_enabled(), solutions)
+        settings = tuple((repr(layer.solver), layer.tol, layer.max_steps, layer.check_every) for layer in self.layers)
+        key = (x.shape, x.stride(), x.dtype, x.device, autocast, torch.is_inference_mode_enabled(), solutions, settings)
         if self._places() != self.weights:
             self.graphs.clear()
         graph = self.graphs.get(key)
@@ -100,7 +102,7 @@ class Captured(nn.Module):
         """Whether a graph may take the place of the model."""
         if self.refused or not isinstance(x, Tensor) or not x.is_cuda:
             return False
-        quiet = all(layer.on_failure == "return" for layer in self.layers)
+        quiet = all(layer.on_failure == "return" and layer.look is None for layer in self.layers)
         return quiet and not (
             self.model.training or torch.is_grad_enabled() or torch.cuda.is_current_stream_capturing()
         )
@@ -140,7 +142,7 @@ class Captured(nn.Module):
         """Every layer takes its fixed number of steps and looks at nothing."""
         before = [(layer.max_steps, layer.check_every) for layer in self.layers]
         for layer, steps in zip(self.layers, self.steps, strict=True):
-            layer.max_steps = layer.check_every = steps
+            layer.max_steps = layer.check_every = min(steps, layer.max_steps)
         try:
             yield
         finally:

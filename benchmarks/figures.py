@@ -121,12 +121,11 @@ def _panel(table: Result, column: str) -> Panel:
         label, value, captured = _label(row), row[column], row.get(f"captured {column}")
         found = []
         if value:
-            half = row.get("spread (%)", 0.0) / 200
-            high = row.get("late (ms)", value * (1 + half))
+            low, high = _spread(row, value)
             launch = GRAPH if label.endswith("captured") else EAGER
-            found.append(Dot(value, value * (1 - half), high, launch))
+            found.append(Dot(value, low, row.get("late (ms)", high), launch))
         if captured:
-            found.append(Dot(captured, captured, captured, GRAPH))
+            found.append(Dot(captured, *_spread(row, captured, "captured "), GRAPH))
         remark, error = "", row.get("gradient off by", 0.0)
         if not found:
             remark = "nothing to compare with" if row.get("time (ms)") else "not reached"
@@ -136,6 +135,12 @@ def _panel(table: Result, column: str) -> Panel:
     asked = table.asked
     title = f"L = {asked['L']:g}" if "L" in asked else f"batch {asked['batch']}"
     return Panel(f"{asked['map']} map, {title}" if "map" in asked else title, rows)
+
+
+def _spread(row: dict[str, Any], value: float, launch: str = "") -> tuple[float, float]:
+    """The ends of the middle half of the calls, as far as its width says; the value itself where none is recorded."""
+    half = (row.get(f"{launch}spread (%)") or 0.0) / 200
+    return value * (1 - half), value * (1 + half)
 
 
 def dots(panels: Sequence[Panel], label: str, ratios: bool) -> Figure:
@@ -220,9 +225,15 @@ def curves(tables: Sequence[Result]) -> Figure:
     for axes, table, columns in zip(grid, [*tables, *tables], lines, strict=True):
         by = str(table.asked["by"])
         for (column, name), colour in zip(columns.items(), COLOURS, strict=False):
-            points = [(row[by], row[column]) for row in table.rows if row.get(column)]
-            if points:
-                axes.plot(*zip(*points, strict=True), color=colour, label=name, marker=".")
+            rows = [row for row in table.rows if row.get(column)]
+            if rows:
+                axes.plot(
+                    [row[by] for row in rows], [row[column] for row in rows], color=colour, label=name, marker="."
+                )
+            launch = "captured " if name == GRAPH else ""
+            for row in rows:
+                if row.get(f"{launch}spread (%)") and column != "peak (MiB)":
+                    axes.vlines(row[by], *_spread(row, row[column], launch), color=colour, linewidth=4, alpha=0.4)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks([row[by] for row in table.rows], [str(row[by]) for row in table.rows])

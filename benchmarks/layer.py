@@ -31,6 +31,7 @@ GRADIENTS: dict[str, kq.gradients.AbstractGradient] = {
     ),
     "Phantom(5)": kq.gradients.Phantom(),
 }
+DEFAULT = "Proximal; Implicit"  # what `kq.Equilibrium(cell)` does
 EXACT = "Proximal; Implicit, conjugate gradient"  # whose gradient the others are compared with
 TORCHDEQ: dict[str, dict[str, Any]] = {
     "torchdeq fixed_point_iter, ift": {"f_solver": "fixed_point_iter", "b_solver": "fixed_point_iter", "ift": True},

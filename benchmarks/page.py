@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .figures import draw
+from .layer import DEFAULT
 from .results import DEVICES, NAMES, BenchmarkError, Record, Result, command, format_cell, read
 from .solvers import OURS
 
@@ -94,6 +95,9 @@ def goals(records: dict[str, Record]) -> list[Goal]:
         found += _training_goals(records["train-cuda"])
     if "solvers-cuda" in records:
         found += _solver_goals(records["solvers-cuda"])
+    for device in DEVICES:
+        if f"layer-{device}" in records:
+            found += _layer_goals(records[f"layer-{device}"])
     return found
 
 
@@ -121,10 +125,12 @@ def _training_goals(record: Record) -> Iterator[Goal]:
 
 def _solver_goals(record: Record) -> Iterator[Goal]:
     for table in record.tables("step"):
-        row = _row(table, "solver", "Picard")
-        if row is not None and row["captured ÷ bare f captured"]:
-            what = f"a Picard step ÷ bare f, captured, {_map(table)}"
-            yield _at_most(what, 1.05, row["captured ÷ bare f captured"])
+        steps = {"Picard": 1.05, "Proximal": 1.3 if table.asked["L"] <= 1 else 2.0}  # past L = 1 it looks at E
+        for solver, most in steps.items():
+            row = _row(table, "solver", solver)
+            if row is not None and row["captured ÷ bare f captured"]:
+                what = f"a {solver} step ÷ bare f, captured, {_map(table)}"
+                yield _at_most(what, most, row["captured ÷ bare f captured"])
     launches = {"÷ torchdeq's best": "", "captured ÷ torchdeq's best": ", captured"}
     for table in record.tables("residual"):
         if table.asked["tol"] != 1e-3:
@@ -136,6 +142,15 @@ def _solver_goals(record: Record) -> Iterator[Goal]:
             what = f"to a residual of 1e-3 ÷ torchdeq's best, {_map(table)} ({row['solver']}{launch})"
             yield _at_most(f"time {what}", 0.125, ratio)
             yield _at_most(f"memory {what}", 1 / 3, row["peak ÷ torchdeq's best"])
+
+
+def _layer_goals(record: Record) -> Iterator[Goal]:
+    where = "" if record.device == "cuda" else ", on a CPU"
+    for table in record.tables("layer"):
+        row = _row(table, "layer", DEFAULT)
+        if row is not None and row["÷ torchdeq's best"]:
+            what = f"the default layer, forward + backward, ÷ torchdeq's best, L = {table.asked['L']:g}{where}"
+            yield _at_most(what, 0.5, row["÷ torchdeq's best"])
 
 
 def _at_most(what: str, most: float, measured: float) -> Goal:

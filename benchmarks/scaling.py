@@ -11,7 +11,7 @@ from torch import Tensor
 
 import kerneq as kq
 
-from .measure import Setup, compare, convolution_flops_per_image, in_layout, machine_limits
+from .measure import SPREAD, Setup, compare, convolution_flops_per_image, in_layout, machine_limits
 from .results import Result
 
 GRID = {"batch": (1, 4, 16, 64, 256, 1024), "picture": (16, 32, 64, 128, 256), "steps": (2, 4, 8, 16, 32)}
@@ -19,6 +19,7 @@ WIDTHS = {True: (64, 128, 256, 512), False: (32, 64, 128, 256)}  # on a GPU or n
 NOTES = (
     "÷ bare f: over 2 × steps bare evaluations of the map, without gradients, run likewise (captured on a GPU).",
     "∝ n^: the exponent of growth from the row above. % of matmul: rate of the convolutions over that limit.",
+    SPREAD,
 )
 
 
@@ -50,9 +51,10 @@ def _measure_point(
     calls = {"layer": step, "bare f": bare}
     costs, failures = compare(calls, setup, what, calls)
     layer = costs["layer"]
-    row: dict[str, Any] = {"time (ms)": 1e3 * layer.eager.seconds}
+    row: dict[str, Any] = {"time (ms)": 1e3 * layer.eager.seconds, "spread (%)": 100 * layer.eager.spread}
     if setup.cuda:
         row["captured (ms)"] = 1e3 * layer.captured.seconds if layer.captured else None
+        row["captured spread (%)"] = 100 * layer.captured.spread if layer.captured else None
     row["÷ bare f"] = layer.best.seconds / costs["bare f"].best.seconds
     row["% of matmul"] = 100 * flops(sizes) / layer.best.seconds / matmul
     row["peak (MiB)"] = layer.peak / 2**20

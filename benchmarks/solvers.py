@@ -61,15 +61,18 @@ def _cost_of_a_step(problem: Problem, setup: Setup) -> Result:
     to_capture = {"bare f": partial(_bare, f, z0, CAPTURED_STEPS), **fixed}
     costs, failures = compare(calls, setup, f"{_title(problem, z0)}, a step", to_capture)
     step = {name: cost.eager.seconds / evaluations[name] for name, cost in costs.items()}
-    captured = {name: cost.captured.seconds / CAPTURED_STEPS for name, cost in costs.items() if cost.captured}
+    bare = costs["bare f"].captured
     rows = []
     for name, seconds in step.items():
-        row: dict[str, Any] = {"solver": name, "step (ms)": 1e3 * seconds, "÷ bare f": seconds / step["bare f"]}
+        row: dict[str, Any] = {"solver": name, "step (ms)": 1e3 * seconds}
+        row |= {"spread (%)": 100 * costs[name].eager.spread, "÷ bare f": seconds / step["bare f"]}
         if setup.cuda:
-            row["captured (ms)"] = 1e3 * captured[name] if name in captured else None
-            row["captured ÷ bare f captured"] = ratio(captured.get(name), captured.get("bare f"))
+            captured = costs[name].captured
+            row["captured (ms)"] = 1e3 * captured.seconds / CAPTURED_STEPS if captured else None
+            row["captured spread (%)"] = 100 * captured.spread if captured else None
+            row["captured ÷ bare f captured"] = captured.seconds / bare.seconds if captured and bare else None
         rows.append(row)
-    notes = [f"A step: one of {STEPS} evaluations by the solver, looks at the residual included, no gradients."]
+    notes = [f"A step: one of {STEPS} evaluations by the solver, looks at the residual included, no gradients.", SPREAD]
     if setup.cuda:
         notes.append(
             f"captured: one of {CAPTURED_STEPS} steps in a CUDA graph, where nothing looks; torchdeq always does."
@@ -111,9 +114,10 @@ def _cost_of_a_residual(problem: Problem, setup: Setup, tol: float) -> Result:
             "÷ torchdeq's best": ratio(cost.eager.seconds, best_time) if cost else None,
         }
         if setup.cuda:
-            captured = cost.captured.seconds if cost and cost.captured else None
-            row["captured (ms)"] = 1e3 * captured if captured else None
-            row["captured ÷ torchdeq's best"] = ratio(captured, best_time)
+            captured = cost.captured if cost else None
+            row["captured (ms)"] = 1e3 * captured.seconds if captured else None
+            row["captured spread (%)"] = 100 * captured.spread if captured else None
+            row["captured ÷ torchdeq's best"] = ratio(captured.seconds, best_time) if captured else None
         row["true residual"] = found if found is not None and math.isfinite(found) else None
         row["peak (MiB)"] = cost.peak / 2**20 if cost else None
         row["peak ÷ torchdeq's best"] = ratio(cost.peak, best_peak) if cost else None

@@ -28,9 +28,10 @@ def capture(model: nn.Module, example: Tensor | None = None) -> "Captured":
     A shape is captured when it is seen for the second time, that of `example` at once. A graph cannot look at a
     residual, so it takes a fixed number of steps in every layer: a quarter more than the first batch needed. The
     residuals of every batch are looked at after it: where a sample has not converged, the batch is run again as it is,
-    and the graph made anew with more steps. Weights that were changed in place are seen by the same graph, others by a
-    new one. (PyTorch counts the changes; one made by another CUDA graph is not counted: call `train()` and `eval()`
-    after it, for the norms of the weights.) On a CPU, in `train()`, with gradients, or where a layer warns or raises on
+    and the graph made anew with more steps. Weights that were changed in place are seen by the same graph, others and
+    other settings of the layers by a new one. (PyTorch counts the changes; one made by another CUDA graph is not
+    counted: call `train()` and `eval()` after it, for the norms of the weights.) The `steps` of a solution are those of
+    the graph. On a CPU, in `train()`, with gradients, under `equilibrium.watching`, or where a layer warns or raises on
     failure, the model runs as it is.
     """
     if not isinstance(model, nn.Module):
@@ -72,7 +73,8 @@ class Captured(nn.Module):
         if not self._fits(x):
             return self._call(x, solutions)
         autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-        key = (x.shape, x.stride(), x.dtype, x.device, autocast, torch.is_inference_mode_enabled(), solutions)
+        settings = tuple((repr(layer.solver), layer.tol, layer.max_steps, layer.check_every) for layer in self.layers)
+        key = (x.shape, x.stride(), x.dtype, x.device, autocast, torch.is_inference_mode_enabled(), solutions, settings)
         places = self._places()
         if places != self.weights or not all(operator.settled for operator in self.operators):
             if [address for address, _ in places] != [address for address, _ in self.weights]:
@@ -109,7 +111,7 @@ class Captured(nn.Module):
         """Whether a graph may take the place of the model."""
         if self.refused or not isinstance(x, Tensor) or not x.is_cuda:
             return False
-        quiet = all(layer.on_failure == "return" for layer in self.layers)
+        quiet = all(layer.on_failure == "return" and layer.look is None for layer in self.layers)
         return quiet and not (
             self.model.training or torch.is_grad_enabled() or torch.cuda.is_current_stream_capturing()
         )
@@ -137,6 +139,9 @@ class Captured(nn.Module):
                     missed = torch.stack([~s.converged.all() for s in short]).any() if short else None
         except RuntimeError as error:
             self.refused = True
+            # A capture that failed leaves the random numbers of the device waiting for its end.
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]
+            generator.graphsafe_set_state(generator.clone_state())
             reason = str(error).splitlines()[0]
             warnings.warn(f"The model is not captured and runs as it is: {reason}", RuntimeWarning, stacklevel=4)
             return None
@@ -149,7 +154,7 @@ class Captured(nn.Module):
         """Every layer takes its fixed number of steps and looks at nothing."""
         before = [(layer.max_steps, layer.check_every) for layer in self.layers]
         for layer, steps in zip(self.layers, self.steps, strict=True):
-            layer.max_steps = layer.check_every = steps
+            layer.max_steps = layer.check_every = min(steps, layer.max_steps)
         try:
             yield
         finally:

@@ -1,10 +1,14 @@
 """`kerneq.capture`: on a GPU the same answers from CUDA graphs; elsewhere the model itself."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
 import kerneq
+from kerneq import equilibrium
+from kerneq.evaluate import TrainedRun
 from kerneq.kernels import Gaussian
 from kerneq.models import build
 from kerneq.solvers import Newton
@@ -75,6 +79,35 @@ def test_weights_that_change_in_place_are_seen():
         after = fast(x).value
         torch.testing.assert_close(after, layer(x).value, rtol=1e-3, atol=1e-4)
         assert not torch.allclose(before, after, rtol=1e-2)
+
+
+@cuda
+def test_other_settings_and_those_who_watch_are_seen():
+    layer, x = layer_of(tol=1e-6).cuda(), torch.randn(2, 4, 8, 8, device="cuda")
+    fast, seen = kerneq.capture(layer, x), []
+    with torch.no_grad():
+        for _ in range(3):
+            with equilibrium.solving(layer, max_steps=2):
+                assert (fast(x).steps == 2).all()
+            assert (fast(x).steps > 2).all()
+        with equilibrium.watching(layer, lambda f, z: seen.append(z)):
+            fast(x)
+    assert len(seen) == 1
+
+
+@cuda
+def test_evaluate_and_predict_get_the_same_from_graphs():
+    trained = TrainedRun.open("geq-5m-cifar10", device="cuda")
+    settings = dataclasses.replace(trained.config.training, batch_size=2)
+    trained = dataclasses.replace(trained, config=dataclasses.replace(trained.config, training=settings))
+    torch.manual_seed(0)
+    pixels = torch.randint(256, (32, *trained.seen.shape), dtype=torch.uint8)
+    images = dataclasses.replace(trained.seen, pixels=pixels, labels=torch.zeros(len(pixels), dtype=torch.int64))
+    both = zip(trained.outputs(images), trained.outputs(images, captured=False), strict=True)
+    for (x, _, logits, solutions), (same, _, expected, others) in both:
+        assert torch.equal(x, same) and solutions.keys() == others.keys()
+        assert (logits - expected).abs().mean() < 0.05 * expected.abs().mean()  # bfloat16, to a residual of `tol`
+    assert any(trained.fast.graphs.values())
 
 
 @cuda

@@ -182,7 +182,7 @@ def _stopped(trained: TrainedRun, images: Images, limit: int) -> tuple[StoppedSc
     right, loss = 0, 0.0
     solves: dict[str, list[Tensor]] = {}
     with solving(trained.model, max_steps=limit):
-        for _, labels, logits, solutions in trained.outputs(images):
+        for _, labels, logits, solutions in trained.outputs(images, captured=False):
             right += int((logits.argmax(1) == labels).sum())
             loss += float(cross_entropy(logits, labels, reduction="sum"))
             for name, s in solutions.items():

@@ -127,5 +127,5 @@ def _pictures(trained: TrainedRun, pixels: Tensor, seed: int) -> tuple[str, Call
 
 def _accuracy(trained: TrainedRun, images: Images) -> float:
     """The share of right answers."""
-    scores = validate(trained.model, trained.batches(images), trained.process, trained.config.training.amp)
+    scores = validate(trained.fast, trained.batches(images), trained.process, trained.config.training.amp)
     return float(scores["accuracy"] or 0.0)

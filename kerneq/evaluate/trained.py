@@ -12,6 +12,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from ..data import Batches, DataError, Images, find, split_validation
+from ..graphs import Captured, capture
 from ..run import CheckpointError, Run, TrainingError, checkpoint, find_run
 from ..run.config import Config
 from ..solution import Solution
@@ -116,13 +117,22 @@ class TrainedRun:
         finally:
             self.progress.remove_task(task)
 
+    @functools.cached_property
+    def fast(self) -> Captured:
+        """The model as CUDA graphs on a GPU, for many batches without gradients; its solves take a graph's steps."""
+        return capture(self.model)
+
     @torch.no_grad()
-    def outputs(self, images: Images) -> Iterator[tuple[Tensor, Tensor, Tensor, dict[str, Solution]]]:
-        """For each batch its pictures x, labels, logits (float32) and solutions, all on the device."""
+    def outputs(
+        self, images: Images, captured: bool = True
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, dict[str, Solution]]]:
+        """For each batch its pictures x, labels, logits (float32) and solutions, all on the device; by `fast`, or not
+        `captured`, so that every sample stops when it has converged."""
+        model = self.fast if captured else self.model
         batches = self.batches(images)
         for x, labels in self.track(batches.epoch(0), f"{len(images)} images", len(batches)):
             with self.process.autocast(self.config.training.amp):
-                logits, solutions = self.model(x, solutions=True)
+                logits, solutions = model(x, solutions=True)
             yield x, labels, logits.float(), solutions
 
 

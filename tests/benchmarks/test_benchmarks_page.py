@@ -8,6 +8,7 @@ import pytest
 
 import benchmarks
 from benchmarks.figures import draw
+from benchmarks.layer import DEFAULT
 from benchmarks.page import MODEL, goals, markdown, write
 from benchmarks.results import FACTS, NAMES, BenchmarkError, Record, Result, read
 
@@ -39,7 +40,9 @@ CONTENT = {
         Result("solvers", "a step", PRICE, (), {"table": "step", "map": "conv", "L": 4.0}),
         Result("solvers", "a way", WAY, ("a note",), {"table": "residual", "map": "conv", "L": 4.0, "tol": 1e-3}),
     ],
-    "layer": [Result("layer", "a layer", [{"layer": "a", "÷ torchdeq's best": 0.5}], (), {"table": "layer", "L": 1.0})],
+    "layer": [
+        Result("layer", "a layer", [{"layer": DEFAULT, "÷ torchdeq's best": 0.6}], (), {"table": "layer", "L": 1.0})
+    ],
     "train": [
         Result("train", "a step", STEP, (), {"table": "step", "batch": 512}),
         Result("train", "its parts", PARTS, (), {"table": "parts", "batch": 512}),
@@ -77,11 +80,18 @@ def test_a_figure_shows_the_numbers_it_is_made_from():
     drawing = draw(record("solvers")).decode()
     for shown in ("0.3", "0.1", "Anderson(5)", "not reached", "torchdeq anderson"):
         assert f">{shown}<" in drawing or f"> {shown}<" in drawing or f">{shown} <" in drawing, shown
+    ratios = {"layer": "a", "÷ torchdeq's best": 0.5}
+    rows = [ratios | {"spread (%)": spread} for spread in (0.0, 40.0)]
+    without, with_spread = (
+        draw(Record("layer", "cpu", HERE, (Result("layer", "a", [row], (), {"table": "layer", "L": 1.0}),)))
+        for row in rows
+    )
+    assert with_spread.count(b"<path") > without.count(b"<path")
     assert "24 ms, 700 kernels" in draw(record("train")).decode()
 
 
 def test_goals_are_judged_by_the_best_of_ours_and_by_its_own_memory():
-    found = {goal.what: (goal.measured, goal.met) for goal in goals(named("solvers", "train"))}
+    found = {goal.what: (goal.measured, goal.met) for goal in goals(named("solvers", "train", "layer"))}
     assert found["training step, batch 512, images/s"] == (25_600, True)
     assert found["training step, batch 512, ÷ ResNet-18's"] == (2.5, False)
     assert found["not in convolutions, batch 512, % of card time"] == (12.0, True)
@@ -89,6 +99,7 @@ def test_goals_are_judged_by_the_best_of_ours_and_by_its_own_memory():
     what = "to a residual of 1e-3 ÷ torchdeq's best, conv map, L = 4 (Anderson(5), captured)"
     assert found[f"time {what}"] == (0.1, True)
     assert found[f"memory {what}"] == (0.4, False)
+    assert found["the default layer, forward + backward, ÷ torchdeq's best, L = 1"] == (0.6, False)
 
 
 def named(*names):

@@ -69,7 +69,7 @@ def test_published_files_are_used_where_they_are(run, tmp_path, monkeypatch):
     def batches(images):
         return make_batches(images, config, run.process, train=False)
 
-    places = {"config": config, "process": run.process, "model": Light(), "test": images, "batches": batches}
+    places = {"config": config, "process": run.process, "fast": Light(), "test": images, "batches": batches}
     trained = SimpleNamespace(**places, track=run.track)
     folder = tmp_path / "CIFAR-10-C"
     folder.mkdir()

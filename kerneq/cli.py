@@ -510,7 +510,7 @@ def verify(
         table = Table("claim", Column("verdict", no_wrap=True), *numbers, title=title, box=None, padding=(0, 1, 0, 0))
         for finding in findings:
             why = finding.evidence.where if finding.erratum is None else f"{finding.erratum}. {finding.evidence.where}"
-            words = Text.assemble(f"{finding.source}: {finding.name}\n", (why, "dim"))
+            words = Text.assemble(f"{finding.published}: {finding.claim}\n", (why, "dim"))
             verdict = Text(finding.verdict.value, colours[finding.verdict])
             table.add_row(words, verdict, finding.worst, f"{finding.seconds:.1f}")
         Console().print(table)
@@ -519,7 +519,9 @@ def verify(
         told = ", ".join(f"{count} {word}" for word, count in counts.items())
         say(f"{len(findings)} claims in {seconds:.0f} s: {told}. A ratio above 1 + {ROUNDING:g} breaks a claim.")
     for finding in unexplained:
-        complain(f"{finding.source}, {finding.name}: {finding.verdict.value}, {finding.worst}. This is not explained.")
+        complain(
+            f"{finding.published}, {finding.claim}: {finding.verdict.value}, {finding.worst}. This is not explained."
+        )
     if unexplained:
         sys.exit(1)
 

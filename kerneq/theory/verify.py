@@ -42,16 +42,16 @@ class WorstCase:
     where: str  # the worst case, in words
     corrected: float | None = None  # of its corrected form, where there is one
 
+    @property
+    def verdict(self) -> Verdict:
+        """NaN and negative ratios (a negative bound) are failures."""
+        if 0 <= self.published <= 1 + ROUNDING:
+            return Verdict.HOLDS
+        fixed = self.corrected is not None and 0 <= self.corrected <= 1 + ROUNDING
+        return Verdict.CORRECTED if fixed else Verdict.FAILS
 
-@final
-@dataclasses.dataclass(frozen=True)
-class Claim:
-    """A statement that can be wrong, and how to find out."""
 
-    name: str
-    source: str  # where it is published
-    check: Callable[[], WorstCase]
-    erratum: str | None = None  # what is wrong with it as published, where that is known
+Claim = Callable[[], WorstCase]  # checks what the first line of its docstring states: "SOURCE: CLAIM. Erratum: …."
 
 
 @final
@@ -59,12 +59,15 @@ class Claim:
 class Finding:
     """What the check of a claim found."""
 
-    name: str
-    source: str
-    verdict: Verdict
+    claim: str
+    published: str  # where
+    erratum: str | None  # what is wrong with it as published, where that is known
     evidence: WorstCase
-    erratum: str | None
     seconds: float
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.evidence.verdict
 
     @property
     def explained(self) -> bool:
@@ -79,21 +82,19 @@ class Finding:
 
     def row(self) -> dict[str, str | float | bool | None]:
         """The finding as JSON has it, which knows no infinity."""
+        ratios = (self.evidence.published, self.evidence.corrected)
+        finite = [ratio if ratio is not None and math.isfinite(ratio) else None for ratio in ratios]
+        row: dict[str, str | float | bool | None] = {"claim": self.claim, "published": self.published}
+        row |= {"verdict": self.verdict.value, "explained": self.explained}
+        row |= {"ratio": finite[0], "corrected_ratio": finite[1], "worst_case": self.evidence.where}
+        return row | {"erratum": self.erratum, "seconds": round(self.seconds, 3)}
 
-        def finite(ratio: float | None) -> float | None:
-            return ratio if ratio is not None and math.isfinite(ratio) else None
 
-        return {
-            "claim": self.name,
-            "published": self.source,
-            "verdict": self.verdict.value,
-            "explained": self.explained,
-            "ratio": finite(self.evidence.published),
-            "corrected_ratio": finite(self.evidence.corrected),
-            "worst_case": self.evidence.where,
-            "erratum": self.erratum,
-            "seconds": round(self.seconds, 3),
-        }
+def stated(claim: Claim) -> tuple[str, str, str | None]:
+    """What a claim says, where it is published, and its known error."""
+    source, _, words = (claim.__doc__ or "").partition("\n")[0].removesuffix(".").partition(": ")
+    name, _, erratum = words.partition(". Erratum: ")
+    return name, source, erratum or None
 
 
 def verify(claims: Sequence[Claim]) -> Iterator[Finding]:
@@ -106,20 +107,11 @@ def verify(claims: Sequence[Claim]) -> Iterator[Finding]:
             torch.set_num_threads(1)
             start = time.perf_counter()
             try:
-                evidence = claim.check()
+                evidence = claim()
             finally:
                 torch.set_default_dtype(dtype)
                 torch.set_num_threads(threads)
-        seconds = time.perf_counter() - start
-        yield Finding(claim.name, claim.source, judge(evidence), evidence, claim.erratum, seconds)
-
-
-def judge(evidence: WorstCase) -> Verdict:
-    """NaN and negative ratios (a negative bound) are failures."""
-    if 0 <= evidence.published <= 1 + ROUNDING:
-        return Verdict.HOLDS
-    corrected = evidence.corrected
-    return Verdict.CORRECTED if corrected is not None and 0 <= corrected <= 1 + ROUNDING else Verdict.FAILS
+        yield Finding(*stated(claim), evidence, time.perf_counter() - start)
 
 
 def ascend(ratio: Callable[..., Tensor], *starts: Tensor, steps: int = 40, rate: float = 0.05) -> float:

@@ -20,7 +20,6 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any, Literal, final
 
 import torch
@@ -28,6 +27,7 @@ from matplotlib.figure import Figure
 
 from .data import DataError
 from .evaluate import evaluate
+from .evaluate.scores import spread
 from .report.figures import COLOURS
 from .run import Run, Stopped, TrainingError, write_atomically
 from .run.config import EXPERIMENTS, Config, ConfigError, check, overlay, put, read_toml, resolve
@@ -276,10 +276,7 @@ def collect(sweep: Sweep, folder: Path, problems: Mapping[str, str] | None = Non
         value = result.test if tested else result.validation
         if value is not None:
             groups.setdefault(tuple(result.values[axis] for axis in axes), []).append(value)
-    points = [
-        Point(dict(zip(axes, key, strict=True)), len(found), fmean(found), stdev(found) if len(found) > 1 else None)
-        for key, found in groups.items()
-    ]
+    points = [Point(dict(zip(axes, key, strict=True)), len(found), *spread(found)) for key, found in groups.items()]
     return SweepResult(sweep.name, "test" if tested else "validation", axes, points, results)
 
 

@@ -18,8 +18,7 @@ from ..equation import AbstractMap, Equation, Evaluation, Map, as_map
 from ..equilibrium import Equilibrium, solving, watching
 from ..solvers import AbstractSolver, solve
 from ..tensors import per_sample, per_sample_norm
-from .parts import NotApplicableError
-from .trained import TrainedRun
+from .trained import NotApplicableError, TrainedRun
 
 POWER_STEPS = 30  # products with the Jacobian; the factor is then known to a few percent
 SETTLED = 1e-5  # residual of an equilibrium at which the Jacobian is taken

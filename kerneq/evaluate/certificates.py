@@ -13,8 +13,7 @@ from ..equilibrium import solving
 from ..tensors import per_sample, per_sample_norm
 from ..theory import LayerBound, certify
 from .attack import InPixels, Threat, pgd
-from .parts import NotApplicableError
-from .trained import TrainedRun
+from .trained import NotApplicableError, TrainedRun
 
 RADII = (0.0, 36 / 255, 72 / 255, 108 / 255, 0.5, 1.0)  # ℓ2, for pixels in [0, 1]: those of the literature
 BALLS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # radii at which the attack is tried, until it succeeds

@@ -4,7 +4,6 @@ Every function takes logits (images, classes) and labels (images), and computes 
 """
 
 import dataclasses
-from collections.abc import Iterable
 from typing import final
 
 import torch
@@ -41,6 +40,11 @@ class ReliabilityBin:
     count: int
     confidence: float | None  # the mean; None in an empty bin
     accuracy: float | None
+
+    @property
+    def gap(self) -> float:
+        """|accuracy − confidence|; 0 in an empty bin."""
+        return 0.0 if self.accuracy is None or self.confidence is None else abs(self.accuracy - self.confidence)
 
 
 @final
@@ -104,9 +108,9 @@ def calibrate(logits: Tensor, labels: Tensor, temperature: float = 1.0, bins: in
         temperature=temperature,
         nll=float(cross_entropy(scaled, labels)),
         brier=float((probabilities - one_hot(labels, logits.shape[1])).square().sum(1).mean()),
-        ece=sum(part.count * gap for part, gap in _gaps(wide)) / len(labels),
+        ece=sum(part.count * part.gap for part in wide) / len(labels),
         adaptive_ece=sum(gaps) / len(labels),
-        mce=max(gap for _, gap in _gaps(wide)),
+        mce=max(part.gap for part in wide),
         bins=tuple(wide),
     )
 
@@ -134,15 +138,6 @@ def _bin(inside: Tensor, confidence: Tensor, correct: Tensor, low: float, high: 
     count = int(inside.sum())
     means = [float(values[inside].mean()) if count else None for values in (confidence, correct)]
     return ReliabilityBin(low, high, count, *means)
-
-
-def _gaps(bins: Iterable[ReliabilityBin]) -> list[tuple[ReliabilityBin, float]]:
-    """|accuracy − confidence| of the bins that are not empty."""
-    return [
-        (part, abs(part.accuracy - part.confidence))
-        for part in bins
-        if part.accuracy is not None and part.confidence is not None
-    ]
 
 
 def _check(logits: Tensor, labels: Tensor) -> None:

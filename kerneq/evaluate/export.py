@@ -6,14 +6,15 @@ from pathlib import Path
 
 import torch
 
-from ..run import Run, TrainingError, checkpoint, write_atomically
+from ..run import Run, TrainingError, write_atomically
+from ..run.checkpoint import save
 from ..run.config import write
 from .trained import TrainedRun
 
 RECORDS = ("config.toml", "classes.json", "environment.json", "metrics.jsonl", "evaluation.json", "evaluation/*.json")
 
 
-def export(path: Path | str, folder: Path, which: str = "best") -> Run:
+def export(path: Path | str, folder: Path, checkpoint: str = "best") -> Run:
     """Write a run's best or last weights and its records to a new `folder`, which can be used wherever a run can.
 
     Matrices and convolutions are stored in half precision, norms, biases and statistics, which are small and span more
@@ -22,7 +23,7 @@ def export(path: Path | str, folder: Path, which: str = "best") -> Run:
     """
     if folder.exists():
         raise TrainingError(f"{folder} already exists: choose another folder.")
-    trained = TrainedRun.open(path, which, "cpu")
+    trained = TrainedRun.open(path, checkpoint, "cpu")
     trained.model.load_state_dict({name: halved(value).float() for name, value in trained.model.state_dict().items()})
     with torch.no_grad():
         trained.model(torch.zeros(1, *trained.seen.shape))
@@ -40,7 +41,7 @@ def export(path: Path | str, folder: Path, which: str = "best") -> Run:
     except OSError as error:
         raise TrainingError(f"{folder} could not be written: {error.strerror}.") from None
     facts = {"epoch": trained.epoch, "config": write(trained.run.config())}
-    checkpoint.save(Run(partial).checkpoint("best"), weights, facts)
+    save(Run(partial).checkpoint("best"), weights, facts)
     write_atomically(partial / "README.md", card(Run(partial), folder.name).encode())
     partial.rename(folder)
     return Run(folder)

@@ -18,7 +18,6 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from ..data.images import ImageFiles
 from ..equation import Equation
 from ..equilibrium import Equilibrium, solving, watching
 from ..solution import Solution
@@ -278,10 +277,9 @@ def draw_saliency(trained: TrainedRun, result: SaliencyResult) -> dict[str, Imag
     x, labels = next(iter(trained.batches(chosen).epoch(0)))
     classes = predicted(trained.model, x)
     maps = all_maps(trained.model, x, classes)
-    pixels = chosen.pixels.decode() if isinstance(chosen.pixels, ImageFiles) else chosen.pixels
     pairs = [(chosen.classes[label], chosen.classes[seen]) for label, seen in zip(labels, classes, strict=True)]
     names = [label if label == seen else f"{label}, seen as {seen}" for label, seen in pairs]
     whole = {name: some for name, some in maps.items() if "branch" not in name}
     parts = {name: some for name, some in maps.items() if "branch" in name}
-    sheets = {"saliency": contact_sheet(pixels, names, whole)}
-    return sheets | {"saliency-branches": contact_sheet(pixels, names, parts)} if parts else sheets
+    sheets = {"saliency": contact_sheet(chosen.in_memory(), names, whole)}
+    return sheets | {"saliency-branches": contact_sheet(chosen.in_memory(), names, parts)} if parts else sheets

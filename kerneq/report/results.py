@@ -11,6 +11,7 @@ import torch
 from ..data import DataError, find
 from ..evaluate import over_seeds
 from ..evaluate.classification import wilson_interval
+from ..evaluate.scores import spread
 from ..models import MODELS, ModelConfig, from_config, parameters
 from ..run import Run, find_run, find_runs
 from ..run.config import Config
@@ -156,15 +157,15 @@ def results(runs: Sequence[Reported]) -> list[Result]:
         shares = [share for one in group if (share := one.test if split == "test" else one.validation) is not None]
         if not shares:
             continue
-        accuracy = torch.tensor(shares, dtype=torch.float64)
+        mean, std = spread(shares)
         found.append(
             Result(
                 model=first.config.model.name,
                 data=first.config.data.name,
                 subset=first.config.data.subset,
                 split=split,
-                accuracy=round(float(accuracy.mean()), 6),
-                std=round(float(accuracy.std()), 6) if len(shares) > 1 else None,
+                accuracy=round(mean, 6),
+                std=None if std is None else round(std, 6),
                 seeds=len(shares),
                 parameters=first.parameters,
                 published=first.published,

@@ -3,10 +3,9 @@
 import dataclasses
 import shlex
 from collections.abc import Callable, Sequence
-from statistics import fmean
 from typing import final
 
-from ..evaluate import PARTS, over_seeds
+from ..evaluate import PARTS
 from ..models import KernelConfig, ResNetConfig
 from ..run import TrainingError
 from ..run.folder import FREE
@@ -15,7 +14,7 @@ from ..training import metrics
 from . import figures
 from .findings import DASH, Block, Findings, PartByRun, share
 from .page import Drawing, Page, Paragraph, Section, Table
-from .results import Reported
+from .results import Reported, results
 
 
 def compose(runs: Sequence[Reported], title: str) -> Page:
@@ -121,17 +120,12 @@ class Chapter:
                 f"{one.seconds:.0f}",
             )
             rows.append((one.label, one.config.model.name, f"{one.config.seed}", *numbers))
-        seeds = over_seeds([one.run for one in self.runs])
-        by_path = {one.run.path: one for one in self.runs}
-        for group in seeds:
-            members = [by_path[run.path] for run in group.runs]
-            first = members[0]
-            mean, std = group.mean["accuracy"], group.std["accuracy"]
-            time = f"{fmean(one.seconds for one in members):.0f}"
-            size, paper = f"{first.parameters:,}" if first.parameters else DASH, share(first.published, 1)
-            text = (f"{mean:.2%} ± {std:.2%}", DASH, DASH, f"{len(first.run.rows())}", time)
-            names = f"mean ± standard deviation of {', '.join(one.label for one in members)}"
-            rows.append((names, first.config.model.name, f"{len(members)} seeds", size, paper, *text))
+        by_path = {one.run.path.as_posix(): one.label for one in self.runs}
+        for found in (found for found in results(self.runs) if found.std is not None):
+            names = f"mean ± standard deviation of {', '.join(by_path[path] for path in found.runs)}"
+            size, paper = f"{found.parameters:,}" if found.parameters else DASH, share(found.published, 1)
+            text = (f"{found.accuracy:.2%} ± {found.std:.2%}", DASH, DASH, f"{found.epochs}", f"{found.seconds:.0f}")
+            rows.append((names, found.model, f"{found.seeds} seeds", size, paper, *text))
         best = 0 if self.runs[0].test is not None else None
         blocks: list[Block] = [Table((*heads, "device-seconds"), rows, ("model",), best)]
         missing = [one for one in self.runs if one.test is None]

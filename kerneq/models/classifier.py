@@ -136,8 +136,6 @@ class ClassifierConfig(AbstractSolveConfig):
             raise ValueError(
                 f"`features` and `scales` need one entry a branch, got {len(self.features)} and {len(self.scales)}."
             )
-        if not self.activity > 0:
-            raise ValueError(f"`activity` must be positive, got {self.activity}.")
 
     @property
     def multiple(self) -> int:

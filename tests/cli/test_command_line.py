@@ -86,7 +86,7 @@ def test_an_equilibrium_model_goes_the_same_way(kerneq):
         (["train", "model.nrom=2.0"], 2, "There is no setting `model.nrom`. Did you mean `model.norm`?"),
         (["train", "model.kernel.split=5", "--show-config"], 2, "`split` must divide the number of features"),
         (["train", "data.name=cifar10"], 1, "The data set cifar10 is not in"),
-        (["train", "data.name=digit"], 1, "Did you mean 'digits'?"),
+        (["train", "data.name=digit"], 1, "Did you mean `digits`?"),
         (["train", "device=tpu"], 1, "`device` must be auto, cpu, cuda or cuda:N, got `tpu`."),
         (["train", "training.batch_size=9999"], 1, "only 1298 pictures"),
         (["train", "model.name=resnet-tiny", "--name", "a/b"], 2, "without slashes"),

@@ -65,9 +65,8 @@ def draws(name: str, severity: int, count: int, seed: int = 0) -> Draws:
 
     import kerneq.data.corruptions as module
 
-    parameters = module._TABLE[name][1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(module._TABLE, name, (spy, parameters))
+        patch.setitem(module.FUNCTIONS, name, spy)
         corrupt(grey(0, count), name, severity, seed)
     return made[0]
 

@@ -101,11 +101,9 @@ def certify(
     """
     check_positive("tol", tol)
     check_whole("batch", batch)
-    if not isinstance(model, Classifier | DenseClassifier):
-        raise TypeError(
-            "Certificates are made for `Classifier` and `DenseClassifier`, whose layers have known bounds, got "
-            f"{type(model).__name__}."
-        )
+    if not isinstance(model, Certified):
+        wanted = "`Classifier` and `DenseClassifier`, whose layers have known bounds"
+        raise TypeError(f"Certificates are made for {wanted}, got {type(model).__name__}.")
     exact = copy.deepcopy(model).double().eval()
     for layer in exact.layers():
         layer.solver, layer.tol, layer.max_steps, layer.check_every = Proximal(), tol, MAX_STEPS, None
@@ -188,8 +186,7 @@ class _Constants:
     @classmethod
     def of(cls, model: Certified, seen: Seen) -> "_Constants":
         """The constants for pictures of the size that was seen."""
-        stem = tuple(_layer_norm(layer, seen[layer][0]) for layer in _stem(model))
-        return cls(stem, tuple(_paths(model, seen)))
+        return cls(tuple(_layer_norm(layer, seen[layer][0]) for layer in _stem(model)), tuple(_paths(model, seen)))
 
     @property
     def branches(self) -> Tensor:
@@ -300,14 +297,12 @@ def _input_norm(cell: AbstractKernelCell, size: tuple[int, int] | None, scale: T
     """
     assert isinstance(cell.inject, nn.Sequential)
     weight = _weight(*cell.inject)
-    patches = cell.similarity
-    weight = weight if scale is None else weight * scale
+    weight, patches = weight if scale is None else weight * scale, cell.similarity
     if not isinstance(patches, PatchParameters):
         return matrix_norm(weight) if size is None else conv_norm(weight, size)
     # ‖W_hᵀr‖ = ‖Rr‖, where W_hᵀ = QR has more rows than R.
     R = torch.linalg.qr(patches.project.weight, mode="r").R
-    p = patches.patch
-    R = R.view(-1, patches.split, p, p)
+    R, p = R.view(-1, patches.split, patches.patch, patches.patch), patches.patch
     groups = weight.view(-1, patches.split, *weight.shape[1:])
     if size is None:
         return matrix_norm(torch.einsum("jc,gci->gji", R[:, :, 0, 0], groups).flatten(0, 1))

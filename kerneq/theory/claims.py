@@ -14,8 +14,8 @@ from .facts import FACTS, GLM_CLAIMS
 from .verify import (
     RESTARTS,
     WorstCase,
-    always,
     ascend,
+    drawn,
     equilibrium,
     linear_equilibrium,
     logit_change,
@@ -104,9 +104,8 @@ def lemma2() -> WorstCase:
     deviation = margin / 4 / (math.sqrt(2) + math.sqrt(2 * math.log(2)))
     gap = p.lemma2(1 / (2 * deviation**2), M, delta)
     used = (score[:, M:] <= 0).double().mean(1) - (score[:, :M] <= margin).double().mean(1)
-    return WorstCase(
-        max(0.0, float(used.max()) / gap), f"{trials} training sets of {M}, none uses any of the gap of {gap:.1f}"
-    )
+    where = f"{trials} training sets of {M}, none uses any of the gap of {gap:.1f}"
+    return WorstCase(max(0.0, float(used.max()) / gap), where)
 
 
 def lemma3() -> WorstCase:
@@ -125,9 +124,9 @@ def proposition2() -> WorstCase:
         Constants(W=0.9, U=0.9, b=0.5, head=0.9, inputs=1.0, gamma=1.0, reach=1 / math.sqrt(2 * math.e)),
         Constants(W=1.2, U=0.5, b=0.1, head=1.0, inputs=2.0, gamma=0.5, reach=1 / math.sqrt(math.e)),
     ):
-        worst = max(worst, logit_change(c, 0.05, "geq", always(p.perturbation(c, 0.05).geq.corrected), steps=15))
+        worst = max(worst, logit_change(c, 0.05, "geq", p.perturbation(c, 0.05).geq.corrected, steps=15))
     none = Constants(W=0.9, U=0.9, b=0.9, head=0.9, inputs=1e-9, gamma=0.1)
-    printed = logit_change(none, 1e-3, "geq", always(p.perturbation(none, 1e-3).geq.published), steps=8)
+    printed = logit_change(none, 1e-3, "geq", p.perturbation(none, 1e-3).geq.published, steps=8)
     return WorstCase(printed, "x = 0: b alone moves the logits", worst)
 
 
@@ -140,17 +139,16 @@ def proposition2_proof() -> WorstCase:
         return omega * (2 * beta * mu**3 * (B + 1) / rest**2 + (2 * mu * beta + 1) * mu * (B + 1) / rest + 1)
 
     c = Constants(W=mu, U=mu, b=mu, head=mu, inputs=B, gamma=2.0)
-    return WorstCase(
-        logit_change(c, omega, "geq", bound, steps=20), "not broken by ascent, though its proof holds β constant"
-    )
+    worst = logit_change(c, omega, "geq", bound, steps=20)
+    return WorstCase(worst, "not broken by ascent, though its proof holds β constant")
 
 
 def theorem2() -> WorstCase:
     """KerDEQ Thm. 2: generalisation, OptEq: the same, up to a constant. Erratum: B + 1 becomes B."""
     c = Constants(W=0.9, U=0.9, b=0.5, head=0.9, inputs=1.0, gamma=0.0)
-    fixed = logit_change(c, 0.05, "opteq", always(p.perturbation(c, 0.05).opteq.corrected), steps=20)
+    fixed = logit_change(c, 0.05, "opteq", p.perturbation(c, 0.05).opteq.corrected, steps=20)
     none = Constants(W=0.99, U=0.9, b=0.9, head=0.9, inputs=1e-9, gamma=0.0)
-    printed = logit_change(none, 1e-4, "opteq", always(p.perturbation(none, 1e-4).opteq.published), steps=10)
+    printed = logit_change(none, 1e-4, "opteq", p.perturbation(none, 1e-4).opteq.published, steps=10)
     return WorstCase(printed, "x = 0, m → 1: b moves the logits by ω/(1 − m), printed O(ω)", fixed)
 
 
@@ -201,8 +199,7 @@ def proposition3() -> WorstCase:
             apart = (z[:RESTARTS] - z[RESTARTS:]).norm(dim=1)
             return apart / (a - b).norm(dim=1) / input_lipschitz(w, kernel.lowest)
 
-        starts = torch.randn(RESTARTS, 3, 3), torch.randn(RESTARTS, 3), torch.randn(RESTARTS, 3)
-        worst = max(worst, ascend(ratio, *starts, steps=20, rate=0.1))
+        worst = max(worst, ascend(ratio, *drawn((3, 3), (3,), (3,)), steps=20, rate=0.1))
     negative = p.proposition3(Constants(W=0.9, U=0.9, inputs=2.0, gamma=1.0, beta=0.9)).geq.published
     return WorstCase(negative, "μ = 0.9, γ = 1, B = 2: the printed constant is negative", worst)
 
@@ -225,7 +222,7 @@ def proposition3_where_it_applies() -> WorstCase:
         apart = (z[:RESTARTS] - z[RESTARTS:]).norm(dim=1) / (0.1 * move.norm(dim=1))
         return torch.where(q < 1, apart * (1 - q) / q, torch.nan)
 
-    starts = (torch.randn(RESTARTS, *size) for size in ((3, 3), (3, 2), (2,), (2,)))
+    starts = drawn((3, 3), (3, 2), (2,), (2,))
     return WorstCase(ascend(ratio, *starts, steps=30), "ascent on W, U, x₁, x₂ at μ = 0.7, √γ = 0.2")
 
 
@@ -257,9 +254,8 @@ def practice() -> WorstCase:
     """GEQ 3.3, 3.4: the conditions of the remarks hold in practice. Erratum: γ = 0.2/M makes β_max 0.819, not < 0.8."""
     beta = math.exp(-0.2)
     c = Constants(W=0.98, U=0.98, inputs=1.0, gamma=0.04, beta=beta)
-    return WorstCase(
-        p.remark2(c).published, f"β_max = e^(−0.2) = {beta:.3f}, μ = 0.98: L_geq/L_opteq printed", _unconditional()
-    )
+    where = f"β_max = e^(−0.2) = {beta:.3f}, μ = 0.98: L_geq/L_opteq printed"
+    return WorstCase(p.remark2(c).published, where, _unconditional())
 
 
 def _directions(angle: float) -> tuple[Tensor, Tensor]:
@@ -294,7 +290,7 @@ def proposition4_opteq() -> WorstCase:
         s1, s2 = a1.relu(), a2.relu()
         return (z1 * z2).sum(1) / ((s1 * s2).sum(1) + s1.norm(dim=1) * s2.norm(dim=1) * ((1 - 0.8) ** -2 - 1))
 
-    fixed = max(similarity(None), ascend(ratio, *(torch.randn(RESTARTS, *size) for size in ((3, 3), (3,), (3,)))))
+    fixed = max(similarity(None), ascend(ratio, *drawn((3, 3), (3,), (3,))))
     return WorstCase(kappa / printed, f"nearly opposite inputs: κ = {kappa:.2f}, printed {printed:.3f}", fixed)
 
 
@@ -313,11 +309,9 @@ def proposition4() -> WorstCase:
         decay = torch.exp(-0.125 * (a1 - a2).square().sum(1))
         return left / (0.95**2 * math.exp(0.95**4 / (2 * math.e)) * decay * a1.norm(dim=1) * a2.norm(dim=1))
 
-    starts = torch.randn(RESTARTS, 3, 3), torch.randn(RESTARTS, 3), torch.randn(RESTARTS, 3)
-    fixed = max(similarity(0.5), similarity(2.0), ascend(ratio, *starts, steps=30))
-    return WorstCase(
-        (kappa - 4 * error) / printed, f"nearly opposite inputs: κ = {kappa:.1e}, printed {printed:.1e}", fixed
-    )
+    fixed = max(similarity(0.5), similarity(2.0), ascend(ratio, *drawn((3, 3), (3,), (3,)), steps=30))
+    where = f"nearly opposite inputs: κ = {kappa:.1e}, printed {printed:.1e}"
+    return WorstCase((kappa - 4 * error) / printed, where, fixed)
 
 
 def decay_rates() -> WorstCase:

@@ -183,9 +183,8 @@ def newton() -> WorstCase:
     K, T = A @ A.mT, torch.poisson(torch.full((64, 6), 3.0))
     lam = torch.logspace(-4, 2, 64)[:, None]
     s = solve(lambda eta: times(K, T - eta.exp()) / lam, torch.zeros(64, 6), Newton(), tol=1e-8, max_steps=200)
-    return WorstCase(
-        float(s.residual.max()) / 1e-8, f"64 Poisson GLMs, λ = 10⁻⁴ … 10²: at most {int(s.steps.max())} steps"
-    )
+    where = f"64 Poisson GLMs, λ = 10⁻⁴ … 10²: at most {int(s.steps.max())} steps"
+    return WorstCase(float(s.residual.max()) / 1e-8, where)
 
 
 def sizes() -> WorstCase:
@@ -269,9 +268,8 @@ def glm12() -> WorstCase:
         return _apart(A, B, y) / glm.proposition12(A, B, y, torch.tanh)
 
     A = torch.randn(4, 4)
-    return WorstCase(
-        ascend(ratio, A, A + 0.1 * torch.randn(4, 4), torch.randn(RESTARTS, 4), steps=25), "ascent on A, B and y"
-    )
+    worst = ascend(ratio, A, A + 0.1 * torch.randn(4, 4), torch.randn(RESTARTS, 4), steps=25)
+    return WorstCase(worst, "ascent on A, B and y")
 
 
 def glm13() -> WorstCase:
@@ -295,9 +293,8 @@ def glm14() -> WorstCase:
         A = start.deviation * torch.randn(n, n)
         B, _ = glm.proposition13(A, y, torch.tanh)
         held += bool(_apart(A, B, y).square().item() / n <= start.mean_squared)
-    return WorstCase(
-        start.probability * trials / max(held, 1), f"holds in {held} of {trials}, promised {start.probability:.2f}"
-    )
+    where = f"holds in {held} of {trials}, promised {start.probability:.2f}"
+    return WorstCase(start.probability * trials / max(held, 1), where)
 
 
 EQUATION = (contraction, convexity, descent, error_bound, lipschitz, smaller_space, precision)

@@ -138,6 +138,11 @@ def ascend(ratio: Callable[..., Tensor], *starts: Tensor, steps: int = 40, rate:
     return largest
 
 
+def drawn(*sizes: tuple[int, ...]) -> list[Tensor]:
+    """Normal random numbers of each size, for every restart."""
+    return [torch.randn(RESTARTS, *size) for size in sizes]
+
+
 def with_norm(raw: Tensor, norm: float) -> Tensor:
     """Matrices (restarts, rows, columns) scaled to a spectral norm."""
     return raw * (norm / torch.linalg.matrix_norm(raw, 2))[:, None, None]
@@ -176,9 +181,9 @@ def linear_equilibrium(M: Tensor, a: Tensor) -> Tensor:
 
 
 def logit_change(
-    c: Constants, omega: float, model: str, bound: Callable[[Tensor], Tensor | float], steps: int
+    c: Constants, omega: float, model: str, bound: float | Callable[[Tensor], Tensor], steps: int
 ) -> float:
-    """The largest change of the logits over `bound` of β, for weights of the norms in c moved by ω, by ascent."""
+    """The largest change of the logits over `bound` (of β), for weights of the norms in c moved by ω, by ascent."""
     sizes = ((3, 3), (3, 2), (3, 1), (2, 3), (2, 1), (2, 1))  # W, U, b, W_c, b_c, x
     norms = (c.W, c.U, c.b, c.head, 0.0, c.inputs)
 
@@ -192,11 +197,6 @@ def logit_change(
         noise = [with_norm(t, omega) for t in points[6:]]
         after = [*(t + d for t, d in zip(before[:5], noise, strict=True)), before[5]]
         (one, beta), (two, other) = logits(*before), logits(*after)
-        return (one - two).norm(dim=1) / bound(torch.maximum(beta, other))
+        return (one - two).norm(dim=1) / (bound(torch.maximum(beta, other)) if callable(bound) else bound)
 
-    return ascend(ratio, *(torch.randn(RESTARTS, *size) for size in (*sizes, *sizes[:5])), steps=steps)
-
-
-def always(bound: float) -> Callable[[Tensor], float]:
-    """A bound in which there is no β."""
-    return lambda beta: bound
+    return ascend(ratio, *drawn(*sizes, *sizes[:5]), steps=steps)

@@ -34,9 +34,7 @@ class Augment:
     crop: int = setting(0, "shift by up to so many pixels each way (pad and crop); 0: off", low=0)
     padding: Literal["reflect", "zero"] = setting("reflect", "what a shift brings in: reflect or zero")
     flip: bool = setting(False, "mirror left to right, every second picture")
-    randaugment: int = setting(
-        0, "RandAugment operations for each picture (Cubuk et al., 2020); 0: off", low=0, high=100
-    )
+    randaugment: int = setting(0, "RandAugment operations a picture (Cubuk et al., 2020); 0: off", low=0, high=100)
     magnitude: float = setting(9.0, "of RandAugment, 0 … 30", low=0, high=30)
     trivial: bool = setting(False, "one TrivialAugmentWide operation (Müller and Hutter, 2021)")
     share: float = setting(1.0, "share of the pictures that get `randaugment` or `trivial`", low=0, high=1)

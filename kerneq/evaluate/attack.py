@@ -265,7 +265,6 @@ class AttackResult:
     concerns: list[str]  # signs of a masked gradient under any of the threats
 
     def summary(self) -> list[tuple[str, str]]:
-        """Lines for the terminal."""
         lines = [("clean accuracy", f"{self.clean:.2%} of {self.images} pictures")]
         for found in self.threats:
             t = found.threat

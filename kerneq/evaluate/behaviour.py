@@ -140,7 +140,6 @@ class BehaviourResult:
     stopped: list[StoppedScore]  # the last at `max_steps`: as deployed
 
     def summary(self) -> list[tuple[str, str]]:
-        """Lines for the terminal."""
         lines = []
         for layer in self.layers:
             limit = "" if layer.bound is None else f" (bound {layer.bound:.2f})"
@@ -157,9 +156,7 @@ def measure_behaviour(
     """How the run's layers are solved on test images; `traced` of them are followed, `shown` of these one by one."""
     layers = [module for module in trained.model.modules() if isinstance(module, Equilibrium)]
     if not layers:
-        raise NotApplicableError(
-            f"{trained.run.path} has no equilibrium layer: there is no solver behaviour to measure."
-        )
+        raise NotApplicableError(f"{trained.run.path} has no equilibrium layer, and so no solver behaviour to measure.")
     chosen = trained.test.sample(images, seed)
     own = max(layer.max_steps for layer in layers)
     stopped: list[StoppedScore] = []

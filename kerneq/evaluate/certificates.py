@@ -41,7 +41,6 @@ class CertificateResult:
     broken: int  # pictures changed within their certified radius: there is an error somewhere if this is not 0
 
     def summary(self) -> list[tuple[str, str]]:
-        """Lines for the terminal."""
         worst = min(self.layers, key=lambda layer: layer.convexity)
         found = "–" if self.found_radius is None else f"{self.found_radius:.3g}"
         attack = f"certified {self.attacked_radius:.3g}, changed by PGD at {found}"

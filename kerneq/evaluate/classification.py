@@ -69,13 +69,9 @@ def classify(logits: Tensor, labels: Tensor) -> Classification:
     confusion = torch.bincount(labels * classes + predicted, minlength=classes**2).view(classes, classes)
     right, sizes = confusion.diagonal(), confusion.sum(1)
     rates = [hits / size if size else None for hits, size in zip(right.tolist(), sizes.tolist(), strict=True)]
-    top5 = None
-    if classes > 5:
-        top5 = float((logits.topk(5).indices == labels[:, None]).any(1).double().mean())
-    hits = int(right.sum())
-    return Classification(
-        count, hits / count, wilson_interval(hits, count), top5, tuple(rates), tuple(map(tuple, confusion.tolist()))
-    )
+    top5 = float((logits.topk(5).indices == labels[:, None]).any(1).double().mean()) if classes > 5 else None
+    hits, table = int(right.sum()), tuple(map(tuple, confusion.tolist()))
+    return Classification(count, hits / count, wilson_interval(hits, count), top5, tuple(rates), table)
 
 
 def wilson_interval(hits: int, trials: int, quantile: float = NORMAL) -> tuple[float, float]:
@@ -99,11 +95,8 @@ def calibrate(logits: Tensor, labels: Tensor, temperature: float = 1.0, bins: in
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=logits.device)
     place = torch.bucketize(confidence, edges[1:-1])
     wide = [_bin(place == i, confidence, correct, float(edges[i]), float(edges[i + 1])) for i in range(bins)]
-    order = confidence.argsort()
-    gaps = [
-        len(part) * abs(float(correct[part].mean() - confidence[part].mean()))
-        for part in order.tensor_split(min(bins, len(order)))
-    ]
+    equal = confidence.argsort().tensor_split(min(bins, len(labels)))
+    gaps = [len(part) * abs(float(correct[part].mean() - confidence[part].mean())) for part in equal]
     return Calibration(
         temperature=temperature,
         nll=float(cross_entropy(scaled, labels)),
@@ -143,9 +136,9 @@ def _bin(inside: Tensor, confidence: Tensor, correct: Tensor, low: float, high: 
 def _check(logits: Tensor, labels: Tensor) -> None:
     """Refuse what has no accuracy: no images, or logits that are no numbers."""
     if logits.dim() != 2 or labels.shape != logits.shape[:1] or len(labels) == 0:
+        got = f"{tuple(logits.shape)} and {tuple(labels.shape)}"
         raise ValueError(
-            f"`logits` must be (images, classes) and `labels` (images,), with at least one image, got "
-            f"{tuple(logits.shape)} and {tuple(labels.shape)}."
+            f"`logits` must be (images, classes) and `labels` (images,), of at least one image, got {got}."
         )
     if not bool(logits.isfinite().all()):
         raise TrainingError("The model gave infinite or NaN logits: there is nothing to score. Train it anew.")

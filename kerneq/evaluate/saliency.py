@@ -240,11 +240,8 @@ class SaliencyResult:
     methods: dict[str, MethodScore]
 
     def summary(self) -> list[tuple[str, str]]:
-        """Lines for the terminal."""
-        return [
-            (name, f"deletion {score.deletion:.3f}, insertion {score.insertion:.3f}")
-            for name, score in self.methods.items()
-        ]
+        words = "deletion {0.deletion:.3f}, insertion {0.insertion:.3f}"
+        return [(name, words.format(score)) for name, score in self.methods.items()]
 
 
 def measure_saliency(trained: TrainedRun, *, images: int = 256, steps: int = 16, seed: int = 0) -> SaliencyResult:
@@ -259,9 +256,8 @@ def measure_saliency(trained: TrainedRun, *, images: int = 256, steps: int = 16,
         for name, some in trained.track(maps.items(), "maps", len(maps)):
             areas = replace_pixels(trained.model, x, classes, some, steps=steps).areas()
             sums[name] = sums.get(name, 0) + torch.stack([area.double().sum() for area in areas])
-    return SaliencyResult(
-        len(chosen), steps, {name: MethodScore(*(total / len(chosen)).tolist()) for name, total in sums.items()}
-    )
+    methods = {name: MethodScore(*(total / len(chosen)).tolist()) for name, total in sums.items()}
+    return SaliencyResult(len(chosen), steps, methods)
 
 
 @torch.no_grad()

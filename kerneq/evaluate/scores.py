@@ -224,6 +224,5 @@ def over_seeds(runs: Sequence[Run]) -> list[SeedSummary]:
     return found
 
 
-SCORES = Part(
-    measure_scores, "accuracy, calibration and solver on the test images, and the worst mistakes", draw_mistakes, True
-)
+WORDS = "accuracy, calibration and solver on the test images, and the worst mistakes"
+SCORES = Part(measure_scores, WORDS, draw_mistakes, usual=True)

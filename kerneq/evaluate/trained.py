@@ -203,12 +203,8 @@ class Measurements(Generic[R]):
 
     def write(self, run: Run) -> list[str]:
         """Write the part and its pictures into the run's folder; returns the names of the files."""
-        header = {
-            "checkpoint": self.checkpoint,
-            "epoch": self.epoch,
-            "seconds": round(self.seconds, 3),
-            "kerneq": __version__,
-        }
+        header = {"checkpoint": self.checkpoint, "epoch": self.epoch}
+        header |= {"seconds": round(self.seconds, 3), "kerneq": __version__}
         found = [run.write_part(self.name, header | dataclasses.asdict(self.evidence))]  # type: ignore[call-overload]
         for name, picture in self.pictures.items():
             buffer = io.BytesIO()

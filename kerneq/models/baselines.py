@@ -30,18 +30,14 @@ class MDEQConfig(AbstractSolveConfig):
     solver: AbstractSolver[Any] = setting(Anderson(), "how z = f(z) is solved")
     gradient: AbstractGradient = setting(Phantom(5, relaxation=0.5), "how the solution is differentiated")
     max_steps: int = setting(18, "evaluations of f in a solve, at most", low=1)
-    widths: tuple[int, ...] = setting(
-        (32, 64, 128, 256), "channels; each scale is half the size of the one before", low=1
-    )
+    widths: tuple[int, ...] = setting((32, 64, 128, 256), "channels; each scale has half the side of the last", low=1)
     head: tuple[int, ...] = setting(
-        (14, 28, 56, 112), "channels of the head's blocks, a quarter of what they give", low=1
+        (14, 28, 56, 112), "channels of the head's blocks, a quarter of their output", low=1
     )
     final: int = setting(1680, "channels before the linear head", low=1)
     expansion: int = setting(5, "how many times wider a residual block is inside", low=1)
     groups: int = setting(8, "of the group norms", low=2)
-    stem: Literal["cifar", "imagenet"] = setting(
-        "cifar", "two 3×3 convolutions; imagenet: each with stride 2, as MDEQ's own"
-    )
+    stem: Literal["cifar", "imagenet"] = setting("cifar", "two 3×3 convolutions; imagenet: each with stride 2")
 
 
 @final
@@ -165,10 +161,8 @@ class MDEQ(AbstractModel):
         outputs = [planes * 4 for planes in config.head]
         # Pooling and a 1×1 convolution where MDEQ's code has 3×3 with stride 2: those alone are a million parameters
         # more than the published ten.
-        self.down = nn.ModuleList(
-            nn.Sequential(nn.AvgPool2d(2), *conv_norm(a, b, 1), nn.ReLU(inplace=True))
-            for a, b in itertools.pairwise(outputs)
-        )
+        down = [(nn.AvgPool2d(2), *conv_norm(a, b, 1), nn.ReLU(inplace=True)) for a, b in itertools.pairwise(outputs)]
+        self.down = nn.ModuleList(nn.Sequential(*layers) for layers in down)
         last = nn.Conv2d(outputs[-1], config.final, 1)
         self.final = nn.Sequential(last, nn.BatchNorm2d(config.final), nn.ReLU(inplace=True))
         self.head = nn.Linear(config.final, classes)
@@ -193,9 +187,7 @@ class ResNetConfig:
     blocks: tuple[int, ...] = setting((2, 2, 2, 2), "residual blocks a stage", low=1)
     bottleneck: bool = setting(False, "blocks of 1×1, 3×3, 1×1 convolutions instead of two 3×3")
     width: int = setting(64, "channels of the first stage; each stage doubles them", low=1)
-    stem: Literal["cifar", "imagenet"] = setting(
-        "cifar", "cifar: 3×3, no pooling; imagenet: 7×7 with stride 2, then pooling"
-    )
+    stem: Literal["cifar", "imagenet"] = setting("cifar", "3×3, no pooling; imagenet: 7×7 of stride 2, pooling")
 
 
 def conv_norm(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:

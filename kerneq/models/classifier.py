@@ -121,10 +121,7 @@ class ClassifierConfig(AbstractSolveConfig):
     length: float | None = setting(None, "‖aᵢ‖² of a patch at initialisation, whatever γ; none: activity / γ", above=0)
     output: Output = setting("state", "what a branch gives: z, or v = Wz with the widths of z and v exchanged")
     overlap: bool = setting(True, "on a GPU, solve the branches side by side")
-    lipschitz: bool = setting(
-        False,
-        "every layer 1-Lipschitz, for certificates: almost-orthogonal convolutions and MaxMin, no batch norm",
-    )
+    lipschitz: bool = setting(False, "for certificates: almost-orthogonal convolutions and MaxMin, no batch norm")
     gain: float = setting(1.0, "what a lipschitz model multiplies its logits by: one over a temperature", above=0)
 
     def __post_init__(self) -> None:
@@ -154,9 +151,8 @@ class Classifier(AbstractModel):
         super().__init__(channels, multiple=config.multiple)
         self.config = config
         self.stem = make_stem(config.stem, channels, config.width, config.lipschitz)
-        self.branches = nn.ModuleList(
-            Branch(config, scale, features) for scale, features in zip(config.scales, config.features, strict=True)
-        )
+        branches = zip(config.scales, config.features, strict=True)
+        self.branches = nn.ModuleList(Branch(config, scale, features) for scale, features in branches)
         self.norm = MaxMin() if config.lipschitz else BatchNorm(config.width, relu=True)
         width = config.width
         self.head = UnitRows(width, classes, config.gain) if config.lipschitz else nn.Linear(width, classes)

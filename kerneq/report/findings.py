@@ -34,14 +34,11 @@ class Findings:
             reliability.append(Drawing(self.file("reliability", label), name, figures.draw_reliability(steps)))
             svg = figures.draw_confusion(found["classes"], found["classification"]["test"]["confusion"])
             confusion.append(Drawing(self.file("confusion", label), f"Confusion of {label}", svg))
-        words = (
-            "Reliability: a point is a bin of predictions, larger with more of them; on the dotted line 80% means 80%."
-        )
-        counts = (
-            "Confusion: rows are labels, columns predictions; blue is right, orange wrong, deeper for more of its row."
-        )
+        words = "a point is a bin of predictions, larger with more of them; on the dotted line 80% means 80%."
+        counts = "rows are labels, columns predictions; blue is right, orange wrong, deeper for more of its row."
         pictures = self.pictures(measured, "mistakes", "The most confident mistakes of")
-        return [Paragraph(words), reliability, Paragraph(counts), confusion, *pictures]
+        texts = Paragraph(f"Reliability: {words}"), Paragraph(f"Confusion: {counts}")
+        return [texts[0], reliability, texts[1], confusion, *pictures]
 
     def behaviour(self, measured: PartByRun) -> list[Block]:
         rows, drawings = [], []

@@ -23,10 +23,10 @@ def compose(runs: Sequence[Reported], title: str) -> Page:
     for one in sorted(runs, key=lambda one: one.data):
         chapters.setdefault(one.data, []).append(one)
     lead = f"{len(runs)} run{'s' * (len(runs) != 1)} on {', '.join(chapters)}. Test accuracies are of the test images; "
-    lead += "validation accuracies are of images held out of training, and as the best of all epochs they flatter a "
     lead += (
-        "little. Published figures are of the model of that name, by its authors; a run may have changed its settings."
+        "validation accuracies are of images held out of training, and as the best of all epochs they flatter a little."
     )
+    lead += " Published figures are of the model of that name, by its authors; a run may have changed its settings."
     sections = [section for chapter in chapters.values() for section in Chapter(tuple(chapter)).sections()]
     return Page(title, lead, sections)
 
@@ -60,10 +60,8 @@ class Chapter:
         }
         absent: list[tuple[str, str, str]] = []
         for part, (title, blocks) in sections.items():
-            tables = {one.label: one.run.part(part) for one in self.runs}
-            measured = {
-                k: table for k, table in tables.items() if table and (part != "scores" or "calibration" in table)
-            }
+            tables = [(one.label, one.run.part(part)) for one in self.runs]
+            measured = {k: found for k, found in tables if found and (part != "scores" or "calibration" in found)}
             runs = [one for one in self.runs if one.label not in measured and applies(part, one)]
             missing = [one for one in runs if one.weights]  # of records without weights there is nothing to measure
             if measured:

@@ -488,6 +488,7 @@ def data() -> None:
 @app.command()
 def verify(as_json: AsJson = False) -> None:
     """Check every claim of the papers and of ours by numbers: a minute on a CPU; fails where an error is not known."""
+    from .run.folder import to_json
     from .theory.claims import CLAIMS
     from .theory.verify import ROUNDING, Verdict
     from .theory.verify import verify as check
@@ -499,7 +500,7 @@ def verify(as_json: AsJson = False) -> None:
             status.update(f"{len(findings)} of {len(CLAIMS)} claims")
     unexplained = [finding for finding in findings if not finding.explained]
     if as_json:
-        print(json.dumps([finding.row() for finding in findings], indent=2))
+        print(to_json([finding.row() for finding in findings], indent=2))
     else:
         colours = {Verdict.HOLDS: "green", Verdict.CORRECTED: "yellow", Verdict.FAILS: "bold red"}
         title = "Worst case found: left-hand side over right-hand side, as published → corrected"

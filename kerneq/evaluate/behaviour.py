@@ -28,15 +28,6 @@ LONGEST = 100  # steps that are followed, or taken to settle, at most
 
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
-class Trace:
-    """Residual and E at every point a solve evaluated, (steps, batch), whatever the tolerance; E where it is known."""
-
-    residual: Tensor
-    energy: Tensor | None
-
-
-@final
-@dataclasses.dataclass(frozen=True, eq=False)
 class Watched(AbstractSolver[Any]):
     """Another solver's rule; residual and E in `f` of every point it steps from are written down."""
 
@@ -60,14 +51,17 @@ class Watched(AbstractSolver[Any]):
 
 
 @torch.no_grad()
-def trace(f: Map, z0: Tensor | None, solver: AbstractSolver[Any], steps: int) -> Trace:
-    """The first `steps` points that the solver evaluates from z0; with `InFeatures`, the z of every v."""
+def trace(f: Map, z0: Tensor | None, solver: AbstractSolver[Any], steps: int) -> tuple[Tensor, Tensor | None]:
+    """Residual and E, where it is known, at the first `steps` points that the solver evaluates from z0, (steps, batch).
+
+    With `InFeatures` these are the z of every v.
+    """
     watched = Watched(solver, as_map(f), [])
     # One step more than is wanted, since the loop takes none from its last point; without a look, nothing stops it.
     solve(f, z0, watched, max_steps=steps + 1, check_every=steps + 1)
     residuals, energies = zip(*watched.seen, strict=True)
     known = [energy for energy in energies if energy is not None]
-    return Trace(torch.stack(residuals), torch.stack(known) if known else None)
+    return torch.stack(residuals), torch.stack(known) if known else None
 
 
 @torch.no_grad()
@@ -191,10 +185,9 @@ def _stopped(trained: TrainedRun, images: Images, limit: int) -> tuple[StoppedSc
 
 def _behaviour(name: str, layer: Equilibrium, f: AbstractMap, z: Tensor, solves: Tensor, shown: int) -> LayerBehaviour:
     """What one layer does, given its equation and equilibria for the traced pictures and `solves` for all."""
-    followed = trace(f, layer.cell.initial(f), layer.solver, min(max(2 * layer.max_steps, 16), LONGEST))
-    above = int((~(followed.residual <= FLOOR)).any(1).sum())  # what follows is rounding
-    residual = followed.residual[: above + 1]
-    energy = None if followed.energy is None else followed.energy[: above + 1]
+    residual, energy = trace(f, layer.cell.initial(f), layer.solver, min(max(2 * layer.max_steps, 16), LONGEST))
+    above = int((~(residual <= FLOOR)).any(1).sum())  # what follows is rounding
+    residual, energy = residual[: above + 1], None if energy is None else energy[: above + 1]
     factor = contraction(f, solve(f, z, layer.solver, tol=SETTLED, max_steps=LONGEST).value)
     steps, gap, failed = solves.mean(0).tolist()
     return LayerBehaviour(

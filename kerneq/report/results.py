@@ -99,11 +99,6 @@ class Reported:
         processes = self.run.environment().get("processes")
         return self.run.seconds() * (processes if isinstance(processes, int) else 1)
 
-    @property
-    def device(self) -> str:
-        """What it was trained on, as far as it was recorded."""
-        return str(self.run.environment().get("device", "unknown"))
-
 
 def gather(folders: Sequence[Path]) -> list[Reported]:
     """The runs in some folders, or that ship under some names: the best on test images first, then on held-out ones."""
@@ -171,7 +166,7 @@ def results(runs: Sequence[Reported]) -> list[Result]:
                 published=first.published,
                 epochs=len(first.run.rows()),
                 seconds=round(sum(one.seconds for one in group) / len(group), 1),
-                device=first.device,
+                device=str(first.run.environment().get("device", "unknown")),
                 runs=tuple(one.run.path.as_posix() for one in group),
             )
         )

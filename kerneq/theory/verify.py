@@ -6,7 +6,6 @@ are attacked: `ascend` optimises weights and inputs by gradient ascent to make t
 
 import dataclasses
 import enum
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import final
@@ -81,13 +80,18 @@ class Finding:
         return " → ".join(f"{ratio:.3g}" for ratio in found if ratio is not None)
 
     def row(self) -> dict[str, str | float | bool | None]:
-        """The finding as JSON has it, which knows no infinity."""
-        ratios = (self.evidence.published, self.evidence.corrected)
-        finite = [ratio if ratio is not None and math.isfinite(ratio) else None for ratio in ratios]
-        row: dict[str, str | float | bool | None] = {"claim": self.claim, "published": self.published}
-        row |= {"verdict": self.verdict.value, "explained": self.explained}
-        row |= {"ratio": finite[0], "corrected_ratio": finite[1], "worst_case": self.evidence.where}
-        return row | {"erratum": self.erratum, "seconds": round(self.seconds, 3)}
+        """The finding as JSON has it."""
+        return {
+            "claim": self.claim,
+            "published": self.published,
+            "verdict": self.verdict.value,
+            "explained": self.explained,
+            "ratio": self.evidence.published,
+            "corrected_ratio": self.evidence.corrected,
+            "worst_case": self.evidence.where,
+            "erratum": self.erratum,
+            "seconds": round(self.seconds, 3),
+        }
 
 
 def stated(claim: Claim) -> tuple[str, str, str | None]:

@@ -65,10 +65,9 @@ class OodResult:
 def measure_ood(trained: TrainedRun) -> OodResult:
     """KerDEQ's Table 3 for a run that was trained on the first five classes."""
     if trained.config.data.subset != "first-five-classes":
-        raise NotApplicableError(
-            "Out-of-distribution calibration needs a run that was trained on some of the classes, "
-            f"data.subset = first-five-classes, and this one has {trained.config.data.subset}."
-        )
+        wanted = "a run that was trained on some of the classes, data.subset = first-five-classes"
+        got = f"this one has {trained.config.data.subset}"
+        raise NotApplicableError(f"Out-of-distribution calibration needs {wanted}, and {got}.")
     unknown = trained.unknown()
     assert unknown is not None
     (logits, known_scores), (others, unknown_scores) = (look_at(trained, images) for images in (trained.test, unknown))

@@ -94,7 +94,7 @@ def test_an_equilibrium_model_goes_the_same_way(kerneq):
         (["train", "...toml"], 2, "without slashes, got `..`"),
         (["train", "model.width=-1"], 2, "`model.width` must be at least 1, got -1."),
         (["train", f"augment.cutout={10**400}"], 1, "`cutout` must be at most 16 here"),
-        (["train", f"augment.randaugment={10**6}"], 2, "`randaugment` must be at most 100"),
+        (["train", f"augment.randaugment={10**6}"], 2, "`augment.randaugment` must be at most 100"),
         (["train", "geq-tiny-digits", "model." + "a." * 5000 + "a=1"], 2, "There is no setting `model.a`"),
         (["train", "."], 2, "add --resume"),
         (["train", ".", "--resume"], 2, "There is no file config.toml"),

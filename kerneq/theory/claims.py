@@ -309,7 +309,8 @@ def proposition4() -> WorstCase:
         decay = torch.exp(-0.125 * (a1 - a2).square().sum(1))
         return left / (0.95**2 * math.exp(0.95**4 / (2 * math.e)) * decay * a1.norm(dim=1) * a2.norm(dim=1))
 
-    fixed = max(similarity(0.5), similarity(2.0), ascend(ratio, *drawn((3, 3), (3,), (3,)), steps=30))
+    starts = drawn((3, 3), (3,), (3,))
+    fixed = max(similarity(0.5), similarity(2.0), ascend(ratio, *starts, steps=30))
     where = f"nearly opposite inputs: κ = {kappa:.1e}, printed {printed:.1e}"
     return WorstCase((kappa - 4 * error) / printed, where, fixed)
 

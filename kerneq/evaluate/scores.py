@@ -179,10 +179,11 @@ def draw_mistakes(trained: TrainedRun, result: EvaluationResult) -> dict[str, Im
 def _fitted(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
     """The text, without what is no letter, cut to the width of a picture."""
     text = "".join(c if c.isprintable() else "\ufffd" for c in text)
-    cut = text
-    while cut and font.getlength(cut if cut == text else cut + "…") > TILE:
-        cut = cut[:-1]
-    return cut if cut == text else cut + "…"
+    if font.getlength(text) <= TILE:
+        return text
+    while text and font.getlength(text + "…") > TILE:
+        text = text[:-1]
+    return text + "…"
 
 
 def spread(values: Sequence[float]) -> tuple[float, float | None]:

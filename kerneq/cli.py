@@ -476,8 +476,11 @@ def data() -> None:
     for heading in ("name", "found", "where, or how to get it"):
         table.add_column(heading, overflow="fold", no_wrap=heading in ("name", "found"))
     for row in describe():
-        where = str(row.path or "part of the installation") if row.found else row.problem if row.path else row.get
-        cell = Text.assemble(printable(str(where)), "\n", (f"licence: {row.licence}", "dim"))
+        if row.found:
+            where = str(row.path or "part of the installation")
+        else:
+            where = str(row.problem) if row.path is not None else row.get
+        cell = Text.assemble(printable(where), "\n", (f"licence: {row.licence}", "dim"))
         table.add_row(row.name, "[green]yes" if row.found else "[yellow]no", cell)
     own = "pictures of your own: one folder for each class in PATH, or in PATH/train and PATH/test"
     example = "kerneq train geq-tiny-cifar10 data.name=folder:PATH data.size=32 training.batch_size=16"

@@ -22,7 +22,8 @@ def compose(runs: Sequence[Reported], title: str) -> Page:
     chapters: dict[str, list[Reported]] = {}
     for one in sorted(runs, key=lambda one: one.data):
         chapters.setdefault(one.data, []).append(one)
-    lead = f"{len(runs)} run{'s' * (len(runs) != 1)} on {', '.join(chapters)}. Test accuracies are of the test images; "
+    count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    lead = f"{count} on {', '.join(chapters)}. Test accuracies are of the test images; "
     lead += (
         "validation accuracies are of images held out of training, and as the best of all epochs they flatter a little."
     )

@@ -109,7 +109,8 @@ def certify(
         layer.solver, layer.tol, layer.max_steps, layer.check_every = Proximal(), tol, MAX_STEPS, None
     with torch.autocast(x.device.type, enabled=False):
         seen = _run(exact, x[:1].double())[1]
-        stem, paths = [_layer_norm(layer, seen[layer][0]) for layer in _stem(exact)], _paths(exact, seen)
+        stem = [_layer_norm(layer, seen[layer][0]) for layer in _stem(exact)]
+        paths = _paths(exact, seen)
         # (classes, classes): how far the output of the stem, and the pictures, move logit i − logit j, at most
         branches = torch.stack([path.before * path.bound.sensitivity * path.pairs for path in paths]).sum(0)
         lipschitz, unique = math.prod(stem) * branches, all(path.bound.unique for path in paths)
@@ -275,12 +276,14 @@ def _input_norm(cell: AbstractKernelCell, size: tuple[int, int] | None, scale: T
     """
     assert isinstance(cell.inject, nn.Sequential)
     weight = _weight(*cell.inject)
-    weight, patches = weight if scale is None else weight * scale, cell.similarity
+    patches = cell.similarity
+    weight = weight if scale is None else weight * scale
     if not isinstance(patches, PatchParameters):
         return matrix_norm(weight) if size is None else conv_norm(weight, size)
     # ‖W_hᵀr‖ = ‖Rr‖, where W_hᵀ = QR has more rows than R.
     R = torch.linalg.qr(patches.project.weight, mode="r").R
-    R, p = R.view(-1, patches.split, patches.patch, patches.patch), patches.patch
+    p = patches.patch
+    R = R.view(-1, patches.split, p, p)
     groups = weight.view(-1, patches.split, *weight.shape[1:])
     if size is None:
         return matrix_norm(torch.einsum("jc,gci->gji", R[:, :, 0, 0], groups).flatten(0, 1))

@@ -49,14 +49,33 @@ def experiments(start: str) -> list[str]:
 Device = Annotated[
     str, typer.Option(help="auto, cpu, cuda or cuda:N.", autocompletion=lambda: ["auto", "cpu", "cuda", "cuda:0"])
 ]
-Checkpoint = Annotated[
-    str, typer.Option(help="best (on the held-out images) or last.", autocompletion=lambda: ["best", "last"])
-]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder, or the name of weights that ship (kerneq models).")]
+RunFolders = Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN")]
+AllRuns = Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 DEMO_MODELS = ("geq-tiny", "mopteq-tiny", "opteq-tiny", "geq-dense-tiny", "resnet-tiny")
 TOGETHER = 256  # picture files that are in the memory at once
 NUMBERED = "The names of the classes are not known without the folder of pictures that the run was trained on."
+
+
+def check_checkpoint(name: str) -> str:
+    """Refuse a checkpoint that is neither the best nor the last."""
+    from .run.config import ConfigError
+
+    if name not in ("best", "last"):
+        raise ConfigError(f"--checkpoint must be best or last, got `{name}`.")
+    return name
+
+
+Checkpoint = Annotated[
+    str,
+    typer.Option(
+        help="best (on the held-out images) or last.",
+        autocompletion=lambda: ["best", "last"],
+        callback=check_checkpoint,
+    ),
+]
 
 
 def _version(asked: bool) -> None:
@@ -90,7 +109,7 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run from its last checkpoint.")] = False,
     name: Annotated[str, typer.Option(help="Name of the run folder; by default that of FILE.")] = "",
-    runs: Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")] = Path("runs"),
+    runs: AllRuns = Path("runs"),
     show_config: Annotated[bool, typer.Option("--show-config", help="Print every setting as TOML and stop.")] = False,
 ) -> None:
     """Train a model; everything about the run goes into runs/NAME."""
@@ -156,7 +175,7 @@ def sweep(
         typer.Argument(help="What to vary, for example model.norm=1,2 seed=0,1,2.", metavar="KEY=A,B,C"),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the folder of all its runs; by default that of FILE.")] = "",
-    runs: Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")] = Path("runs"),
+    runs: AllRuns = Path("runs"),
     test: Annotated[bool, typer.Option("--test", help="Evaluate each run on the test images, too.")] = False,
     show: Annotated[bool, typer.Option("--list", help="Train nothing: show the runs, and how far they are.")] = False,
 ) -> None:
@@ -188,7 +207,7 @@ def sweep(
 
 @app.command()
 def evaluate(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN")],
+    folders: RunFolders,
     part: Annotated[
         list[str] | None, typer.Option(help="Only this part, and more with another --part; a wrong name lists them.")
     ] = None,
@@ -202,7 +221,6 @@ def evaluate(
     from .run.config import ConfigError
     from .settings import suggestion
 
-    check_checkpoint(checkpoint)
     names = list(dict.fromkeys(part or [name for name, entry in PARTS.items() if everything or entry.usual]))
     for name in names:
         if name not in PARTS:
@@ -292,7 +310,7 @@ def predict(
     checkpoint: Checkpoint = "best",
     top: Annotated[int, typer.Option(help="How many classes to show for each picture.", min=1)] = 5,
     device: Device = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print CSV instead of a table, a row for each picture.")
     ] = False,
@@ -310,7 +328,6 @@ def predict(
     from .prediction import Predictor, draw_predictions, find_pictures
     from .run.config import ConfigError
 
-    check_checkpoint(checkpoint)
     if as_json and as_csv:
         raise ConfigError("--json and --csv exclude each other: choose one.")
     predictor = Predictor.open(run, checkpoint, device)
@@ -337,13 +354,8 @@ def predict(
         except TypeError as error:
             raise ConfigError(f"--certify: {error}") from None
     if as_json:
-        facts = {
-            "run": str(run),
-            "checkpoint": checkpoint,
-            "epoch": predictor.trained.epoch,
-            "named": predictor.trained.named,
-        }
-        rows = [prediction_row(prediction) for prediction in predictions]
+        trained, rows = predictor.trained, [prediction_row(prediction) for prediction in predictions]
+        facts = {"run": str(run), "checkpoint": checkpoint, "epoch": trained.epoch, "named": trained.named}
         print(json.dumps(facts | {"predictions": rows, "failures": failures}, indent=2))
     elif as_csv:
         write_csv(predictions, min(top, len(predictor.trained.classes)))
@@ -361,9 +373,7 @@ def predict(
         sheet, drawn = draw_predictions(predictor, predictions)
         sheet.save(saliency, format="PNG")
         first = f"the first {drawn}" if drawn < len(predictions) else "all"
-        Console(stderr=True).print(
-            f"Where it looks, {first} of the pictures: {printable(str(saliency))}", soft_wrap=True
-        )
+        watched.print(f"Where it looks, {first} of the pictures: {printable(str(saliency))}", soft_wrap=True)
     for failure in failures:
         complain(failure["problem"])
     if failures:
@@ -439,14 +449,13 @@ def export(
     """A small copy of a trained run to hand on: weights in half precision, records, and a model card."""
     from .evaluate import export as export_run
 
-    check_checkpoint(checkpoint)
     written = export_run(run, folder, checkpoint)
     say(f"Written to {folder}; its card is {written.path / 'README.md'}")
 
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN")],
+    folders: RunFolders,
     output: Annotated[
         Path, typer.Option(help="One .html file, .md with its figures beside it, or .json: the results alone.")
     ] = Path("report.html"),
@@ -476,23 +485,15 @@ def data() -> None:
         cell = Text.assemble(printable(where), "\n", (f"licence: {row.licence}", "dim"))
         table.add_row(row.name, "[green]yes" if row.found else "[yellow]no", cell)
     own = "pictures of your own: one folder for each class in PATH, or in PATH/train and PATH/test"
-    table.add_row(
-        "folder:PATH",
-        "",
-        Text.assemble(
-            own,
-            "\n",
-            ("kerneq train geq-tiny-cifar10 data.name=folder:PATH data.size=32 training.batch_size=16", "bold"),
-        ),
-    )
+    example = "kerneq train geq-tiny-cifar10 data.name=folder:PATH data.size=32 training.batch_size=16"
+    table.add_row("folder:PATH", "", Text.assemble(own, "\n", (example, "bold")))
     Console().print(table)
 
 
 @app.command()
-def verify(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
+def verify(as_json: AsJson = False) -> None:
     """Check every claim of the papers and of ours by numbers: a minute on a CPU; fails where an error is not known."""
+    from .run.folder import to_json
     from .theory.claims import CLAIMS
     from .theory.verify import ROUNDING, Verdict
     from .theory.verify import verify as check
@@ -504,7 +505,7 @@ def verify(
             status.update(f"{len(findings)} of {len(CLAIMS)} claims")
     unexplained = [finding for finding in findings if not finding.explained]
     if as_json:
-        print(json.dumps([finding.row() for finding in findings], indent=2))
+        print(to_json([finding.row() for finding in findings], indent=2))
     else:
         colours = {Verdict.HOLDS: "green", Verdict.CORRECTED: "yellow", Verdict.FAILS: "bold red"}
         title = "Worst case found: left-hand side over right-hand side, as published → corrected"
@@ -512,7 +513,7 @@ def verify(
         table = Table("claim", Column("verdict", no_wrap=True), *numbers, title=title, box=None, padding=(0, 1, 0, 0))
         for finding in findings:
             why = finding.evidence.where if finding.erratum is None else f"{finding.erratum}. {finding.evidence.where}"
-            words = Text.assemble(f"{finding.source}: {finding.name}\n", (why, "dim"))
+            words = Text.assemble(f"{finding.published}: {finding.claim}\n", (why, "dim"))
             verdict = Text(finding.verdict.value, colours[finding.verdict])
             table.add_row(words, verdict, finding.worst, f"{finding.seconds:.1f}")
         Console().print(table)
@@ -521,7 +522,9 @@ def verify(
         told = ", ".join(f"{count} {word}" for word, count in counts.items())
         say(f"{len(findings)} claims in {seconds:.0f} s: {told}. A ratio above 1 + {ROUNDING:g} breaks a claim.")
     for finding in unexplained:
-        complain(f"{finding.source}, {finding.name}: {finding.verdict.value}, {finding.worst}. This is not explained.")
+        complain(
+            f"{finding.published}, {finding.claim}: {finding.verdict.value}, {finding.worst}. This is not explained."
+        )
     if unexplained:
         sys.exit(1)
 
@@ -606,9 +609,8 @@ def demo(
         table.add_column(heading, justify="right")
     for run in (one.run for one in gather(folders)):
         size = millions(run.evaluation()["parameters"])
-        table.add_row(
-            Text(printable(run.name)), *(metric.text(run.test()) for metric in shown), size, f"{run.seconds():.1f}"
-        )
+        scores = (metric.text(run.test()) for metric in shown)
+        table.add_row(Text(printable(run.name)), *scores, size, f"{run.seconds():.1f}")
     Console().print(table)
     say(f"Curves, calibration, mistakes, equilibria: {output / 'report.html'}")
 
@@ -645,14 +647,6 @@ def exit_code(error: Exception) -> int | None:
     others = (DataError, EquilibriumError, NonfiniteInputError, TrainingError, OSError, OutOfMemoryError)
     codes = ((ConfigError, 2), (Stopped, 130), (others, 1))
     return next((code for kinds, code in codes if isinstance(error, kinds)), None)
-
-
-def check_checkpoint(name: str) -> None:
-    """Refuse a checkpoint that is neither the best nor the last."""
-    from .run.config import ConfigError
-
-    if name not in ("best", "last"):
-        raise ConfigError(f"--checkpoint must be best or last, got `{name}`.")
 
 
 def say(sentence: str) -> None:

@@ -80,6 +80,14 @@ def build(cls: type[T], table: Mapping[str, Any], path: str = "", standing: T | 
         raise ConfigError(f"{where} {error}".strip()) from None
 
 
+def check_values(section: Any) -> None:
+    """Refuse what `build` would refuse in a dataclass, for those that are made in Python, too."""
+    hints = typing.get_type_hints(type(section))
+    for field in dataclasses.fields(section):
+        value = convert(field.name, getattr(section, field.name), hints[field.name])
+        _check_range(field.name, value, field.metadata)
+
+
 def convert(key: str, value: Any, kind: Any, standing: Any = None) -> Any:
     """`value` as the annotated type `kind`; whole numbers pass for floats, nothing else is guessed.
 

@@ -4,6 +4,7 @@
 """
 
 import abc
+import dataclasses
 import functools
 from typing import Any, Self, final
 
@@ -63,17 +64,13 @@ class AbstractClassifier(ClassifierMixin, BaseEstimator, abc.ABC):
 
 
 @final
+@dataclasses.dataclass(eq=False, repr=False)
 class KernelGLMClassifier(AbstractClassifier):
-    """Kernel logistic regression: `kerneq.kglm.KernelGLM` with Bernoulli families, one class against the rest.
+    """Kernel logistic regression: `kerneq.kglm.KernelGLM` with Bernoulli families, one class against the rest."""
 
-    kernel: one of `kerneq.kglm`, of scikit-learn or GPyTorch, or any function k(X, X2); by default a squared
-    exponential one with `lengthscale` (None: √(d·Var X)). lam: the weight λ of ‖f‖²_k/2.
-    """
-
-    def __init__(self, kernel: Any = None, lengthscale: float | None = None, lam: float = 0.1):
-        self.kernel = kernel
-        self.lengthscale = lengthscale
-        self.lam = lam
+    kernel: Any = None  # of `kerneq.kglm`, scikit-learn, GPyTorch, or any k(X, X2); None: a squared exponential …
+    lengthscale: float | None = None  # … of this length; None: √(d·Var X)
+    lam: float = 0.1  # the weight λ of ‖f‖²_k/2
 
     def fit(self, X: Any, y: Any) -> Self:
         """Fit to X (samples, features) and labels y (samples)."""
@@ -99,24 +96,17 @@ class KernelGLMClassifier(AbstractClassifier):
 
 
 @final
+@dataclasses.dataclass(eq=False, repr=False)
 class KernelGLMRegressor(RegressorMixin, BaseEstimator):
     """A kernel GLM: `kerneq.kglm.KernelGLM` with the Gaussian family (kernel ridge regression), or another one.
 
-    kernel, lengthscale and lam as in `KernelGLMClassifier`; family: one of `kerneq.kglm`, for example `Poisson()` for
-    counts. With the Gaussian family f is a deviation from the mean of y.
+    With the Gaussian family f is a deviation from the mean of y.
     """
 
-    def __init__(
-        self,
-        kernel: Any = None,
-        lengthscale: float | None = None,
-        lam: float = 0.1,
-        family: AbstractFamily | None = None,
-    ):
-        self.kernel = kernel
-        self.lengthscale = lengthscale
-        self.lam = lam
-        self.family = family
+    kernel: Any = None  # this and the next two as in `KernelGLMClassifier`
+    lengthscale: float | None = None
+    lam: float = 0.1
+    family: AbstractFamily | None = None  # of `kerneq.kglm`, for example `Poisson()` for counts; None: Gaussian
 
     def fit(self, X: Any, y: Any) -> Self:
         """Fit to X (samples, features) and targets y (samples)."""
@@ -137,34 +127,22 @@ class KernelGLMRegressor(RegressorMixin, BaseEstimator):
 
 
 @final
+@dataclasses.dataclass(eq=False, repr=False)
 class EquilibriumClassifier(AbstractClassifier):
     """One dense equilibrium layer between standardised features and a linear head, trained by Adam.
 
-    kernel: of `kerneq.kernels`, by default Gaussian(0.5). state, features: the sizes of z and of v = Wz. norm: the
-    bound on ‖W‖‖W_h‖. The equilibria of `predict` are found to a relative residual of 1e-4.
+    The equilibria of `predict` are found to a relative residual of 1e-4.
     """
 
-    def __init__(
-        self,
-        kernel: AbstractKernel | None = None,
-        state: int = 64,
-        features: int = 32,
-        norm: float = 1.0,
-        epochs: int = 60,
-        batch_size: int = 64,
-        learning_rate: float = 0.01,
-        weight_decay: float = 1e-4,
-        random_state: Any = None,
-    ):
-        self.kernel = kernel
-        self.state = state
-        self.features = features
-        self.norm = norm
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.random_state = random_state
+    kernel: AbstractKernel | None = None  # of `kerneq.kernels`; None: Gaussian(0.5)
+    state: int = 64  # numbers in z
+    features: int = 32  # numbers in v = Wz
+    norm: float = 1.0  # the bound on ‖W‖‖W_h‖
+    epochs: int = 60
+    batch_size: int = 64
+    learning_rate: float = 0.01
+    weight_decay: float = 1e-4
+    random_state: Any = None
 
     def fit(self, X: Any, y: Any) -> Self:
         """Fit to X (samples, features) and labels y (samples)."""
@@ -175,10 +153,8 @@ class EquilibriumClassifier(AbstractClassifier):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            cell = DenseCell(
-                kernel, inputs=X.shape[1], state=self.state, features=self.features, norm=self.norm
-            ).double()
-            self.layer_ = Equilibrium(cell, tol=1e-4, max_steps=200)
+            cell = DenseCell(kernel, inputs=X.shape[1], state=self.state, features=self.features, norm=self.norm)
+            self.layer_ = Equilibrium(cell.double(), tol=1e-4, max_steps=200)
             self.head_ = nn.Linear(self.state, len(self.classes_), dtype=torch.float64)
             self._train(self._standardised(X), torch.as_tensor(labels))
         self.layer_.eval()

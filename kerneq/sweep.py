@@ -20,7 +20,6 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any, Literal, final
 
 import torch
@@ -28,15 +27,16 @@ from matplotlib.figure import Figure
 
 from .data import DataError
 from .evaluate import evaluate
+from .evaluate.scores import spread
 from .report.figures import COLOURS
 from .run import Run, Stopped, TrainingError, write_atomically
 from .run.config import EXPERIMENTS, Config, ConfigError, check, overlay, put, read_toml, resolve
 from .run.folder import to_json
 from .settings import Written, suggestion
 from .training import AbstractLogger, train
-from .training.build import Builder, build_model
 
 SWEEPS = EXPERIMENTS / "sweeps"  # those that come with the package
+Loggers = Callable[[Path], Sequence[AbstractLogger]]  # of the run in a folder
 
 
 @final
@@ -192,19 +192,11 @@ class SweepResult:
     cells: Sequence[CellResult]
 
     def write(self, folder: Path) -> None:
-        """Write FOLDER/sweep.json."""
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "sweep.json", (to_json(dataclasses.asdict(self), indent=2) + "\n").encode())
 
 
-def run_sweep(
-    sweep: Sweep,
-    folder: Path,
-    *,
-    test: bool = False,
-    build: Builder = build_model,
-    loggers: Callable[[Path], Sequence[AbstractLogger]] = lambda folder: (),
-) -> SweepResult:
+def run_sweep(sweep: Sweep, folder: Path, *, test: bool = False, loggers: Loggers = lambda folder: ()) -> SweepResult:
     """Train every cell that is not finished, each in its folder under `folder`; writes sweep.json and sweep.svg there.
 
     With `test` each is evaluated on the test images. `Stopped` (Ctrl-C) ends the sweep, which goes on when called
@@ -219,7 +211,7 @@ def run_sweep(
     if not configs:
         raise ConfigError(next(iter(problems.values())))
     for name, config in configs.items():
-        problems[name] = _train_cell(config, folder / name, test, build, loggers)
+        problems[name] = _train_cell(config, folder / name, test, loggers)
         collect(sweep, folder, problems).write(folder)
     result = collect(sweep, folder, problems)
     if result.points:
@@ -227,18 +219,16 @@ def run_sweep(
     return result
 
 
-def _train_cell(
-    config: Config, path: Path, test: bool, build: Builder, loggers: Callable[[Path], Sequence[AbstractLogger]]
-) -> str:
+def _train_cell(config: Config, path: Path, test: bool, loggers: Loggers) -> str:
     """Train and evaluate what has not been; the sentence that says why that failed, empty if it did not."""
     run = Run(path)
     try:
         if not _finished(run, config):
             if config.training.compile:
                 torch.compiler.reset()  # or the limit on recompilations would count the cells before
-            train(config, path, resume=True, build=build, loggers=loggers(path))
+            train(config, path, resume=True, loggers=loggers(path))
         if test and not run.test():
-            evaluate(path, device=config.device, build=build)
+            evaluate(path, device=config.device)
     except Stopped:
         raise
     except (DataError, TrainingError, ValueError) as error:  # sentences for people
@@ -276,10 +266,7 @@ def collect(sweep: Sweep, folder: Path, problems: Mapping[str, str] | None = Non
         value = result.test if tested else result.validation
         if value is not None:
             groups.setdefault(tuple(result.values[axis] for axis in axes), []).append(value)
-    points = [
-        Point(dict(zip(axes, key, strict=True)), len(found), fmean(found), stdev(found) if len(found) > 1 else None)
-        for key, found in groups.items()
-    ]
+    points = [Point(dict(zip(axes, key, strict=True)), len(found), *spread(found)) for key, found in groups.items()]
     return SweepResult(sweep.name, "test" if tested else "validation", axes, points, results)
 
 

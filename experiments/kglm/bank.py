@@ -6,6 +6,7 @@ own gradient, and Adam is elementwise, so training them together is training the
 
 import abc
 import contextlib
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import final
 
@@ -311,3 +312,10 @@ def train(
             rest = {"schedule": None if schedule is None else schedule.state_dict(), "bank": bank.state_dict()}
             saved.save(name, {**found, **rest, "optimizer": optimizer.state_dict()})
     return torch.stack(history).cpu()
+
+
+def plain(values: Tensor) -> list:
+    """Numbers of five digits for JSON, which has no NaN: a model that failed becomes null."""
+    if values.ndim > 1:
+        return [plain(row) for row in values]
+    return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values.tolist()]

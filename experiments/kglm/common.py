@@ -13,7 +13,6 @@ import dataclasses
 import importlib.util
 import io
 import json
-import math
 import os
 import platform
 import sys
@@ -27,12 +26,10 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from torch import Tensor
 
 import kerneq
 from kerneq import data
 from kerneq.run.config import ConfigError, build, write
-from kerneq.run.config import setting as setting  # the scripts take it from here
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -253,14 +250,6 @@ def device_of(name: str) -> torch.device:
     return torch.device(name)
 
 
-def load_pixels(name: str, split: Literal["train", "test"], count: int) -> Tensor:
-    """The first `count` images of a data set as bytes (count, c, h, w)."""
-    images = data.load(name, split)
-    if not isinstance(images, data.Images):
-        raise TypeError(f"{name} is read whole into memory.")
-    return images.pixels[:count]
-
-
 def write_record(folder: Path, settings: Any, device: torch.device, result: Result) -> bytes:
     """Write the settings, the machine and the numbers of a run under `folder`."""
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "CPU"
@@ -299,10 +288,3 @@ def picture(figure: "Figure") -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=110, format="png")
     return buffer.getvalue()
-
-
-def plain(values: Tensor) -> list:
-    """Numbers of five digits for JSON, which has no NaN: a model that failed becomes null."""
-    if values.ndim > 1:
-        return [plain(row) for row in values]
-    return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values.tolist()]

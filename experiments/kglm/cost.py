@@ -7,23 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
-from common import (
-    COLOURS,
-    UNSAVED,
-    Checkpoints,
-    Experiment,
-    Figures,
-    Record,
-    Report,
-    Result,
-    main,
-    setting,
-    silent,
-    subplots,
-)
+from common import COLOURS, UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
 from torch import nn
 
 from kerneq.kglm import initialise
+from kerneq.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)

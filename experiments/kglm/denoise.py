@@ -7,27 +7,14 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from bank import ConvBank, train
-from common import (
-    COLOURS,
-    UNSAVED,
-    Checkpoints,
-    Experiment,
-    Figures,
-    Record,
-    Report,
-    Result,
-    main,
-    plain,
-    setting,
-    silent,
-    subplots,
-)
+from bank import ConvBank, plain, train
+from common import COLOURS, UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
 from pictures import NoisyPictures, Source, find_scenes, pictures
 from torch import Tensor
 
 from kerneq.kglm import spectral_norm
 from kerneq.kglm.kernels import Truncated, random_lengthscales
+from kerneq.settings import setting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

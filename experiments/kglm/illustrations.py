@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from common import UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, setting, silent, subplots
+from common import UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
 from inpaint import Smooth, quartets
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kerneq.kglm import DeclarativeNode, Gaussian, Truncated, pixels
+from kerneq.settings import setting
 
 # Okabe and Ito's colours, which the colour-blind can tell apart
 BLUE, ORANGE, GREEN, RED, YELLOW = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#F0E442"

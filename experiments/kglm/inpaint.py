@@ -9,20 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import torch
-from common import (
-    UNSAVED,
-    Checkpoints,
-    Experiment,
-    Figures,
-    Record,
-    Report,
-    Result,
-    load_pixels,
-    main,
-    setting,
-    silent,
-    subplots,
-)
+from common import UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
+from pictures import load_pixels
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -30,6 +18,7 @@ from kerneq.gradients import Implicit
 from kerneq.kglm import DeclarativeNetwork, DeclarativeNode, Gaussian, SquaredExponential, initialise, pixels
 from kerneq.kglm.declarative import dual
 from kerneq.kglm.glm import newton
+from kerneq.settings import setting
 from kerneq.solvers import Newton
 
 NAMES = {

@@ -10,20 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, Self
 
 import torch
-from common import (
-    UNSAVED,
-    Checkpoints,
-    Experiment,
-    Figures,
-    Record,
-    Report,
-    Result,
-    load_pixels,
-    main,
-    setting,
-    silent,
-    subplots,
-)
+from common import UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
+from pictures import load_pixels
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -32,6 +20,7 @@ from kerneq.equation import AbstractMap
 from kerneq.kglm import Bernoulli, SquaredExponential, White, certify
 from kerneq.kglm.equilibrium import uniform
 from kerneq.kglm.glm import LinearSolver, Problem, cholesky, newton
+from kerneq.settings import setting
 from kerneq.solvers import Picard
 
 COUNTS = ("disagreements", "ties", "beyond_bound", "float32_pixels", "float32_halves", "float32_images")

@@ -11,26 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from bank import DenseBank, squared_error
-from common import (
-    COLOURS,
-    UNSAVED,
-    Checkpoints,
-    Experiment,
-    Figures,
-    Record,
-    Report,
-    Result,
-    main,
-    plain,
-    setting,
-    silent,
-    subplots,
-)
+from bank import DenseBank, plain, squared_error
+from common import COLOURS, UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
 from mnist import Mnist, binarised, corrupt, kernel_matrix
 from torch import Tensor
 
 from kerneq.kglm.equilibrium import uniform
+from kerneq.settings import setting
 from kerneq.training.loop import GraphedStep
 
 SCHEMES = ("kernel", "random")

@@ -12,14 +12,18 @@ from typing import Literal
 
 import numpy as np
 import torch
-from common import load_pixels
 from PIL import Image, ImageSequence
 from torch import Tensor
 
-from kerneq.data import DataError, data_root
+from kerneq.data import DataError, data_root, load
 
 Source = Literal["cifar10", "hsi", "synthetic"]
 CHANNELS = 25  # of HSI Road
+
+
+def load_pixels(name: str, split: Literal["train", "test"], count: int) -> Tensor:
+    """The first `count` images of a data set as bytes (count, c, h, w)."""
+    return load(name, split).in_memory()[:count]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,26 +10,13 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from bank import DenseBank, train
-from common import (
-    COLOURS,
-    UNSAVED,
-    Checkpoints,
-    Experiment,
-    Figures,
-    Record,
-    Report,
-    Result,
-    main,
-    plain,
-    setting,
-    silent,
-    subplots,
-)
+from bank import DenseBank, plain, train
+from common import COLOURS, UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
 from torch import Tensor
 
 from kerneq.kglm import AbstractCovariance, Periodic, SquaredExponential, spectral_norm
 from kerneq.kglm.equilibrium import uniform
+from kerneq.settings import setting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

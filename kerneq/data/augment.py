@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..settings import check_values, setting
 from .operations import RANDAUGMENT, TRIVIAL_WIDE, Operation, fetch, operate, to_device
 
 
@@ -29,34 +30,21 @@ class Augment:
     Up to `share` they work on bytes and give bytes; cutout, mixup and CutMix work on normalised pictures, in which the
     mean is 0. Everything is off by default: `Augment()` changes nothing."""
 
-    area: float = 1.0  # smallest share of the picture that a random resized crop keeps; 1: off
-    crop: int = 0  # shift by up to so many pixels each way (pad and crop); 0: off
-    padding: Literal["reflect", "zero"] = "reflect"  # what a shift brings in
-    flip: bool = False  # mirror left to right, every second picture
-    randaugment: int = 0  # RandAugment operations for each picture (Cubuk et al., 2020); 0: off
-    magnitude: float = 9.0  # of RandAugment, 0 … 30
-    trivial: bool = False  # one TrivialAugmentWide operation (Müller and Hutter, 2021)
-    share: float = 1.0  # share of the pictures that get `randaugment` or `trivial`
-    cutout: int = 0  # side of a square set to the mean, its centre anywhere (DeVries and Taylor, 2017); 0: off
-    mixup: float = 0.0  # α of mixup's Beta(α, α) (Zhang et al., 2018); 0: off
-    cutmix: float = 0.0  # α of CutMix's (Yun et al., 2019); with mixup, each for every second picture; 0: off
-    mixed: float = 1.0  # share of the pictures that `mixup` and `cutmix` change
+    area: float = setting(1.0, "smallest share of a picture that a random resized crop keeps; 1: off", above=0, high=1)
+    crop: int = setting(0, "shift by up to so many pixels each way (pad and crop); 0: off", low=0)
+    padding: Literal["reflect", "zero"] = setting("reflect", "what a shift brings in: reflect or zero")
+    flip: bool = setting(False, "mirror left to right, every second picture")
+    randaugment: int = setting(0, "RandAugment operations a picture (Cubuk et al., 2020); 0: off", low=0, high=100)
+    magnitude: float = setting(9.0, "of RandAugment, 0 … 30", low=0, high=30)
+    trivial: bool = setting(False, "one TrivialAugmentWide operation (Müller and Hutter, 2021)")
+    share: float = setting(1.0, "share of the pictures that get `randaugment` or `trivial`", low=0, high=1)
+    cutout: int = setting(0, "side of a square set to the mean, anywhere (DeVries and Taylor, 2017); 0: off", low=0)
+    mixup: float = setting(0.0, "α of mixup's Beta(α, α) (Zhang et al., 2018); 0: off", low=0)
+    cutmix: float = setting(0.0, "α of CutMix's (Yun et al., 2019); with mixup, every second picture; 0: off", low=0)
+    mixed: float = setting(1.0, "share of the pictures that `mixup` and `cutmix` change", low=0, high=1)
 
     def __post_init__(self) -> None:
-        for name in ("crop", "randaugment", "cutout", "mixup", "cutmix"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"`{name}` must not be negative, got {getattr(self, name)}.")
-        if self.randaugment > 100:
-            raise ValueError(f"`randaugment` must be at most 100, got {self.randaugment}.")
-        if not 0 < self.area <= 1:
-            raise ValueError(f"`area` must lie in (0, 1], got {self.area}.")
-        for name in ("share", "mixed"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"`{name}` must lie in [0, 1], got {getattr(self, name)}.")
-        if not 0 <= self.magnitude <= 30:
-            raise ValueError(f"`magnitude` must lie in [0, 30], got {self.magnitude}.")
-        if self.padding not in ("reflect", "zero"):
-            raise ValueError(f"`padding` must be 'reflect' or 'zero', got {self.padding!r}.")
+        check_values(self)
         if self.randaugment and self.trivial:
             raise ValueError("`randaugment` and `trivial` exclude each other: set one of them.")
 

@@ -12,6 +12,7 @@ point in the clouds of `fog`, and where the frost pictures are not there, a fros
 import hashlib
 import io
 import math
+import tomllib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -57,7 +58,6 @@ def corrupt(
     if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] not in (1, 3):
         got = f"{pixels.dtype} {tuple(pixels.shape)}"
         raise ValueError(f"`pixels` must be uint8 (count, 1 or 3, height, width), got {got}.")
-    function, parameters = _TABLE[name]
     key = hashlib.sha256(f"{seed} {name} {severity}".encode()).digest()[:8]
     more = (frost,) if name == "frost" else ()
     size = max(1, CHUNK.get(pixels.device.type, 2**20) // math.prod(pixels.shape[2:]))
@@ -66,7 +66,7 @@ def corrupt(
         some = pixels[start : start + size]
         draws = Draws(int.from_bytes(key, "little", signed=True), first + start, len(some), pixels.device)
         x = some.expand(-1, 3, -1, -1).to(torch.float32) / 255
-        changed = to_bytes(function(x, draws, *parameters[severity - 1], *more))
+        changed = to_bytes(FUNCTIONS[name](x, draws, *PARAMETERS[name][severity - 1], *more))
         done.append(changed if pixels.shape[1] == 3 else grey(changed).to(torch.uint8))
     return torch.cat(done)
 
@@ -284,50 +284,13 @@ def _ice(draws: Draws, side: int) -> Tensor:
     return (0.3 + 0.6 * ridges) * light * ridges.new_tensor([0.85, 0.95, 1.0])[:, None, None]
 
 
-Function = Callable[..., Tensor]  # (x, draws, *parameters)
-_TABLE: dict[str, tuple[Function, tuple[tuple[float, ...], ...]]] = {
-    "gaussian_noise": (gaussian_noise, ((0.04,), (0.06,), (0.08,), (0.09,), (0.10,))),
-    "shot_noise": (shot_noise, ((500,), (250,), (100,), (75,), (50,))),
-    "impulse_noise": (impulse_noise, ((0.01,), (0.02,), (0.03,), (0.05,), (0.07,))),
-    "defocus_blur": (defocus_blur, ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))),
-    "glass_blur": (glass_blur, ((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))),
-    "motion_blur": (motion_blur, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))),
-    "zoom_blur": (zoom_blur, ((1.06,), (1.11,), (1.16,), (1.21,), (1.26,))),
-    "snow": (
-        snow,
-        (
-            (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
-            (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
-            (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
-            (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
-            (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
-        ),
-    ),
-    "frost": (frost, ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))),
-    "fog": (fog, ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))),
-    "brightness": (brightness, ((0.05,), (0.1,), (0.15,), (0.2,), (0.3,))),
-    "contrast": (contrast, ((0.75,), (0.5,), (0.4,), (0.3,), (0.15,))),
-    "elastic_transform": (
-        elastic_transform,
-        ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
-    ),
-    "pixelate": (pixelate, ((0.95,), (0.9,), (0.85,), (0.75,), (0.65,))),
-    "jpeg_compression": (jpeg_compression, ((80,), (65,), (58,), (50,), (40,))),
-    "speckle_noise": (speckle_noise, ((0.06,), (0.1,), (0.12,), (0.16,), (0.2,))),
-    "gaussian_blur": (gaussian_blur, ((0.4,), (0.6,), (0.7,), (0.8,), (1,))),
-    "spatter": (
-        spatter,
-        (
-            (0.62, 0.1, 0.7, 0.7, 0.5, 0),
-            (0.65, 0.1, 0.8, 0.7, 0.5, 0),
-            (0.65, 0.3, 1, 0.69, 0.5, 0),
-            (0.65, 0.1, 0.7, 0.69, 0.6, 1),
-            (0.65, 0.1, 0.5, 0.68, 0.6, 1),
-        ),
-    ),
-    "saturate": (saturate, ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2))),
-}
-NAMES = tuple(_TABLE)
+NOISE = (gaussian_noise, shot_noise, impulse_noise, speckle_noise)
+BLUR = (defocus_blur, glass_blur, motion_blur, zoom_blur, gaussian_blur)
+WEATHER = (snow, frost, fog, spatter)
+DIGITAL = (brightness, contrast, elastic_transform, pixelate, jpeg_compression, saturate)
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {f.__name__: f for f in (*NOISE, *BLUR, *WEATHER, *DIGITAL)}
+PARAMETERS = tomllib.loads(Path(__file__).with_name("corruptions.toml").read_text(encoding="utf-8"))
+NAMES = tuple(PARAMETERS)
 STANDARD = NAMES[:15]  # those of the mean corruption error; the other four were published beside them
 
 

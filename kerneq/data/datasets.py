@@ -6,7 +6,6 @@ ones are the tables of catalogue.toml; one in files of a new form is a parser in
 
 import abc
 import dataclasses
-import difflib
 import hashlib
 import os
 import tomllib
@@ -18,7 +17,7 @@ from typing import final
 import numpy as np
 import torch
 
-from ..settings import build
+from ..settings import build, suggestion
 from .images import DataError, ImageFiles, Images
 from .readers import Release, Split
 
@@ -150,9 +149,7 @@ class FolderDataSet(AbstractDataSet):
         """The folder of each class and the name to show, in the order of the labels."""
         if self.class_folders is not None and self.class_names is not None:
             return dict(zip(self.class_folders, self.class_names, strict=True))
-        lists = [folder / _CLASS_LIST]
-        if self.class_list is not None:
-            lists.append(root / self.class_list)
+        lists = [folder / _CLASS_LIST, *([root / self.class_list] if self.class_list is not None else [])]
         for path in lists:
             if path.exists():
                 return _read_class_list(path, self.class_count)
@@ -259,8 +256,7 @@ def find(name: str) -> AbstractDataSet:
         return FolderDataSet(name=name, folders=(path,), size=224, get=get, licence="your own")
     if name in DATA_SETS:
         return DATA_SETS[name]
-    close = difflib.get_close_matches(name, DATA_SETS, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    hint = suggestion(name, DATA_SETS)
     raise DataError(f"There is no data set {name!r}.{hint} There are: {', '.join(DATA_SETS)}, {_FOLDER}PATH.")
 
 
@@ -304,16 +300,13 @@ def describe(root: str | Path | None = None) -> list[Description]:
     """A row for every data set of DATA_SETS, there or not.
 
     Looks at names and sizes of files only, so it is quick; MD5s are for `load` to check."""
-    return [_describe(data_set, data_root(root)) for data_set in DATA_SETS.values()]
-
-
-def _describe(data_set: AbstractDataSet, root: Path) -> Description:
-    path: Path | None = None
-    problem: str | None = None
-    try:
-        if data_set.folders:
-            path = root / data_set.locate(root)
-        data_set.check(root)
-    except DataError as error:
-        problem = str(error)
-    return Description(data_set.name, problem is None, path, problem, data_set.get, data_set.licence)
+    found, place = [], data_root(root)
+    for entry in DATA_SETS.values():
+        path, problem = None, None
+        try:
+            path = place / entry.locate(place) if entry.folders else None
+            entry.check(place)
+        except DataError as error:
+            problem = str(error)
+        found.append(Description(entry.name, problem is None, path, problem, entry.get, entry.licence))
+    return found

@@ -109,6 +109,10 @@ class Images:
         pixels = self.pixels.to(device) if isinstance(self.pixels, Tensor) else self.pixels
         return dataclasses.replace(self, pixels=pixels, labels=self.labels.to(device))
 
+    def in_memory(self) -> Tensor:
+        """The pixels, uint8; those in files are decoded."""
+        return self.pixels if isinstance(self.pixels, Tensor) else self.pixels.decode()
+
     def select(self, index: Tensor) -> "Images":
         """The images at `index`, int64, in that order."""
         return dataclasses.replace(self, pixels=self.pixels[index], labels=self.labels[index])

@@ -65,18 +65,14 @@ class File:
         if path.name != self.name:
             _check_md5(path, content, self.gz_md5)
             content = _gunzip(path, content, self.size)
-        if len(content) != self.size:
-            got = len(content)
+        if (got := len(content)) != self.size:
             raise DataError(f"{path} holds {got} bytes, the published file holds {self.size}: download it again.")
         _check_md5(path, content, self.md5)
         return path, content
 
 
 def _check_md5(path: Path, content: bytes, md5: str | None) -> None:
-    if md5 is None:
-        return
-    got = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if got != md5:
+    if md5 is not None and (got := hashlib.md5(content, usedforsecurity=False).hexdigest()) != md5:
         raise DataError(f"{path} is not the published file, its MD5 is {got} and not {md5}: download it again.")
 
 

@@ -12,17 +12,17 @@ from .certificates import measure_certificates
 from .corruptions import measure_corruptions
 from .export import export as export
 from .ood import measure_ood
-from .parts import Measurements as Measurements
-from .parts import NotApplicableError as NotApplicableError
-from .parts import Part as Part
-from .parts import measure_part as measure_part
 from .saliency import draw_saliency, measure_saliency
 from .scores import SCORES
 from .scores import EvaluationResult as EvaluationResult
 from .scores import evaluate as evaluate
 from .scores import measure_scores as measure_scores
 from .scores import over_seeds as over_seeds
+from .trained import Measurements as Measurements
+from .trained import NotApplicableError as NotApplicableError
+from .trained import Part as Part
 from .trained import TrainedRun as TrainedRun
+from .trained import measure_part as measure_part
 
 PARTS: dict[str, Part[Any]] = {
     "scores": SCORES,

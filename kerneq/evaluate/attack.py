@@ -23,6 +23,7 @@ from .trained import TrainedRun
 
 Norm = Literal["linf", "l2"]
 Pictures = Sequence[tuple[Tensor, Tensor]]  # batches of pictures in [0, 1] and their labels
+Box = tuple[float, float] | None  # what every number of a picture lies between
 Objective = Callable[[Tensor, Tensor], Tensor]  # logits and labels ↦ what is climbed, (batch,)
 
 STRIDE = 2.5  # the steps together are this many radii long (Madry et al., 2018)
@@ -67,45 +68,126 @@ class Adversarial:
         return self.margin > 0
 
 
+@final
+@dataclasses.dataclass(frozen=True)
+class Threat:
+    """A ball ‖x′ − x‖ ≤ radius, in pixel units, and how hard it is searched."""
+
+    norm: Norm = "linf"
+    radius: float = 8 / 255
+    steps: int = 20
+    restarts: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.norm not in get_args(Norm):
+            raise ValueError(f"`norm` must be linf or l2, got {self.norm!r}.")
+        check_positive("radius", self.radius)
+        check_whole("steps", self.steps)
+        check_whole("restarts", self.restarts)
+
+    def random_offset(self, x: Tensor, noise: torch.Generator) -> Tensor:
+        """A point of the ball around zero for each sample, uniformly; drawn on the host, whatever the device."""
+        if self.norm == "linf":
+            return (self.radius * (2 * torch.rand(x.shape, generator=noise) - 1)).to(x)
+        direction = torch.randn(x.shape, generator=noise)
+        share = torch.rand(len(x), generator=noise) ** (1 / max(direction[0].numel(), 1))
+        return (direction * per_sample(self.radius * share / _lengths(direction), direction)).to(x)
+
+    def project(self, x: Tensor, offset: Tensor, box: Box) -> Tensor:
+        """The picture at x + offset, brought back; cutting to a box that holds x makes no offset longer."""
+        if self.norm == "linf":
+            offset = offset.clamp(-self.radius, self.radius)
+        else:
+            offset = offset * per_sample(self.radius / _lengths(offset).clamp_min(self.radius), offset)
+        return x + offset if box is None else (x + offset).clamp(*box)
+
+    def steepest(self, g: Tensor) -> Tensor:
+        """The offset of length 1 along which a function with gradient g rises fastest."""
+        g = g.nan_to_num()  # a backward solve that failed must not end the attack
+        if self.norm == "linf":
+            return g.sign()
+        largest = g.abs().flatten(1).amax(1).clamp_min(torch.finfo(g.dtype).tiny)
+        g = g / per_sample(largest, g)  # the square of a saturated loss's slope would be zero
+        return g / per_sample(_lengths(g), g)
+
+
+THREATS = (Threat("linf", 8 / 255), Threat("l2", 128 / 255))
+
+
+def _lengths(offset: Tensor) -> Tensor:
+    return per_sample_norm(offset).clamp_min(torch.finfo(offset.dtype).tiny)
+
+
 def pgd(
     model: nn.Module,
     x: Tensor,
     labels: Tensor,
+    threat: Threat,
     *,
-    norm: Norm = "linf",
-    radius: float,
-    steps: int = 20,
-    restarts: int = 1,
-    box: tuple[float, float] | None = (0.0, 1.0),
+    box: Box = (0.0, 1.0),
     gradient: AbstractGradient | None = None,
-    seed: int = 0,
 ) -> Adversarial:
-    """Projected gradient ascent from `restarts` random points of the ball ‖x′ − x‖ ≤ radius, cut to the box.
+    """Projected gradient ascent from some random points of the threat's ball, cut to the box.
 
-    `model` maps x (batch, ...), in the units of `radius`, to logits, and is in `eval()`. Restarts climb the
+    `model` maps x (batch, ...), in the units of the radius, to logits, and is in `eval()`. Restarts climb the
     cross-entropy and the margin in turn: the second has a slope where the first is saturated. Only samples not yet
     fooled are tried again. The same seed gives the same attack. The gradient of equilibrium layers is the exact one,
     whatever they were trained with, unless `gradient` says otherwise.
     """
-    _check(model, norm, radius, steps, restarts)
-    noise = torch.Generator().manual_seed(seed)
+    if model.training:
+        raise ValueError("The model is in training mode, where batch norms mix the samples: call `model.eval()` first.")
+    noise = torch.Generator().manual_seed(threat.seed)
     x = x.detach()
     losses: tuple[float, ...] = ()
     with torch.no_grad():
         best, margin = x.clone(), margins(model(x), labels)
     with solving(model, gradient=gradient, exact=gradient is None), frozen(model):
-        for restart in range(restarts):
-            offset = random_offset(x, norm, radius, noise)
+        for restart in range(threat.restarts):
+            offset = threat.random_offset(x, noise)
             left = torch.arange(len(x), device=x.device) if restart == 0 else (margin <= 0).nonzero().flatten()
             if len(left) == 0:
                 break
             objective = _cross_entropies if restart % 2 == 0 else margins
-            ball = Ball(x[left], norm, radius, box)
-            found = _ascend(model, ball, offset[left], labels[left], steps, objective)
+            found = _ascend(model, x[left], labels[left], threat, box, offset[left], objective)
             better = found.margin > margin[left]
             best[left[better]], margin[left[better]] = found.x[better], found.margin[better]
             losses = losses or found.losses
     return Adversarial(best, margin, losses)
+
+
+def _ascend(
+    model: nn.Module, x: Tensor, labels: Tensor, threat: Threat, box: Box, offset: Tensor, objective: Objective
+) -> Adversarial:
+    """Steps along the gradient of the objective, back into the ball after each."""
+    at = best = threat.project(x, offset, box)
+    margin = at.new_full((len(at),), -torch.inf)
+    losses: list[Tensor] = []
+    for step in range(threat.steps + 1):
+        with torch.set_grad_enabled(step < threat.steps):
+            at = at.detach().requires_grad_(step < threat.steps)
+            logits = model(at)
+        found = margins(logits.detach(), labels)
+        better = found > margin
+        best = torch.where(per_sample(better, at), at.detach(), best)
+        margin = torch.where(better, found, margin)
+        losses.append(_cross_entropies(logits.detach(), labels).mean())
+        if step < threat.steps:
+            (g,) = torch.autograd.grad(objective(logits, labels).sum(), at)
+            move = STRIDE * threat.radius / threat.steps * threat.steepest(g)
+            at = threat.project(x, at.detach() - x + move, box)
+    return Adversarial(best, margin, tuple(torch.stack(losses).tolist()))
+
+
+def margins(logits: Tensor, labels: Tensor) -> Tensor:
+    """The largest other logit minus that of the label, (batch,)."""
+    own = logits.gather(1, labels[:, None])
+    others = logits.scatter(1, labels[:, None], -torch.inf)
+    return others.amax(1) - own[:, 0]
+
+
+def _cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(logits, labels, reduction="none")
 
 
 @contextlib.contextmanager
@@ -121,136 +203,26 @@ def frozen(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def random_offset(x: Tensor, norm: Norm, radius: float, noise: torch.Generator) -> Tensor:
-    """A point of the ball around zero for each sample, uniformly; drawn on the host, whatever the device."""
-    if norm == "linf":
-        return (radius * (2 * torch.rand(x.shape, generator=noise) - 1)).to(x)
-    direction = torch.randn(x.shape, generator=noise)
-    share = torch.rand(len(x), generator=noise) ** (1 / max(direction[0].numel(), 1))
-    return (direction * per_sample(radius * share / _lengths(direction), direction)).to(x)
+def carry_out(
+    threat: Threat, model: nn.Module, pictures: Pictures, gradient: AbstractGradient | None = None
+) -> tuple[Pictures, list[float]]:
+    """The pictures as the attack leaves them, and the mean loss along its steps."""
+    left, losses = [], torch.zeros(threat.steps + 1)
+    for number, (x, labels) in enumerate(pictures):
+        found = pgd(model, x, labels, dataclasses.replace(threat, seed=threat.seed + number), gradient=gradient)
+        left.append((found.x, labels))
+        losses += len(labels) * torch.tensor(found.losses)
+    return left, (losses / sum(len(labels) for _, labels in pictures)).tolist()
 
 
-def margins(logits: Tensor, labels: Tensor) -> Tensor:
-    """The largest other logit minus that of the label, (batch,)."""
-    own = logits.gather(1, labels[:, None])
-    others = logits.scatter(1, labels[:, None], -torch.inf)
-    return others.amax(1) - own[:, 0]
-
-
-def _cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
-    return cross_entropy(logits, labels, reduction="none")
-
-
-@final
-@dataclasses.dataclass(frozen=True, eq=False)
-class Ball:
-    """The pictures within `radius` of x in a norm, and in the box."""
-
-    x: Tensor
-    norm: Norm
-    radius: float
-    box: tuple[float, float] | None
-
-    def project(self, offset: Tensor) -> Tensor:
-        """The picture at x + offset, brought back; cutting to a box that holds x makes no offset longer."""
-        if self.norm == "linf":
-            offset = offset.clamp(-self.radius, self.radius)
-        else:
-            offset = offset * per_sample(self.radius / _lengths(offset).clamp_min(self.radius), offset)
-        moved = self.x + offset
-        return moved if self.box is None else moved.clamp(*self.box)
-
-    def steepest(self, g: Tensor) -> Tensor:
-        """The offset of length 1 along which a function with gradient g rises fastest."""
-        g = g.nan_to_num()  # a backward solve that failed must not end the attack
-        if self.norm == "linf":
-            return g.sign()
-        largest = g.abs().flatten(1).amax(1).clamp_min(torch.finfo(g.dtype).tiny)
-        g = g / per_sample(largest, g)  # the square of a saturated loss's slope would be zero
-        return g / per_sample(_lengths(g), g)
-
-
-def _lengths(offset: Tensor) -> Tensor:
-    return per_sample_norm(offset).clamp_min(torch.finfo(offset.dtype).tiny)
-
-
-def _ascend(
-    model: nn.Module, ball: Ball, offset: Tensor, labels: Tensor, steps: int, objective: Objective
-) -> Adversarial:
-    """`steps` steps along the gradient of the objective, back into the ball after each."""
-    at = best = ball.project(offset)
-    margin = at.new_full((len(at),), -torch.inf)
-    losses: list[Tensor] = []
-    for step in range(steps + 1):
-        with torch.set_grad_enabled(step < steps):
-            at = at.detach().requires_grad_(step < steps)
-            logits = model(at)
-        found = margins(logits.detach(), labels)
-        better = found > margin
-        best = torch.where(per_sample(better, at), at.detach(), best)
-        margin = torch.where(better, found, margin)
-        losses.append(_cross_entropies(logits.detach(), labels).mean())
-        if step < steps:
-            (g,) = torch.autograd.grad(objective(logits, labels).sum(), at)
-            at = ball.project(at.detach() - ball.x + STRIDE * ball.radius / steps * ball.steepest(g))
-    return Adversarial(best, margin, tuple(torch.stack(losses).tolist()))
-
-
-def _check(model: nn.Module, norm: str, radius: float, steps: int, restarts: int) -> None:
-    """Refuse an attack that means nothing, or one on a model whose batch norms would look at the attack."""
-    if norm not in get_args(Norm):
-        raise ValueError(f"`norm` must be linf or l2, got {norm!r}.")
-    check_positive("radius", radius)
-    check_whole("steps", steps)
-    check_whole("restarts", restarts)
-    if model.training:
-        raise ValueError("The model is in training mode, where batch norms mix the samples: call `model.eval()` first.")
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class Threat:
-    """A ball, in pixel units, and how hard it is searched."""
-
-    norm: Norm = "linf"
-    radius: float = 8 / 255
-    steps: int = 20
-    restarts: int = 2
-    seed: int = 0
-
-    def carry_out(
-        self, model: nn.Module, pictures: Pictures, gradient: AbstractGradient | None = None
-    ) -> tuple[Pictures, list[float]]:
-        """The pictures as the attack leaves them, and the mean loss along its steps."""
-        left, losses = [], torch.zeros(self.steps + 1)
-        for number, (x, labels) in enumerate(pictures):
-            found = pgd(
-                model,
-                x,
-                labels,
-                norm=self.norm,
-                radius=self.radius,
-                steps=self.steps,
-                restarts=self.restarts,
-                gradient=gradient,
-                seed=self.seed + number,
-            )
-            left.append((found.x, labels))
-            losses += len(labels) * torch.tensor(found.losses)
-        return left, (losses / sum(len(labels) for _, labels in pictures)).tolist()
-
-    def random(self, pictures: Pictures) -> Pictures:
-        """The pictures moved to as many random points of the ball each as the attack has steps."""
-        noise = torch.Generator().manual_seed(self.seed)
-        balls = [(Ball(x, self.norm, self.radius, (0.0, 1.0)), labels) for x, labels in pictures]
-        return [
-            (ball.project(random_offset(ball.x, self.norm, self.radius, noise)), labels)
-            for ball, labels in balls
-            for _ in range(self.steps)
-        ]
-
-
-THREATS = (Threat("linf", 8 / 255), Threat("l2", 128 / 255))
+def random_points(threat: Threat, pictures: Pictures) -> Pictures:
+    """The pictures moved to as many random points of the ball each as the attack has steps."""
+    noise = torch.Generator().manual_seed(threat.seed)
+    return [
+        (threat.project(x, threat.random_offset(x, noise), (0.0, 1.0)), labels)
+        for x, labels in pictures
+        for _ in range(threat.steps)
+    ]
 
 
 @final
@@ -293,12 +265,10 @@ class AttackResult:
     concerns: list[str]  # signs of a masked gradient under any of the threats
 
     def summary(self) -> list[tuple[str, str]]:
-        """Lines for the terminal."""
         lines = [("clean accuracy", f"{self.clean:.2%} of {self.images} pictures")]
         for found in self.threats:
             t = found.threat
-            words = f"{t.norm} {t.radius * 255:g}/255, PGD-{t.steps} × {t.restarts}"
-            lines.append((words, f"{found.accuracy:.2%}"))
+            lines.append((f"{t.norm} {t.radius * 255:g}/255, PGD-{t.steps} × {t.restarts}", f"{found.accuracy:.2%}"))
         return [*lines, ("signs of a masked gradient", "; ".join(self.concerns) or "none")]
 
 
@@ -327,21 +297,19 @@ def attack(model: nn.Module, pictures: Pictures, threat: Threat, source: nn.Modu
 
     `source` is another model of such pictures, for the transfer.
     """
-    left, losses = threat.carry_out(model, pictures)
+    left, losses = carry_out(threat, model, pictures)
     some = _tested(pictures)
     radii = []
     for factor in FACTORS:
         wider = dataclasses.replace(threat, radius=factor * threat.radius, restarts=1)
-        radii.append((wider.radius, accuracy(model, wider.carry_out(model, some)[0])))
+        radii.append((wider.radius, accuracy(model, carry_out(wider, model, some)[0])))
     unrolled = transfer = None
     if any(isinstance(module, Equilibrium) for module in model.modules()):
-        unrolled = accuracy(model, threat.carry_out(model, some, Unrolled(UNROLLED))[0])
+        unrolled = accuracy(model, carry_out(threat, model, some, Unrolled(UNROLLED))[0])
     if source is not None:
-        transfer = accuracy(model, threat.carry_out(source, some)[0])
-    tested = accuracy(model, _tested(left))
-    return ThreatResult(
-        threat, accuracy(model, left), losses, accuracy(model, threat.random(some)), tested, radii, unrolled, transfer
-    )
+        transfer = accuracy(model, carry_out(threat, source, some)[0])
+    noise, tested = accuracy(model, random_points(threat, some)), accuracy(model, _tested(left))
+    return ThreatResult(threat, accuracy(model, left), losses, noise, tested, radii, unrolled, transfer)
 
 
 @torch.no_grad()

@@ -18,22 +18,12 @@ from ..equation import AbstractMap, Equation, Evaluation, Map, as_map
 from ..equilibrium import Equilibrium, solving, watching
 from ..solvers import AbstractSolver, solve
 from ..tensors import per_sample, per_sample_norm
-from .parts import NotApplicableError
-from .trained import TrainedRun
+from .trained import NotApplicableError, TrainedRun
 
 POWER_STEPS = 30  # products with the Jacobian; the factor is then known to a few percent
 SETTLED = 1e-5  # residual of an equilibrium at which the Jacobian is taken
 FLOOR = 1e-6  # residual at which a trace ends
 LONGEST = 100  # steps that are followed, or taken to settle, at most
-
-
-@final
-@dataclasses.dataclass(frozen=True, eq=False)
-class Trace:
-    """Residual and E at every point a solve evaluated, (steps, batch), whatever the tolerance; E where it is known."""
-
-    residual: Tensor
-    energy: Tensor | None
 
 
 @final
@@ -61,14 +51,17 @@ class Watched(AbstractSolver[Any]):
 
 
 @torch.no_grad()
-def trace(f: Map, z0: Tensor | None, solver: AbstractSolver[Any], steps: int) -> Trace:
-    """The first `steps` points that the solver evaluates from z0; with `InFeatures`, the z of every v."""
+def trace(f: Map, z0: Tensor | None, solver: AbstractSolver[Any], steps: int) -> tuple[Tensor, Tensor | None]:
+    """Residual and E, where it is known, at the first `steps` points that the solver evaluates from z0, (steps, batch).
+
+    With `InFeatures` these are the z of every v.
+    """
     watched = Watched(solver, as_map(f), [])
     # One step more than is wanted, since the loop takes none from its last point; without a look, nothing stops it.
     solve(f, z0, watched, max_steps=steps + 1, check_every=steps + 1)
     residuals, energies = zip(*watched.seen, strict=True)
     known = [energy for energy in energies if energy is not None]
-    return Trace(torch.stack(residuals), torch.stack(known) if known else None)
+    return torch.stack(residuals), torch.stack(known) if known else None
 
 
 @torch.no_grad()
@@ -141,7 +134,6 @@ class BehaviourResult:
     stopped: list[StoppedScore]  # the last at `max_steps`: as deployed
 
     def summary(self) -> list[tuple[str, str]]:
-        """Lines for the terminal."""
         lines = []
         for layer in self.layers:
             limit = "" if layer.bound is None else f" (bound {layer.bound:.2f})"
@@ -158,9 +150,7 @@ def measure_behaviour(
     """How the run's layers are solved on test images; `traced` of them are followed, `shown` of these one by one."""
     layers = [module for module in trained.model.modules() if isinstance(module, Equilibrium)]
     if not layers:
-        raise NotApplicableError(
-            f"{trained.run.path} has no equilibrium layer: there is no solver behaviour to measure."
-        )
+        raise NotApplicableError(f"{trained.run.path} has no equilibrium layer, and so no solver behaviour to measure.")
     chosen = trained.test.sample(images, seed)
     own = max(layer.max_steps for layer in layers)
     stopped: list[StoppedScore] = []
@@ -195,10 +185,9 @@ def _stopped(trained: TrainedRun, images: Images, limit: int) -> tuple[StoppedSc
 
 def _behaviour(name: str, layer: Equilibrium, f: AbstractMap, z: Tensor, solves: Tensor, shown: int) -> LayerBehaviour:
     """What one layer does, given its equation and equilibria for the traced pictures and `solves` for all."""
-    followed = trace(f, layer.cell.initial(f), layer.solver, min(max(2 * layer.max_steps, 16), LONGEST))
-    above = int((~(followed.residual <= FLOOR)).any(1).sum())  # what follows is rounding
-    residual = followed.residual[: above + 1]
-    energy = None if followed.energy is None else followed.energy[: above + 1]
+    residual, energy = trace(f, layer.cell.initial(f), layer.solver, min(max(2 * layer.max_steps, 16), LONGEST))
+    above = int((~(residual <= FLOOR)).any(1).sum())  # what follows is rounding
+    residual, energy = residual[: above + 1], None if energy is None else energy[: above + 1]
     factor = contraction(f, solve(f, z, layer.solver, tol=SETTLED, max_steps=LONGEST).value)
     steps, gap, failed = solves.mean(0).tolist()
     return LayerBehaviour(

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from ..equilibrium import solving
 from ..tensors import per_sample, per_sample_norm
 from ..theory import LayerBound, certify
-from .attack import InPixels, pgd
-from .parts import NotApplicableError
-from .trained import TrainedRun
+from .attack import InPixels, Threat, pgd
+from .trained import NotApplicableError, TrainedRun
 
 RADII = (0.0, 36 / 255, 72 / 255, 108 / 255, 0.5, 1.0)  # ℓ2, for pixels in [0, 1]: those of the literature
 BALLS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # radii at which the attack is tried, until it succeeds
@@ -42,23 +41,18 @@ class CertificateResult:
     broken: int  # pictures changed within their certified radius: there is an error somewhere if this is not 0
 
     def summary(self) -> list[tuple[str, str]]:
-        """Lines for the terminal."""
         worst = min(self.layers, key=lambda layer: layer.convexity)
-        lines = [
+        found = "–" if self.found_radius is None else f"{self.found_radius:.3g}"
+        attack = f"certified {self.attacked_radius:.3g}, changed by PGD at {found}"
+        pairs = zip(self.radii, self.certified, strict=True)
+        return [
             ("equilibrium", f"unique ({worst})" if self.unique else f"not shown to be unique ({worst})"),
             ("computed to within", "–" if self.error is None else f"{self.error:.1e}"),
             ("accuracy", f"{self.accuracy:.2%} of {self.images} pictures"),
+            *((f"certified at {radius:.3g}", f"{share:.2%}") for radius, share in pairs if radius > 0),
+            ("mean radius", f"{self.mean_radius:.3g}"),
+            (f"{self.attacked} attacked", f"{attack}, inside the certificate {self.broken}"),
         ]
-        lines += [
-            (f"certified at {radius:.3g}", f"{share:.2%}")
-            for radius, share in zip(self.radii, self.certified, strict=True)
-            if radius > 0
-        ]
-        found = "–" if self.found_radius is None else f"{self.found_radius:.3g}"
-        attack = (
-            f"certified {self.attacked_radius:.3g}, changed by PGD at {found}, inside the certificate {self.broken}"
-        )
-        return [*lines, ("mean radius", f"{self.mean_radius:.3g}"), (f"{self.attacked} attacked", attack)]
 
 
 def measure_certificates(
@@ -109,17 +103,8 @@ def nearest_change(model: nn.Module, x: Tensor, labels: Tensor, *, steps: int = 
             left = nearest.isinf().nonzero().flatten()
             if len(left) == 0:
                 break
-            found = pgd(
-                model,
-                x[left],
-                labels[left],
-                norm="l2",
-                radius=radius,
-                steps=steps,
-                restarts=2,
-                box=None,
-                seed=seed + number,
-            )
+            threat = Threat("l2", radius, steps, restarts=2, seed=seed + number)
+            found = pgd(model, x[left], labels[left], threat, box=None)
             hit = left[found.fooled]
             if len(hit) > 0:
                 nearest[hit] = _shortened(model, x[hit], found.x[found.fooled], labels[hit])

@@ -4,7 +4,6 @@ Every function takes logits (images, classes) and labels (images), and computes 
 """
 
 import dataclasses
-from collections.abc import Iterable
 from typing import final
 
 import torch
@@ -42,6 +41,11 @@ class ReliabilityBin:
     confidence: float | None  # the mean; None in an empty bin
     accuracy: float | None
 
+    @property
+    def gap(self) -> float:
+        """|accuracy − confidence|; 0 in an empty bin."""
+        return 0.0 if self.accuracy is None or self.confidence is None else abs(self.accuracy - self.confidence)
+
 
 @final
 @dataclasses.dataclass(frozen=True)
@@ -65,13 +69,9 @@ def classify(logits: Tensor, labels: Tensor) -> Classification:
     confusion = torch.bincount(labels * classes + predicted, minlength=classes**2).view(classes, classes)
     right, sizes = confusion.diagonal(), confusion.sum(1)
     rates = [hits / size if size else None for hits, size in zip(right.tolist(), sizes.tolist(), strict=True)]
-    top5 = None
-    if classes > 5:
-        top5 = float((logits.topk(5).indices == labels[:, None]).any(1).double().mean())
-    hits = int(right.sum())
-    return Classification(
-        count, hits / count, wilson_interval(hits, count), top5, tuple(rates), tuple(map(tuple, confusion.tolist()))
-    )
+    top5 = float((logits.topk(5).indices == labels[:, None]).any(1).double().mean()) if classes > 5 else None
+    hits, table = int(right.sum()), tuple(map(tuple, confusion.tolist()))
+    return Classification(count, hits / count, wilson_interval(hits, count), top5, tuple(rates), table)
 
 
 def wilson_interval(hits: int, trials: int, quantile: float = NORMAL) -> tuple[float, float]:
@@ -95,18 +95,15 @@ def calibrate(logits: Tensor, labels: Tensor, temperature: float = 1.0, bins: in
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=logits.device)
     place = torch.bucketize(confidence, edges[1:-1])
     wide = [_bin(place == i, confidence, correct, float(edges[i]), float(edges[i + 1])) for i in range(bins)]
-    order = confidence.argsort()
-    gaps = [
-        len(part) * abs(float(correct[part].mean() - confidence[part].mean()))
-        for part in order.tensor_split(min(bins, len(order)))
-    ]
+    equal = confidence.argsort().tensor_split(min(bins, len(labels)))
+    gaps = [len(part) * abs(float(correct[part].mean() - confidence[part].mean())) for part in equal]
     return Calibration(
         temperature=temperature,
         nll=float(cross_entropy(scaled, labels)),
         brier=float((probabilities - one_hot(labels, logits.shape[1])).square().sum(1).mean()),
-        ece=sum(part.count * gap for part, gap in _gaps(wide)) / len(labels),
+        ece=sum(part.count * part.gap for part in wide) / len(labels),
         adaptive_ece=sum(gaps) / len(labels),
-        mce=max(gap for _, gap in _gaps(wide)),
+        mce=max(part.gap for part in wide),
         bins=tuple(wide),
     )
 
@@ -136,21 +133,12 @@ def _bin(inside: Tensor, confidence: Tensor, correct: Tensor, low: float, high: 
     return ReliabilityBin(low, high, count, *means)
 
 
-def _gaps(bins: Iterable[ReliabilityBin]) -> list[tuple[ReliabilityBin, float]]:
-    """|accuracy − confidence| of the bins that are not empty."""
-    return [
-        (part, abs(part.accuracy - part.confidence))
-        for part in bins
-        if part.accuracy is not None and part.confidence is not None
-    ]
-
-
 def _check(logits: Tensor, labels: Tensor) -> None:
     """Refuse what has no accuracy: no images, or logits that are no numbers."""
     if logits.dim() != 2 or labels.shape != logits.shape[:1] or len(labels) == 0:
+        got = f"{tuple(logits.shape)} and {tuple(labels.shape)}"
         raise ValueError(
-            f"`logits` must be (images, classes) and `labels` (images,), with at least one image, got "
-            f"{tuple(logits.shape)} and {tuple(labels.shape)}."
+            f"`logits` must be (images, classes) and `labels` (images,), of at least one image, got {got}."
         )
     if not bool(logits.isfinite().all()):
         raise TrainingError("The model gave infinite or NaN logits: there is nothing to score. Train it anew.")

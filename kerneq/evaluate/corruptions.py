@@ -1,7 +1,6 @@
 """Accuracy of a trained run under the 19 corruptions of CIFAR-10-C at 5 severities (Figure 2 of GEQ and KerDEQ)."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from ..data import Images, data_root
 from ..data.corruptions import NAMES, STANDARD, corrupt, read_frost, read_published
-from ..run import TrainingError
+from ..run import Run, TrainingError
 from ..training.metrics import validate
 from .trained import TrainedRun
 
@@ -80,11 +79,12 @@ def measure_corruptions(
     `baseline` is the folder of a run that was measured before, to whose errors the mean corruption error is relative.
     The pictures are the published ones where their folder (CIFAR-10-C) is under the data root and the run was trained
     on all classes, else made here; the frost pictures are those in the folder `frost` there, if it has some."""
-    others = _read_accuracy(baseline) if baseline is not None else None
+    others = Run(baseline).part("corruptions").get("accuracy") if baseline is not None else None
+    if baseline is not None and not others:
+        raise TrainingError(f"{baseline} has no evaluation/corruptions.json: measure its corruptions first.")
     images = trained.test if most is None else trained.test.select(torch.arange(min(most, len(trained.test))))
-    pixels = images.pixels if isinstance(images.pixels, Tensor) else images.pixels.decode()
-    images = dataclasses.replace(images, pixels=pixels).to(trained.process.device)
-    source, corrupted = _pictures(trained, pixels.to(trained.process.device), seed)
+    images = dataclasses.replace(images, pixels=images.in_memory()).to(trained.process.device)
+    source, corrupted = _pictures(trained, images.in_memory(), seed)
     accuracy: dict[str, list[float]] = {}
     for name in trained.track(names, "corruptions", len(names)):
         sets = (dataclasses.replace(images, pixels=corrupted(name, severity)) for severity in SEVERITIES)
@@ -100,17 +100,6 @@ def measure_corruptions(
         baseline=baseline.name if baseline is not None else None,
         relative_error=mean_corruption_error(accuracy, others) if others is not None else None,
     )
-
-
-def _read_accuracy(run: Path) -> dict[str, list[float]]:
-    """What a run folder says about accuracy under corruptions."""
-    file = run / "evaluation" / "corruptions.json"
-    try:
-        return {
-            str(name): list(values) for name, values in json.loads(file.read_text(encoding="utf-8"))["accuracy"].items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise TrainingError(f"{file} is not there, or damaged: measure the corruptions of {run} first.") from None
 
 
 def _pictures(trained: TrainedRun, pixels: Tensor, seed: int) -> tuple[str, Callable[[str, int], Tensor]]:

@@ -15,8 +15,7 @@ from ..data import Images
 from ..equation import AbstractMap, Equation
 from ..equilibrium import watching
 from .classification import calibrate, classify
-from .parts import NotApplicableError
-from .trained import TrainedRun
+from .trained import NotApplicableError, TrainedRun
 
 TITLES = {"confidence": "largest probability", "energy": "−E(z*)", "weight": "mean weight of the patches"}
 
@@ -28,9 +27,7 @@ class Familiarity:
 
     known: float  # the mean on known images
     unknown: float
-    auroc: (
-        float  # how often a known image has the higher score of two, ties counted half; below ½ it is the unknown one
-    )
+    auroc: float  # how often a known image has the higher score of two, ties counted half
 
 
 @final
@@ -68,13 +65,13 @@ class OodResult:
 def measure_ood(trained: TrainedRun) -> OodResult:
     """KerDEQ's Table 3 for a run that was trained on the first five classes."""
     if trained.config.data.subset != "first-five-classes":
-        raise NotApplicableError(
-            "Out-of-distribution calibration needs a run that was trained on some of the classes, "
-            f"data.subset = first-five-classes, and this one has {trained.config.data.subset}."
-        )
+        wanted = "a run that was trained on some of the classes, data.subset = first-five-classes"
+        got = f"this one has {trained.config.data.subset}"
+        raise NotApplicableError(f"Out-of-distribution calibration needs {wanted}, and {got}.")
     unknown = trained.unknown()
     assert unknown is not None
     (logits, known_scores), (others, unknown_scores) = (look_at(trained, images) for images in (trained.test, unknown))
+    scores = {name: (score, unknown_scores[name]) for name, score in known_scores.items()}
     found = classify(logits, trained.test.labels)
     return OodResult(
         known_images=len(logits),
@@ -85,10 +82,8 @@ def measure_ood(trained: TrainedRun) -> OodResult:
         unknown_kl_uniform_q=float(kl_uniform_q(others).mean()),
         unknown_kl_q_uniform=float(kl_q_uniform(others).mean()),
         familiarity={
-            name: Familiarity(
-                float(score.mean()), float(unknown_scores[name].mean()), auroc(score, unknown_scores[name])
-            )
-            for name, score in known_scores.items()
+            name: Familiarity(float(known.mean()), float(unknown.mean()), auroc(known, unknown))
+            for name, (known, unknown) in scores.items()
         },
     )
 

@@ -18,7 +18,6 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from ..data.images import ImageFiles
 from ..equation import Equation
 from ..equilibrium import Equilibrium, solving, watching
 from ..solution import Solution
@@ -241,11 +240,8 @@ class SaliencyResult:
     methods: dict[str, MethodScore]
 
     def summary(self) -> list[tuple[str, str]]:
-        """Lines for the terminal."""
-        return [
-            (name, f"deletion {score.deletion:.3f}, insertion {score.insertion:.3f}")
-            for name, score in self.methods.items()
-        ]
+        words = "deletion {0.deletion:.3f}, insertion {0.insertion:.3f}"
+        return [(name, words.format(score)) for name, score in self.methods.items()]
 
 
 def measure_saliency(trained: TrainedRun, *, images: int = 256, steps: int = 16, seed: int = 0) -> SaliencyResult:
@@ -260,9 +256,8 @@ def measure_saliency(trained: TrainedRun, *, images: int = 256, steps: int = 16,
         for name, some in trained.track(maps.items(), "maps", len(maps)):
             areas = replace_pixels(trained.model, x, classes, some, steps=steps).areas()
             sums[name] = sums.get(name, 0) + torch.stack([area.double().sum() for area in areas])
-    return SaliencyResult(
-        len(chosen), steps, {name: MethodScore(*(total / len(chosen)).tolist()) for name, total in sums.items()}
-    )
+    methods = {name: MethodScore(*(total / len(chosen)).tolist()) for name, total in sums.items()}
+    return SaliencyResult(len(chosen), steps, methods)
 
 
 @torch.no_grad()
@@ -278,10 +273,9 @@ def draw_saliency(trained: TrainedRun, result: SaliencyResult) -> dict[str, Imag
     x, labels = next(iter(trained.batches(chosen).epoch(0)))
     classes = predicted(trained.model, x)
     maps = all_maps(trained.model, x, classes)
-    pixels = chosen.pixels.decode() if isinstance(chosen.pixels, ImageFiles) else chosen.pixels
     pairs = [(chosen.classes[label], chosen.classes[seen]) for label, seen in zip(labels, classes, strict=True)]
     names = [label if label == seen else f"{label}, seen as {seen}" for label, seen in pairs]
     whole = {name: some for name, some in maps.items() if "branch" not in name}
     parts = {name: some for name, some in maps.items() if "branch" in name}
-    sheets = {"saliency": contact_sheet(pixels, names, whole)}
-    return sheets | {"saliency-branches": contact_sheet(pixels, names, parts)} if parts else sheets
+    sheets = {"saliency": contact_sheet(chosen.in_memory(), names, whole)}
+    return sheets | {"saliency-branches": contact_sheet(chosen.in_memory(), names, parts)} if parts else sheets

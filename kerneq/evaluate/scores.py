@@ -1,9 +1,9 @@
 """The main numbers of a trained run, on the test images: accuracy, calibration, the solver, and the worst mistakes."""
 
 import dataclasses
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, final
 
 import torch
@@ -18,8 +18,8 @@ from ..training import metrics
 from ..training.build import Builder, build_model
 from ..training.metrics import Accumulator, Scores
 from .classification import Calibration, Classification, calibrate, classify, fit_temperature
-from .parts import Part, measure_part
-from .trained import TrainedRun
+from .saliency import enlarged
+from .trained import Part, TrainedRun, measure_part
 
 MISTAKES = 24  # shown, the most confident first
 TILE, COLUMNS, LINE = 128, 6, 18  # pixels of a picture's side; pictures in a row; pixels of a line of text
@@ -113,7 +113,7 @@ def measure_scores(trained: TrainedRun) -> EvaluationResult:
     return EvaluationResult(
         model=config.model.name,
         data=config.data.name,
-        checkpoint=trained.which,
+        checkpoint=trained.checkpoint,
         epoch=trained.epoch,
         parameters=trained.parameters,
         scores=every,
@@ -157,23 +157,19 @@ def find_mistakes(logits: Tensor, labels: Tensor, count: int = MISTAKES) -> tupl
 def draw_mistakes(trained: TrainedRun, result: EvaluationResult) -> dict[str, Image.Image]:
     """The most confident mistakes side by side, below each what the model saw, how surely, and what it is."""
     found, names = result.mistakes, result.classes
-    pixels = trained.test.select(torch.tensor([mistake.index for mistake in found], dtype=torch.int64)).pixels
-    pixels = pixels.cpu() if isinstance(pixels, Tensor) else pixels.decode()
+    pixels = trained.test.select(torch.tensor([mistake.index for mistake in found], dtype=torch.int64)).in_memory()
     rows = -(-len(found) // COLUMNS)
     width, height = TILE + 8, TILE + 2 * LINE + 8
     sheet = Image.new("RGB", (COLUMNS * width + 8, rows * height + LINE + 12), "white")
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
-    wrong = result.classification["test"].images - sum(
-        row[label] for label, row in enumerate(result.classification["test"].confusion)
-    )
+    test = result.classification["test"]
+    wrong = test.images - sum(row[label] for label, row in enumerate(test.confusion))
     title = f"{wrong} mistakes" if wrong != 1 else "1 mistake"
     title += f", the {len(found)} most confident" if wrong > len(found) else ", the most confident first"
     pen.text((8, 6), f"{title}: prediction with its probability, and the label", "black", font)
     for place, (mistake, picture) in enumerate(zip(found, pixels, strict=True)):
         left, top = 8 + place % COLUMNS * width, LINE + 12 + place // COLUMNS * height
-        tile = Image.fromarray(picture.expand(3, -1, -1).permute(1, 2, 0).numpy())
-        how = Image.Resampling.NEAREST if tile.width <= TILE else Image.Resampling.LANCZOS
-        sheet.paste(tile.resize((TILE, TILE), how), (left, top))
+        sheet.paste(enlarged(picture, TILE), (left, top))
         words = (f"{names[mistake.predicted]} ({mistake.confidence:.0%})", f"label: {names[mistake.label]}")
         for line, (text, colour) in enumerate(zip(words, ("#b03000", "#404040"), strict=True)):
             pen.text((left, top + TILE + 2 + line * LINE), _fitted(text, font), colour, font)
@@ -190,20 +186,22 @@ def _fitted(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> st
     return text + "…"
 
 
+def spread(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean, and standard deviation of one value, estimated from the sample (n − 1); None of a single one."""
+    return fmean(values), stdev(values) if len(values) > 1 else None
+
+
 @final
 @dataclasses.dataclass(frozen=True)
 class SeedSummary:
-    """Evaluated runs that differ in their seed only: of every metric on the test images its mean and spread."""
+    """Evaluated runs that differ in their seed only: of every metric on the test images its mean and deviation."""
 
     runs: tuple[Run, ...]
-    mean: dict[str, float]
-    std: dict[str, float]  # of one run, estimated from the sample: n − 1 in the denominator
+    spreads: dict[str, tuple[float, float | None]]
 
     def text(self, metric: metrics.Metric) -> str:
         """Mean ± standard deviation in a cell of a table; a dash where a run did not measure it."""
-        if metric.name not in self.mean:
-            return "–"
-        return f"{metric.format.format(self.mean[metric.name])} ± {metric.format.format(self.std[metric.name])}"
+        return " ± ".join(metric.format.format(number) for number in self.spreads.get(metric.name, ())) or "–"
 
 
 def over_seeds(runs: Sequence[Run]) -> list[SeedSummary]:
@@ -219,19 +217,13 @@ def over_seeds(runs: Sequence[Run]) -> list[SeedSummary]:
             elif config.seed not in (other.config().seed for other in members):
                 members.append(run)
     found = []
-    for _, members in groups:
-        if len(members) > 1:
-            tests = [run.test() for run in members]
-            columns: dict[str, list[Any]] = {m.name: [test.get(m.name) for test in tests] for m in metrics.METRICS}
-            values = {name: column for name, column in columns.items() if None not in column}
-            mean, std = (
-                {name: float(number(column)) for name, column in values.items()}
-                for number in (statistics.mean, statistics.stdev)
-            )
-            found.append(SeedSummary(tuple(members), mean, std))
+    for members in (members for _, members in groups if len(members) > 1):
+        tests = [run.test() for run in members]
+        columns: dict[str, list[Any]] = {m.name: [test.get(m.name) for test in tests] for m in metrics.METRICS}
+        spreads = {name: spread(column) for name, column in columns.items() if None not in column}
+        found.append(SeedSummary(tuple(members), spreads))
     return found
 
 
-SCORES = Part(
-    measure_scores, "accuracy, calibration and solver on the test images, and the worst mistakes", draw_mistakes, True
-)
+WORDS = "accuracy, calibration and solver on the test images, and the worst mistakes"
+SCORES = Part(measure_scores, WORDS, draw_mistakes, usual=True)

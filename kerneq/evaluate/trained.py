@@ -1,19 +1,27 @@
-"""A trained run, opened once for everything that is done with it: the only place that reads the test images."""
+"""A trained run, opened once for everything that is done with it, and what a kind of evidence about it is.
+
+This is the only place that reads the test images. Evidence is measured, told in a few lines, written down, drawn.
+"""
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+import io
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar, final
+from typing import Generic, Protocol, TypeVar, final
 
 import torch
+from PIL import Image
 from rich.progress import Progress
 from torch import Tensor, nn
 
+from .. import __version__
 from ..data import Batches, DataError, Images, find, split_validation
 from ..graphs import Captured, capture
-from ..run import CheckpointError, Run, TrainingError, checkpoint, find_run
+from ..run import CheckpointError, Run, TrainingError, find_run
+from ..run.checkpoint import load_weights
 from ..run.config import Config
 from ..solution import Solution
 from ..training.build import Builder, build_model, for_inference, make_batches, place, read_images
@@ -40,7 +48,7 @@ class TrainedRun:
     model: nn.Module
     seen: Images  # none: only the shape, scale and classes of those it was trained on
     named: bool  # whether the classes' names are known; otherwise they are numbers
-    which: str
+    checkpoint: str  # best or last
     epoch: int
     progress: Progress = dataclasses.field(default_factory=_unseen)  # where `track` draws its bars
 
@@ -48,7 +56,7 @@ class TrainedRun:
     def open(
         cls,
         path: Path | str,
-        which: str = "best",
+        checkpoint: str = "best",
         device: str = "auto",
         build: Builder = build_model,
         progress: Progress | None = None,
@@ -56,14 +64,14 @@ class TrainedRun:
         """Open the run in `path`, or the one that ships under this name; its data set is not needed."""
         run = find_run(path)
         config, process = for_inference(run.config(), device)
-        file = run.checkpoint(which)
-        weights, epoch = run.trained_weights(which)
+        file = run.checkpoint(checkpoint)
+        weights, epoch = run.trained_weights(checkpoint)
         if "head.bias" not in weights:
             raise CheckpointError(f"{file} belongs to another run: it has no `head.bias`.")
         seen, named = trained_on(config, len(weights["head.bias"]), run.classes())
         model = place(build(config, seen), config, process)
-        checkpoint.load_weights(model, weights, file)
-        return cls(run, config, process, model.eval(), seen, named, which, epoch, progress or _unseen())
+        load_weights(model, weights, file)
+        return cls(run, config, process, model.eval(), seen, named, checkpoint, epoch, progress or _unseen())
 
     @property
     def parameters(self) -> int:
@@ -157,3 +165,67 @@ def trained_on(config: Config, outputs: int, stored: tuple[str, ...] = ()) -> tu
     pixels = torch.empty((0, len(data_set.mean), side, side), dtype=torch.uint8)
     labels = torch.empty(0, dtype=torch.int64)
     return Images(pixels, labels, classes, data_set.mean, data_set.std), named
+
+
+class Evidence(Protocol):
+    """A frozen dataclass of plain numbers, strings, lists and such dataclasses: what JSON can hold."""
+
+    def summary(self) -> list[tuple[str, str]]:
+        """What a person at a terminal wants to know: names and values, a line each."""
+
+
+R = TypeVar("R", bound=Evidence)
+
+
+@final
+class NotApplicableError(TrainingError):
+    """This evidence says nothing about this run: another kind of model, or of data, is needed. A sentence says which.
+
+    Raised by a `measure_…`; whoever asked for the part by its name gets the sentence, the others go without.
+    """
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Part(Generic[R]):
+    """One kind of evidence: its function, and a sentence about it.
+
+    `draw` makes its pictures, by the names of their files, from the run and what `measure` returned.
+    """
+
+    measure: Callable[[TrainedRun], R]
+    sentence: str
+    draw: Callable[[TrainedRun, R], Mapping[str, Image.Image]] | None = None
+    usual: bool = False  # measured without being asked for
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Measurements(Generic[R]):
+    """A part of a run that was measured, and what was drawn of it; nothing is on the disk yet."""
+
+    name: str
+    evidence: R
+    seconds: float
+    checkpoint: str
+    epoch: int
+    pictures: Mapping[str, Image.Image]
+
+    def write(self, run: Run) -> list[str]:
+        """Write the part and its pictures into the run's folder; returns the names of the files."""
+        header = {"checkpoint": self.checkpoint, "epoch": self.epoch}
+        header |= {"seconds": round(self.seconds, 3), "kerneq": __version__}
+        found = [run.write_part(self.name, header | dataclasses.asdict(self.evidence))]  # type: ignore[call-overload]
+        for name, picture in self.pictures.items():
+            buffer = io.BytesIO()
+            picture.save(buffer, format="PNG")
+            found.append(run.write_picture(name, buffer.getvalue()))
+        return found
+
+
+def measure_part(trained: TrainedRun, name: str, part: Part[R]) -> Measurements[R]:
+    """Measure one part of a trained run and draw it; nothing is written."""
+    began = time.monotonic()
+    evidence = part.measure(trained)
+    pictures = part.draw(trained, evidence) if part.draw is not None else {}
+    return Measurements(name, evidence, time.monotonic() - began, trained.checkpoint, trained.epoch, pictures)

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 
 from .equilibrium import KernelEquilibrium
 from .families import FLAT, AbstractFamily, Prior
-from .glm import KernelGLM, LinearSolver, Problem, cholesky, newton, newton_step
+from .glm import KernelGLM, Problem, newton, newton_step
 from .kernels import coordinates
 
 Constraint = Literal["minimum", "equilibrium"]  # of (6), of (9)
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def minimise(problem: Problem, *, linear_solver: LinearSolver = cholesky) -> Tensor:
+def minimise(problem: Problem) -> Tensor:
     """α* = argmin J, (batch, n), by Newton's method, with gradients to K, T and the offset m.
 
     A declarative node has Dα* = −H⁻¹B, H = ∂²J/∂α², B = ∂²J/∂α∂θ (Gould et al., 2021). As ∂J/∂α = −Kr and r = 0 at α*,
@@ -35,16 +36,12 @@ def minimise(problem: Problem, *, linear_solver: LinearSolver = cholesky) -> Ten
     offset = problem.offset.detach() if isinstance(problem.offset, Tensor) else problem.offset
     fixed = dataclasses.replace(problem, K=problem.K.detach(), t=problem.t.detach(), offset=offset)
     with torch.no_grad():
-        fit = newton(fixed, linear_solver=linear_solver)
+        fit = newton(fixed)
     if not bool(fit.converged.all()):
-        worst = fit.residual.max().item()
-        warnings.warn(
-            f"The inner problem was not solved: worst residual {worst:.1e} after {fit.steps} steps. Raise `lam`.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        stopped = f"worst residual {fit.residual.max().item():.1e} after {fit.steps} steps"
+        warnings.warn(f"The inner problem was not solved: {stopped}. Raise `lam`.", RuntimeWarning, stacklevel=2)
     residual = problem.residual(fit.alpha, problem.canonical(fit.alpha))
-    return fit.alpha + newton_step(fixed, fit.eta, residual, linear_solver)
+    return fit.alpha + newton_step(fixed, fit.eta, residual)
 
 
 def dual(problem: Problem, eta: Tensor) -> Tensor:
@@ -112,15 +109,8 @@ class DeclarativeNode(nn.Module):
         """f* by the equilibrium whose weights are functions of the coordinates, not parameters."""
         layer = self.glm.layer(X.detach(), X2.detach())
         W, V = self.glm.kernel(X, X) / self.glm.lam, self.glm.kernel(X2, X) / self.glm.lam
-        weights = {
-            "layer.cell.W1": -W,
-            "layer.cell.W2": W,
-            "layer.cell.W3": -W,
-            "layer.cell.bias": self.glm.offset_at(X),
-            "V1": -V,
-            "V2": V,
-            "bias": self.glm.offset_at(X2),
-        }
+        weights = {f"layer.cell.{name}": weight for name, weight in (("W1", -W), ("W2", W), ("W3", -W))}
+        weights |= {"layer.cell.bias": self.glm.offset_at(X), "V1": -V, "V2": V, "bias": self.glm.offset_at(X2)}
         present = {name: weights[name] for name, _ in layer.named_parameters()}
         canonical: Tensor = torch.func.functional_call(layer, present, (Y.to(X.dtype),))
         return canonical
@@ -145,8 +135,6 @@ class DeclarativeNetwork(nn.Module):
         prediction: Tensor = self.head(self.node(X, Y, X2))
         return prediction
 
-    def objective(
-        self, X: Tensor, Y: Tensor, X2: Tensor, Y2: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
-    ) -> Tensor:
+    def objective(self, X: Tensor, Y: Tensor, X2: Tensor, Y2: Tensor, loss: Loss) -> Tensor:
         """The objective of (6) and (9) over one batch of quartets: `loss` takes predictions and targets Y2."""
         return loss(self(X, Y, X2), Y2)

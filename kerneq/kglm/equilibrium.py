@@ -265,9 +265,8 @@ def _filters(kernel: Any, weight: Tensor, generator: torch.Generator | None) -> 
     if isinstance(covariance, Truncated):
         table = covariance.filters()
         if table.shape[-1] != height or len(table) < channels:
-            raise ValueError(
-                f"The kernel's filters are {tuple(table.shape)}; the layer needs {channels} channels and side {height}."
-            )
+            needed = f"the layer needs {channels} channels and side {height}"
+            raise ValueError(f"The kernel's filters are {tuple(table.shape)}; {needed}.")
         return table[:out, :inputs]
     # a kernel of positions: k(Δ, 0) over the filter's offsets, the same between every two channels
     side = torch.arange(-radius, radius + 1, dtype=torch.float64)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..tensors import check_nonnegative, check_positive
+from ..tensors import check_nonnegative, check_positive, check_whole
 
 
 class AbstractFamily(abc.ABC):
@@ -116,8 +116,7 @@ class Binomial(AbstractFamily):
     trials: int = 1  # r
 
     def __post_init__(self) -> None:
-        if self.trials < 1:
-            raise ValueError(f"`trials` must be at least 1, got {self.trials}.")
+        check_whole("trials", self.trials)
 
     def log_partition(self, eta: Tensor) -> Tensor:
         return self.trials * F.softplus(eta)

@@ -219,13 +219,7 @@ class KernelGLM:
 
     @torch.no_grad()
     def fit(
-        self,
-        X: Tensor,
-        Y: Tensor,
-        *,
-        linear_solver: LinearSolver = cholesky,
-        tol: float = 1e-12,
-        max_steps: int = 50,
+        self, X: Tensor, Y: Tensor, *, linear_solver: LinearSolver = cholesky, tol: float = 1e-12, max_steps: int = 50
     ) -> Self:
         """Newton's method from f = 0; refuses targets outside the family's support and indefinite kernels."""
         X, single = coordinates(X), Y.ndim == 1
@@ -337,8 +331,6 @@ def _image_size(X: Tensor, channels: int) -> tuple[int, int]:
     """Height and width of the image whose pixels, all of them and in order, are the coordinates X."""
     height, width = (int(X[:, axis].max().clamp(min=-1).item()) + 1 for axis in (0, 1))
     if not torch.equal(X, pixels(height, width, channels).to(X)):
-        raise ValueError(
-            "The convolutional form needs every pixel of an image as coordinates, in the order of "
-            "`kerneq.kglm.pixels(height, width, channels)`."
-        )
+        order = "in the order of `kerneq.kglm.pixels(height, width, channels)`"
+        raise ValueError(f"The convolutional form needs every pixel of an image as coordinates, {order}.")
     return height, width

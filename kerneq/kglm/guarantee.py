@@ -51,24 +51,18 @@ class Guarantee:
         return 2 / (2 + self.lipschitz)
 
     def __str__(self) -> str:
-        number = f"{self.contraction:.3g}"
+        least, number = f"(least eigenvalue {self.smallest:.1e})", f"{self.contraction:.3g}"
         if self.assumption1:
-            words = f"Assumption 1 holds: K is positive definite (least eigenvalue {self.smallest:.1e})."
+            words = f"Assumption 1 holds: K is positive definite {least}."
         elif self.semidefinite:
-            words = (
-                "Assumption 1 fails: K is singular to rounding. It is not needed: the readout is the same "
-                "for every minimiser."
-            )
+            words = "Assumption 1 fails: K is singular to rounding. It is not needed: the readout is the same "
+            words += "for every minimiser."
         else:
-            words = (
-                f"K is not positive semi-definite (least eigenvalue {self.smallest:.1e}): no convex kernel GLM "
-                "belongs to this layer; an equilibrium is a stationary point of J at best."
-            )
+            words = f"K is not positive semi-definite {least}: no convex kernel GLM belongs to this layer; "
+            words += "an equilibrium is a stationary point of J at best."
         if self.assumption2:
-            words += (
-                f" Assumption 2 holds: the map contracts by {number}, so plain iteration finds the only "
-                "equilibrium (Proposition 4)."
-            )
+            words += f" Assumption 2 holds: the map contracts by {number}, so plain iteration finds the only "
+            words += "equilibrium (Proposition 4)."
             if not self.bounded:
                 words += " That is for the targets given: A″ has no bound, so the layer uses damped Newton."
         elif not self.semidefinite:
@@ -77,10 +71,8 @@ class Guarantee:
             way = f"relaxed iteration in canonical coordinates with step {self.relaxation:.2g} finds it"
             if not self.bounded:
                 way = "A″ has no bound, so no step serves all targets, but damped Newton finds it for every λ > 0"
-            words += (
-                f" Assumption 2 fails (its number is {number}): plain iteration may not converge. "
-                f"The equilibrium is unique all the same; {way}."
-            )
+            words += f" Assumption 2 fails (its number is {number}): plain iteration may not converge. "
+            words += f"The equilibrium is unique all the same; {way}."
         if self.semidefinite:
             words += " The layer and the kernel GLM are the same function of the targets (Corollary 6)."
         return words

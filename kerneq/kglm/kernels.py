@@ -209,9 +209,8 @@ class FunctionKernel(AbstractCovariance):
             values = values.to_dense()  # a tensor stays as it is, a lazy matrix is written out
         matrix = torch.as_tensor(values, dtype=X.dtype, device=X.device)
         if matrix.shape != (X.shape[0], X2.shape[0]):
-            raise ValueError(
-                f"The kernel must return a matrix ({X.shape[0]}, {X2.shape[0]}), got shape {tuple(matrix.shape)}."
-            )
+            wanted = f"a matrix ({X.shape[0]}, {X2.shape[0]})"
+            raise ValueError(f"The kernel must return {wanted}, got shape {tuple(matrix.shape)}.")
         return matrix
 
 

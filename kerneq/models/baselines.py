@@ -30,18 +30,14 @@ class MDEQConfig(AbstractSolveConfig):
     solver: AbstractSolver[Any] = setting(Anderson(), "how z = f(z) is solved")
     gradient: AbstractGradient = setting(Phantom(5, relaxation=0.5), "how the solution is differentiated")
     max_steps: int = setting(18, "evaluations of f in a solve, at most", low=1)
-    widths: tuple[int, ...] = setting(
-        (32, 64, 128, 256), "channels; each scale is half the size of the one before", low=1
-    )
+    widths: tuple[int, ...] = setting((32, 64, 128, 256), "channels; each scale has half the side of the last", low=1)
     head: tuple[int, ...] = setting(
-        (14, 28, 56, 112), "channels of the head's blocks, a quarter of what they give", low=1
+        (14, 28, 56, 112), "channels of the head's blocks, a quarter of their output", low=1
     )
     final: int = setting(1680, "channels before the linear head", low=1)
     expansion: int = setting(5, "how many times wider a residual block is inside", low=1)
     groups: int = setting(8, "of the group norms", low=2)
-    stem: Literal["cifar", "imagenet"] = setting(
-        "cifar", "two 3×3 convolutions; imagenet: each with stride 2, as MDEQ's own"
-    )
+    stem: Literal["cifar", "imagenet"] = setting("cifar", "two 3×3 convolutions; imagenet: each with stride 2")
 
 
 @final
@@ -70,11 +66,8 @@ def _path(widths: tuple[int, ...], source: int, target: int, groups: int) -> nn.
     if source == target:
         return nn.Identity()
     if source > target:
-        return nn.Sequential(
-            nn.Conv2d(here, there, 1, bias=False),
-            nn.GroupNorm(groups, there),
-            nn.Upsample(scale_factor=2 ** (source - target)),
-        )
+        larger = nn.Upsample(scale_factor=2 ** (source - target))
+        return nn.Sequential(nn.Conv2d(here, there, 1, bias=False), nn.GroupNorm(groups, there), larger)
     layers: list[nn.Module] = []
     for _ in range(source, target - 1):
         layers += [nn.Conv2d(here, here, 3, 2, padding=1, bias=False), nn.GroupNorm(groups, here), nn.ReLU()]
@@ -94,13 +87,10 @@ class MultiscaleCell(AbstractCell):
         self.widths = widths
         self.blocks = nn.ModuleList(ResidualBlock(width, config.expansion, groups) for width in widths)
         scales = range(len(widths))
-        self.fuse = nn.ModuleList(
-            nn.ModuleList(_path(widths, source, target, groups) for source in scales) for target in scales
-        )
-        self.post = nn.ModuleList(
-            nn.Sequential(nn.ReLU(), nn.Conv2d(width, width, 1, bias=False), nn.GroupNorm(groups // 2, width))
-            for width in widths
-        )
+        paths = [[_path(widths, source, target, groups) for source in scales] for target in scales]
+        self.fuse = nn.ModuleList(nn.ModuleList(incoming) for incoming in paths)
+        post = [(nn.ReLU(), nn.Conv2d(n, n, 1, bias=False), nn.GroupNorm(groups // 2, n)) for n in widths]
+        self.post = nn.ModuleList(nn.Sequential(*layers) for layers in post)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.normal_(module.weight, std=0.01)
@@ -124,10 +114,9 @@ class MultiscaleCell(AbstractCell):
         return [part.view(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def forward(self, z: Tensor, x: Tensor) -> Tensor:
-        states = [
-            block(state, x if scale == 0 else None)
-            for scale, (block, state) in enumerate(zip(self.blocks, self.unpack(z, x), strict=True))
-        ]
+        injected = [x] + [None] * (len(self.blocks) - 1)
+        parts = zip(self.blocks, self.unpack(z, x), injected, strict=True)
+        states = [block(state, injection) for block, state, injection in parts]
         fused = []
         for target, post in enumerate(self.post):
             paths = self.fuse[target]
@@ -167,19 +156,15 @@ class MDEQ(AbstractModel):
         self.config, width = config, config.widths[0]
         self.stem = nn.Sequential(conv_norm_relu(channels, width, stride), *conv_norm(width, width, 3, stride))
         self.equilibrium = config.make_layer(MultiscaleCell(config))
-        self.lift = nn.ModuleList(
-            Block(width, planes, 1, bottleneck=True) for width, planes in zip(config.widths, config.head, strict=True)
-        )
+        pairs = zip(config.widths, config.head, strict=True)
+        self.lift = nn.ModuleList(Block(width, planes, 1, bottleneck=True) for width, planes in pairs)
         outputs = [planes * 4 for planes in config.head]
         # Pooling and a 1×1 convolution where MDEQ's code has 3×3 with stride 2: those alone are a million parameters
         # more than the published ten.
-        self.down = nn.ModuleList(
-            nn.Sequential(nn.AvgPool2d(2), *conv_norm(a, b, 1), nn.ReLU(inplace=True))
-            for a, b in itertools.pairwise(outputs)
-        )
-        self.final = nn.Sequential(
-            nn.Conv2d(outputs[-1], config.final, 1), nn.BatchNorm2d(config.final), nn.ReLU(inplace=True)
-        )
+        down = [(nn.AvgPool2d(2), *conv_norm(a, b, 1), nn.ReLU(inplace=True)) for a, b in itertools.pairwise(outputs)]
+        self.down = nn.ModuleList(nn.Sequential(*layers) for layers in down)
+        last = nn.Conv2d(outputs[-1], config.final, 1)
+        self.final = nn.Sequential(last, nn.BatchNorm2d(config.final), nn.ReLU(inplace=True))
         self.head = nn.Linear(config.final, classes)
 
     def classify(self, x: Tensor) -> tuple[Tensor, dict[str, Solution]]:
@@ -202,16 +187,13 @@ class ResNetConfig:
     blocks: tuple[int, ...] = setting((2, 2, 2, 2), "residual blocks a stage", low=1)
     bottleneck: bool = setting(False, "blocks of 1×1, 3×3, 1×1 convolutions instead of two 3×3")
     width: int = setting(64, "channels of the first stage; each stage doubles them", low=1)
-    stem: Literal["cifar", "imagenet"] = setting(
-        "cifar", "cifar: 3×3, no pooling; imagenet: 7×7 with stride 2, then pooling"
-    )
+    stem: Literal["cifar", "imagenet"] = setting("cifar", "3×3, no pooling; imagenet: 7×7 of stride 2, pooling")
 
 
 def conv_norm(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
     """A convolution that keeps the picture's size (divides it by `stride`), and batch norm."""
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False), nn.BatchNorm2d(outputs)
-    )
+    conv = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(outputs))
 
 
 @final
@@ -243,14 +225,11 @@ class ResNet(AbstractModel):
     def __init__(self, config: ResNetConfig, classes: int, channels: int = 3):
         super().__init__(channels)
         width = config.width
-        match config.stem:
-            case "cifar":
-                stem = [conv_norm(channels, width, 3), nn.ReLU(inplace=True)]
-            case "imagenet":
-                stem = [conv_norm(channels, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-            case _:
-                raise ValueError(f"`stem` must be cifar or imagenet, got {config.stem!r}.")
-        self.stem = nn.Sequential(*stem)
+        if config.stem == "cifar":
+            self.stem = nn.Sequential(conv_norm(channels, width, 3), nn.ReLU(inplace=True))
+        else:
+            pool = nn.MaxPool2d(3, 2, 1)
+            self.stem = nn.Sequential(conv_norm(channels, width, 7, 2), nn.ReLU(inplace=True), pool)
         blocks: list[Block] = []
         inputs = width
         for stage, count in enumerate(config.blocks):

@@ -95,10 +95,8 @@ class AbstractModel(nn.Module, abc.ABC):
             wanted = f" and sides of {self.side}"
             fit = all(side == self.side for side in x.shape[2:])
         if x.dim() != 4 or x.shape[1] != self.channels or not fit:
-            raise ValueError(
-                f"The input must be pictures (batch, channels, height, width) with {self.channels} channels{wanted}, "
-                f"got {tuple(x.shape)}."
-            )
+            wanted = f"pictures (batch, channels, height, width) with {self.channels} channels{wanted}"
+            raise ValueError(f"The input must be {wanted}, got {tuple(x.shape)}.")
 
 
 @final
@@ -123,10 +121,7 @@ class ClassifierConfig(AbstractSolveConfig):
     length: float | None = setting(None, "‖aᵢ‖² of a patch at initialisation, whatever γ; none: activity / γ", above=0)
     output: Output = setting("state", "what a branch gives: z, or v = Wz with the widths of z and v exchanged")
     overlap: bool = setting(True, "on a GPU, solve the branches side by side")
-    lipschitz: bool = setting(
-        False,
-        "every layer 1-Lipschitz, for certificates: almost-orthogonal convolutions and MaxMin, no batch norm",
-    )
+    lipschitz: bool = setting(False, "for certificates: almost-orthogonal convolutions and MaxMin, no batch norm")
     gain: float = setting(1.0, "what a lipschitz model multiplies its logits by: one over a temperature", above=0)
 
     def __post_init__(self) -> None:
@@ -135,11 +130,8 @@ class ClassifierConfig(AbstractSolveConfig):
         if self.lipschitz and self.join != "mean":
             raise ValueError(f"`lipschitz` needs `join` = mean, got {self.join}.")
         if len(self.features) != len(self.scales) or not self.features:
-            raise ValueError(
-                f"`features` and `scales` need one entry a branch, got {len(self.features)} and {len(self.scales)}."
-            )
-        if not self.activity > 0:
-            raise ValueError(f"`activity` must be positive, got {self.activity}.")
+            got = f"{len(self.features)} and {len(self.scales)}"
+            raise ValueError(f"`features` and `scales` need one entry a branch, got {got}.")
 
     @property
     def multiple(self) -> int:
@@ -161,9 +153,8 @@ class Classifier(AbstractModel):
         super().__init__(channels, multiple=config.multiple)
         self.config = config
         self.stem = make_stem(config.stem, channels, config.width, config.lipschitz)
-        self.branches = nn.ModuleList(
-            Branch(config, scale, features) for scale, features in zip(config.scales, config.features, strict=True)
-        )
+        branches = zip(config.scales, config.features, strict=True)
+        self.branches = nn.ModuleList(Branch(config, scale, features) for scale, features in branches)
         joined = config.width * (len(config.scales) if config.join == "concatenate" else 1)
         self.norm = MaxMin() if config.lipschitz else BatchNorm(joined, relu=True)
         self.head = UnitRows(joined, classes, config.gain) if config.lipschitz else nn.Linear(joined, classes)
@@ -183,10 +174,8 @@ class Classifier(AbstractModel):
 
     def diagnostics(self) -> dict[str, float]:
         """The bound on ‖W‖‖W_h‖ that each branch is held under, its raw weight's norm, and γ, as they are now."""
-        numbers: dict[str, float] = {}
-        for index, layer in enumerate(self.layers()):
-            numbers |= {f"branch{index}/{name}": value for name, value in layer.cell.diagnostics().items()}
-        return numbers
+        cells = [layer.cell.diagnostics().items() for layer in self.layers()]
+        return {f"branch{index}/{name}": value for index, numbers in enumerate(cells) for name, value in numbers}
 
 
 def make_stem(kind: Stem, channels: int, width: int, lipschitz: bool = False) -> nn.Sequential:
@@ -200,26 +189,18 @@ def make_stem(kind: Stem, channels: int, width: int, lipschitz: bool = False) ->
         "folded": (quarter, quarter, half, half, width, width),
         "plain": (width,),
     }
-    if kind not in widths:
-        raise ValueError(f"`stem` must be one of {', '.join(widths)}, got {kind!r}.")
-    inputs = (channels, *widths[kind])
-    strides = {"imagenet": (1, 1, 2, 2), "folded": (1, 1, 2, 1, 2, 1)}.get(kind, (1,) * len(widths[kind]))
-    layers = zip(inputs, widths[kind], strides, strict=False)
-    if lipschitz:
-        if any(channels % 2 for channels in widths[kind]):
-            raise ValueError(
-                f"`lipschitz` sorts channels in pairs: the stem needs even numbers of them, got {widths[kind]}."
-            )
-        return nn.Sequential(*(fold_conv_sort(before, after, stride) for before, after, stride in layers))
-    return nn.Sequential(*(conv_norm_relu(before, after, stride) for before, after, stride in layers))
+    outputs = widths[kind]
+    strides = {"imagenet": (1, 1, 2, 2), "folded": (1, 1, 2, 1, 2, 1)}.get(kind, (1,) * len(outputs))
+    if lipschitz and any(channels % 2 for channels in outputs):
+        raise ValueError(f"`lipschitz` sorts channels in pairs: the stem needs even numbers of them, got {outputs}.")
+    layer = fold_conv_sort if lipschitz else conv_norm_relu
+    return nn.Sequential(*map(layer, (channels, *outputs[:-1]), outputs, strides))
 
 
 def conv_norm_relu(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
     """A 3×3 convolution, batch norm and ReLU."""
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
-        BatchNorm(outputs, relu=True),
-    )
+    conv = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+    return nn.Sequential(conv, BatchNorm(outputs, relu=True))
 
 
 def fold_conv_sort(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
@@ -243,11 +224,11 @@ class Branch(nn.Module):
         if config.output == "features":
             state, features = features, state
         channels = state if config.kernel.in_state else features
-        inject = (
-            nn.Sequential(AlmostOrthogonal(config.width, channels))
-            if config.lipschitz
-            else nn.Sequential(nn.Conv2d(config.width, channels, 3, padding=1, bias=False), BatchNorm(channels))
-        )
+        if config.lipschitz:
+            inject = nn.Sequential(AlmostOrthogonal(config.width, channels))
+        else:
+            conv = nn.Conv2d(config.width, channels, 3, padding=1, bias=False)
+            inject = nn.Sequential(conv, BatchNorm(channels))
         cell = ConvCell(
             config.kernel,
             inputs=config.width,
@@ -282,9 +263,8 @@ class Branch(nn.Module):
     def gain(self) -> Tensor:
         """What the z of a `lipschitz` branch is multiplied by."""
         cell = self.equilibrium.cell
-        assert (
-            self.sensitivity is not None and isinstance(cell, ConvCell) and isinstance(cell.similarity, PatchParameters)
-        )
+        assert self.sensitivity is not None
+        assert isinstance(cell, ConvCell) and isinstance(cell.similarity, PatchParameters)
         return self.fusion / (self.scale * self.sensitivity * cell.similarity.gain())
 
 
@@ -316,14 +296,8 @@ class DenseClassifier(AbstractModel):
         inputs = channels * config.size**2
         numbers = config.width if config.kernel.in_state else config.features
         inject = nn.Sequential(nn.Linear(inputs, numbers, bias=False), nn.BatchNorm1d(numbers))
-        cell = DenseCell(
-            config.kernel,
-            inputs=inputs,
-            state=config.width,
-            features=config.features,
-            norm=config.norm,
-            inject=inject,
-        )
+        width, features = config.width, config.features
+        cell = DenseCell(config.kernel, inputs=inputs, state=width, features=features, norm=config.norm, inject=inject)
         set_scale(inject, cell, config)
         self.equilibrium = config.make_layer(cell)
         self.norm = nn.BatchNorm1d(config.width)

@@ -9,16 +9,9 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import (
-    EngFormatter,
-    FixedLocator,
-    FormatStrFormatter,
-    FuncFormatter,
-    MaxNLocator,
-    PercentFormatter,
-)
 
 INK = "#010203"  # stands for the colour of the text around, which SVG calls currentColor
 STYLE = "<style>svg{color:#1b1d21}@media(prefers-color-scheme:dark){svg{color:#e6e6e6}}</style>"
@@ -29,6 +22,8 @@ LINES = ("-", "--", ":", "-.")
 SETTINGS: Any = {  # every name is one of matplotlib's
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     "font.size": 9,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
     "legend.labelcolor": INK,
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "kerneq",  # the same numbers give the same file
@@ -53,18 +48,11 @@ class Canvas:
 
     def finish(self) -> None:
         """Below the axes the legend, beside each other as many names as there is room for."""
-        handles = {
-            text: handle for axes in self.axes for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
+        found = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in self.axes]
+        handles = {text: handle for pairs in found for handle, text in pairs}
         if handles:
-            self.figure.legend(
-                list(handles.values()),
-                list(handles),
-                loc="outside lower left",
-                ncols=_columns(self.labels, self.width),
-                frameon=False,
-                fontsize=8,
-            )
+            columns = _columns(self.labels, self.width)
+            self.figure.legend(handles.values(), handles, loc="outside lower left", ncols=columns)
         buffer = io.StringIO()
         self.figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
         text = buffer.getvalue()
@@ -107,8 +95,8 @@ def plot(axes: Axes, curves: Mapping[str, Curve], *, log: bool = False, marker: 
         low, high = axes.get_ylim()
         # Where there may be no power of ten, the numbers between are named, too.
         between = range(1, 10) if high / low < 6 else (1, 2, 5) if high / low < 20 else ()
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scientific(value, (1,))))
-        axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: scientific(value, between)))
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: scientific(value, (1,))))
+        axes.yaxis.set_minor_formatter(ticker.FuncFormatter(lambda value, _: scientific(value, between)))
 
 
 def scientific(value: float, digits: Sequence[int]) -> str:
@@ -130,9 +118,9 @@ def draw_curves(curves: Mapping[str, Curve], *, x: str, y: str, log: bool = Fals
         axes = canvas.axes[0]
         plot(axes, curves, log=log, marker="." if most <= 30 else "")
         axes.set(xlabel=x, ylabel=y)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
         if percent:
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+            axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=None))
     return canvas.svg
 
 
@@ -143,10 +131,10 @@ def draw_stopped(curves: Mapping[str, Curve]) -> bytes:
         axes = canvas.axes[0]
         plot(axes, curves, marker="o")
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(FixedLocator(steps))
-        axes.xaxis.set_major_formatter(FormatStrFormatter("%d"))
+        axes.xaxis.set_major_locator(ticker.FixedLocator(steps))
+        axes.xaxis.set_major_formatter(ticker.FormatStrFormatter("%d"))
         axes.minorticks_off()
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
         axes.set(xlabel="steps at most", ylabel="test accuracy")
     return canvas.svg
 
@@ -167,9 +155,9 @@ def draw_points(points: Sequence[Point], published: Sequence[tuple[float, float]
             axes.plot(across, accuracy, "x", color=GREY, markersize=7, markeredgewidth=2)
         for key, (marker, face) in keys.items():  # what a marker means
             axes.plot([], [], marker, color=GREY, markerfacecolor=face, label=key)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.xaxis.set_major_formatter(EngFormatter())
-        axes.xaxis.set_major_locator(MaxNLocator(6))
+        axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
+        axes.xaxis.set_major_formatter(ticker.EngFormatter())
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(6))
         axes.set(xlabel=x, ylabel="accuracy")
         axes.margins(0.12)
     return canvas.svg
@@ -187,8 +175,8 @@ def draw_reliability(steps: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
             xs, ys = [b["confidence"] for b in filled], [b["accuracy"] for b in filled]
             axes.plot(xs, ys, color=COLOURS[place], linewidth=1.2, alpha=0.7, label=shown(label))
             axes.scatter(xs, ys, sizes, color=COLOURS[place], alpha=0.75, linewidths=0)
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.xaxis.set_major_formatter(ticker.PercentFormatter(1.0))
+        axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
         axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1.03), ylim=(0, 1.05))
     return canvas.svg
 
@@ -234,7 +222,7 @@ def draw_bars(bars: Mapping[str, Mapping[str, float]], marks: Mapping[str, float
         axes.grid(False)
         axes.grid(axis="x", alpha=0.25)
         axes.set(xlabel="accuracy, mean over the five severities; dotted: pictures as they are", xlim=(0, 1))
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.xaxis.set_major_formatter(ticker.PercentFormatter(1.0))
     return canvas.svg
 
 
@@ -255,16 +243,15 @@ def draw_traces(layers: Sequence[Mapping[str, Any]], tol: float) -> bytes:
                 for sample in samples if len(layers) <= 2 else []:  # more would hide the means
                     pairs = [(k, v) for k, v in enumerate(sample, start=1) if v is not None and v > 0]
                     if pairs:
-                        axes.plot(
-                            *zip(*pairs, strict=True), color=COLOURS[place % len(COLOURS)], linewidth=0.6, alpha=0.5
-                        )
+                        colour = COLOURS[place % len(COLOURS)]
+                        axes.plot(*zip(*pairs, strict=True), color=colour, linewidth=0.6, alpha=0.5)
                 plot(axes, {layer["name"]: (range(1, len(mean) + 1), mean)}, log=True, place=place)
         canvas.axes[0].axhline(tol, color=GREY, linestyle=":", linewidth=1)
         canvas.axes[0].set(xlabel="step", ylabel="residual (dotted: tolerance)")
         if energies:
             canvas.axes[-1].set(xlabel="step", ylabel="(E − E*) / (E₁ − E*)")
         for axes in canvas.axes:
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     return canvas.svg
 
 
@@ -284,5 +271,5 @@ def draw_radii(curves: Mapping[str, Curve], x: str, y: str) -> bytes:
         axes = canvas.axes[0]
         plot(axes, curves, marker="o")
         axes.set(xlabel=x, ylabel=y, ylim=(0, 1.02))
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
     return canvas.svg

@@ -34,17 +34,15 @@ class Findings:
             reliability.append(Drawing(self.file("reliability", label), name, figures.draw_reliability(steps)))
             svg = figures.draw_confusion(found["classes"], found["classification"]["test"]["confusion"])
             confusion.append(Drawing(self.file("confusion", label), f"Confusion of {label}", svg))
-        words = (
-            "Reliability: a point is a bin of predictions, larger with more of them; on the dotted line 80% means 80%."
-        )
-        counts = (
-            "Confusion: rows are labels, columns predictions; blue is right, orange wrong, deeper for more of its row."
-        )
+        words = "a point is a bin of predictions, larger with more of them; on the dotted line 80% means 80%."
+        counts = "rows are labels, columns predictions; blue is right, orange wrong, deeper for more of its row."
         pictures = self.pictures(measured, "mistakes", "The most confident mistakes of")
-        return [Paragraph(words), reliability, Paragraph(counts), confusion, *([pictures] if pictures else [])]
+        texts = Paragraph(f"Reliability: {words}"), Paragraph(f"Confusion: {counts}")
+        return [texts[0], reliability, texts[1], confusion, *pictures]
 
     def behaviour(self, measured: PartByRun) -> list[Block]:
         rows, drawings = [], []
+        stopped: dict[str, figures.Curve] = {}
         for label, found in measured.items():
             for layer in found["layers"]:
                 limits = [f"{layer[key]:.2f}" if layer[key] is not None else DASH for key in ("bound", "convexity")]
@@ -54,14 +52,9 @@ class Findings:
                 rows.append((label, layer["name"], steps, f"{layer['residual']:.1e}", failures, factor, *limits))
             svg = figures.draw_traces(found["layers"], found["tol"])
             drawings.append(Drawing(self.file("traces", label), f"Within a solve: {label}", svg, wide=True))
-        stopped = {
-            k: ([s["steps"] for s in v["stopped"]], [s["accuracy"] for s in v["stopped"]]) for k, v in measured.items()
-        }
-        worth = Drawing(
-            self.file("stopped"),
-            "What the equilibrium is worth: solves stopped early",
-            figures.draw_stopped(self.aligned(stopped)),
-        )
+            stopped[label] = [s["steps"] for s in found["stopped"]], [s["accuracy"] for s in found["stopped"]]
+        svg = figures.draw_stopped(self.aligned(stopped))
+        worth = Drawing(self.file("stopped"), "What the equilibrium is worth: solves stopped early", svg)
         heads = ("run", "layer", "steps", "residual", "not converged", "contraction", "bound L", "convexity μ")
         words = "Contraction is the spectral radius of ∂f/∂z at z*, at most L; with μ > 0 the equilibrium is unique."
         words += " Traces go on past the tolerance; thick lines are means, thin ones single pictures."
@@ -70,10 +63,8 @@ class Findings:
     def corruptions(self, measured: PartByRun) -> list[Block]:
         rows = []
         for label, found in measured.items():
-            source = f"{found['images']} pictures, {found['source']}"
-            rows.append(
-                (label, share(found["clean"]), share(found["mean_accuracy"]), share(found["mean_error"]), source)
-            )
+            shares = (share(found[key]) for key in ("clean", "mean_accuracy", "mean_error"))
+            rows.append((label, *shares, f"{found['images']} pictures, {found['source']}"))
         bars = {k: {name: fmean(values) for name, values in v["accuracy"].items()} for k, v in measured.items()}
         colours = {one.label: figures.COLOURS[i % len(figures.COLOURS)] for i, one in enumerate(self.runs)}
         svg = figures.draw_bars(bars, {label: found["clean"] for label, found in measured.items()}, colours)
@@ -87,23 +78,19 @@ class Findings:
         for label, found in measured.items():
             for threat in found["threats"]:
                 t = threat["threat"]
-                norm = NORMS.get(t["norm"], t["norm"])
-                ball = f"{norm} ≤ {t['radius'] * 255:g}/255, PGD-{t['steps']} × {t['restarts']}"
-                signs = [words.partition(": ")[2] for words in found["concerns"] if words.startswith(f"{t['norm']}: ")]
+                norm = t["norm"]
+                ball = f"{NORMS.get(norm, norm)} ≤ {t['radius'] * 255:g}/255, PGD-{t['steps']} × {t['restarts']}"
+                signs = [words.partition(": ")[2] for words in found["concerns"] if words.startswith(f"{norm}: ")]
                 accuracies = (share(found["clean"]), share(threat["accuracy"]), share(threat["noise"]))
                 rows.append((label, ball, *accuracies, "; ".join(signs) or "none"))
                 radii, shares = zip(*threat["radii"], strict=True)
-                curve = ([0.0, *(255 * r for r in radii)], [found["clean"], *shares])
-                curves.setdefault(norm, {})[label] = curve
+                curves.setdefault(norm, {})[label] = [0.0, *(255 * r for r in radii)], [found["clean"], *shares]
         heads = ("run", "attack", "clean", "attacked", "random noise", "signs of a masked gradient")
-        drawings = [
-            Drawing(
-                self.file("attack", {"ℓ∞": "linf", "ℓ2": "l2"}.get(norm, norm)),
-                f"Accuracy under PGD, {norm}",
-                figures.draw_radii(self.aligned(some), f"radius ({norm}) in units of 1/255", "accuracy"),
-            )
-            for norm, some in curves.items()
-        ]
+        drawings = []
+        for norm, some in curves.items():
+            title = NORMS.get(norm, norm)
+            svg = figures.draw_radii(self.aligned(some), f"radius ({title}) in units of 1/255", "accuracy")
+            drawings.append(Drawing(self.file("attack", norm), f"Accuracy under PGD, {title}", svg))
         return [Table(heads, rows, ("attack", "signs of a masked gradient")), drawings]
 
     def certificates(self, measured: PartByRun) -> list[Block]:
@@ -135,16 +122,16 @@ class Findings:
             rows.append((name, *(f"{s['deletion']:.3f} / {s['insertion']:.3f}" if s else DASH for s in scores)))
         words = "Deletion (lower is better) / insertion (higher is better): areas under the probability of the class."
         pictures = self.pictures(measured, "saliency", "Where it looks:")
-        return [Paragraph(words), Table(("map", *measured), rows), *([pictures] if pictures else [])]
+        return [Paragraph(words), Table(("map", *measured), rows), *pictures]
 
-    def pictures(self, measured: PartByRun, name: str, words: str) -> list[Drawing]:
-        """The pictures of this name that the runs have."""
+    def pictures(self, measured: PartByRun, name: str, words: str) -> list[Block]:
+        """The pictures of this name that the runs have, as one block, if they have any."""
         found = []
         for one in self.runs:
             file = one.run.path / "evaluation" / f"{name}.png"
             if one.label in measured and file.is_file():
                 found.append(Drawing(self.file(name, one.label), f"{words} {one.label}", file.read_bytes(), wide=True))
-        return found
+        return [found] if found else []
 
     def aligned(self, curves: Mapping[str, figures.Curve]) -> dict[str, figures.Curve]:
         """A curve for every run, empty where there is none, so that a run has one colour in all figures."""

@@ -11,6 +11,7 @@ import torch
 from ..data import DataError, find
 from ..evaluate import over_seeds
 from ..evaluate.classification import wilson_interval
+from ..evaluate.scores import spread
 from ..models import MODELS, ModelConfig, from_config, parameters
 from ..run import Run, find_run, find_runs
 from ..run.config import Config
@@ -98,11 +99,6 @@ class Reported:
         processes = self.run.environment().get("processes")
         return self.run.seconds() * (processes if isinstance(processes, int) else 1)
 
-    @property
-    def device(self) -> str:
-        """What it was trained on, as far as it was recorded."""
-        return str(self.run.environment().get("device", "unknown"))
-
 
 def gather(folders: Sequence[Path]) -> list[Reported]:
     """The runs in some folders, or that ship under some names: the best on test images first, then on held-out ones."""
@@ -156,21 +152,21 @@ def results(runs: Sequence[Reported]) -> list[Result]:
         shares = [share for one in group if (share := one.test if split == "test" else one.validation) is not None]
         if not shares:
             continue
-        accuracy = torch.tensor(shares, dtype=torch.float64)
+        mean, std = spread(shares)
         found.append(
             Result(
                 model=first.config.model.name,
                 data=first.config.data.name,
                 subset=first.config.data.subset,
                 split=split,
-                accuracy=round(float(accuracy.mean()), 6),
-                std=round(float(accuracy.std()), 6) if len(shares) > 1 else None,
+                accuracy=round(mean, 6),
+                std=None if std is None else round(std, 6),
                 seeds=len(shares),
                 parameters=first.parameters,
                 published=first.published,
                 epochs=len(first.run.rows()),
                 seconds=round(sum(one.seconds for one in group) / len(group), 1),
-                device=first.device,
+                device=str(first.run.environment().get("device", "unknown")),
                 runs=tuple(one.run.path.as_posix() for one in group),
             )
         )

@@ -3,10 +3,9 @@
 import dataclasses
 import shlex
 from collections.abc import Callable, Sequence
-from statistics import fmean
 from typing import final
 
-from ..evaluate import PARTS, over_seeds
+from ..evaluate import PARTS
 from ..models import KernelConfig, ResNetConfig
 from ..run import TrainingError
 from ..run.folder import FREE
@@ -15,7 +14,7 @@ from ..training import metrics
 from . import figures
 from .findings import DASH, Block, Findings, PartByRun, share
 from .page import Drawing, Page, Paragraph, Section, Table
-from .results import Reported
+from .results import Reported, results
 
 
 def compose(runs: Sequence[Reported], title: str) -> Page:
@@ -23,14 +22,12 @@ def compose(runs: Sequence[Reported], title: str) -> Page:
     chapters: dict[str, list[Reported]] = {}
     for one in sorted(runs, key=lambda one: one.data):
         chapters.setdefault(one.data, []).append(one)
-    names = ", ".join(chapters)
-    lead = (
-        f"{counted(len(runs), 'run')} on {names}. Test accuracies are of the test images; validation accuracies are of "
-    )
+    count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    lead = f"{count} on {', '.join(chapters)}. Test accuracies are of the test images; "
     lead += (
-        "images held out of training, and as the best of all epochs they flatter a little. Published figures are of "
+        "validation accuracies are of images held out of training, and as the best of all epochs they flatter a little."
     )
-    lead += "the model of that name, by its authors; a run may have changed its settings."
+    lead += " Published figures are of the model of that name, by its authors; a run may have changed its settings."
     sections = [section for chapter in chapters.values() for section in Chapter(tuple(chapter)).sections()]
     return Page(title, lead, sections)
 
@@ -64,19 +61,16 @@ class Chapter:
         }
         absent: list[tuple[str, str, str]] = []
         for part, (title, blocks) in sections.items():
-            measured = {one.label: one.run.part(part) for one in self.runs}
-            measured = {label: table for label, table in measured.items() if part != "scores" or "calibration" in table}
-            measured = {label: table for label, table in measured.items() if table}
+            tables = [(one.label, one.run.part(part)) for one in self.runs]
+            measured = {k: found for k, found in tables if found and (part != "scores" or "calibration" in found)}
             runs = [one for one in self.runs if one.label not in measured and applies(part, one)]
             missing = [one for one in runs if one.weights]  # of records without weights there is nothing to measure
             if measured:
                 try:
                     shown = blocks(measured)
                 except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-                    files = ", ".join(measured)
-                    raise TrainingError(
-                        f"The part {part} of {files} is damaged ({error!r}): {command(part, self.runs)}"
-                    ) from None
+                    damaged = f"The part {part} of {', '.join(measured)} is damaged ({error!r})"
+                    raise TrainingError(f"{damaged}: {command(part, self.runs)}") from None
                 if missing:
                     shown.append(self.missing("Not measured", part, missing))
                 found.append(Section(title, shown))
@@ -98,17 +92,7 @@ class Chapter:
         return words + (f"; published for {best.config.model.name}: {best.published:.1%}." if best.published else ".")
 
     def results(self) -> list[Block]:
-        heads = (
-            "run",
-            "model",
-            "seed",
-            "parameters",
-            "published",
-            "test accuracy",
-            "95 % interval",
-            "best validation",
-            "epochs",
-        )
+        heads = ("run", "model", "seed", "parameters", "published", "test accuracy", "95 % interval")
         rows = []
         for one in self.runs:
             numbers = (
@@ -121,19 +105,14 @@ class Chapter:
                 f"{one.seconds:.0f}",
             )
             rows.append((one.label, one.config.model.name, f"{one.config.seed}", *numbers))
-        seeds = over_seeds([one.run for one in self.runs])
-        by_path = {one.run.path: one for one in self.runs}
-        for group in seeds:
-            members = [by_path[run.path] for run in group.runs]
-            first = members[0]
-            mean, std = group.mean["accuracy"], group.std["accuracy"]
-            time = f"{fmean(one.seconds for one in members):.0f}"
-            size, paper = f"{first.parameters:,}" if first.parameters else DASH, share(first.published, 1)
-            text = (f"{mean:.2%} ± {std:.2%}", DASH, DASH, f"{len(first.run.rows())}", time)
-            names = f"mean ± standard deviation of {', '.join(one.label for one in members)}"
-            rows.append((names, first.config.model.name, f"{len(members)} seeds", size, paper, *text))
+        by_path = {one.run.path.as_posix(): one.label for one in self.runs}
+        for found in (found for found in results(self.runs) if found.std is not None):
+            names = f"mean ± standard deviation of {', '.join(by_path[path] for path in found.runs)}"
+            size, paper = f"{found.parameters:,}" if found.parameters else DASH, share(found.published, 1)
+            text = (f"{found.accuracy:.2%} ± {found.std:.2%}", DASH, DASH, f"{found.epochs}", f"{found.seconds:.0f}")
+            rows.append((names, found.model, f"{found.seeds} seeds", size, paper, *text))
         best = 0 if self.runs[0].test is not None else None
-        blocks: list[Block] = [Table((*heads, "device-seconds"), rows, ("model",), best)]
+        blocks: list[Block] = [Table((*heads, "best validation", "epochs", "device-seconds"), rows, ("model",), best)]
         missing = [one for one in self.runs if one.test is None]
         if missing:
             blocks.append(self.missing("Not evaluated on the test images", "scores", missing))
@@ -143,13 +122,8 @@ class Chapter:
     def missing(self, words: str, part: str, runs: Sequence[Reported]) -> Paragraph:
         """That a part of some runs was not measured, and the command that does it for those whose weights are here."""
         here = [one for one in runs if one.weights]
-        gone = (
-            ""
-            if len(here) == len(runs)
-            else " (without weights: records only)"
-            if not here
-            else " (some are records only)"
-        )
+        gone = " (some are records only)" if here else " (without weights: records only)"
+        gone = "" if len(here) == len(runs) else gone
         text = f"{words}: {', '.join(one.label for one in runs)}{gone}."
         return Paragraph(text, command(part, here) if here else "")
 
@@ -182,9 +156,8 @@ class Chapter:
             papers = [(float(size), share) for size, share in sizes if size and share and name == "parameters"]
             if len(points) > 1:
                 title = f"Accuracy against {words.partition(' in ')[0]}"
-                drawings.append(
-                    Drawing(self.findings.file(name), title, figures.draw_points(points, sorted(papers), words))
-                )
+                svg = figures.draw_points(points, sorted(papers), words)
+                drawings.append(Drawing(self.findings.file(name), title, svg))
         return drawings
 
     def curves(self) -> list[Drawing]:
@@ -222,11 +195,10 @@ class Chapter:
         rows = []
         for one in self.runs:
             origin = one.run.environment()
-            facts = [
-                str(origin.get(k) or DASH) for k in ("device", "processes", "torch", "kerneq", "revision", "started")
-            ]
-            facts[4] = facts[4][:10] + ("+changes" if facts[4].endswith("+changes") else "")
-            rows.append((one.label, *facts))
+            facts = [str(origin.get(key) or DASH) for key in ("device", "processes", "torch", "kerneq")]
+            revision = str(origin.get("revision") or DASH)
+            revision = revision[:10] + ("+changes" if revision.endswith("+changes") else "")
+            rows.append((one.label, *facts, revision, str(origin.get("started") or DASH)))
         return Table(heads, rows, heads)
 
 
@@ -254,7 +226,3 @@ def without_empty(table: Table) -> Table:
 
 def span(interval: Sequence[float]) -> str:
     return f"{100 * interval[0]:.2f}–{interval[1]:.2%}"
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")

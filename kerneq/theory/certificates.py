@@ -101,32 +101,35 @@ def certify(
     """
     check_positive("tol", tol)
     check_whole("batch", batch)
-    if not isinstance(model, Classifier | DenseClassifier):
-        raise TypeError(
-            "Certificates are made for `Classifier` and `DenseClassifier`, whose layers have known bounds, got "
-            f"{type(model).__name__}."
-        )
+    if not isinstance(model, Certified):
+        wanted = "`Classifier` and `DenseClassifier`, whose layers have known bounds"
+        raise TypeError(f"Certificates are made for {wanted}, got {type(model).__name__}.")
     exact = copy.deepcopy(model).double().eval()
     for layer in exact.layers():
         layer.solver, layer.tol, layer.max_steps, layer.check_every = Proximal(), tol, MAX_STEPS, None
     with torch.autocast(x.device.type, enabled=False):
-        constants = _Constants.of(exact, _run(exact, x[:1].double())[1])
-        parts = [_margins(exact, constants, part.double()) for part in torch.split(x.detach(), batch)]
+        seen = _run(exact, x[:1].double())[1]
+        stem = [_layer_norm(layer, seen[layer][0]) for layer in _stem(exact)]
+        paths = _paths(exact, seen)
+        # (classes, classes): how far the output of the stem, and the pictures, move logit i − logit j, at most
+        branches = torch.stack([path.before * path.bound.sensitivity * path.pairs for path in paths]).sum(0)
+        lipschitz, unique = math.prod(stem) * branches, all(path.bound.unique for path in paths)
+        parts = [_margins(exact, stem, paths, branches, part.double()) for part in torch.split(x.detach(), batch)]
         scale = None if std is None else 1 / _first_norm(exact, x, std) * _first_norm(exact, x, [1.0] * x.shape[1])
     logits, slack, error = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     top, prediction = logits.max(1)
     own = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, prediction[:, None], True)
     margins = (top[:, None] - logits).masked_fill(own, torch.inf)
-    radius = ((margins - slack) / constants.lipschitz[prediction]).masked_fill(own, torch.inf).amin(1)
-    radius = torch.where(radius > 0, radius, 0.0) * constants.unique  # where nothing is certain it is NaN, or negative
+    radius = ((margins - slack) / lipschitz[prediction]).masked_fill(own, torch.inf).amin(1)
+    radius = torch.where(radius > 0, radius, 0.0) * unique  # where nothing is certain it is NaN, or negative
     return Certificate(
         prediction=prediction,
         margin=margins.amin(1),
         error=error,
         radius=radius,
         pixel_radius=None if scale is None else radius * scale,
-        lipschitz=constants.lipschitz,
-        layers=tuple(path.bound for path in constants.paths),
+        lipschitz=lipschitz,
+        layers=tuple(path.bound for path in paths),
     )
 
 
@@ -177,36 +180,9 @@ class _Path:
         return per_sample_norm(value - f.operator(z)) + self.gain * error if features else error
 
 
-@final
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Constants:
-    """What bounds a model on pictures of one size."""
-
-    stem: tuple[float, ...]  # the norm of every layer
-    paths: tuple[_Path, ...]
-
-    @classmethod
-    def of(cls, model: Certified, seen: Seen) -> "_Constants":
-        """The constants for pictures of the size that was seen."""
-        stem = tuple(_layer_norm(layer, seen[layer][0]) for layer in _stem(model))
-        return cls(stem, tuple(_paths(model, seen)))
-
-    @property
-    def branches(self) -> Tensor:
-        """(classes, classes): how far the output of the stem moves logit i − logit j, at most."""
-        return torch.stack([path.before * path.bound.sensitivity * path.pairs for path in self.paths]).sum(0)
-
-    @property
-    def lipschitz(self) -> Tensor:
-        """(classes, classes): the same for the pictures."""
-        return math.prod(self.stem) * self.branches
-
-    @property
-    def unique(self) -> bool:
-        return all(path.bound.unique for path in self.paths)
-
-
-def _margins(model: Certified, constants: _Constants, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _margins(
+    model: Certified, stem: Sequence[float], paths: Sequence[_Path], branches: Tensor, x: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Logits, by how much each may be nearer to the largest than computed (batch, classes), and error (batch,).
 
     Every computed quantity is off by what rounding may have done, and an equilibrium by its distance from the exact
@@ -215,7 +191,7 @@ def _margins(model: Certified, constants: _Constants, x: Tensor) -> tuple[Tensor
     logits, seen = _run(model, x)
     predicted = logits.argmax(1)
     slack, error = torch.zeros_like(logits), logits.new_zeros(len(x))
-    for path in constants.paths:
+    for path in paths:
         given, solution = seen[path.layer]
         off = path.distance(given, solution)
         error = torch.maximum(error, off)
@@ -223,8 +199,8 @@ def _margins(model: Certified, constants: _Constants, x: Tensor) -> tuple[Tensor
         length = torch.linalg.vector_norm(path.rows, dim=1)
         slack += off[:, None] * path.pairs[predicted]
         slack += ROUNDING * per_sample_norm(solution.value)[:, None] * (length[predicted][:, None] + length)
-    after = constants.branches[predicted]
-    for layer, norm in reversed(list(zip(_stem(model), constants.stem, strict=True))):
+    after = branches[predicted]
+    for layer, norm in reversed(list(zip(_stem(model), stem, strict=True))):
         given, output = seen[layer]
         slack += ROUNDING * (norm * per_sample_norm(given) + per_sample_norm(output))[:, None] * after
         after = norm * after

@@ -13,10 +13,9 @@ from .constants import Constants
 from .facts import FACTS, GLM_CLAIMS
 from .verify import (
     RESTARTS,
-    Claim,
     WorstCase,
-    always,
     ascend,
+    drawn,
     equilibrium,
     linear_equilibrium,
     logit_change,
@@ -29,6 +28,7 @@ CURVATURE = -Gaussian.lowest  # 2e^{−3/2}
 
 
 def proposition1() -> WorstCase:
+    """GEQ Prop. 1: features: λ⟨Φ(a), Φ(v)⟩ is the kernel. Erratum: λ lacks 1/2γ and a square."""
     a, v = torch.randn(RESTARTS, 3), torch.randn(RESTARTS, 3)
 
     def ratio(a: Tensor, v: Tensor) -> Tensor:
@@ -46,7 +46,10 @@ def proposition1() -> WorstCase:
 
 @torch.no_grad()
 def proposition1_outputs() -> WorstCase:
-    """As printed, λ is a factor and not differentiated; corrected, the equilibrium of order k converges to GEQ's."""
+    """GEQ Prop. 1: GEQ's output is that OptEq's. Erratum: λ depends on z.
+
+    As printed, λ is a factor and not differentiated; corrected, the equilibrium of order k converges to GEQ's.
+    """
     one = torch.ones(1, 1)
     geq = equilibrium(one[None], one, 0.5)
     constant = settled(lambda z: torch.relu(torch.exp(-0.5 * (1 - z) ** 2)), 0.5 * one)
@@ -66,6 +69,7 @@ def proposition1_outputs() -> WorstCase:
 
 
 def theorem1() -> WorstCase:
+    """KerDEQ Thm. 1, GEQ A.3: features: √((2γ)ⁱ/i) in Φ. Erratum: i for i!: the series is a logarithm."""
     a = torch.tensor([[1.1, 0.0], [0.3, 0.2]])
     e = p.theorem1(a, a, 0.5, 40)
     fixed = float(((e.kernel - e.corrected).abs() / (e.error + 1e-15)).max())
@@ -73,6 +77,7 @@ def theorem1() -> WorstCase:
 
 
 def lemma1() -> WorstCase:
+    """GEQ Lemma 1: perturbed fixed points."""
     m = 0.9
 
     def ratio(M1: Tensor, M2: Tensor, a1: Tensor, a2: Tensor) -> Tensor:
@@ -87,7 +92,10 @@ def lemma1() -> WorstCase:
 
 
 def lemma2() -> WorstCase:
-    """Linear classifiers of noisy labels in the plane, trained on M samples: how much of the gap do they use?"""
+    """GEQ Lemma 2: PAC-Bayesian gap.
+
+    Linear classifiers of noisy labels in the plane, trained on M samples: how much of the gap do they use?
+    """
     M, trials, margin, delta = 4000, 40, 0.2, 0.05
     x = torch.nn.functional.normalize(torch.randn(trials, 2 * M, 2), dim=2)
     y = torch.where(torch.rand(trials, 2 * M) < 0.2, -1.0, 1.0) * x[..., 0].sign()
@@ -96,12 +104,12 @@ def lemma2() -> WorstCase:
     deviation = margin / 4 / (math.sqrt(2) + math.sqrt(2 * math.log(2)))
     gap = p.lemma2(1 / (2 * deviation**2), M, delta)
     used = (score[:, M:] <= 0).double().mean(1) - (score[:, :M] <= margin).double().mean(1)
-    return WorstCase(
-        max(0.0, float(used.max()) / gap), f"{trials} training sets of {M}, none uses any of the gap of {gap:.1f}"
-    )
+    where = f"{trials} training sets of {M}, none uses any of the gap of {gap:.1f}"
+    return WorstCase(max(0.0, float(used.max()) / gap), where)
 
 
 def lemma3() -> WorstCase:
+    """GEQ Lemma 3: similarity of one layer. Erratum: the number of rows is lost."""
     x1, x2, rows = torch.tensor([1.0, 0.5]), torch.tensor([-0.2, 1.0]), 3
     bound = p.lemma3(x1, x2, 0.5, rows)
     kappa, error = p.estimate_similarity(torch.zeros(rows, rows), None, x1, x2, 0.5, draws=100_000)
@@ -110,18 +118,20 @@ def lemma3() -> WorstCase:
 
 
 def proposition2() -> WorstCase:
+    """GEQ Prop. 2: generalisation, GEQ: the change of the logits. Erratum: B + 1 becomes B."""
     worst = 0.0
     for c in (
         Constants(W=0.9, U=0.9, b=0.5, head=0.9, inputs=1.0, gamma=1.0, reach=1 / math.sqrt(2 * math.e)),
         Constants(W=1.2, U=0.5, b=0.1, head=1.0, inputs=2.0, gamma=0.5, reach=1 / math.sqrt(math.e)),
     ):
-        worst = max(worst, logit_change(c, 0.05, "geq", always(p.perturbation(c, 0.05).geq.corrected), steps=15))
+        worst = max(worst, logit_change(c, 0.05, "geq", p.perturbation(c, 0.05).geq.corrected, steps=15))
     none = Constants(W=0.9, U=0.9, b=0.9, head=0.9, inputs=1e-9, gamma=0.1)
-    printed = logit_change(none, 1e-3, "geq", always(p.perturbation(none, 1e-3).geq.published), steps=8)
+    printed = logit_change(none, 1e-3, "geq", p.perturbation(none, 1e-3).geq.published, steps=8)
     return WorstCase(printed, "x = 0: b alone moves the logits", worst)
 
 
 def proposition2_proof() -> WorstCase:
+    """GEQ (35): generalisation, GEQ: the same in the proof."""
     mu, omega, B = 0.99, 0.01, 0.1
 
     def bound(beta: Tensor) -> Tensor:
@@ -129,16 +139,16 @@ def proposition2_proof() -> WorstCase:
         return omega * (2 * beta * mu**3 * (B + 1) / rest**2 + (2 * mu * beta + 1) * mu * (B + 1) / rest + 1)
 
     c = Constants(W=mu, U=mu, b=mu, head=mu, inputs=B, gamma=2.0)
-    return WorstCase(
-        logit_change(c, omega, "geq", bound, steps=20), "not broken by ascent, though its proof holds β constant"
-    )
+    worst = logit_change(c, omega, "geq", bound, steps=20)
+    return WorstCase(worst, "not broken by ascent, though its proof holds β constant")
 
 
 def theorem2() -> WorstCase:
+    """KerDEQ Thm. 2: generalisation, OptEq: the same, up to a constant. Erratum: B + 1 becomes B."""
     c = Constants(W=0.9, U=0.9, b=0.5, head=0.9, inputs=1.0, gamma=0.0)
-    fixed = logit_change(c, 0.05, "opteq", always(p.perturbation(c, 0.05).opteq.corrected), steps=20)
+    fixed = logit_change(c, 0.05, "opteq", p.perturbation(c, 0.05).opteq.corrected, steps=20)
     none = Constants(W=0.99, U=0.9, b=0.9, head=0.9, inputs=1e-9, gamma=0.0)
-    printed = logit_change(none, 1e-4, "opteq", always(p.perturbation(none, 1e-4).opteq.published), steps=10)
+    printed = logit_change(none, 1e-4, "opteq", p.perturbation(none, 1e-4).opteq.published, steps=10)
     return WorstCase(printed, "x = 0, m → 1: b moves the logits by ω/(1 − m), printed O(ω)", fixed)
 
 
@@ -147,6 +157,7 @@ def _grid(low: float, high: float, count: int) -> list[float]:
 
 
 def remark1() -> WorstCase:
+    """GEQ Remark 1: GEQ's bracket ≤ OptEq's."""
     printed = max(
         p.remark1(Constants(W=math.sqrt(m), U=mu, b=mu, head=mu, inputs=B, beta=beta)).published
         for mu in _grid(0.95, 0.9999, 8)
@@ -169,12 +180,14 @@ def _unconditional() -> float:
 
 
 def kerdeq_remark1() -> WorstCase:
+    """KerDEQ Remark 1: GEQ's bracket ≤ OptEq's at ‖WᵀW‖ = μ = 0.9, β < 0.83. Erratum: ‖WᵀW‖ = 0.9 excludes μ = 0.9."""
     beta, m, mu = 0.83, 0.9, math.sqrt(0.9)  # ‖WᵀW‖ = 0.9 makes μ ≥ √0.9, not 0.9
     printed = (2 * mu * beta + 1) / (1 - beta * m) * (1 - m)
     return WorstCase(printed, "μ ≥ √m = 0.949: the limit is β = 0.826", _unconditional())
 
 
 def proposition3() -> WorstCase:
+    """GEQ Prop. 3: Lipschitz constant of GEQ. Erratum: negative from q = 1 on."""
     worst = 0.0
     for kernel, w in ((Gaussian, 0.6), (Gaussian, 1.2), (Cauchy, 1.4), (Multiquadric, 3.0)):
 
@@ -186,14 +199,16 @@ def proposition3() -> WorstCase:
             apart = (z[:RESTARTS] - z[RESTARTS:]).norm(dim=1)
             return apart / (a - b).norm(dim=1) / input_lipschitz(w, kernel.lowest)
 
-        starts = torch.randn(RESTARTS, 3, 3), torch.randn(RESTARTS, 3), torch.randn(RESTARTS, 3)
-        worst = max(worst, ascend(ratio, *starts, steps=20, rate=0.1))
+        worst = max(worst, ascend(ratio, *drawn((3, 3), (3,), (3,)), steps=20, rate=0.1))
     negative = p.proposition3(Constants(W=0.9, U=0.9, inputs=2.0, gamma=1.0, beta=0.9)).geq.published
     return WorstCase(negative, "μ = 0.9, γ = 1, B = 2: the printed constant is negative", worst)
 
 
 def proposition3_where_it_applies() -> WorstCase:
-    """q < 1, b = 0: then (11) holds, with β_max and B of the two inputs themselves."""
+    """GEQ Prop. 3: Lipschitz constant of GEQ, where q < 1 and b = 0.
+
+    q < 1, b = 0: then (11) holds, with β_max and B of the two inputs themselves.
+    """
     mu, gamma = 0.7, 0.04
 
     def ratio(W: Tensor, U: Tensor, x: Tensor, move: Tensor) -> Tensor:
@@ -207,11 +222,12 @@ def proposition3_where_it_applies() -> WorstCase:
         apart = (z[:RESTARTS] - z[RESTARTS:]).norm(dim=1) / (0.1 * move.norm(dim=1))
         return torch.where(q < 1, apart * (1 - q) / q, torch.nan)
 
-    starts = (torch.randn(RESTARTS, *size) for size in ((3, 3), (3, 2), (2,), (2,)))
+    starts = drawn((3, 3), (3, 2), (2,), (2,))
     return WorstCase(ascend(ratio, *starts, steps=30), "ascent on W, U, x₁, x₂ at μ = 0.7, √γ = 0.2")
 
 
 def proposition3_opteq() -> WorstCase:
+    """GEQ Prop. 3: Lipschitz constant of OptEq."""
     w = 0.9
 
     def ratio(W: Tensor, a: Tensor, move: Tensor) -> Tensor:
@@ -225,6 +241,7 @@ def proposition3_opteq() -> WorstCase:
 
 
 def remark2() -> WorstCase:
+    """GEQ Remark 2: L_geq ≤ L_opteq."""
     printed = max(
         p.remark2(Constants(W=mu, U=mu, inputs=0.999, gamma=0.0399, beta=beta)).published
         for mu in _grid(0.01, 0.9999, 60)
@@ -234,11 +251,11 @@ def remark2() -> WorstCase:
 
 
 def practice() -> WorstCase:
+    """GEQ 3.3, 3.4: the conditions of the remarks hold in practice. Erratum: γ = 0.2/M makes β_max 0.819, not < 0.8."""
     beta = math.exp(-0.2)
     c = Constants(W=0.98, U=0.98, inputs=1.0, gamma=0.04, beta=beta)
-    return WorstCase(
-        p.remark2(c).published, f"β_max = e^(−0.2) = {beta:.3f}, μ = 0.98: L_geq/L_opteq printed", _unconditional()
-    )
+    where = f"β_max = e^(−0.2) = {beta:.3f}, μ = 0.98: L_geq/L_opteq printed"
+    return WorstCase(p.remark2(c).published, where, _unconditional())
 
 
 def _directions(angle: float) -> tuple[Tensor, Tensor]:
@@ -261,6 +278,7 @@ def similarity(gamma: float | None) -> float:
 
 
 def proposition4_opteq() -> WorstCase:
+    """GEQ Prop. 4: similarity of OptEq's outputs. Erratum: ⟨Mz₁, z₂⟩ ≤ ‖M‖⟨z₁, z₂⟩ is no inequality."""
     x1, x2 = _directions(0.98 * math.pi)
     W = torch.linalg.cholesky(torch.tensor([[0.5, 0.4], [0.4, 0.5]])).mT
     kappa, _ = p.estimate_similarity(W, None, x1, x2, 1.0, draws=10_000)
@@ -272,11 +290,12 @@ def proposition4_opteq() -> WorstCase:
         s1, s2 = a1.relu(), a2.relu()
         return (z1 * z2).sum(1) / ((s1 * s2).sum(1) + s1.norm(dim=1) * s2.norm(dim=1) * ((1 - 0.8) ** -2 - 1))
 
-    fixed = max(similarity(None), ascend(ratio, *(torch.randn(RESTARTS, *size) for size in ((3, 3), (3,), (3,)))))
+    fixed = max(similarity(None), ascend(ratio, *drawn((3, 3), (3,), (3,))))
     return WorstCase(kappa / printed, f"nearly opposite inputs: κ = {kappa:.2f}, printed {printed:.3f}", fixed)
 
 
 def proposition4() -> WorstCase:
+    """GEQ Prop. 4: similarity of GEQ's outputs. Erratum: ⟨Mz₁, z₂⟩ again, and +WᵀWz."""
     x1, x2 = _directions(0.999 * math.pi)
     W = torch.linalg.cholesky(torch.tensor([[0.5, -0.4], [-0.4, 0.5]])).mT
     kappa, error = p.estimate_similarity(W, 0.1, x1, x2, 1.0, draws=20_000)
@@ -290,15 +309,17 @@ def proposition4() -> WorstCase:
         decay = torch.exp(-0.125 * (a1 - a2).square().sum(1))
         return left / (0.95**2 * math.exp(0.95**4 / (2 * math.e)) * decay * a1.norm(dim=1) * a2.norm(dim=1))
 
-    starts = torch.randn(RESTARTS, 3, 3), torch.randn(RESTARTS, 3), torch.randn(RESTARTS, 3)
+    starts = drawn((3, 3), (3,), (3,))
     fixed = max(similarity(0.5), similarity(2.0), ascend(ratio, *starts, steps=30))
-    return WorstCase(
-        (kappa - 4 * error) / printed, f"nearly opposite inputs: κ = {kappa:.1e}, printed {printed:.1e}", fixed
-    )
+    where = f"nearly opposite inputs: κ = {kappa:.1e}, printed {printed:.1e}"
+    return WorstCase((kappa - 4 * error) / printed, where, fixed)
 
 
 def decay_rates() -> WorstCase:
-    """−γ in `003`, in the restatement and in KerDEQ: at W → 0 the product β₁β₂ decays only as −γ/2 ‖U(x₁ − x₂)‖²."""
+    """KerDEQ Thm. 3, GEQ A.6: similarity of outputs, with exponent −γ. Erratum: ‖p‖² + ‖q‖² ≥ ½‖p − q‖²: the ½ is lost.
+
+    −γ in `003`, in the restatement and in KerDEQ: at W → 0 the product β₁β₂ decays only as −γ/2 ‖U(x₁ − x₂)‖².
+    """
     rows, gamma = 400, 3.0
     x1, x2 = _directions(2 * math.pi / 3)
     kappa, error = p.estimate_similarity(0.1 * torch.eye(rows), gamma, x1, x2, 1 / rows, draws=200)
@@ -311,7 +332,10 @@ def decay_rates() -> WorstCase:
 
 @torch.no_grad()
 def constant_D() -> WorstCase:
-    """One dimension, U = 1: β₁β₂ against D e^{−γ(a₁ − a₂)²/4}. As D need not exceed 1.2, no case is much worse."""
+    """GEQ (58): β₁β₂ ≤ D e^{−γσ²δ²/4}. Erratum: D needs B², not B.
+
+    One dimension, U = 1: β₁β₂ against D e^{−γ(a₁ − a₂)²/4}. As D need not exceed 1.2, no case is much worse.
+    """
     gamma, w, a = 5e-7, 0.99, torch.tensor([[1000.0], [-1000.0 / 3]])
     W = torch.full((2, 1, 1), w)
     z = equilibrium(W, a, gamma)
@@ -322,6 +346,7 @@ def constant_D() -> WorstCase:
 
 
 def remark3() -> WorstCase:
+    """GEQ Remark 3: κ̄_geq ≤ κ̄_opteq from a distance on. Erratum: γ is lost under the root."""
     c = Constants(W=1.0, inputs=1.0, gamma=0.04)
     away = p.remark3(c, 1.0)
     factor = [math.exp(c.gamma - c.gamma / 4 * distance**2) for distance in (away.published, away.corrected)]
@@ -334,45 +359,9 @@ def remark3() -> WorstCase:
     return WorstCase(factor[0], "B = ‖W‖ = σ_min = 1, γ = 0.04: D e^(−γδ²/4) at the distance", max(factor[1], *ratios))
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim("features: λ⟨Φ(a), Φ(v)⟩ is the kernel", "GEQ Prop. 1", proposition1, "λ lacks 1/2γ and a square"),
-    Claim("features: √((2γ)ⁱ/i) in Φ", "KerDEQ Thm. 1, GEQ A.3", theorem1, "i for i!: the series is a logarithm"),
-    Claim("GEQ's output is that OptEq's", "GEQ Prop. 1", proposition1_outputs, "λ depends on z"),
-    Claim("perturbed fixed points", "GEQ Lemma 1", lemma1),
-    Claim("PAC-Bayesian gap", "GEQ Lemma 2", lemma2),
-    Claim("similarity of one layer", "GEQ Lemma 3", lemma3, "the number of rows is lost"),
-    Claim("generalisation, GEQ: the change of the logits", "GEQ Prop. 2", proposition2, "B + 1 becomes B"),
-    Claim("generalisation, GEQ: the same in the proof", "GEQ (35)", proposition2_proof),
-    Claim("generalisation, OptEq: the same, up to a constant", "KerDEQ Thm. 2", theorem2, "B + 1 becomes B"),
-    Claim("GEQ's bracket ≤ OptEq's", "GEQ Remark 1", remark1),
-    Claim(
-        "GEQ's bracket ≤ OptEq's at ‖WᵀW‖ = μ = 0.9, β < 0.83",
-        "KerDEQ Remark 1",
-        kerdeq_remark1,
-        "‖WᵀW‖ = 0.9 excludes μ = 0.9",
-    ),
-    Claim("Lipschitz constant of GEQ", "GEQ Prop. 3", proposition3, "negative from q = 1 on"),
-    Claim("Lipschitz constant of GEQ, where q < 1 and b = 0", "GEQ Prop. 3", proposition3_where_it_applies),
-    Claim("Lipschitz constant of OptEq", "GEQ Prop. 3", proposition3_opteq),
-    Claim("L_geq ≤ L_opteq", "GEQ Remark 2", remark2),
-    Claim(
-        "the conditions of the remarks hold in practice",
-        "GEQ 3.3, 3.4",
-        practice,
-        "γ = 0.2/M makes β_max 0.819, not < 0.8",
-    ),
-    Claim(
-        "similarity of OptEq's outputs", "GEQ Prop. 4", proposition4_opteq, "⟨Mz₁, z₂⟩ ≤ ‖M‖⟨z₁, z₂⟩ is no inequality"
-    ),
-    Claim("similarity of GEQ's outputs", "GEQ Prop. 4", proposition4, "⟨Mz₁, z₂⟩ again, and +WᵀWz"),
-    Claim(
-        "similarity of outputs, with exponent −γ",
-        "KerDEQ Thm. 3, GEQ A.6",
-        decay_rates,
-        "‖p‖² + ‖q‖² ≥ ½‖p − q‖²: the ½ is lost",
-    ),
-    Claim("β₁β₂ ≤ D e^{−γσ²δ²/4}", "GEQ (58)", constant_D, "D needs B², not B"),
-    Claim("κ̄_geq ≤ κ̄_opteq from a distance on", "GEQ Remark 3", remark3, "γ is lost under the root"),
-    *FACTS,
-    *GLM_CLAIMS,
-)
+INFINITE_WIDTH = (proposition1, theorem1, proposition1_outputs)
+GENERALISATION = (proposition2, proposition2_proof, theorem2, remark1, kerdeq_remark1)
+STABILITY = (proposition3, proposition3_where_it_applies, proposition3_opteq, remark2, practice)
+SIMILARITY = (proposition4_opteq, proposition4, decay_rates, constant_D, remark3)
+LEMMAS = (lemma1, lemma2, lemma3)
+CLAIMS = (*INFINITE_WIDTH, *LEMMAS, *GENERALISATION, *STABILITY, *SIMILARITY, *FACTS, *GLM_CLAIMS)

@@ -14,7 +14,7 @@ from ..kernels.radial import PatchParameters, input_lipschitz
 from ..kglm import propositions as glm
 from ..solution import Status
 from ..solvers import InFeatures, Newton, Picard, Proximal, solve
-from .verify import RESTARTS, Claim, WorstCase, ascend, equilibrium, settled, times, with_norm
+from .verify import RESTARTS, WorstCase, ascend, equilibrium, settled, times, with_norm
 
 RADIAL = (Gaussian, Multiquadric, Cauchy)
 
@@ -40,16 +40,19 @@ def slopes(kernel: type[AbstractRadialKernel], of: Callable[[Tensor], Tensor]) -
 
 
 def contraction() -> WorstCase:
+    """kerneq fact 1: the map is L-Lipschitz for every γ."""
     return WorstCase(slopes(Gaussian, lambda e: e.abs().amax(1)), "ascent on r and γ; ‖W‖ = ‖W_h‖ = 1")
 
 
 def convexity() -> WorstCase:
+    """kerneq fact 2: E is strongly convex for L < ½e^{3/2}."""
     worst = slopes(Gaussian, lambda e: -e.amin(1) / -Gaussian.lowest)
     return WorstCase(worst, "ascent: the least slope over −2e^(−3/2)")
 
 
 @torch.no_grad()
 def descent() -> WorstCase:
+    """kerneq fact 3: proximal steps lower E for any weights."""
     worst, failed = 0.0, 0
     for kernel in RADIAL:
         for L in (5.0, 60.0):
@@ -73,6 +76,7 @@ def _largest(left: Tensor, right: Tensor) -> float:
 
 @torch.no_grad()
 def error_bound() -> WorstCase:
+    """kerneq fact 4: distance to the equilibrium."""
     worst = 0.0
     for kernel, norm in ((Gaussian(gamma=0.3), 1.4), (Linear(), 0.95), (Multiquadric(), 5.0), (Sigmoid(), 0.9)):
         f = cell_of(kernel, norm).bind(2 * torch.randn(64, 3))
@@ -86,6 +90,7 @@ def error_bound() -> WorstCase:
 
 @torch.no_grad()
 def lipschitz() -> WorstCase:
+    """kerneq fact 5: Lipschitz constant in the input."""
     worst = 0.0
     for kernel, norm in ((Gaussian, 0.9), (Gaussian, 1.4), (Cauchy, 2.5), (Multiquadric, 20.0)):
         for _ in range(2):
@@ -103,6 +108,7 @@ def lipschitz() -> WorstCase:
 
 @torch.no_grad()
 def smaller_space() -> WorstCase:
+    """kerneq fact 6: the equation in the features."""
     f = cell_of(Gaussian(gamma=0.5, split=3), 1.0).bind(torch.randn(64, 3))
     z = solve(f, None, Proximal(), tol=1e-13, max_steps=2000).value
     v = solve(f, None, InFeatures(Picard()), tol=1e-13, max_steps=5000).value
@@ -111,6 +117,7 @@ def smaller_space() -> WorstCase:
 
 @torch.no_grad()
 def precision() -> WorstCase:
+    """kerneq fact 7: a residual that stalls is recognised."""
     cell = cell_of(Gaussian(gamma=0.5), 0.9).to(torch.bfloat16)
     s = solve(cell.bind(torch.randn(64, 3).bfloat16()), None, Picard(), tol=1e-6, max_steps=200)
     stopped = s.status in (Status.PRECISION, Status.CONVERGED)
@@ -120,6 +127,7 @@ def precision() -> WorstCase:
 
 @torch.no_grad()
 def published_polynomial() -> WorstCase:
+    """GEQ Table 4: the polynomial kernel hears its input. Erratum: z = 0 for every input."""
     x = torch.randn(64, 3)
     spread = []
     for offset in (0.0, 1.0):
@@ -132,6 +140,7 @@ def published_polynomial() -> WorstCase:
 
 @torch.no_grad()
 def sigmoid() -> WorstCase:
+    """kerneq fact 8: the sigmoid kernel has one equilibrium."""
     cell = cell_of(Sigmoid(), 1.0)
     f = cell.bind(20 * torch.randn(64, 3))
     z, other = (solve(f, start, Proximal(), tol=1e-11, max_steps=5000).value for start in (None, 9 * torch.rand(64, 5)))
@@ -141,6 +150,7 @@ def sigmoid() -> WorstCase:
 
 
 def robust_losses() -> WorstCase:
+    """kerneq fact 9: radial kernels are robust losses."""
     worst = 0.0
     for kernel in RADIAL:
         worst = max(worst, slopes(kernel, lambda e: e.abs().amax(1)) / kernel.steepest)
@@ -155,6 +165,7 @@ def robust_losses() -> WorstCase:
 
 @torch.no_grad()
 def unit_of_length() -> WorstCase:
+    """kerneq fact 10: γ is a unit of length."""
     worst = 0.0
     for kernel in RADIAL:
         for c in (0.1, 7.0):
@@ -167,16 +178,18 @@ def unit_of_length() -> WorstCase:
 
 @torch.no_grad()
 def newton() -> WorstCase:
+    """kerneq fact 11: Newton where no slope is bounded."""
     A = torch.randn(64, 6, 6)
     K, T = A @ A.mT, torch.poisson(torch.full((64, 6), 3.0))
     lam = torch.logspace(-4, 2, 64)[:, None]
     s = solve(lambda eta: times(K, T - eta.exp()) / lam, torch.zeros(64, 6), Newton(), tol=1e-8, max_steps=200)
-    return WorstCase(
-        float(s.residual.max()) / 1e-8, f"64 Poisson GLMs, λ = 10⁻⁴ … 10²: at most {int(s.steps.max())} steps"
-    )
+    where = f"64 Poisson GLMs, λ = 10⁻⁴ … 10²: at most {int(s.steps.max())} steps"
+    return WorstCase(float(s.residual.max()) / 1e-8, where)
 
 
 def sizes() -> WorstCase:
+    """kerneq fact 12: ‖z*‖ ≤ √β‖a‖/2 and ‖r*‖ ≤ ‖a‖."""
+
     def ratio(W: Tensor, a: Tensor) -> Tensor:
         W = with_norm(W, 1.4)
         z = equilibrium(W, a, 0.5)
@@ -203,6 +216,7 @@ def _glm_map(family: kglm.AbstractFamily, K: Tensor, t: Tensor, z: Tensor) -> Te
 
 
 def glm2() -> WorstCase:
+    """kGLM Prop. 2: ‖DH‖ bounds difference quotients."""
     worst = 0.0
     for _ in range(10):
         A, y, z1, z2 = 3 * torch.randn(6, 6) / math.sqrt(6), torch.randn(6), torch.randn(6), torch.randn(6)
@@ -212,6 +226,7 @@ def glm2() -> WorstCase:
 
 
 def glm4() -> WorstCase:
+    """kGLM Prop. 4: Assumption 2's number bounds ‖DH‖."""
     X = torch.linspace(0, 5, 12)[:, None]
     K, worst = kglm.SquaredExponential()(X, X), 0.0
     for family in (kglm.Gaussian(), kglm.Binomial(4), kglm.Ising(1.5), kglm.LeakyReLU(0.3)):
@@ -223,7 +238,10 @@ def glm4() -> WorstCase:
 
 
 def glm4_with_prior() -> WorstCase:
-    """‖DH‖ = ‖K/λ‖ A″ at the image times 1 + ρ′ at z: printed as if they were taken at one point."""
+    """kGLM Prop. 4: Assumption 2's number, with a prior. Erratum: A″ and ρ′ are taken at one z; in DH they meet at two.
+
+    ‖DH‖ = ‖K/λ‖ A″ at the image times 1 + ρ′ at z: printed as if they were taken at one point.
+    """
     family, q, z = kglm.Bernoulli(), 0.5, torch.tensor(0.01)
     eta = family.canonical(z)
     rho, rho_slope = q * eta, q / (z * (1 - z))
@@ -243,17 +261,20 @@ def _apart(A: Tensor, B: Tensor, y: Tensor) -> Tensor:
 
 
 def glm12() -> WorstCase:
+    """kGLM Prop. 12: distance of two fixed points."""
+
     def ratio(A: Tensor, B: Tensor, y: Tensor) -> Tensor:
         A, B = (0.8 * M / torch.linalg.matrix_norm(M, 2) for M in (A, B))
         return _apart(A, B, y) / glm.proposition12(A, B, y, torch.tanh)
 
     A = torch.randn(4, 4)
-    return WorstCase(
-        ascend(ratio, A, A + 0.1 * torch.randn(4, 4), torch.randn(RESTARTS, 4), steps=25), "ascent on A, B and y"
-    )
+    worst = ascend(ratio, A, A + 0.1 * torch.randn(4, 4), torch.randn(RESTARTS, 4), steps=25)
+    return WorstCase(worst, "ascent on A, B and y")
 
 
 def glm13() -> WorstCase:
+    """kGLM Prop. 13: distance to a semi-definite matrix's fixed point."""
+
     def ratio(A: Tensor, y: Tensor) -> Tensor:
         A = 0.8 * A / torch.linalg.matrix_norm(A, 2)
         B, bound = glm.proposition13(A, y, torch.tanh)
@@ -264,6 +285,7 @@ def glm13() -> WorstCase:
 
 @torch.no_grad()
 def glm14() -> WorstCase:
+    """kGLM Prop. 14: distance of a random start."""
     n, trials = 20, 40
     start = glm.proposition14(n, C=0.3, t=1.5, spread=1.0)
     y, held = torch.randn(1, n).clamp(-1, 1), 0
@@ -271,36 +293,11 @@ def glm14() -> WorstCase:
         A = start.deviation * torch.randn(n, n)
         B, _ = glm.proposition13(A, y, torch.tanh)
         held += bool(_apart(A, B, y).square().item() / n <= start.mean_squared)
-    return WorstCase(
-        start.probability * trials / max(held, 1), f"holds in {held} of {trials}, promised {start.probability:.2f}"
-    )
+    where = f"holds in {held} of {trials}, promised {start.probability:.2f}"
+    return WorstCase(start.probability * trials / max(held, 1), where)
 
 
-FACTS = (
-    Claim("the map is L-Lipschitz for every γ", "kerneq fact 1", contraction),
-    Claim("E is strongly convex for L < ½e^{3/2}", "kerneq fact 2", convexity),
-    Claim("proximal steps lower E for any weights", "kerneq fact 3", descent),
-    Claim("distance to the equilibrium", "kerneq fact 4", error_bound),
-    Claim("Lipschitz constant in the input", "kerneq fact 5", lipschitz),
-    Claim("the equation in the features", "kerneq fact 6", smaller_space),
-    Claim("a residual that stalls is recognised", "kerneq fact 7", precision),
-    Claim("the polynomial kernel hears its input", "GEQ Table 4", published_polynomial, "z = 0 for every input"),
-    Claim("the sigmoid kernel has one equilibrium", "kerneq fact 8", sigmoid),
-    Claim("radial kernels are robust losses", "kerneq fact 9", robust_losses),
-    Claim("γ is a unit of length", "kerneq fact 10", unit_of_length),
-    Claim("Newton where no slope is bounded", "kerneq fact 11", newton),
-    Claim("‖z*‖ ≤ √β‖a‖/2 and ‖r*‖ ≤ ‖a‖", "kerneq fact 12", sizes),
-)
-GLM_CLAIMS = (
-    Claim("‖DH‖ bounds difference quotients", "kGLM Prop. 2", glm2),
-    Claim("Assumption 2's number bounds ‖DH‖", "kGLM Prop. 4", glm4),
-    Claim(
-        "Assumption 2's number, with a prior",
-        "kGLM Prop. 4",
-        glm4_with_prior,
-        "A″ and ρ′ are taken at one z; in DH they meet at two",
-    ),
-    Claim("distance of two fixed points", "kGLM Prop. 12", glm12),
-    Claim("distance to a semi-definite matrix's fixed point", "kGLM Prop. 13", glm13),
-    Claim("distance of a random start", "kGLM Prop. 14", glm14),
-)
+EQUATION = (contraction, convexity, descent, error_bound, lipschitz, smaller_space, precision)
+KERNELS = (published_polynomial, sigmoid, robust_losses, unit_of_length, newton, sizes)
+FACTS = (*EQUATION, *KERNELS)
+GLM_CLAIMS = (glm2, glm4, glm4_with_prior, glm12, glm13, glm14)

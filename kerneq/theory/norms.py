@@ -46,12 +46,9 @@ def _dense_norm(weight: Tensor, size: tuple[int, int], outputs: list[int], strid
         images = F.conv2d(basis.view(-1, before, height, width), weight, stride=stride, padding=padding)
     else:
         basis = torch.eye(after * outputs[0] * outputs[1], dtype=weight.dtype, device=weight.device)
-        lost = [
-            side - ((n - 1) * stride - 2 * padding + weight.shape[-1]) for side, n in zip(size, outputs, strict=True)
-        ]
-        images = F.conv_transpose2d(
-            basis.view(-1, after, *outputs), weight, stride=stride, padding=padding, output_padding=lost
-        )
+        reached = [(n - 1) * stride - 2 * padding + weight.shape[-1] for n in outputs]
+        lost = (height - reached[0], width - reached[1])
+        images = F.conv_transpose2d(basis.view(-1, after, *outputs), weight, None, stride, padding, lost)
     rows = images.flatten(1)
     return float(torch.linalg.eigvalsh(rows @ rows.mT)[-1].clamp_min(0)) ** 0.5 * (1 + SLACK)
 

@@ -106,10 +106,8 @@ def lemma1(m: float, drive: float, weight_change: float, drive_change: float) ->
 
     True as printed; the second term needs no square.
     """
-    rest = 1 - m
-    return Bound(
-        (weight_change * drive + drive_change) / rest**2, weight_change * drive / rest**2 + drive_change / rest
-    )
+    weight = weight_change * drive / (1 - m) ** 2
+    return Bound(weight + drive_change / (1 - m) ** 2, weight + drive_change / (1 - m))
 
 
 def lemma2(divergence: float, samples: int, delta: float) -> float:
@@ -182,10 +180,6 @@ def proposition2(c: Constants, margin: float, samples: int, delta: float) -> Com
     if math.isnan(c.size):
         raise ValueError("Proposition 2 needs the size of the weights: measure a DenseCell together with its head.")
 
-    def printed(bracket: float) -> float:
-        complexity = 16 * c.width * math.log(24 * c.width) * bracket**2 * c.published_size / margin**2
-        return math.sqrt((complexity + math.log(samples * math.sqrt(samples) / delta)) / samples)
-
     def proved(change: Callable[[Constants, float], float]) -> float:
         low, high = 0.0, 1.0
         for _ in range(HALVINGS):
@@ -197,21 +191,21 @@ def proposition2(c: Constants, margin: float, samples: int, delta: float) -> Com
         j = max(1, math.ceil(-math.log2(deviation)))
         return lemma2(c.size / 2 * 4.0**j, samples, delta / (j * (j + 1)))
 
-    geq, opteq = _brackets(c)
-    return Comparison(Bound(printed(geq), proved(_geq_change)), Bound(printed(opteq), proved(_opteq_change)))
+    scale = 16 * c.width * math.log(24 * c.width)
+    geq, opteq = (_printed_gap(scale * bracket**2, c, margin, samples, delta) for bracket in _brackets(c))
+    return Comparison(Bound(geq, proved(_geq_change)), Bound(opteq, proved(_opteq_change)))
+
+
+def _printed_gap(complexity: float, c: Constants, margin: float, samples: int, delta: float) -> float:
+    extra = math.log(samples * math.sqrt(samples) / delta)
+    return math.sqrt((complexity * c.published_size / margin**2 + extra) / samples)
 
 
 def theorem2(c: Constants, margin: float, samples: int, delta: float) -> Comparison:
     """KerDEQ's form of Proposition 2, up to a constant, which is 1 here: 16 h ln(24h) is h ln h."""
-    ours = proposition2(c, margin, samples, delta)
-    extra = math.log(samples * math.sqrt(samples) / delta)
-
-    def ordered(bracket: float) -> float:
-        complexity = c.width * math.log(c.width) * bracket**2 * c.published_size / margin**2
-        return math.sqrt((complexity + extra) / samples)
-
-    geq, opteq = _brackets(c)
-    return Comparison(Bound(ordered(geq), ours.geq.corrected), Bound(ordered(opteq), ours.opteq.corrected))
+    ours, scale = proposition2(c, margin, samples, delta), c.width * math.log(c.width)
+    geq, opteq = (_printed_gap(scale * bracket**2, c, margin, samples, delta) for bracket in _brackets(c))
+    return Comparison(Bound(geq, ours.geq.corrected), Bound(opteq, ours.opteq.corrected))
 
 
 def remark1(c: Constants) -> Bound:

@@ -6,7 +6,6 @@ are attacked: `ascend` optimises weights and inputs by gradient ascent to make t
 
 import dataclasses
 import enum
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import final
@@ -42,16 +41,16 @@ class WorstCase:
     where: str  # the worst case, in words
     corrected: float | None = None  # of its corrected form, where there is one
 
+    @property
+    def verdict(self) -> Verdict:
+        """NaN and negative ratios (a negative bound) are failures."""
+        if 0 <= self.published <= 1 + ROUNDING:
+            return Verdict.HOLDS
+        fixed = self.corrected is not None and 0 <= self.corrected <= 1 + ROUNDING
+        return Verdict.CORRECTED if fixed else Verdict.FAILS
 
-@final
-@dataclasses.dataclass(frozen=True)
-class Claim:
-    """A statement that can be wrong, and how to find out."""
 
-    name: str
-    source: str  # where it is published
-    check: Callable[[], WorstCase]
-    erratum: str | None = None  # what is wrong with it as published, where that is known
+Claim = Callable[[], WorstCase]  # checks what the first line of its docstring states: "SOURCE: CLAIM. Erratum: …."
 
 
 @final
@@ -59,12 +58,15 @@ class Claim:
 class Finding:
     """What the check of a claim found."""
 
-    name: str
-    source: str
-    verdict: Verdict
+    claim: str
+    published: str  # where
+    erratum: str | None  # what is wrong with it as published, where that is known
     evidence: WorstCase
-    erratum: str | None
     seconds: float
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.evidence.verdict
 
     @property
     def explained(self) -> bool:
@@ -78,22 +80,25 @@ class Finding:
         return " → ".join(f"{ratio:.3g}" for ratio in found if ratio is not None)
 
     def row(self) -> dict[str, str | float | bool | None]:
-        """The finding as JSON has it, which knows no infinity."""
-
-        def finite(ratio: float | None) -> float | None:
-            return ratio if ratio is not None and math.isfinite(ratio) else None
-
+        """The finding as JSON has it."""
         return {
-            "claim": self.name,
-            "published": self.source,
+            "claim": self.claim,
+            "published": self.published,
             "verdict": self.verdict.value,
             "explained": self.explained,
-            "ratio": finite(self.evidence.published),
-            "corrected_ratio": finite(self.evidence.corrected),
+            "ratio": self.evidence.published,
+            "corrected_ratio": self.evidence.corrected,
             "worst_case": self.evidence.where,
             "erratum": self.erratum,
             "seconds": round(self.seconds, 3),
         }
+
+
+def stated(claim: Claim) -> tuple[str, str, str | None]:
+    """What a claim says, where it is published, and its known error."""
+    source, _, words = (claim.__doc__ or "").partition("\n")[0].removesuffix(".").partition(": ")
+    name, _, erratum = words.partition(". Erratum: ")
+    return name, source, erratum or None
 
 
 def verify(claims: Sequence[Claim]) -> Iterator[Finding]:
@@ -106,20 +111,11 @@ def verify(claims: Sequence[Claim]) -> Iterator[Finding]:
             torch.set_num_threads(1)
             start = time.perf_counter()
             try:
-                evidence = claim.check()
+                evidence = claim()
             finally:
                 torch.set_default_dtype(dtype)
                 torch.set_num_threads(threads)
-        seconds = time.perf_counter() - start
-        yield Finding(claim.name, claim.source, judge(evidence), evidence, claim.erratum, seconds)
-
-
-def judge(evidence: WorstCase) -> Verdict:
-    """NaN and negative ratios (a negative bound) are failures."""
-    if 0 <= evidence.published <= 1 + ROUNDING:
-        return Verdict.HOLDS
-    corrected = evidence.corrected
-    return Verdict.CORRECTED if corrected is not None and 0 <= corrected <= 1 + ROUNDING else Verdict.FAILS
+        yield Finding(*stated(claim), evidence, time.perf_counter() - start)
 
 
 def ascend(ratio: Callable[..., Tensor], *starts: Tensor, steps: int = 40, rate: float = 0.05) -> float:
@@ -144,6 +140,11 @@ def ascend(ratio: Callable[..., Tensor], *starts: Tensor, steps: int = 40, rate:
                 point.grad.nan_to_num_(0.0)
         optimiser.step()
     return largest
+
+
+def drawn(*sizes: tuple[int, ...]) -> list[Tensor]:
+    """Normal random numbers of each size, for every restart."""
+    return [torch.randn(RESTARTS, *size) for size in sizes]
 
 
 def with_norm(raw: Tensor, norm: float) -> Tensor:
@@ -184,9 +185,9 @@ def linear_equilibrium(M: Tensor, a: Tensor) -> Tensor:
 
 
 def logit_change(
-    c: Constants, omega: float, model: str, bound: Callable[[Tensor], Tensor | float], steps: int
+    c: Constants, omega: float, model: str, bound: float | Callable[[Tensor], Tensor], steps: int
 ) -> float:
-    """The largest change of the logits over `bound` of β, for weights of the norms in c moved by ω, by ascent."""
+    """The largest change of the logits over `bound` (of β), for weights of the norms in c moved by ω, by ascent."""
     sizes = ((3, 3), (3, 2), (3, 1), (2, 3), (2, 1), (2, 1))  # W, U, b, W_c, b_c, x
     norms = (c.W, c.U, c.b, c.head, 0.0, c.inputs)
 
@@ -200,11 +201,6 @@ def logit_change(
         noise = [with_norm(t, omega) for t in points[6:]]
         after = [*(t + d for t, d in zip(before[:5], noise, strict=True)), before[5]]
         (one, beta), (two, other) = logits(*before), logits(*after)
-        return (one - two).norm(dim=1) / bound(torch.maximum(beta, other))
+        return (one - two).norm(dim=1) / (bound(torch.maximum(beta, other)) if callable(bound) else bound)
 
-    return ascend(ratio, *(torch.randn(RESTARTS, *size) for size in (*sizes, *sizes[:5])), steps=steps)
-
-
-def always(bound: float) -> Callable[[Tensor], float]:
-    """A bound in which there is no β."""
-    return lambda beta: bound
+    return ascend(ratio, *drawn(*sizes, *sizes[:5]), steps=steps)

@@ -78,7 +78,7 @@ def test_the_root_comes_from_the_environment(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "split", "size", "message"),
     [
-        ("cifar01", "train", None, "There is no data set 'cifar01'. Did you mean 'cifar10'"),
+        ("cifar01", "train", None, "There is no data set 'cifar01'. Did you mean `cifar10`"),
         ("digits", "validation", None, "no split 'validation': ask for 'train' or 'test'"),
         ("digits", "test", 9, "are 8×8, not 9×9: leave `size` out"),
         ("digits", "test", 0, "`size` must be at least 1"),

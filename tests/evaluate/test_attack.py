@@ -54,7 +54,7 @@ def pictures(count=6, shape=(3, 4, 4), seed=1):
 def test_the_attack_finds_the_best_point_of_a_linear_model(norm, dual):
     model, x = Two().eval(), pictures()
     labels = model(x).argmax(1)
-    found = pgd(model, x, labels, norm=norm, radius=0.05, steps=20, box=None)
+    found = pgd(model, x, labels, Threat(norm, 0.05, 20, restarts=1), box=None)
     size = 0.05 * torch.linalg.vector_norm(model.w.detach().flatten(), dual)
     gained = (found.margin + model(x)[:, 1].abs()).detach() / size
     assert float(gained.max()) <= 1 + 1e-12
@@ -67,9 +67,7 @@ def test_the_attack_finds_the_best_point_of_a_linear_model(norm, dual):
 def test_an_attack_stays_in_the_ball_and_in_the_box_and_repeats_itself(norm, order):
     model, x = Two().eval(), pictures()
     labels = model(x).argmax(1)
-    first, again, other = (
-        pgd(model, x, labels, norm=norm, radius=0.3, steps=3, restarts=2, seed=seed) for seed in (0, 0, 1)
-    )
+    first, again, other = (pgd(model, x, labels, Threat(norm, 0.3, 3, 2, seed)) for seed in (0, 0, 1))
     offset = torch.linalg.vector_norm((first.x - x).flatten(1), order, dim=1)
     assert float(offset.max()) <= 0.3 * (1 + 1e-12) and float(first.x.min()) >= 0 and float(first.x.max()) <= 1
     assert torch.equal(first.x, again.x) and first.losses == again.losses != other.losses
@@ -128,7 +126,7 @@ def test_radii_are_in_pixel_units_whatever_the_model_is_given():
     torch.testing.assert_close(model(x), inner(normalised))
     torch.testing.assert_close(model.pixels(normalised), x)
     labels = model(x).argmax(1)
-    found = pgd(model, x, labels, norm="linf", radius=0.05, box=None)
+    found = pgd(model, x, labels, Threat("linf", 0.05, restarts=1), box=None)
     size = 0.05 * (inner.w.detach() / model.std).abs().sum()
     torch.testing.assert_close(found.margin, (margin_of(model, x, labels) + size).detach(), rtol=1e-6, atol=1e-6)
 
@@ -144,6 +142,6 @@ def margin_of(model, x, labels):
 def test_an_attack_that_means_nothing_is_refused(wrong, words):
     x = pictures()
     with pytest.raises(ValueError, match=words):
-        pgd(Two().eval(), x, torch.zeros(6, dtype=torch.long), **({"radius": 0.1} | wrong))
+        pgd(Two().eval(), x, torch.zeros(6, dtype=torch.long), Threat(**({"radius": 0.1} | wrong)))
     with pytest.raises(ValueError, match="eval"):
-        pgd(Two().train(), x, torch.zeros(6, dtype=torch.long), radius=0.1)
+        pgd(Two().train(), x, torch.zeros(6, dtype=torch.long), Threat(radius=0.1))

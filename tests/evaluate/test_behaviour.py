@@ -18,24 +18,24 @@ def every_test_here(float64):
 @pytest.mark.parametrize("form", ["dense", "conv"])
 def test_a_trace_is_what_a_plain_loop_sees(form):
     f = cell_of(form, Linear()).eval().bind(input_of(form))
-    found = trace(f, None, Picard(), 6)
+    residual, energy = trace(f, None, Picard(), 6)
     z = torch.zeros_like(f(f.start(None).image))
     for step in range(6):
-        residual = (f(z) - z).flatten(1).norm(dim=1) / f(z).flatten(1).norm(dim=1)
-        torch.testing.assert_close(found.residual[step], residual.detach())
-        torch.testing.assert_close(found.energy[step], f.energy(z).detach())
+        expected = (f(z) - z).flatten(1).norm(dim=1) / f(z).flatten(1).norm(dim=1)
+        torch.testing.assert_close(residual[step], expected.detach())
+        torch.testing.assert_close(energy[step], f.energy(z).detach())
         z = f(z)
-    assert len(found.residual) == len(found.energy) == 6
+    assert len(residual) == len(energy) == 6
 
 
 @pytest.mark.parametrize("solver", [Proximal(memory=0), Proximal(), InFeatures(Anderson())])
 def test_a_trace_goes_on_past_the_tolerance_and_energy_falls(solver):
     kernel = Gaussian(gamma=0.5, patch=2, split=2, hidden=6)
     f = cell_of("conv", kernel, norm=1.2).eval().bind(input_of("conv"))
-    found = trace(f, None, solver, 40)
-    assert found.residual.shape == (40, 4) and float(found.residual[-1].max()) < 1e-6
+    residual, energy = trace(f, None, solver, 40)
+    assert residual.shape == (40, 4) and float(residual[-1].max()) < 1e-6
     if isinstance(solver, Proximal) and solver.memory == 0:
-        assert bool((found.energy.diff(dim=0) <= 1e-12).all())
+        assert bool((energy.diff(dim=0) <= 1e-12).all())
 
 
 @pytest.mark.parametrize("form", ["dense", "conv"])

@@ -98,7 +98,7 @@ def test_a_run_that_was_measured_before_can_be_the_baseline(run, tmp_path, monke
     monkeypatch.setenv("KERNEQ_DATA", str(tmp_path))
     home = tmp_path / "first" / "evaluation"
     home.mkdir(parents=True)
-    with pytest.raises(TrainingError, match="corruptions.json is not there, or damaged"):
+    with pytest.raises(TrainingError, match="has no evaluation.corruptions.json"):
         measure_corruptions(run, names=["contrast"], most=50, baseline=home.parent)
     first = measure_corruptions(run, names=["contrast"], most=50)
     assert first.relative_error is None

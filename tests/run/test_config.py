@@ -128,7 +128,7 @@ def test_any_override_is_applied_or_refused_in_one_sentence(key, value):
         ),
         ("schedule.milestones=[0.9, 0.1]", "`schedule.milestones` are shares of the run"),
         ("schedule.milestones=0.5", "`schedule.milestones` must be a list, got 0.5."),
-        ("augment.share=2", "[augment] `share` must lie in [0, 1], got 2.0."),
+        ("augment.share=2", "`augment.share` must be at most 1, got 2.0."),
         ("optimizer.momentum=0", "`optimizer.nesterov` needs `optimizer.momentum` above 0"),
         ("model.norm=2024-01-01", "`model.norm` must be a number, got"),
         ("model=3", "`model` is a section, not a setting"),

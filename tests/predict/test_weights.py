@@ -17,11 +17,15 @@ from kerneq.run.config import load
 from kerneq.training import train
 from kerneq.training.metrics import validate
 
-# Logits of the shipped weights for `waves()`, float32 on a CPU, when they were shipped.
+# The first ten logits of the shipped weights for `waves()`, float32 on a CPU, when they were shipped.
 WAVES = {
     "geq-5m-cifar10": [
         [0.7948, -0.7117, 2.7934, 0.3349, -0.9993, -1.5816, -0.2923, 0.6814, -0.4804, -0.5460],
         [0.2572, -0.3087, 2.0626, -0.1782, -1.0686, -2.2503, -0.0842, 1.8305, 0.2227, -0.4874],
+    ],
+    "geq-5m-cifar100": [
+        [2.2273, -0.1741, -0.8033, -0.3981, -0.6777, -0.0857, 0.2122, -0.4523, -0.1547, -0.0429],
+        [1.7113, 0.0112, -0.4463, -0.1706, -0.5314, -0.4746, 1.7599, 1.6168, -0.1009, -0.5010],
     ],
 }
 
@@ -76,7 +80,7 @@ def test_shipped_weights_say_what_they_said_when_they_were_shipped(name):
     digest = hashlib.sha256(run.checkpoint("best").read_bytes()).hexdigest()
     assert digest in (run.path / "README.md").read_text()
     logits = kq.load(name)(waves())
-    torch.testing.assert_close(logits.detach(), torch.tensor(WAVES[name]), atol=2e-3, rtol=1e-3)
+    torch.testing.assert_close(logits[:, :10].detach(), torch.tensor(WAVES[name]), atol=2e-3, rtol=1e-3)
 
 
 @pytest.mark.timeout(3600)

@@ -74,9 +74,11 @@ def test_weights_that_change_in_place_are_seen():
     fast = kerneq.capture(layer, x)
     with torch.no_grad():
         before = fast(x).value
+        graphs = list(fast.graphs.values())
         for parameter in layer.parameters():
             parameter.mul_(0.5)
         after = fast(x).value
+        assert list(fast.graphs.values()) == graphs != [None]  # by the same graph
         torch.testing.assert_close(after, layer(x).value, rtol=1e-3, atol=1e-4)
         assert not torch.allclose(before, after, rtol=1e-2)
 

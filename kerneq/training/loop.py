@@ -128,6 +128,7 @@ def _train(
                 if asked_to_stop():
                     raise Stopped(f"Stopped after step {state.step}; {run.path} continues with --resume.")
             process.synchronise()
+            state.seconds = time.monotonic() - began
             clock.lap("training")
             row, writes = finish_epoch(state, run, held_out)
             if process.leads:

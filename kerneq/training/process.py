@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from ..fused.layers import pool
 from ..run import TrainingError
 
 
@@ -96,9 +97,11 @@ def wake(device: torch.device) -> None:
 
 
 def _touch(device: torch.device) -> None:
-    with suppress(RuntimeError):  # what is wrong with the device is said by the first who needs it
-        x = torch.zeros(1, 8, 8, 8, device=device, dtype=torch.bfloat16)
+    """A convolution, a matrix product and, where there is Triton, a program of it, each of the smallest."""
+    with suppress(Exception):  # what is wrong with the device is said by the first who needs it
+        x = torch.zeros(1, 8, 8, 8, device=device, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
         torch.matmul(x[0, 0], torch.conv2d(x, x, padding=4)[0, 0, 1:])
+        pool(x, 2)
 
 
 def _variable(name: str, default: int = 0) -> int:

@@ -41,7 +41,8 @@ class State:
         self.average = copy.deepcopy(model).eval() if config.training.ema > 0 else None
         # What the run is for, and what is validated; it stays where it is, so that one capture serves all epochs.
         self.candidate = model if self.average is None else self.average
-        self.evaluated = capture(self.candidate) if self.captured else self.candidate
+        often = config.training.validate_epochs < config.training.epochs  # a capture for one validation does not pay
+        self.evaluated = capture(self.candidate) if self.captured and often else self.candidate
         self.accumulator = Accumulator(process.device)
         self.epoch = 0  # epochs completed
         self.batch = 0  # batches of the present epoch completed

@@ -9,8 +9,9 @@ import pytest
 import benchmarks
 from benchmarks.figures import draw
 from benchmarks.layer import DEFAULT
-from benchmarks.page import MODEL, goals, markdown, write
+from benchmarks.page import MODEL, goals, markdown, time_goals, write
 from benchmarks.results import FACTS, NAMES, BenchmarkError, Record, Result, read
+from kerneq.run import Run
 
 ROOT = pathlib.Path(benchmarks.__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "results"
@@ -185,3 +186,16 @@ def test_the_committed_page_agrees_with_the_committed_results(tmp_path):
         if (made / f"{key}.svg").exists():
             stamp = f"{key}, measured {found.environment['measured']}"
             assert stamp in (committed / f"{key}.svg").read_text(), again
+
+
+def test_time_to_accuracy_is_read_from_the_record_of_a_run(tmp_path):
+    run = Run(tmp_path)
+    assert not list(time_goals(run))
+    seconds = {"imports": 3.0, "first steps": 4.0, "training": 40.0, "validation": 1.5}
+    (tmp_path / "environment.json").write_text(json.dumps({"seconds": seconds}))
+    run.add_row({"epoch": 1, "step": 1, "seconds": 44.0, "train": {}, "validation": {"accuracy": 0.9412}})
+    assert [(goal.measured, goal.met) for goal in time_goals(run)] == [
+        (pytest.approx(94.12), True),
+        (48.5, True),
+        (8.5, True),
+    ]

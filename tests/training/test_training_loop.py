@@ -90,3 +90,11 @@ def test_a_margin_is_taken_from_the_logit_of_the_true_class():
     soft = torch.tensor([[0.25, 0.75, 0.0], [1.0, 0.0, 0.0]])
     assert torch.equal(with_margin(logits, soft, 2.0), logits - 2 * soft)
     assert with_margin(logits, soft, 0.0) is logits
+
+
+def test_a_run_is_validated_every_so_many_epochs_and_at_its_end(tmp_path, run):
+    rows = run("training.epochs=5", "training.validate_epochs=2")
+    measured = [(row["validation"] is not None, bool(row["diagnostics"])) for row in rows]
+    assert measured == [(False, False), (True, True), (False, False), (True, True), (True, True)]
+    best = max(row["validation"]["accuracy"] for row in rows if row["validation"])
+    assert checkpoint.load(Run(tmp_path / "run").checkpoint("best"))[1]["best"] == best

@@ -10,7 +10,6 @@ import kerneq as kq
 from kerneq.kernels import Gaussian, Linear, Multiquadric
 from kerneq.theory import certify
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = {"width": 8, "features": [8, 8], "scales": [1, 2], "fusion": 2}
 FOLDED = {"stem": "imagenet", "width": 16, "features": [8], "scales": [1], "fusion": 1, "lipschitz": True, "gain": 4.0}
 
@@ -64,7 +63,7 @@ def sharpened(model):
     return model
 
 
-def attack(model, x, predicted, radius, *, steps: int = 6, restarts: int = 2) -> torch.Tensor:
+def attack(model, x, predicted, radius, *, steps: int = 6, restarts: int = 1) -> torch.Tensor:
     """The largest lead of another class that projected gradient ascent finds in the ℓ2 ball, (batch,)."""
     noise = torch.Generator().manual_seed(0)
     best = torch.full((len(x),), -torch.inf, dtype=x.dtype)
@@ -128,7 +127,7 @@ def test_nor_with_weights_that_are_chosen_to_break_it(name):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     offset = torch.zeros_like(x)
     ratios = []
-    for _ in range(6):
+    for _ in range(4):
         allowed = certify(model, x).lipschitz[0, 1]
         step = (x + offset + 0.1 * torch.randn_like(x)).requires_grad_()
         moved = model(step) - model(x)

@@ -9,13 +9,10 @@ import torch
 from kerneq.cli import main
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(autouse=True, scope="session")
 def one_thread():
     """Small models are fastest on one thread, and the tests share the machine."""
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

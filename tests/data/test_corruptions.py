@@ -24,11 +24,6 @@ RANDOM = (
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def every_test_here(one_thread):
-    """On one thread."""
-
-
 @pytest.fixture(scope="module")
 def pictures():
     """Smooth colours with edges and a little texture, black, white and grey among them, uint8 (12, 3, 32, 32)."""

@@ -4,11 +4,6 @@ import pytest
 from evaluate_helpers import trained
 
 
-@pytest.fixture(autouse=True, scope="module")
-def every_test_here(one_thread):
-    """On one thread."""
-
-
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory):
     """Three runs of an epoch on the embedded digits: two that differ in their seed, and one on five classes."""

@@ -23,7 +23,7 @@ SETTINGS = [
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, one_thread):
+def trained(tmp_path_factory):
     path = tmp_path_factory.mktemp("certified")
     train(config.load("geq-certified-tiny-digits", SETTINGS), path)
     return TrainedRun.open(path)

@@ -21,7 +21,7 @@ NAMES = ("gaussian_noise", "contrast", "frost", "saturate")
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, one_thread):
+def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("corruptions") / "run"
     settings = ["model.name=geq-dense-tiny", "training.epochs=2", "training.batch_size=128", "device=cpu"]
     train(parse("", settings), path)

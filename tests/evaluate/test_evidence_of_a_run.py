@@ -14,11 +14,6 @@ from kerneq.run.config import parse
 from kerneq.training import train
 
 
-@pytest.fixture(autouse=True, scope="module")
-def every_test_here(one_thread):
-    """On one thread."""
-
-
 def trained(folder, *settings: str) -> TrainedRun:
     train(
         parse("", ["training.epochs=1", "training.batch_size=64", "device=cpu", "optimizer.lr=0.1", *settings]), folder

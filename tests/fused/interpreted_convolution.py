@@ -24,4 +24,3 @@ for batch, side in ((1, 16), (3, 8), (9, 4)):
     w = last(128, 64, 3, 3)
     same(product(v, w, False, None, 1, None), conv2d(v, w, padding=1))
     same(product(v, w, False, g, -1, None), g - conv2d(v, w, padding=1))
-print("done")

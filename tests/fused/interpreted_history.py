@@ -25,4 +25,3 @@ with torch.no_grad():
         assert plain.converged.all() and fused.converged.all()
         assert int((plain.steps - fused.steps).abs().max()) <= 1, (plain.steps, fused.steps)
         torch.testing.assert_close(plain.value, fused.value, rtol=1e-3, atol=1e-4)
-print("done")

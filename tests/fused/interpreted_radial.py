@@ -100,4 +100,3 @@ differentiate_twice()
 assert radial_triton.programs(Tangent) is None
 for formula in (Gaussian, Multiquadric, Cauchy):
     assert radial_triton.programs(formula) is not None  # plain PyTorch would be slow
-print("done")

@@ -1,15 +1,25 @@
 """Triton programs without a card: in Triton's interpreter, which must be chosen before Triton is imported.
 
-So each `interpreted_*.py` runs in a process of its own. The interpreter multiplies bfloat16 matrices wrongly (as their
-bits), so half precision is float16 where matrices are multiplied.
+So the `interpreted_*.py` run outside of this process: one that imports torch and Triton once, and then forks for each.
+The interpreter multiplies bfloat16 matrices wrongly (as their bits), so half precision is float16 where matrices are
+multiplied.
+
+usage: interpreter.py SCRIPT...; prints {SCRIPT: what went wrong, or nothing}
 """
 
+import contextlib
+import functools
 import importlib.metadata
 import importlib.util
+import io
+import json
 import os
 import pathlib
+import runpy
 import subprocess
 import sys
+import tempfile
+import traceback
 
 import pytest
 
@@ -17,12 +27,47 @@ has_triton = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not has_triton, reason="Triton is not installed.")
 
 
-def run_interpreted(script: str) -> None:
-    """Run a script of this folder; it raises where something is wrong, and prints "done" at the end."""
+@functools.cache
+def outcomes() -> dict[str, str]:
+    """What went wrong in each of the scripts, here and beside the kernel GLMs."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    path = pathlib.Path(__file__).with_name(script)
-    run = subprocess.run([sys.executable, str(path)], env=environment, capture_output=True, text=True, timeout=280)
+    scripts = [str(path) for path in sorted(pathlib.Path(__file__).parents[1].glob("*/interpreted_*.py"))]
+    command = [sys.executable, __file__, *scripts]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert run.returncode == 0, run.stderr
+    return {pathlib.Path(script).name: wrong for script, wrong in json.loads(run.stdout).items()}
+
+
+def run_interpreted(script: str) -> None:
+    """Fail with what the script raises where something is wrong."""
+    wrong = outcomes()[script]
     version = tuple(int(part) for part in importlib.metadata.version("triton").split(".")[:2])
-    if version < (3, 7) and "arrays can be converted to Python scalars" in run.stderr:
+    if version < (3, 7) and "arrays can be converted to Python scalars" in wrong:
         pytest.skip("Triton's interpreter before 3.7 takes loop bounds by int() of an array, which NumPy 2.4 refuses.")
-    assert run.returncode == 0 and run.stdout.endswith("done\n"), run.stderr
+    assert not wrong, wrong
+
+
+def forked(script: str) -> str:
+    """What goes wrong in the script, in a child of this process."""
+    with tempfile.TemporaryFile("w+") as said:
+        child = os.fork()
+        if child == 0:
+            sys.path.insert(0, str(pathlib.Path(script).parent))
+            try:
+                with contextlib.redirect_stdout(io.StringIO()):
+                    runpy.run_path(script, run_name="__main__")
+            except BaseException:
+                said.write(traceback.format_exc())
+                said.flush()
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        said.seek(0)
+        return said.read() or (f"ended with status {status}" if status else "")
+
+
+if __name__ == "__main__":
+    import triton.language  # noqa: F401
+
+    import kerneq.cells  # noqa: F401
+
+    print(json.dumps({script: forked(script) for script in sys.argv[1:]}))

@@ -55,4 +55,3 @@ for start in (None, begin):
     options = {"tol": 1e-6, "relaxation": 0.9, "max_steps": 40}
     compare(dense, lambda w: dense_triton.errors(w, y, x, start, **options)[0], y, x)  # noqa: B023
 torch.testing.assert_close(begin, dense(y)[1].value, rtol=0, atol=1e-4)  # a start becomes the equilibrium
-print("done")

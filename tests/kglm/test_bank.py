@@ -1,15 +1,10 @@
 """Banks of models: the same as one model at a time."""
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from bank import ConvBank, DenseBank, banded, train
 from common import Checkpoints
+from interpreter import needs_triton, run_interpreted
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -116,12 +111,9 @@ def test_frozen_models_keep_their_hidden_weights_and_train_their_readout():
     assert not torch.equal(bank.V1[0], before["V1"][0])
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed.")
+@needs_triton
 def test_the_triton_programs_are_the_banks():
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    script = Path(__file__).with_name("interpreted_banks.py")
-    run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=280)
-    assert run.returncode == 0 and run.stdout.endswith("done\n"), run.stderr
+    run_interpreted("interpreted_banks.py")
 
 
 def test_a_rectified_output_is_never_negative_and_without_rescue_what_diverges_fails_alone():

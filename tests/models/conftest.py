@@ -3,10 +3,6 @@ import torch
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """The machines that run the tests are shared."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def seeded():
+    """The same weights whatever ran before."""
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from zoo_helpers import TINY, digits, pictures, trained
+from zoo_helpers import KINDS, digits, pictures, trained
 
 from kerneq.models import build
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_sample_has_the_same_logits_in_every_batch(name):
     model = trained(name)
     x, _ = digits()
@@ -24,44 +24,32 @@ def test_a_sample_has_the_same_logits_in_every_batch(name):
     torch.testing.assert_close(shuffled, together, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["geq-5m", "mopteq-8m", "mdeq-10m"])
-def test_a_sample_has_the_same_logits_in_every_batch_at_full_width(name):
-    model = build(name).eval()
-    x = pictures(name, batch=3)
+def test_a_sample_has_the_same_logits_in_every_batch_at_full_width():
+    model = build("geq-5m").eval()
+    x = pictures("geq-5m", batch=3)
     with torch.no_grad():
         together = model(x)
         alone = torch.cat([model(sample.unsqueeze(0)) for sample in x])
     torch.testing.assert_close(alone, together, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_evaluation_changes_nothing_in_the_model(name):
-    model = trained(name)
-    x, _ = digits()
-    with torch.no_grad():
-        first = model(x[:8])
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    with torch.no_grad():
-        model(x[8:40])
-        again = model(x[:8])
-    assert bool(torch.equal(first, again))
-    for key, value in model.state_dict().items():
-        assert bool(torch.equal(value, before[key])), key
-
-
-@pytest.mark.parametrize("name", TINY)
-def test_logits_do_not_depend_on_whether_gradients_are_wanted(name):
+@pytest.mark.parametrize("name", KINDS)
+def test_evaluation_changes_nothing_in_the_model_and_gradients_nothing_in_its_logits(name):
     model = trained(name)
     x, _ = digits()
     with torch.no_grad():
         plain = model(x[:8])
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        model(x[8:40])
     with torch.inference_mode():
         torch.testing.assert_close(model(x[:8]), plain, rtol=0, atol=0)
+    for key, value in model.state_dict().items():
+        assert bool(torch.equal(value, before[key])), key
     if not name.startswith("mdeq"):  # its phantom gradient moves the value on by some steps
         torch.testing.assert_close(model(x[:8]).detach(), plain, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", KINDS)
 def test_channels_last_gives_the_same_logits_and_finite_gradients(name):
     model = trained(name)
     x, _ = digits()
@@ -79,14 +67,14 @@ def test_channels_last_gives_the_same_logits_and_finite_gradients(name):
             assert solution.value.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", KINDS)
 def test_bfloat16_autocast_gives_nearly_the_same_logits_and_finite_gradients(name):
     model = trained(name)
     x, _ = digits()
     with torch.no_grad():
-        plain = model(x[:32])
+        plain = model(x[:8])
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits, solutions = model(x[:32], solutions=True)
+        logits, solutions = model(x[:8], solutions=True)
         loss = logits.float().square().mean()
     loss.backward()
     assert float((logits.detach() - plain).norm() / plain.norm()) < (0.15 if name.startswith("mdeq") else 0.03)
@@ -98,9 +86,8 @@ def test_bfloat16_autocast_gives_nearly_the_same_logits_and_finite_gradients(nam
         assert bool(solution.residual.isfinite().all()) and solution.residual.dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", ["geq-dense-tiny", "geq-tiny", "mopteq-sigmoid-tiny"])
-def test_a_model_trains_under_bfloat16_autocast(name):
-    model = build(name, channels=1)
+def test_a_model_trains_under_bfloat16_autocast():
+    model = build("geq-dense-tiny", channels=1)
     x, y = digits()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []

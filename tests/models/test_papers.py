@@ -12,7 +12,7 @@ from kerneq.models import build, find, parameters
 
 
 @pytest.fixture(autouse=True)
-def double(one_thread):
+def double(seeded):
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)

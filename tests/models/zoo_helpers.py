@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from kerneq.models import MODELS, build
 
 TINY = [name for name in MODELS if name.endswith("-tiny")]
-KERNEL_TINY = [name for name in TINY if not name.startswith(("mdeq", "resnet"))]
+# One of each kind: another kernel or γ in the same network is a matter of the tests of kernels and solvers.
+KINDS = ["geq-dense-tiny", "geq-tiny", "mopteq-sigmoid-tiny", "mdeq-tiny", "resnet-tiny"]
 # Strides of the stem, pooling to the smallest branch, and patches all have to divide the picture.
 SIDES = {
     "geq-5m": 16,

@@ -6,18 +6,13 @@ from PIL import Image
 from predict_helpers import trained
 
 
-@pytest.fixture(autouse=True, scope="module")
-def every_test_here(one_thread):
-    """On one thread."""
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def digits_run(tmp_path_factory):
     """An equilibrium model after an epoch on the embedded digits, 8×8 and grey."""
     return trained(tmp_path_factory.mktemp("runs") / "dense", "model.name=geq-dense-tiny", "training.ema=0.9")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def colour_run(tmp_path_factory):
     """A run on a folder of 40 pictures in two classes, 16×16 and in colour; the folder's path too."""
     home = tmp_path_factory.mktemp("colour")

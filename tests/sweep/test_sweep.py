@@ -14,7 +14,7 @@ QUICK = ["training.epochs=1", "training.batch_size=256"]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch, one_thread):
+def here(tmp_path, monkeypatch):
     """In an empty folder, without the data of this machine, on one thread."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KERNEQ_DATA", str(tmp_path / "data"))

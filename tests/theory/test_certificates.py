@@ -10,7 +10,6 @@ import kerneq as kq
 from kerneq.kernels import Gaussian, Linear, Multiquadric
 from kerneq.theory import certify
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = {"width": 8, "features": [8, 8], "scales": [1, 2], "fusion": 2}
 FOLDED = {"stem": "imagenet", "width": 16, "features": [8], "scales": [1], "fusion": 1, "lipschitz": True, "gain": 4.0}
 

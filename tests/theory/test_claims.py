@@ -26,7 +26,7 @@ ATTAINED = {
 
 
 @pytest.mark.parametrize("claim", claims.CLAIMS, ids=lambda claim: "{1}: {0}".format(*stated(claim)))
-def test_every_claim_fares_as_is_known(claim, one_thread):
+def test_every_claim_fares_as_is_known(claim):
     [finding] = verify([claim])
     found = finding.evidence
     assert finding.explained, (finding.verdict, found)

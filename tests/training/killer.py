@@ -18,7 +18,7 @@ from kerneq.run.config import Config, parse
 from kerneq.training import train
 
 SETTINGS = [
-    "training.epochs=12",
+    "training.epochs=8",
     "training.batch_size=64",
     "training.ema=0.9",
     "training.checkpoint_steps=3",

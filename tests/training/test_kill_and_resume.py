@@ -30,8 +30,10 @@ def test_control_c_saves_the_step_in_hand_and_the_run_goes_on_from_it(tmp_path, 
     assert same_state(tmp_path / "whole", tmp_path / "stopped")
 
 
-@pytest.mark.parametrize("kind", ["step", "cosine", "one-cycle"])
-@pytest.mark.parametrize("mix", ["augment.mixup=0.2", "augment.randaugment=1"])
+@pytest.mark.parametrize(
+    ("kind", "mix"),
+    [("step", "augment.mixup=0.2"), ("cosine", "augment.randaugment=1"), ("one-cycle", "augment.mixup=0.2")],
+)
 def test_a_run_stopped_in_an_epoch_is_the_same_run_under_every_schedule(tmp_path, run, kind, mix):
     settings = (f"schedule.kind={kind}", "training.epochs=2", "training.clip=1.0", mix)
     run(*settings, folder="whole")

@@ -23,17 +23,6 @@ def launch(*arguments: str, restarts: int = 0) -> subprocess.CompletedProcess[st
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
 
 
-def train_toy(folder: Path, kill_at: int = 0, restarts: int = 0) -> Run:
-    result = launch(WORKER, str(folder), str(kill_at), restarts=restarts)
-    assert result.returncode == 0, result.stderr
-    return Run(folder)
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory) -> Run:
-    return train_toy(tmp_path_factory.mktemp("processes") / "two")
-
-
 def close(first: Run, second: Run) -> None:
     """The same images, metrics and weights, up to the order in which sums are rounded."""
     for a, b in zip(first.rows(), second.rows(), strict=True):
@@ -47,18 +36,14 @@ def close(first: Run, second: Run) -> None:
         torch.testing.assert_close(tensors[name], others[name], rtol=1e-3, atol=1e-4)
 
 
-def test_two_processes_train_as_one_does_with_the_same_global_batch(two, tmp_path):
-    one = tmp_path / "one"
-    train(parse("", SETTINGS), one, build=build_plain)
-    close(Run(one), two)
-    assert two.environment()["processes"] == 2
-
-
-def test_torchrun_restarts_a_killed_process_and_the_run_goes_on_from_its_last_checkpoint(two, tmp_path):
-    killed = train_toy(tmp_path / "killed", kill_at=15, restarts=1)
-    [resumed] = killed.environment()["resumed"]
-    assert resumed["step"] == 12
-    close(killed, two)
+def test_two_processes_train_as_one_does_even_if_torchrun_restarts_a_killed_one(tmp_path):
+    one, two = Run(tmp_path / "one"), Run(tmp_path / "two")
+    result = launch(WORKER, str(two.path), "15", restarts=1)
+    assert result.returncode == 0, result.stderr
+    [resumed] = two.environment()["resumed"]
+    assert resumed["step"] == 12 and two.environment()["processes"] == 2
+    train(parse("", SETTINGS), one.path, build=build_plain)  # with the same global batch
+    close(one, two)
 
 
 def test_the_command_line_trains_under_torchrun_and_one_process_does_the_talking(tmp_path):

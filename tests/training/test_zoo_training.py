@@ -21,8 +21,9 @@ DENSE = ("model.name=geq-dense-tiny", "model.width=32", "model.features=16")
 SHORT = ("training.epochs=2", "training.batch_size=256")
 
 
-@pytest.mark.parametrize("average", ["training.ema=0.9", "training.ema=0"])
-@pytest.mark.parametrize("model", [GEQ, DENSE], ids=["geq-tiny", "geq-dense-tiny"])
+@pytest.mark.parametrize(
+    ("model", "average"), [(GEQ, "training.ema=0.9"), (DENSE, "training.ema=0")], ids=["geq-tiny", "geq-dense-tiny"]
+)
 def test_a_stopped_equilibrium_model_goes_on_bit_for_bit(tmp_path, run, model, average):
     settings = (*model, *SHORT, average)
     run(*settings, folder="whole", build=build_model)

@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import kerneq as kq
 
-from .measure import SPREAD, Setup, compare
+from .measure import SPREAD, Call, Setup, compare
 from .problems import PRECISION, Problem, conv
 from .results import Result
 
@@ -47,6 +47,7 @@ def bench_layer(setup: Setup) -> Iterator[Result]:
         batch, size = 2, 8
     for norm in (1.0,) if setup.quick else (1.0, 2.0):
         yield _table(conv(setup.device, norm, batch, size), setup)
+    yield _tutorial(setup, batch, size)
 
 
 def _table(problem: Problem, setup: Setup) -> Result:
@@ -128,3 +129,64 @@ def _torchdeq(problem: Problem, settings: dict[str, Any]) -> Callable[[Tensor], 
         return value
 
     return forward
+
+
+# A function of one's own: the cell of the deep implicit layers tutorial, which torchdeq's examples begin with
+
+
+class TutorialCell(nn.Module):
+    """A residual block with group norms: norm(relu(z + norm(x + conv(norm(relu(conv(z)))))))."""
+
+    def __init__(self, channels: int = 48, inner: int = 64):
+        super().__init__()
+        self.first = nn.Conv2d(channels, inner, 3, padding=1, bias=False)
+        self.second = nn.Conv2d(inner, channels, 3, padding=1, bias=False)
+        self.norms = nn.ModuleList(nn.GroupNorm(8, width) for width in (inner, channels, channels))
+        for convolution in (self.first, self.second):
+            nn.init.normal_(convolution.weight, std=0.01)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        y = self.norms[0](self.first(z).relu())
+        out: Tensor = self.norms[2]((z + self.norms[1](x + self.second(y))).relu())
+        return out
+
+
+def _tutorial(setup: Setup, batch: int, size: int) -> Result:
+    """A training step of that cell, by Anderson to 1e-2 both ways."""
+    tol, most = 1e-2, 25
+    torch.manual_seed(0)
+    cell = TutorialCell().to(setup.device)
+    x, direction = torch.randn(2, batch, 48, size, size, device=setup.device)
+    z0 = torch.zeros_like(x)
+    rule = kq.gradients.Implicit(tol=tol, max_steps=most, on_failure="return")
+
+    def ours() -> Tensor:
+        return kq.fixed_point(cell, z0, x, gradient=rule, tol=tol, max_steps=most).value
+
+    forward = {"kq.fixed_point": ours}
+    if importlib.util.find_spec("torchdeq") is not None:
+        from torchdeq import get_deq
+
+        limits = {"f_max_iter": most, "b_max_iter": most, "f_tol": tol, "b_tol": tol}
+        solvers = {"f_solver": "anderson", "b_solver": "anderson", "f_stop_mode": "rel", "b_stop_mode": "rel"}
+        deq = get_deq(ift=True, **limits, **solvers).train()
+        forward["torchdeq anderson, ift"] = lambda: deq(lambda z: cell(z, x), z0)[0][-1]
+
+    def step(value: Callable[[], Tensor]) -> None:
+        cell.zero_grad(set_to_none=True)
+        torch.autograd.backward(value(), direction)
+
+    calls: dict[str, Call] = {name: partial(step, value) for name, value in forward.items()}
+    costs, _ = compare(calls, setup, "tutorial cell")
+    rows = [
+        {
+            "layer": name,
+            "time (ms)": 1e3 * cost.eager.seconds,
+            "spread (%)": 100 * cost.eager.spread,
+            "peak (MiB)": cost.peak / 2**20,
+        }
+        for name, cost in costs.items()
+    ]
+    title = f"Forward + backward of a function of one's own, batch {batch}, 48 × {size} × {size} states, float32"
+    notes = ("The residual block with group norms of the tutorials, by Anderson to 0.01 both ways.", SPREAD, PRECISION)
+    return Result("layer", title, rows, notes, {"table": "function", "batch": batch})

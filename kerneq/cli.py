@@ -12,9 +12,11 @@ import shutil
 import sys
 import time
 import unicodedata
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -618,8 +620,10 @@ def demo(
 def main(command: Callable[[], object] = app) -> None:
     """Run the program; exit with 2 for a wrong request, 130 for a stopped run, 1 for other known failures.
 
-    Errors a user can act on are shown as their sentence; only bugs give a traceback.
+    Errors a user can act on are shown as their sentence, and so are our warnings; only bugs give a traceback.
     """
+    plain = warnings.formatwarning
+    warnings.formatwarning = partial(_sentence, plain)
     try:
         command()
     except KeyboardInterrupt:
@@ -633,6 +637,16 @@ def main(command: Callable[[], object] = app) -> None:
             raise
         complain(str(error))
         sys.exit(code)
+    finally:
+        warnings.formatwarning = plain
+
+
+def _sentence(
+    plain: Callable[..., str], message: Warning | str, category: type[Warning], filename: str, *rest: Any
+) -> str:
+    """A warning from this package without the place it comes from; any other as Python writes it."""
+    ours = Path(filename).is_relative_to(Path(__file__).parent)
+    return f"kerneq: {printable(str(message))}\n" if ours else plain(message, category, filename, *rest)
 
 
 def exit_code(error: Exception) -> int | None:

@@ -213,15 +213,18 @@ class AbstractMap(abc.ABC):
 @final
 @dataclasses.dataclass(frozen=True)
 class Function(AbstractMap):
-    """Any function of a batch of states."""
+    """Any function of a batch of states, and of inputs (batch, ...): with those it can be restricted to samples."""
 
-    function: Callable[[Tensor], Tensor]
+    function: Callable[..., Tensor]
+    inputs: tuple[Tensor, ...] = ()
 
     def __call__(self, z: Tensor) -> Tensor:
-        return self.function(z)
+        return self.function(z, *self.inputs)
 
-    def rows(self, index: Tensor) -> None:
-        return None
+    def rows(self, index: Tensor) -> Self | None:
+        if not self.inputs:
+            return None
+        return dataclasses.replace(self, inputs=tuple(take_samples(x, index) for x in self.inputs))
 
 
 Map = Callable[[Tensor], Tensor]  # what users may give; an `AbstractMap` is one

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .cells import AbstractCell
-from .equation import AbstractMap, Map
+from .equation import AbstractMap, Function
 from .gradients import AbstractGradient, Implicit
 from .solution import OnFailure, Solution, Status, check_limits, check_on_failure
 from .solvers import AbstractSolver, Anderson, Proximal, solve
@@ -131,9 +131,9 @@ def watching(model: nn.Module, look: Look) -> Iterator[None]:
 
 
 def fixed_point(
-    f: Map,
+    f: Callable[..., Tensor],
     z0: Tensor,
-    *,
+    *inputs: Tensor,
     solver: AbstractSolver[Any] = Anderson(),  # noqa: B008  (a frozen value)
     gradient: AbstractGradient = Implicit(),  # noqa: B008
     tol: float = 1e-3,
@@ -148,7 +148,14 @@ def fixed_point(
 
         s = kq.fixed_point(lambda z: torch.tanh(linear(z) + x), torch.zeros_like(x))
         s.value.sum().backward()
+
+    Inputs (batch, ...) given behind z0 are handed to f(z, x): samples that have converged then leave the computation.
+    That is for functions in which the samples of a batch do not meet (in batch norm they do).
     """
+    if any(len(x) != len(z0) for x in inputs):
+        sizes = ", ".join(str(len(x)) for x in inputs)
+        raise ValueError(f"The inputs behind `z0` must have its {len(z0)} samples, got {sizes}.")
+    f = Function(f, inputs) if inputs else f
     solution = solve(f, z0, solver, tol=tol, max_steps=max_steps, check_every=check_every, on_failure=on_failure)
     if not torch.is_grad_enabled():
         return solution

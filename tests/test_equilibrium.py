@@ -137,6 +137,24 @@ def test_a_fixed_point_of_any_function_carries_gradients_to_all_it_depends_on(gr
         assert not value(x).requires_grad
 
 
+def test_samples_of_a_function_of_inputs_leave_when_they_have_converged():
+    torch.manual_seed(0)
+    linear, x = torch.nn.Linear(4, 4), torch.tensor([[1e-3], [1.0], [2.0], [3.0]]) * torch.randn(4, 4)
+    sizes = []
+
+    def f(z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(z))
+        return torch.tanh((x.abs() / 3 + 0.5) * linear(z) / 2 + x)
+
+    found = kerneq.fixed_point(f, torch.zeros(4, 4), x, solver=Picard(), tol=1e-10, max_steps=200)
+    assert found.converged.all() and min(sizes) < 4
+    whole = kerneq.fixed_point(lambda z: f(z, x), torch.zeros(4, 4), solver=Picard(), tol=1e-10, max_steps=200)
+    torch.testing.assert_close(found.value, whole.value)
+    assert torch.equal(found.steps, whole.steps)
+    with pytest.raises(ValueError, match="must have its 4 samples, got 3"):
+        kerneq.fixed_point(f, torch.zeros(4, 4), x[:3])
+
+
 def test_in_a_sequence_of_modules_the_value_is_asked_for_by_name_and_the_error_says_how():
     cell = kerneq.cells.DenseCell(kerneq.kernels.Gaussian(), inputs=3, state=5, features=4)
     layer, x = kerneq.Equilibrium(cell), torch.randn(2, 3)

@@ -109,7 +109,6 @@ class Proximal(AbstractSolver[Descent | None]):
     ) -> tuple[Tensor, Descent]:
         """The proposal after an accepted point, else the safe step from the last one, which is always accepted."""
         if accepted.is_cuda or torch.compiler.is_exporting() or not bool(accepted.all()):
-            here = per_sample(accepted, safe)
-            safe, proposal = torch.where(here, safe, memory.safe), torch.where(here, proposal, memory.safe)
-            target = torch.where(accepted, target, torch.inf)
+            proposal = torch.where(per_sample(accepted, safe), proposal, memory.safe)
+            target = torch.where(accepted, target, torch.inf)  # accepted next: nobody will ask for this point's `safe`
         return proposal, Descent(history, safe, target)

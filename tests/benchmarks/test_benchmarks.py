@@ -122,7 +122,7 @@ def test_growth_is_the_exponent_between_two_rows():
 
 TABLES = {
     "solvers": (4, {"step", "residual"}, "÷ bare f"),
-    "layer": (1, {"layer"}, "÷ torchdeq's best"),
+    "layer": (2, {"layer", "function"}, "÷ torchdeq's best"),
     "train": (1, {"step"}, "÷ resnet18"),
     "inference": (2, {"prediction"}, "÷ resnet18 likewise"),
     "scaling": (4, {"growth"}, "÷ bare f"),

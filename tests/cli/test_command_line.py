@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kerneq import __version__
+from kerneq import __version__, cli
 from kerneq.cli import main
 from kerneq.run import Run, checkpoint
 
@@ -131,6 +132,17 @@ def test_a_bug_is_not_hidden_behind_a_sentence(monkeypatch):
 
     with pytest.raises(ZeroDivisionError):
         main(broken)
+
+
+def test_a_warning_of_ours_is_a_sentence_and_anothers_says_where_it_is_from():
+    said = []
+
+    def command():
+        for file in (cli.__file__, "/elsewhere/torch.py"):
+            said.append(warnings.formatwarning(UserWarning("a line was skipped"), UserWarning, file, 1, ""))
+
+    main(command)
+    assert said[0] == "kerneq: a line was skipped\n" and said[1].startswith("/elsewhere/torch.py:1: UserWarning:")
 
 
 def test_show_config_prints_what_a_run_would_use_and_does_nothing(kerneq):

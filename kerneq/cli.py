@@ -129,11 +129,11 @@ def train(
         sys.stdout.write(write(config, comments=True))
         return
     told = loggers(folder)
-    rows = train_model(config, folder, resume=resume, loggers=told, began=began)
+    train_model(config, folder, resume=resume, loggers=told, began=began)
     if told:
         best = Run(folder).best_accuracy()
         words = f"best validation accuracy {best:.2%}" if best is not None else "nothing was held out"
-        epochs = "1 epoch" if len(rows) == 1 else f"{len(rows)} epochs"
+        epochs = "1 epoch" if config.training.epochs == 1 else f"{config.training.epochs} epochs"
         say(f"{folder}: {epochs}, {words}. Next: kerneq evaluate {folder}")
 
 

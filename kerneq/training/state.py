@@ -132,6 +132,6 @@ class State:
     def refuse(self, what: str) -> NoReturn:
         """End a run that no longer computes with numbers."""
         raise TrainingError(
-            f"{what} by step {self.step} (epoch {self.epoch + 1}). The last good checkpoint is intact. Lower "
+            f"{what} by step {self.step} (epoch {self.epoch + 1}). What was saved before is intact. Lower "
             "optimizer.lr, set training.clip (for example 1.0) or a longer schedule.warmup, and start a new run."
         )

@@ -213,7 +213,7 @@ def test_a_name_that_is_code_elsewhere_is_a_name(kerneq, name):
 
 def test_a_diverged_training_ends_in_its_sentence(kerneq):
     code, said = kerneq("train", "model.name=geq-tiny", "training.batch_size=256", "optimizer.lr=1000", "--name", "a")
-    assert code == 1 and "The last good checkpoint is intact. Lower optimizer.lr" in said
+    assert code == 1 and "What was saved before is intact. Lower optimizer.lr" in said
 
 
 def test_features_that_are_no_numbers_are_a_sentence_in_evaluation(kerneq):

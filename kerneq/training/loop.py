@@ -22,9 +22,8 @@ from ..solution import NonfiniteInputError
 from .build import Builder, Trainable, build_model, place, training_batches
 from .logger import AbstractLogger, Clock, Progress
 from .metrics import validate
-from .optimizer import rate_multiple, update_average
 from .process import Process, finish, start, stopping, wake
-from .state import State
+from .state import State, rate_multiple, set_rate, update_average
 
 Step = Callable[[Tensor, Tensor], None]
 EAGER_STEPS = 3  # before a step is captured: libraries choose their algorithms, optimizers make their buffers
@@ -180,7 +179,7 @@ def open_run(run: Run, state: State, classes: Sequence[str], resume: bool) -> No
 def take_step(state: State, update: Step, x: Tensor, target: Tensor, rate: float) -> None:
     """One step of the run on one batch: x (samples, channels, height, width), target labels or probabilities."""
     state.rate = rate
-    state.optimizer.set_rate(rate)
+    set_rate(state.optimizer, rate)
     update(x, target)
     if state.average is not None:
         update_average(state.average, state.model, state.config.training.ema, state.step)

@@ -1,4 +1,4 @@
-"""Everything that changes while a model trains, and its checkpoints: weights, average, momentum, place in the run."""
+"""Everything that changes while a model trains, how it does, and its checkpoints: weights, average, momentum, place."""
 
 import copy
 import math
@@ -14,11 +14,10 @@ from torch.nn.utils import get_total_norm
 from ..cells import AbstractKernelCell
 from ..graphs import capture
 from ..run import CheckpointError, Run, TrainingError, checkpoint
-from ..run.config import Config, write
+from ..run.config import Config, Optimizer, Schedule, write
 from ..run.folder import check_belongs
 from .build import Trainable
 from .metrics import FIRST_ENTRIES, Accumulator
-from .optimizer import SGD, tensors
 from .process import Process
 
 PLACE = ("epoch", "batch", "step", "rate", "best", "seconds")  # the numbers of a state
@@ -36,7 +35,7 @@ class State:
         self.config = config
         self.process = process
         self.captured = config.training.graph and process.device.type == "cuda" and process.world == 1
-        self.optimizer = SGD(model, config.optimizer, self.captured)
+        self.optimizer = sgd(model, config.optimizer, self.captured)
         # The model with the running average of the weights and buffers; None where none is kept.
         self.average = copy.deepcopy(model).eval() if config.training.ema > 0 else None
         # What the run is for, and what is validated; it stays where it is, so that one capture serves all epochs.
@@ -56,7 +55,10 @@ class State:
         found = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         if self.average is not None:
             found |= {f"average.{name}": value for name, value in self.average.state_dict().items()}
-        found |= {f"momentum.{name}": value for name, value in self.optimizer.momentum.items()}
+        for name, parameter in self.model.named_parameters():
+            momentum = self.optimizer.state[parameter].get("momentum_buffer")  # there is none before the first step
+            if momentum is not None:
+                found[f"momentum.{name}"] = momentum
         found["meter"] = self.process.total(self.accumulator.sums)
         states = {"cpu": torch.get_rng_state()}
         if self.process.device.type == "cuda":
@@ -94,9 +96,10 @@ class State:
             checkpoint.load_weights(self.average, checkpoint.part(tensors, "average."), path)
         checkpoint.load_weights(self.model, checkpoint.part(tensors, "model."), path)
         try:
-            for name, momentum in self.optimizer.momentum.items():
-                if f"momentum.{name}" in tensors:  # earlier versions had none before the first step
-                    momentum.copy_(tensors[f"momentum.{name}"])
+            for name, parameter in self.model.named_parameters():
+                if f"momentum.{name}" in tensors:  # in the memory layout of its parameter
+                    momentum = torch.empty_like(parameter).copy_(tensors[f"momentum.{name}"])
+                    self.optimizer.state[parameter]["momentum_buffer"] = momentum
             # The sums are those of all processes together: the first one carries them on.
             sums = tensors["meter"] if self.process.leads else torch.zeros_like(tensors["meter"])
             self.accumulator.restore(sums, facts.get("meter", FIRST_ENTRIES))
@@ -135,3 +138,79 @@ class State:
             f"{what} by step {self.step} (epoch {self.epoch + 1}). What was saved before is intact. Lower "
             "optimizer.lr, set training.clip (for example 1.0) or a longer schedule.warmup, and start a new run."
         )
+
+
+def sgd(model: nn.Module, settings: Optimizer, captured: bool = False) -> torch.optim.SGD:
+    """Momentum SGD whose weight decay spares biases and norms' scales (all parameters of fewer than two axes).
+
+    Shrinking a scale towards zero fights the norm it belongs to instead of regularising the weights;
+    `decay_all = true` decays everything, as plain SGD does. Inside a CUDA graph (`captured`) the rate is a number
+    on the device, which only the fused form of SGD takes.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    decayed = [p for p in parameters if p.dim() > 1 or settings.decay_all]
+    spared = [p for p in parameters if p.dim() <= 1 and not settings.decay_all]
+    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": spared, "weight_decay": 0.0}]
+    return torch.optim.SGD(
+        [group for group in groups if group["params"]],
+        lr=torch.tensor(settings.lr, device=parameters[0].device) if captured else settings.lr,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+        fused=True if captured else None,
+    )
+
+
+def set_rate(optimizer: torch.optim.SGD, rate: float) -> None:
+    """The learning rate of the steps to come; a captured step reads it on the device."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+@torch.no_grad()
+def update_average(average: nn.Module, model: nn.Module, decay: float, step: int) -> None:
+    """ā ← δ ā + (1 − δ) a for every parameter and floating-point buffer a; other buffers are copied.
+
+    The decay starts small, δ = min(decay, (1 + t)/(10 + t)) after step t (from 0), so that the random initial
+    weights are forgotten at once.
+    """
+    averages, currents = [], []
+    for (name, value), mean in zip(tensors(model).items(), tensors(average).values(), strict=True):
+        if value.shape != mean.shape:  # a buffer that takes its shape from the first pictures
+            average.load_state_dict({name: value}, strict=False)
+        elif value.is_floating_point():
+            averages.append(mean)
+            currents.append(value)
+        else:
+            mean.copy_(value)
+    torch._foreach_lerp_(averages, currents, 1 - min(decay, (1 + step) / (10 + step)))
+
+
+def tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of a model by name; unlike a state dict they cost no look at the device."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def rate_multiple(schedule: Schedule, step: int, steps: int, steps_per_epoch: int) -> float:
+    """The multiple of `optimizer.lr` to use in step number `step` (from 0) of `steps`.
+
+    step       factor^(milestones passed)
+    cosine     final + (1 − final)(1 + cos πt)/2,   t: the share of the run after warm-up that is done
+    one-cycle  linear from 0 to 1 over the share `rise`, then linear to `final`
+
+    A pure function of the step, so a resumed run needs no other memory than where it is.
+    """
+    if schedule.kind == "one-cycle":
+        peak = schedule.rise * steps
+        if step + 1 <= peak:
+            return (step + 1) / peak
+        return 1 + (schedule.final - 1) * (step + 1 - peak) / max(steps - peak, 1)
+    warmup = min(schedule.warmup * steps_per_epoch, steps)
+    if step + 1 <= warmup:
+        return (step + 1) / warmup
+    if schedule.kind == "step":
+        return schedule.factor ** sum(step >= share * steps for share in schedule.milestones)
+    share = (step - warmup) / max(steps - warmup, 1)
+    return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * share)) / 2

@@ -1,6 +1,7 @@
 """Image denoising over a grid of spectral norms, kernel against random starts (Figures 3, 6, 9 to 12, Table 1)."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
@@ -11,6 +12,7 @@ from bank import ConvBank, plain, train
 from common import COLOURS, UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
 from pictures import NoisyPictures, Source, find_scenes, pictures
 from torch import Tensor
+from torch.nn import functional as F
 
 from kerneq.kglm import spectral_norm
 from kerneq.kglm.kernels import Truncated, random_lengthscales
@@ -221,6 +223,37 @@ def table(result: Result, epochs: list[int]) -> list[Row]:
     return rows
 
 
+def failures(result: Result, epoch: int) -> list[tuple[float, float, list[int], int]]:
+    """Table 1's counts by range of norms: least and largest norm, failed models of each scheme, of how many each."""
+    failed = ~np.isfinite(np.array(result["errors"], dtype=float)[epoch])  # (scheme, norm, seed)
+    grid = np.array(result["norms"], dtype=float)[0, :, 0]  # the kernel models'
+    rows = []
+    for low, high in itertools.pairwise((0.0, 0.1, 1.0, 3.0, math.inf)):
+        inside = (grid >= low) & (grid < high)
+        if inside.any():
+            part = failed[:, inside]
+            rows.append((grid[inside].min(), grid[inside].max(), part.sum((1, 2)).tolist(), part[0].size))
+    return rows
+
+
+def linear_filter(settings: Denoise, count: int = 1000) -> float:
+    """Test error of the best f = V₂y, by least squares on `count` pictures: all that is left where every unit is 0."""
+    train = min(settings.train, count)
+    shape = (settings.channels, settings.size, settings.noise)
+    data = pictures(settings.source, train, settings.test, *shape, torch.device("cpu"))
+
+    def rows(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """A pixel a row: its neighbourhood in every channel, and the clean pixel."""
+        around = F.unfold(pair[0], 2 * settings.radius + 1, padding=settings.radius)
+        return around.mT.flatten(0, 1).double(), pair[1].flatten(2).mT.flatten(0, 1).double()
+
+    parts = [(y.mT @ y, y.mT @ x) for y, x in map(rows, data.training(0, settings.batch))]
+    gram, cross = (torch.stack(part).sum(0) for part in zip(*parts, strict=True))
+    filters = torch.linalg.lstsq(gram, cross, driver="gelsd").solution
+    squares = [(y @ filters - x).square().sum().item() for y, x in map(rows, data.testing(settings.batch))]
+    return sum(squares) / data.test.numel()
+
+
 def variant(settings: Denoise) -> str:
     """The choices in words."""
     kernels = {"paper": "the paper's kernel", "scripts": "the scripts' kernel", "definite": "definite kernel"}
@@ -228,7 +261,8 @@ def variant(settings: Denoise) -> str:
     if settings.relaxation != 1:
         words.append(f"relaxation {settings.relaxation:g}")
     words.append("divergence rescued" if settings.rescue else "divergence fails")
-    return ("as released: " if settings.kernel == "scripts" else "ours: ") + ", ".join(words)
+    whose = {"paper": "the paper's text: ", "scripts": "as released: ", "definite": "ours: "}
+    return whose[settings.kernel] + ", ".join(words)
 
 
 def draw(records: Sequence[Record[Denoise]]) -> Figures:
@@ -239,6 +273,7 @@ def draw(records: Sequence[Record[Denoise]]) -> Figures:
 def _grid(records: Sequence[Record[Denoise]]) -> "Figure":
     """A column an epoch, one vertical axis for all variants; what failed or lies above it sits on its upper edge."""
     errors = [np.array(record.result["errors"], dtype=float) for record in records]
+    linear = [linear_filter(record.settings) for record in records]
     epochs = min(len(values) for values in errors)
     figure, axes = subplots(
         len(records), epochs, width=2.3 * epochs + 0.6, height=2.6 * len(records) + 0.3, sharex=True, sharey="col"
@@ -246,31 +281,38 @@ def _grid(records: Sequence[Record[Denoise]]) -> "Figure":
     for epoch in range(epochs):
         pooled = np.concatenate([values[epoch].ravel() for values in errors])
         finite = pooled[np.isfinite(pooled)]
-        low, high = finite.min() * 0.93, min(finite.max(), np.median(finite) * (4 if epoch else 100))
-        for axis, values, record in zip(axes[:, epoch], errors, records, strict=True):
+        low = 0.93 * min([finite.min(), *(linear if epoch else [])])
+        high = min(finite.max(), np.median(finite) * (4 if epoch else 100))
+        for axis, values, record, level in zip(axes[:, epoch], errors, records, linear, strict=True):
             norms = np.array(record.result["norms"], dtype=float)
+            words = [f"epoch {epoch}, {values[epoch, 0].size} models each"]
             for number, scheme in enumerate(SCHEMES):
-                shown = np.where(np.isfinite(values[epoch, number]), values[epoch, number], np.inf).clip(max=high)
+                found = np.where(np.isfinite(values[epoch, number]), values[epoch, number], np.inf)
+                edge = high * (high / low) ** (0.03 * number)  # a line of its own for each scheme
+                shown = np.where(found > high, edge, found)
                 axis.scatter(norms[number], shown, s=4, alpha=0.5, color=COLOURS[scheme], label=scheme, clip_on=False)
-            failed = int((~np.isfinite(values[epoch])).sum())
-            above = int((values[epoch] > high).sum())
+                failed, above = int(np.isinf(found).sum()), int((np.isfinite(found) & (found > high)).sum())
+                words.append(f"{scheme} {above} above, {failed} failed")
+            if epoch:
+                axis.axhline(level, color="0.7", linewidth=0.8, zorder=0)
             axis.set(xscale="log", yscale="log", ylim=(low, high))
-            axis.set_title(f"epoch {epoch}: {above} above, {failed} failed", fontsize=7)
+            axis.set_title("\n".join(words), fontsize=7, pad=9)
             axis.tick_params(which="both", labelsize=7)
     for axis, record in zip(axes[:, 0], records, strict=True):
         axis.set_ylabel(f"test MSE, {variant(record.settings).partition(':')[0]}", fontsize=8)
     for axis in axes[-1]:
         axis.set_xlabel("average spectral norm", fontsize=8)
     axes[0, 0].legend(frameon=False, fontsize=7)
-    words = [
+    about = [
         f"{record.result['source']}, {variant(record.settings)}; {record.settings.seeds} seeds, "
         f"{record.settings.train} pictures"
         for record in records
     ]
-    words.append(
-        "what is above the axis' limit (100 times the median at epoch 0, then 4 times) or failed is on the edge"
+    about.append(
+        "failed or above the limit (100 times the median at epoch 0, then 4 times): on the edge, random over kernel\n"
+        f"grey: the best linear filter, {', '.join(sorted({f'{level:.4f}' for level in linear}))}"
     )
-    figure.suptitle("\n".join(words), fontsize=8)
+    figure.suptitle("\n".join(about), fontsize=8)
     return figure
 
 
@@ -317,6 +359,9 @@ def summarise(settings: Denoise, result: Result) -> list[str]:
             f"epoch {row['epoch']}, {row['scheme']}: log MSE {row['mean']:.2f} ± {row['deviation']:.2f} "
             f"at norm {row['norm']:.2g}, {row['failed']} failed"
         )
+    for low, high, counts, each in failures(result, settings.epochs):
+        words = ", ".join(f"{scheme} {count}" for scheme, count in zip(SCHEMES, counts, strict=True))
+        lines.append(f"failed after epoch {settings.epochs}, norms {low:.2g} to {high:.2g}: {words} of {each} each")
     return lines
 
 

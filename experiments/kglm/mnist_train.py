@@ -154,8 +154,11 @@ def draw(records: Sequence[Record[MnistTrain]]) -> Figures:
     axes[0, 0].set_ylabel(f"test error, binarised\n{settings.test} images")
     axes[1, 0].set_ylabel("training error, grey")
     axes[0, 0].legend(frameon=False)
+    worst = max(value for row in result["residuals"] for value in row)
     figure.suptitle(
-        f"mean of {settings.seeds} random start(s), each thin; the kernel start is one; nothing is cut", fontsize=8
+        f"random starts: {settings.seeds}, each thin, their mean thick; the kernel start is one; nothing is cut\n"
+        f"solves of up to {settings.max_steps} evaluations; relative residual on the test images at most {worst:.1e}",
+        fontsize=8,
     )
     return {"training": figure}
 

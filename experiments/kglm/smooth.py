@@ -211,18 +211,22 @@ def draw(records: Sequence[Record[Smooth]]) -> Figures:
 
 
 def _curves(records: Sequence[Record[Smooth]]) -> "Figure":
-    """Every seed thin, the mean thick; the variants side by side on the same axes."""
-    figure, axes = subplots(1, len(records), width=1 + 4.4 * len(records), height=3.6, sharex=True, sharey=True)
-    for axis, record in zip(axes[0], records, strict=True):
+    """Errors, and below their ratio to the informed start's; every seed thin, the mean thick; a variant a column."""
+    figure, axes = subplots(2, len(records), width=1 + 4.4 * len(records), height=5.6, sharex=True, sharey="row")
+    for (upper, lower), record in zip(axes.T, records, strict=True):
         settings, result = record.settings, record.result
         errors, epochs = np.array(result["errors"], dtype=float), result["looks"]
         for column, scheme in enumerate(SCHEMES):
-            runs = errors[:, :, column]
-            axis.plot(epochs, runs, color=COLOURS[scheme], alpha=0.15, linewidth=0.6)
-            axis.plot(epochs, runs.mean(1), color=COLOURS[scheme], linewidth=1.8, label=scheme)
-        axis.set(xlabel="epoch", yscale="log")
-        axis.set_title(f"{variant(settings)}\n{settings.seeds} seeds, {settings.train} sequences", fontsize=8)
+            for axis, runs in ((upper, errors[:, :, column]), (lower, errors[:, :, column] / errors[:, :, 0])):
+                axis.plot(epochs, runs, color=COLOURS[scheme], alpha=0.15, linewidth=0.6)
+                axis.plot(epochs, runs.mean(1), color=COLOURS[scheme], linewidth=1.8, label=scheme)
+        upper.set(yscale="log")
+        upper.set_title(f"{variant(settings)}\n{settings.seeds} seeds, {settings.train} sequences", fontsize=8)
+        lower.set(xlabel="epoch", yscale="log")
+        lower.set_yticks(ticks := [1, 1.2, 1.5, 2, 3, 4], [f"{tick:g}" for tick in ticks])
+        lower.minorticks_off()
     axes[0, 0].set_ylabel("test MSE")
+    axes[1, 0].set_ylabel("test MSE / informed's, per seed")
     axes[0, 0].legend(frameon=False)
     return figure
 

@@ -163,6 +163,14 @@ def test_the_table_counts_failures_and_reads_the_best_norm():
     assert kernel.mean == pytest.approx(np.log(0.1)) and kernel.norm == 1.0 and kernel.failed == 0
     assert random.failed == 1 and random.norm == pytest.approx(1.0)
     assert random.mean == pytest.approx(np.log([0.6, 0.4]).mean())
+    low, high = denoise.failures(result, 0)
+    assert low == (0.1, 0.1, [0, 0], 2) and high == (1.0, 1.0, [0, 1], 2)
+
+
+def test_the_best_linear_filter_is_the_identity_without_noise_and_better_than_it_with():
+    assert denoise.linear_filter(dataclasses.replace(SMALL, noise=0)) < 1e-9
+    noisy, clean = next(pictures.pictures("synthetic", 30, 20, 3, 10, 0.2, CPU).testing(20))
+    assert 0 < denoise.linear_filter(SMALL) < 0.5 * (noisy - clean).square().mean()
 
 
 def test_hyperspectral_scenes_are_read_from_their_pages(tmp_path):
@@ -297,6 +305,26 @@ def test_a_script_runs_by_itself_and_ends_a_wrong_request_in_one_sentence(reques
     assert (
         done.stderr.startswith("cost: There is no setting `run`. Did you mean `runs`?") and done.stderr.count("\n") == 1
     )
+
+
+def test_the_records_say_what_the_documentation_page_says(request):
+    folder = request.config.rootpath / "docs" / "kglm" / "records"
+
+    def read(experiment, name):
+        return common.read_record(experiment, folder / f"{name}.json")
+
+    for name, best, failed in (("cifar10", [-5.31, -5.27], [0, 13]), ("cifar10-scripts", [-5.25, -4.42], [16, 38])):
+        record = read(denoise.EXPERIMENT, name)
+        rows = denoise.table(record.result, [5])
+        assert [round(row.mean, 2) for row in rows] == best and [row.failed for row in rows] == failed
+        counts = [row[2] for row in denoise.failures(record.result, 5)]
+        assert np.sum(counts, 0).tolist() == failed and not any(kernel for kernel, _ in counts[:3])
+    last = [np.mean(read(smooth.EXPERIMENT, name).result["errors"][-1], 0) for name in ("smooth", "smooth-scripts")]
+    assert np.round(last, 4).tolist() == [[0.011, 0.0111, 0.0113], [0.011, 0.0113, 0.0119]]
+    trained = read(mnist_train.EXPERIMENT, "mnist-train")
+    kernel, *random = trained.result["test"][-1]
+    assert (round(kernel, 4), round(np.mean(random), 4)) == (0.068, 0.0607)
+    assert 6e-3 < np.max(trained.result["residuals"]) < 7e-3
 
 
 def test_the_code_on_the_documentation_page_runs(request):

@@ -442,6 +442,11 @@ class FeatureMap(AbstractMap):
     def contraction(self) -> Tensor | None:
         return self.equation.contraction
 
+    @functools.cached_property
+    def nearness(self) -> Tensor | float:
+        """Times `tol`: the residual of v under which that of z is measured."""
+        return NEAR if self.equation.limit <= 1 else NEAR / self.bound.clamp(1, NEAR)
+
     def __call__(self, v: Tensor) -> Tensor:
         return self.evaluate(v).image
 
@@ -458,7 +463,7 @@ class FeatureMap(AbstractMap):
         slope = f.kernel.differentiate(f.binding, v if z0 is None else z0, v, value=self.guarded)
         z = f.image(slope, drive=False)[0]
         image = f.last.keep(z, f.operator(z))
-        E, rounding = f.total(torch.zeros_like(z) if z0 is None else z0, slope.value)
+        E, rounding = f.total(z.new_zeros(()).expand_as(z) if z0 is None else z0, slope.value)
         return Evaluation(torch.zeros_like(image) if v is None else v, image, None, E, rounding, state=z)
 
     def answer(self, at: Evaluation, following: Tensor) -> Tensor:
@@ -479,19 +484,18 @@ class FeatureMap(AbstractMap):
         """
         f, z = self.equation, at.value
         near, gap = at.measured
-        far = (
-            near > NEAR / f.bound.clamp(1, NEAR) * tol if tol is not None else torch.zeros_like(near, dtype=torch.bool)
-        )
-        measures = tol is None or not bool(far.all())
+        far = None if tol is None else near > self.nearness * tol
+        measures = far is None or not bool(far.all())
         if not measures and not self.guarded:
-            return Measurement(near, gap, near, torch.zeros_like(near))
+            return Measurement(near, gap, near)
         slope = f.kernel.differentiate(f.binding, z, at.image, value=self.guarded)
         E, rounding = f.total(z, slope.value)
-        merit, slack = (near, torch.zeros_like(near)) if E is None else (E, rounding)
+        merit = near if E is None else E
         if measures:
             residual, distance = Evaluation(z, f.image(slope, drive=False)[0]).measured
-            near, gap = torch.where(far, near, residual), torch.where(far, gap, distance)
-        return Measurement(near, gap, merit, slack)
+            near = residual if far is None else torch.where(far, near, residual)
+            gap = distance if far is None else torch.where(far, gap, distance)
+        return Measurement(near, gap, merit, rounding)
 
     def rows(self, index: Tensor) -> Self:
         return dataclasses.replace(self, equation=self.equation.rows(index))

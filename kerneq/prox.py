@@ -39,7 +39,7 @@ class ReLU(AbstractProx):
         return torch.relu(d)
 
     def penalty(self, z: Tensor) -> Tensor:
-        inside = z.flatten(1).amin(1) >= 0
+        inside = z.amin(tuple(range(1, z.dim()))) >= 0
         return torch.where(inside, 0.0, torch.inf).to(working_dtype(z.dtype))
 
     def vjp(self, z: Tensor, g: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ def per_sample_norm(t: Tensor) -> Tensor:
 
 def per_sample_dot(p: Tensor, q: Tensor) -> Tensor:
     """⟨p, q⟩ of each sample, (batch,), accumulated in float32 at least."""
-    return (p * q).flatten(1).sum(1, dtype=working_dtype(p.dtype))
+    return (p * q).sum(tuple(range(1, p.dim())), dtype=working_dtype(p.dtype))
 
 
 def take_samples(t: Tensor, index: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from ..solvers.anderson import Anderson
 from ..solvers.base import AbstractSolver, look_stride, solve
 from ..solvers.features import InFeatures
 from ..solvers.newton import Newton
-from ..tensors import per_sample, working_dtype
+from ..tensors import per_sample, per_sample_dot, working_dtype
 from .base import AbstractGradient
 
 
@@ -203,7 +203,8 @@ class _InFeatures(torch.autograd.Function):
         grad_weight = None
         if ctx.needs_input_grad[1]:
             operator = adjoint.operator
-            grad_weight = operator.weight_gradient(w, m) + adjoint.sign * operator.weight_gradient(adjoint.z, n)
+            second = operator.weight_gradient(adjoint.z, n)
+            grad_weight = torch.add(operator.weight_gradient(w, m), second, alpha=adjoint.sign)
         return y, grad_weight, w if ctx.needs_input_grad[2] else None, *[None] * (3 + ctx.count)
 
 
@@ -214,7 +215,7 @@ def conjugate_gradient(
 
     A sample that has converged, or that meets a direction of negative curvature, keeps its x from then on.
     """
-    size = _dot(b, b)
+    size = per_sample_dot(b, b)
     limit = tol**2 * size
     x, r, p, rr = torch.zeros_like(b), b, b, size
     active = rr > limit
@@ -224,14 +225,14 @@ def conjugate_gradient(
         if check_every < max_steps and step % check_every == 0 and not bool(active.any()):
             break
         Ap = matvec(p)
-        curvature = _dot(p, Ap)
+        curvature = per_sample_dot(p, Ap)
         positive = curvature > 0
         broken |= active & ~positive
         active = active & positive
         alpha = torch.where(active, rr / torch.where(active, curvature, 1.0), 0.0)
         x = torch.addcmul(x, per_sample(alpha, x), p)
         r = torch.addcmul(r, per_sample(alpha, r), Ap, value=-1)
-        new = _dot(r, r)
+        new = per_sample_dot(r, r)
         beta = torch.where(active, new / torch.where(active, rr, 1.0), 0.0)
         p = torch.addcmul(r, per_sample(beta, p), p)
         rr = torch.where(active, new, rr)
@@ -242,7 +243,3 @@ def conjugate_gradient(
     codes = torch.where(broken, Status.BREAKDOWN.code, codes)
     codes = torch.where(residual.isfinite(), codes, Status.NONFINITE.code)
     return Solution(x, residual, steps, codes, tol)
-
-
-def _dot(p: Tensor, q: Tensor) -> Tensor:
-    return (p * q).flatten(1).sum(1)

@@ -36,6 +36,13 @@ class AbstractSolver(abc.ABC, Generic[Memory]):
         """A step is never worse than where it starts: a solve out of steps returns the last step, not its start."""
         return False
 
+    def waits(self, f: AbstractMap) -> bool:
+        """Whether plain steps z ← f(z) will do until the first look, and the rule is told of them after it.
+
+        Where f contracts most solves are over by then, and what the rule would have remembered costs nothing.
+        """
+        return False
+
     def needs(self, f: AbstractMap) -> tuple[bool, bool]:
         """Whether the rule looks at d(z) where it iterates f, and whether at E, which then decides what is best."""
         return False, False
@@ -85,8 +92,9 @@ def solve(
         space = solver.space(f, looks=stride < max_steps)
         at = space.start(z0, *solver.needs(space))
         record, value = _iterate(space, at, solver, tol, max_steps, stride)
-        fresh = record.residual.isinf()  # no point was better than the start
-        if space.guarded:  # only with looks, so that the record is on the host
+        fresh = None
+        if space.guarded and bool((record.codes == GIVEN_UP).any()):  # only with looks: the record is on the host
+            fresh = record.residual.isinf()  # no point was better than the start
             record.codes[(record.codes == GIVEN_UP) & (record.steps == max_steps)] = Status.MAX_STEPS.code
         if space is not f and stride < max_steps and not _all_settled(record.codes):
             exact = f.measure(f.evaluate(value))  # what was measured on the way to a failure need not be z's residual
@@ -95,7 +103,7 @@ def solve(
         t.to(value.device) for t in (record.gap, record.residual, record.steps, record.codes)
     )
     solution = Solution(value, residual, steps, codes, tol, f.error_bound(gap))
-    if space.guarded and bool((record.codes == GIVEN_UP).any()):
+    if fresh is not None:
         assert solver.fallback is not None
         start = torch.zeros_like(value) if z0 is None else z0.to(value.dtype)
         start = _pick(~fresh, value, start)
@@ -154,7 +162,9 @@ def _iterate(
     looking = stride < max_steps
     if looking and at.z.stride() != at.image.stride():
         at = dataclasses.replace(at, z=torch.empty_like(at.image).copy_(at.z))  # it may become a value
-    memory = solver.init(f, at.z)
+    waits = min(stride, CUDA_STRIDE) - 1 if looking and solver.waits(f) else 0
+    passed: list[Evaluation] = []  # that the rule has not been told of yet
+    memory = solver.init(f, at.z) if waits == 0 else None
     record = SampleRecord.open(len(at.z), tol, at.image.dtype) if looking else None
     if record is not None and f.guarded and at.energy is not None:
         record.merit.copy_(at.energy)
@@ -163,6 +173,10 @@ def _iterate(
     for step in range(1, max_steps + 1):
         if step > 1:
             at = f.evaluate(z, *solver.needs(f))
+        if step <= waits:
+            passed.append(dataclasses.replace(at, state=None))
+            z = at.image
+            continue
         last = step == max_steps
         better = None
         if record is not None and (last or step % stride == 0):
@@ -173,7 +187,10 @@ def _iterate(
         moves = solver.steady or step == 1
         if moves or not last:
             with torch.autocast(at.z.device.type, enabled=False):  # for f only, not for the solver's small systems
-                z, memory = solver.step(f, at, memory)
+                memory = solver.init(f, at.z) if step == waits + 1 else memory
+                for each in (*passed, at):
+                    z, memory = solver.step(f, each, memory)
+            passed = []
         if record is None or better is None:
             continue
         best = _pick(better, _pick(record.finished, at.value, f.answer(at, z) if moves else at.value), best)
@@ -257,7 +274,8 @@ class SampleRecord:
         of PyTorch costs several of NumPy's."""
         found = (measured.residual, measured.gap, measured.merit, measured.slack)
         residual, gap, *rest = _on_host([t for t in found if t is not None], self.residual.dtype)
-        merit, slack = rest or (residual, None)
+        merit = rest[0] if rest else residual
+        slack = rest[1] if len(rest) == 2 else None
         limit = self.merit.numpy()
         if slack is not None:
             with np.errstate(over="ignore"):  # an energy near the largest number

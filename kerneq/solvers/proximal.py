@@ -21,6 +21,8 @@ class Descent:
     history: History
     safe: Tensor  # the step from the last accepted z that cannot fail
     target: Tensor  # per sample
+    relaxation: Tensor | None  # β, where steps go towards f(z)
+    demand: Tensor | None  # how many times its gap the next one may have, where f contracts
 
 
 @final
@@ -58,6 +60,10 @@ class Proximal(AbstractSolver[Descent | None]):
     def fallback(self) -> "Proximal | None":
         return dataclasses.replace(self, in_features=False) if self.in_features and self.memory else None
 
+    def waits(self, f: AbstractMap) -> bool:
+        """Where f contracts, plain steps cannot fail either."""
+        return self.memory > 0 and f.contraction is not None
+
     def needs(self, f: AbstractMap) -> tuple[bool, bool]:
         descends = self.memory == 0 or f.contraction is None
         return descends, descends and self.memory > 0
@@ -73,15 +79,22 @@ class Proximal(AbstractSolver[Descent | None]):
         if self.memory == 0:
             return None
         target = z0.new_full((len(z0),), torch.inf, dtype=working_dtype(z0.dtype))
-        return Descent(History.empty(z0, self.memory), safe=z0, target=target)
+        L, relaxation, demand = f.contraction, None, None
+        if L is not None:
+            relaxation = 2 / (2 + L)
+            demand = (1 - self.fraction * (1 - L).clamp_min(0)).to(target.dtype)
+        elif isinstance(f, FeatureMap):
+            relaxation = (3 / f.bound).clamp_max(1.0)
+        relaxation = None if relaxation is None else relaxation.to(z0.dtype)
+        return Descent(History.empty(z0, self.memory), z0, target, relaxation, demand)
 
     def step(self, f: AbstractMap, at: Evaluation, memory: Descent | None) -> tuple[Tensor, Descent | None]:
         if memory is None:
             return f.descend(at), None
         if f.contraction is not None:
-            return self._contract(f, f.contraction, at, memory)
+            return self._contract(f, at, memory)
         if isinstance(f, FeatureMap):
-            return self._race(f, at, memory)
+            return self._race(at, memory)
         plain = f.descend(at)
         assert at.energy is not None and at.rounding is not None
         accepted = at.energy <= memory.target + at.rounding
@@ -89,18 +102,19 @@ class Proximal(AbstractSolver[Descent | None]):
         target = at.energy - self.fraction * 0.5 * history.square
         return self._choose(accepted, f.project(mixture), plain, target, history, memory)
 
-    def _contract(self, f: AbstractMap, L: Tensor, at: Evaluation, memory: Descent) -> tuple[Tensor, Descent]:
+    def _contract(self, f: AbstractMap, at: Evaluation, memory: Descent) -> tuple[Tensor, Descent]:
         """Where the gap of f(z) is at most L times that of z."""
+        assert memory.relaxation is not None and memory.demand is not None
         _, gap = at.measured
         accepted = gap <= memory.target
         mixture, history = memory.history.extrapolate(at, self.ridge, accepted=accepted)
-        averaged = torch.lerp(at.z, at.image, (2 / (2 + L)).to(at.z.dtype))
-        target = (1 - self.fraction * (1 - L).clamp_min(0)) * gap
-        return self._choose(accepted, f.project(mixture), averaged, target.to(gap.dtype), history, memory)
+        averaged = torch.lerp(at.z, at.image, memory.relaxation)
+        return self._choose(accepted, f.project(mixture), averaged, memory.demand * gap, history, memory)
 
-    def _race(self, f: FeatureMap, at: Evaluation, memory: Descent) -> tuple[Tensor, Descent]:
+    def _race(self, at: Evaluation, memory: Descent) -> tuple[Tensor, Descent]:
         """Past contraction, for v = Wz: the looks see to it that E falls. Relaxed, so that few steps are too long."""
-        relaxed = torch.lerp(at.z, at.image, (3 / f.bound).clamp_max(1.0).to(at.z.dtype))
+        assert memory.relaxation is not None
+        relaxed = torch.lerp(at.z, at.image, memory.relaxation)
         mixture, history = memory.history.extrapolate(Evaluation(at.z, relaxed), self.ridge)
         return mixture, dataclasses.replace(memory, history=history)
 
@@ -111,4 +125,4 @@ class Proximal(AbstractSolver[Descent | None]):
         if accepted.is_cuda or torch.compiler.is_exporting() or not bool(accepted.all()):
             proposal = torch.where(per_sample(accepted, safe), proposal, memory.safe)
             target = torch.where(accepted, target, torch.inf)  # accepted next: nobody will ask for this point's `safe`
-        return proposal, Descent(history, safe, target)
+        return proposal, dataclasses.replace(memory, history=history, safe=safe, target=target)

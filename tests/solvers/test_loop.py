@@ -137,7 +137,9 @@ def test_with_check_every_samples_finish_only_at_looks(solver):
     each = kerneq.solve(f, cell.initial(f), SOLVERS[solver], tol=1e-6, max_steps=120)
     fourth = kerneq.solve(f, cell.initial(f), SOLVERS[solver], tol=1e-6, max_steps=120, check_every=4)
     assert (fourth.steps % 4 == 0).all() and fourth.converged.all()
-    assert ((each.steps + 3) // 4 * 4 == fourth.steps).all()
+    later = fourth.steps - (each.steps + 3) // 4 * 4
+    # Where f contracts, `Proximal` accelerates only after the first look: that may cost the steps before it.
+    assert ((later == 0) | (later == 4) if solver == "proximal" else later == 0).all()
 
 
 @pytest.mark.parametrize("check_every", [20, 1000])

@@ -15,8 +15,16 @@ def one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def empty_folder(tmp_path, monkeypatch):
+    """In an empty folder, without the data of this machine."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KERNEQ_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 @pytest.fixture(scope="module")
-def float64(one_thread):
+def float64():
     """Mathematics is checked in float64; asked for by module, because other folders run in float32."""
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)

@@ -44,7 +44,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) ->
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors as they are now, on the host; each its own, since safetensors refuses tied weights."""
-    return {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    return {name: torch.empty(t.shape, dtype=t.dtype).copy_(t.detach()) for name, t in tensors.items()}
 
 
 @final

@@ -23,7 +23,7 @@ from .build import Builder, Trainable, build_model, place, training_batches
 from .logger import AbstractLogger, Clock, Progress
 from .metrics import validate
 from .process import Process, finish, start, stopping, wake
-from .state import State, rate_multiple, set_rate, update_average
+from .state import State, Write, rate_multiple, set_rate, update_average
 
 Step = Callable[[Tensor, Tensor], None]
 EAGER_STEPS = 3  # before a step is captured: libraries choose their algorithms, optimizers make their buffers
@@ -122,16 +122,15 @@ def _train(
                     report(state, steps, loggers)
                     reported = time.monotonic()
                 if (every > 0 and state.step % every == 0) or asked_to_stop():
-                    write = state.checkpoint(run)
-                    writer.submit([write] if process.leads else [])
+                    writer.submit(state.checkpoint(run))
                 if asked_to_stop():
                     raise Stopped(f"Stopped after step {state.step}; {run.path} continues with --resume.")
             process.synchronise()
             state.seconds = time.monotonic() - began
             clock.lap("training")
             row, writes = finish_epoch(state, run, held_out)
+            writer.submit(writes)
             if process.leads:
-                writer.submit(writes)
                 for logger in loggers:
                     logger.log_epoch(row)
             clock.lap("validation")
@@ -297,7 +296,7 @@ def report(state: State, steps: int, loggers: Sequence[AbstractLogger]) -> None:
         logger.log_progress(progress)
 
 
-def finish_epoch(state: State, run: Run, held_out: Batches | None) -> tuple[dict[str, Any], list[Callable[[], None]]]:
+def finish_epoch(state: State, run: Run, held_out: Batches | None) -> tuple[dict[str, Any], list[Write]]:
     """Close the epoch; its row of metrics, and what writes its files. All processes must call it together.
 
     The order matters if a kill falls in between: the row and the best weights first, the checkpoint that
@@ -307,7 +306,7 @@ def finish_epoch(state: State, run: Run, held_out: Batches | None) -> tuple[dict
     scores = read_scores(state, state.process.total(state.accumulator.sums))
     epoch = state.epoch + 1
     validation, diagnostics = None, {}
-    writes: list[Callable[[], None]] = []
+    writes: list[Write] = []
     if epoch == settings.epochs or epoch % settings.validate_epochs == 0:
         if held_out is not None:
             validation = validate(state.evaluated, held_out, state.process, settings.amp)
@@ -315,7 +314,7 @@ def finish_epoch(state: State, run: Run, held_out: Batches | None) -> tuple[dict
         accuracy = validation["accuracy"] if validation is not None else None
         if accuracy is None or state.best is None or accuracy > state.best:
             state.best = accuracy
-            writes.append(state.best_weights(run))
+            writes += state.best_weights(run)
     row = {
         "epoch": epoch,
         "step": state.step,
@@ -325,9 +324,10 @@ def finish_epoch(state: State, run: Run, held_out: Batches | None) -> tuple[dict
         "validation": validation,
         "diagnostics": diagnostics,
     }
-    writes.append(partial(run.add_row, row))
+    if state.process.leads:
+        writes.append(partial(run.add_row, row))
     state.epoch, state.batch, state.seconds = epoch, 0, 0.0
     state.accumulator.reset()
     if epoch == settings.epochs or epoch % settings.checkpoint_epochs == 0:
-        writes.append(state.checkpoint(run))
+        writes += state.checkpoint(run)
     return row, writes

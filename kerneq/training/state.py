@@ -20,6 +20,7 @@ from .build import Trainable
 from .metrics import FIRST_ENTRIES, Accumulator
 from .process import Process
 
+Write = Callable[[], None]
 PLACE = ("epoch", "batch", "step", "rate", "best", "seconds")  # the numbers of a state
 
 
@@ -73,20 +74,23 @@ class State:
         place = {name: getattr(self, name) for name in PLACE}
         return place | {"meter": list(self.accumulator.entries), "config": write(self.config)}
 
-    def checkpoint(self, run: Run) -> Callable[[], None]:
+    def checkpoint(self, run: Run) -> list[Write]:
         """What writes a checkpoint of this moment; refused once the weights are no longer numbers.
 
-        All processes must call it together.
+        All processes must call it together; the leading one writes.
         """
         self.check_weights()
-        return partial(run.save, checkpoint.copied(self.tensors()), self.facts())
+        tensors = self.tensors()
+        return [partial(run.save, checkpoint.copied(tensors), self.facts())] if self.process.leads else []
 
-    def best_weights(self, run: Run) -> Callable[[], None]:
+    def best_weights(self, run: Run) -> list[Write]:
         """What writes the weights just validated (the average, where there is one), to be evaluated later."""
         self.check_weights()
+        if not self.process.leads:
+            return []
         weights = {f"model.{name}": value for name, value in self.candidate.state_dict().items()}
         facts = self.facts() | {"epoch": self.epoch + 1}
-        return partial(checkpoint.save, run.checkpoint("best"), checkpoint.copied(weights), facts)
+        return [partial(checkpoint.save, run.checkpoint("best"), checkpoint.copied(weights), facts)]
 
     def restore(self, path: Path) -> None:
         """Continue from the checkpoint at `path`: afterwards everything is bit for bit as it was saved."""

@@ -13,7 +13,6 @@ from benchmarks.results import Result, format_cell, save
 from benchmarks.scaling import _layer, _with_growth, flops
 from benchmarks.solvers import OURS, fewest_steps, residual, solve_fixed
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 
 

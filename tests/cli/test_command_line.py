@@ -15,15 +15,8 @@ from kerneq import __version__, cli
 from kerneq.cli import main
 from kerneq.run import Run, checkpoint
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
 QUICK = ["model.name=resnet-tiny", "training.epochs=1", "training.batch_size=256"]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """Run in an empty folder, without the data of this machine."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KERNEQ_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("COLUMNS", "200")
 
 
 @pytest.fixture

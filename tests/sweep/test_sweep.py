@@ -10,15 +10,8 @@ from kerneq.run.config import ConfigError, load, write
 from kerneq.sweep import SWEEPS, Point, Sweep, SweepResult, collect, draw, load_sweep, run_sweep
 from kerneq.training import AbstractLogger, train
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
 QUICK = ["training.epochs=1", "training.batch_size=256"]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """In an empty folder, without the data of this machine, on one thread."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KERNEQ_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("COLUMNS", "200")
 
 
 @pytest.fixture

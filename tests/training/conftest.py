@@ -5,11 +5,6 @@ from kerneq.run.config import parse
 from kerneq.training import train
 
 
-@pytest.fixture(autouse=True, scope="module")
-def every_test_here(one_thread):
-    """On one thread."""
-
-
 @pytest.fixture
 def small():
     """Three epochs of the toy on the embedded digits, with any changes."""

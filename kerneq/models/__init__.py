@@ -20,3 +20,4 @@ from .zoo import from_config as from_config
 from .zoo import names as names
 from .zoo import our_accuracies as our_accuracies
 from .zoo import parameters as parameters
+from .zoo import task as task

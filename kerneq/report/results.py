@@ -12,7 +12,7 @@ from ..data import DataError, find
 from ..evaluate import over_seeds
 from ..evaluate.classification import wilson_interval
 from ..evaluate.scores import spread
-from ..models import MODELS, ModelConfig, from_config, parameters
+from ..models import MODELS, ModelConfig, from_config, parameters, task
 from ..run import Run, find_run, find_runs
 from ..run.config import Config
 
@@ -58,10 +58,10 @@ class Reported:
 
     @property
     def published(self) -> float | None:
-        """The paper's accuracy of the model of this name on this data set."""
-        if self.config.data.subset != "all" or self.config.model.name not in MODELS:
+        """The paper's accuracy of the model of this name on this task."""
+        if self.config.model.name not in MODELS:
             return None
-        percent = MODELS[self.config.model.name].published.get(self.config.data.name)
+        percent = MODELS[self.config.model.name].published.get(task(self.config.data.name, self.config.data.subset))
         return None if percent is None else percent / 100
 
     @functools.cached_property

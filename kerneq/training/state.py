@@ -1,6 +1,7 @@
 """Everything that changes while a model trains, how it does, and its checkpoints: weights, average, momentum, place."""
 
 import copy
+import inspect
 import math
 from collections.abc import Callable
 from functools import partial
@@ -144,7 +145,20 @@ class State:
         )
 
 
-def sgd(model: nn.Module, settings: Optimizer, captured: bool = False) -> torch.optim.SGD:
+@final
+class SGD(torch.optim.SGD):
+    """PyTorch's, without the wrappers that keep its compiler out of these methods: they import the compiler to do so,
+    which takes longer than importing PyTorch itself."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        return inspect.unwrap(torch.optim.SGD.step)(self, closure)
+
+
+def sgd(model: nn.Module, settings: Optimizer, captured: bool = False) -> SGD:
     """Momentum SGD whose weight decay spares biases and norms' scales (all parameters of fewer than two axes).
 
     Shrinking a scale towards zero fights the norm it belongs to instead of regularising the weights;
@@ -155,7 +169,7 @@ def sgd(model: nn.Module, settings: Optimizer, captured: bool = False) -> torch.
     decayed = [p for p in parameters if p.dim() > 1 or settings.decay_all]
     spared = [p for p in parameters if p.dim() <= 1 and not settings.decay_all]
     groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": spared, "weight_decay": 0.0}]
-    return torch.optim.SGD(
+    return SGD(
         [group for group in groups if group["params"]],
         lr=torch.tensor(settings.lr, device=parameters[0].device) if captured else settings.lr,
         momentum=settings.momentum,

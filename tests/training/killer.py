@@ -50,9 +50,7 @@ def changed(path: Path) -> int:
 
 def main(folder: Path, kills: int, seed: int) -> None:
     torch.set_num_threads(1)
-    # These import scikit-learn and torch's compiler: once, before the forks.
-    load("digits", "train")
-    torch.optim.SGD([torch.zeros(1)])
+    load("digits", "train")  # imports scikit-learn: once, before the forks
     began = time.monotonic()
     _, status = os.waitpid(start(folder / "whole"), 0)
     if status:

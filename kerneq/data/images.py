@@ -120,7 +120,7 @@ class Images:
         if isinstance(files, Tensor):
             return files
         pixels = torch.empty(files.shape, dtype=torch.uint8)
-        rows = np.split(np.arange(len(self)), range(CHUNK, len(self), CHUNK))
+        rows = [np.arange(first, min(first + CHUNK, len(self))) for first in range(0, len(self), CHUNK)]
         workers = min(_cores(), len(self) // CHUNK)
         for index, part in zip(rows, _decode_ahead(files, [(index, None) for index in rows], workers), strict=True):
             pixels[index[0] : index[-1] + 1] = part

@@ -2,7 +2,8 @@
 
 Images are values that can be selected, moved, decoded and split. Batches are the same whoever asks for them and
 whenever: images in memory are moved to the device once, and a batch is gathered, augmented and normalised there; the
-host only draws random numbers, runs ahead and never waits. Images in files are decoded ahead by worker processes.
+host only draws random numbers, runs ahead and never waits. Images in files are decoded by worker processes, ahead of
+the batch that needs them or, where they fit into memory, once.
 """
 
 import dataclasses
@@ -28,8 +29,10 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 # Pixels that are decoded of one file: more may be an attack on the memory. A JPEG may have twice as many, Pillow's own
 # limit, since it decodes to a half, a quarter or an eighth of its sides without ever being whole.
 LARGEST = 89_000_000
+CHUNK = 64  # files that a worker decodes at a time, if all are to be in memory
 Convert = Callable[[Image.Image], Image.Image]
 Box = tuple[float, float, float, float]  # left, top, right, bottom, as shares of the width and height
+Request = tuple[np.ndarray, np.ndarray | None]  # which files, int64 (n), and their boxes, (n, 4)
 
 
 @final
@@ -110,8 +113,18 @@ class Images:
         return dataclasses.replace(self, pixels=pixels, labels=self.labels.to(device))
 
     def in_memory(self) -> Tensor:
-        """The pixels, uint8; those in files are decoded."""
-        return self.pixels if isinstance(self.pixels, Tensor) else self.pixels.decode()
+        """The pixels, uint8; those in files are decoded, where they are many by a process on every core.
+
+        Not by threads: Pillow keeps Python's lock while it decodes WebP."""
+        files = self.pixels
+        if isinstance(files, Tensor):
+            return files
+        pixels = torch.empty(files.shape, dtype=torch.uint8)
+        rows = [np.arange(first, min(first + CHUNK, len(self))) for first in range(0, len(self), CHUNK)]
+        workers = min(_cores(), len(self) // CHUNK)
+        for index, part in zip(rows, _decode_ahead(files, [(index, None) for index in rows], workers), strict=True):
+            pixels[index[0] : index[-1] + 1] = part
+        return pixels
 
     def select(self, index: Tensor) -> "Images":
         """The images at `index`, int64, in that order."""
@@ -277,17 +290,8 @@ class Batches:
         A random resized crop is taken here from the picture in its own resolution, before it becomes small."""
         area = self.augment.area
         boxes = [random_boxes(place, area) if area < 1 else None for place in places]
-        loader: DataLoader[Tensor | str] = DataLoader(
-            list(zip(indices, boxes, strict=True)),  # type: ignore[arg-type]
-            batch_size=None,
-            collate_fn=functools.partial(_decode_batch, files),
-            num_workers=_default_workers() if self.workers is None else self.workers,
-            pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator().manual_seed(0),  # or it would take a number from torch's global one
-        )
-        for batch in loader:
-            if isinstance(batch, str):
-                raise DataError(batch)
+        workers = min(8, _cores()) if self.workers is None else self.workers
+        for batch in _decode_ahead(files, list(zip(indices, boxes, strict=True)), workers):
             yield batch.to(self.device, non_blocking=True)
 
     def _finish(self, pixels: Tensor, labels: Tensor, place: Place) -> tuple[Tensor, Tensor]:
@@ -308,7 +312,23 @@ def normalise(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return pixels.to(torch.float32).div_(255).sub_(mean).div_(std)
 
 
-def _decode_batch(files: ImageFiles, request: tuple[np.ndarray, np.ndarray | None]) -> Tensor | str:
+def _decode_ahead(files: ImageFiles, requests: list[Request], workers: int) -> Iterator[Tensor]:
+    """The files at each index, cut to their boxes, decoded in worker processes (none: here), in order."""
+    loader: DataLoader[Tensor | str] = DataLoader(
+        requests,  # type: ignore[arg-type]
+        batch_size=None,
+        collate_fn=functools.partial(_decode_batch, files),
+        num_workers=workers,
+        pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator().manual_seed(0),  # or it would take a number from torch's global one
+    )
+    for batch in loader:
+        if isinstance(batch, str):
+            raise DataError(batch)
+        yield batch
+
+
+def _decode_batch(files: ImageFiles, request: Request) -> Tensor | str:
     """The files at an index, each cut to its box: a whole batch, decoded inside a worker.
 
     A file that cannot be read gives the sentence that says so instead: an exception would come out of a worker process
@@ -320,6 +340,6 @@ def _decode_batch(files: ImageFiles, request: tuple[np.ndarray, np.ndarray | Non
         return str(error)
 
 
-def _default_workers() -> int:
-    """One process for each core this process may use, eight at most."""
-    return min(8, len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
+def _cores() -> int:
+    """Those this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

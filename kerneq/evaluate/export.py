@@ -61,7 +61,7 @@ def card(run: Run, name: str) -> str:
     return Template(source, trim_blocks=True, keep_trailing_newline=True).render(
         name=name,
         model=config.model.name,
-        data=config.data.name,
+        data=config.data.pictures,
         seed=config.seed,
         held_out="no image was held out" if config.data.validation == 0 else f"{config.data.validation:.0%} held out",
         scores=evaluation.get("scores", {}).get("test"),

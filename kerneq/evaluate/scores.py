@@ -112,7 +112,7 @@ def measure_scores(trained: TrainedRun) -> EvaluationResult:
     temperature, unscaled = find_temperature(trained)
     return EvaluationResult(
         model=config.model.name,
-        data=config.data.name,
+        data=config.data.pictures,
         checkpoint=trained.checkpoint,
         epoch=trained.epoch,
         parameters=trained.parameters,

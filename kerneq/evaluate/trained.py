@@ -24,7 +24,7 @@ from ..run import CheckpointError, Run, TrainingError, find_run
 from ..run.checkpoint import load_weights
 from ..run.config import Config
 from ..solution import Solution
-from ..training.build import Builder, build_model, for_inference, make_batches, place, read_images
+from ..training.build import Builder, build_model, for_inference, hold, make_batches, place, read_images
 from ..training.process import Process
 
 T = TypeVar("T")
@@ -86,11 +86,13 @@ class TrainedRun:
     @functools.cached_property
     def test(self) -> Images:
         """Test images of the classes it was trained on."""
-        return self._checked(read_images(self.config, "test"))
+        return hold(self._checked(read_images(self.config, "test")), self.config, self.process)
 
     def unknown(self) -> Images | None:
         """Test images of the classes, or sub-classes, that were kept out of training; None if none were."""
-        return read_images(self.config, "test", known=False) if self.config.data.subset != "all" else None
+        if self.config.data.subset == "all":
+            return None
+        return hold(read_images(self.config, "test", known=False), self.config, self.process)
 
     def held_out(self) -> Images | None:
         """The training images that the run held out for validation; None if it trained on all."""
@@ -98,7 +100,9 @@ class TrainedRun:
             return None
         images = self._checked(read_images(self.config, "train"))
         count = round(self.config.data.validation * len(images))
-        return split_validation(images, count, self.config.seed)[1] if count > 0 else None
+        if count == 0:
+            return None
+        return hold(split_validation(images, count, self.config.seed)[1], self.config, self.process)
 
     def _checked(self, images: Images) -> Images:
         """The images, unless their classes are not those that the run was trained on: its labels mean others now."""

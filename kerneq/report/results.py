@@ -37,8 +37,7 @@ class Reported:
     def data(self) -> str:
         """What it was trained on, in words."""
         data = self.config.data
-        size = f" at {data.size} × {data.size}" if data.size else ""
-        return data.name + ("" if data.subset == "all" else f", {data.subset.replace('-', ' ')}") + size
+        return data.pictures + ("" if data.subset == "all" else f", {data.subset.replace('-', ' ')}")
 
     @property
     def test(self) -> float | None:
@@ -58,10 +57,10 @@ class Reported:
 
     @property
     def published(self) -> float | None:
-        """The paper's accuracy of the model of this name on this task."""
+        """The paper's accuracy of the model of this name on this task; None for pictures of another size."""
         if self.config.model.name not in MODELS:
             return None
-        percent = MODELS[self.config.model.name].published.get(task(self.config.data.name, self.config.data.subset))
+        percent = MODELS[self.config.model.name].published.get(task(self.config.data.pictures, self.config.data.subset))
         return None if percent is None else percent / 100
 
     @functools.cached_property
@@ -156,7 +155,7 @@ def results(runs: Sequence[Reported]) -> list[Result]:
         found.append(
             Result(
                 model=first.config.model.name,
-                data=first.config.data.name,
+                data=first.config.data.pictures,
                 subset=first.config.data.subset,
                 split=split,
                 accuracy=round(mean, 6),

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..data import Augment
+from ..data import DATA_SETS, Augment
 from ..equilibrium import Equilibrium
 from ..gradients import Implicit
 from ..models import ModelConfig, find, from_config
@@ -33,11 +33,18 @@ class Data:
 
     name: str = setting("digits", "which data set; `kerneq data` lists them")
     size: int = setting(0, "side of the pictures in pixels, 0: as the data set has them", low=0)
+    memory: bool = setting(False, "decode picture files once, to stay in memory, not again for every batch")
     validation: float = setting(0.1, "share of the training images held out to validate on", low=0, high=0.9)
     subset: Literal["all", "first-five-classes", "four-of-five-subclasses"] = setting(
         "all",
         "which images are trained on: all, classes 0 to 4, or the first four sub-classes of a super-class",
     )
+
+    @property
+    def pictures(self) -> str:
+        """The data set, with the side of its pictures where that is not the data set's own."""
+        own = DATA_SETS[self.name].size if self.name in DATA_SETS else 0
+        return self.name if self.size in (0, own) else f"{self.name} at {self.size} × {self.size}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,10 @@
 """From a configuration to what a run is made of: its images, their batches, its model."""
 
 import dataclasses
+import math
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
@@ -58,14 +61,43 @@ def for_inference(config: Config, device: str) -> tuple[Config, Process]:
     return dataclasses.replace(config, training=training), process
 
 
-def training_batches(config: Config, process: Process) -> tuple[Batches, Batches | None]:
+def training_batches(
+    config: Config, process: Process, announce: Callable[[str], None] = lambda text: None
+) -> tuple[Batches, Batches | None]:
     """The batches of the training images, and of the held-out images (None if nothing is held out)."""
     images = read_images(config, "train").to(process.device)  # where they are split in no time
+    if config.data.memory and not isinstance(images.pixels, torch.Tensor):
+        announce(f"decoding {len(images):,} pictures into memory, {math.prod(images.pixels.shape) / 1e9:.2f} GB")
     count = round(config.data.validation * len(images))
-    if count == 0:
-        return make_batches(images, config, process, train=True), None
-    images, held_out = split_validation(images, count, config.seed)
-    return make_batches(images, config, process, train=True), make_batches(held_out, config, process, train=False)
+    held_out = None
+    if count > 0:
+        images, held_out = split_validation(images, count, config.seed)
+        held_out = hold(held_out, config, process)
+    batches = make_batches(hold(images, config, process), config, process, train=True)
+    return batches, None if held_out is None else make_batches(held_out, config, process, train=False)
+
+
+def hold(images: Images, config: Config, process: Process) -> Images:
+    """The images as `data.memory` wants them: picture files decoded now, or left for every batch to decode."""
+    if not config.data.memory or isinstance(images.pixels, torch.Tensor):
+        return images
+    needed, free = math.prod(images.pixels.shape), free_memory(process.device)
+    if needed > free:
+        pictures = f"{len(images):,} pictures of {images.shape[1]} × {images.shape[2]}"
+        raise TrainingError(
+            f"{pictures} take {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free: set data.memory=false, "
+            "which decodes them for every batch, or a smaller data.size."
+        )
+    return dataclasses.replace(images, pixels=images.in_memory())
+
+
+def free_memory(device: torch.device) -> float:
+    """Bytes that are free both here and on the device; infinite where the system does not say."""
+    free = math.inf
+    with suppress(OSError):  # Linux alone has it
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = 1024.0 * int(lines["MemAvailable"].split()[0])
+    return free if device.type == "cpu" else min(free, torch.cuda.mem_get_info(device)[0])
 
 
 def make_batches(images: Images, config: Config, process: Process, train: bool) -> Batches:

@@ -80,7 +80,12 @@ def _train(
     torch.manual_seed(config.seed)
     wake(process.device)
     clock.lap("device")
-    batches, held_out = training_batches(config, process)
+
+    def announce(text: str) -> None:
+        for logger in loggers if process.leads else ():
+            logger.log_message(text)
+
+    batches, held_out = training_batches(config, process, announce)
     clock.lap("data")
     model = place(build(config, batches.images), config, process)
     if process.rank > 0:
@@ -98,11 +103,6 @@ def _train(
     reported = time.monotonic()
     first = state.step
     clock.lap("model")
-
-    def announce(text: str) -> None:
-        for logger in loggers if process.leads else ():
-            logger.log_message(text)
-
     stop = stopping(process.world == 1, announce)
     with Writer() as writer, stop as asked_to_stop, refusing_nonfinite(state):
         while state.epoch < config.training.epochs:

@@ -149,3 +149,17 @@ def test_a_validation_set_can_be_carved_from_a_folder(animals):
     train, validation = split_validation(load(f"folder:{animals}", "train"), 3, seed=0)
     assert len(train) == 15 and validation.labels.tolist() == [0, 1, 2]
     assert set(train.pixels.paths).isdisjoint(validation.pixels.paths)
+
+
+@FORKS
+def test_many_files_are_decoded_by_worker_processes_in_their_order(tmp_path):
+    for number in range(150):
+        picture(tmp_path / "train" / "ab"[number % 2] / f"{number}.png", (number, 0, 0))
+    images = load(f"folder:{tmp_path}", "train", size=4)
+    pixels = images.in_memory()
+    assert pixels.shape == (150, 3, 4, 4) and (pixels[:, 0] == pixels[:, 0, :1, :1]).all()
+    assert pixels[:, 0, 0, 0].tolist() == [int(path.stem) for path in images.pixels.paths]
+    (tmp_path / "train" / "b" / "149.png").write_bytes(b"none")
+    with pytest.raises(DataError, match=r"149.png is not a readable picture .* replace or remove it\.$"):
+        images.in_memory()
+    assert images.select(torch.empty(0, dtype=torch.int64)).in_memory().shape == (0, 3, 4, 4)

@@ -1,13 +1,17 @@
 """Which images a run sees; CIFAR-100 is stood in for by labels alone."""
 
+import shutil
+
 import pytest
 import torch
+from PIL import Image
 
 from kerneq.data import DataError, Images
-from kerneq.run import TrainingError
-from kerneq.run.config import parse
+from kerneq.report.results import Reported
+from kerneq.run import Run, TrainingError
+from kerneq.run.config import parse, write
 from kerneq.training import build
-from kerneq.training.build import read_images, training_batches
+from kerneq.training.build import hold, read_images, training_batches
 from kerneq.training.process import Process
 
 ALONE = Process(torch.device("cpu"))
@@ -63,3 +67,35 @@ def test_the_held_out_images_are_not_trained_on():
 def test_a_size_that_would_change_fixed_pictures_is_refused():
     with pytest.raises(DataError, match="size"):
         read_images(parse("", ["data.size=12"]), "train")
+
+
+def test_picture_files_stay_in_memory_if_they_fit(tmp_path, monkeypatch):
+    for split, number in (("train", 5), ("test", 2)):
+        for kind in "ab":
+            (tmp_path / split / kind).mkdir(parents=True)
+            for i in range(number):
+                Image.new("RGB", (9, 9), (40 * i, 0, 0)).save(tmp_path / split / kind / f"{i}.png")
+    settings = [f"data.name=folder:{tmp_path}", "data.size=8", "data.validation=0.2", "training.batch_size=4"]
+    config = parse("", [*settings, "data.memory=true", "augment.area=0.5"])
+    test = read_images(config, "test")
+    said: list[str] = []
+    batches, held_out = training_batches(config, ALONE, said.append)
+    assert said == ["decoding 10 pictures into memory, 0.00 GB"] and held_out is not None
+    for images, count in ((batches.images, 8), (held_out.images, 2)):
+        assert isinstance(images.pixels, torch.Tensor) and images.pixels.shape == (count, 3, 8, 8)
+    shutil.rmtree(tmp_path / "train")  # no file is opened any more
+    assert [len(x) for x, _ in batches.epoch(0)] == [4, 4]
+    assert hold(test, config, ALONE).pixels.sum() == 2 * 40 * 64
+    assert hold(test, parse("", settings), ALONE) is test
+    monkeypatch.setattr(build, "free_memory", lambda device: 700)
+    with pytest.raises(TrainingError, match=r"4 pictures of 8 × 8 take 0.0 GB .* set data.memory=false"):
+        hold(test, config, ALONE)
+
+
+def test_a_result_on_pictures_of_another_size_says_so_and_has_no_published_figure(tmp_path):
+    names = [parse("", ["data.name=imagenette", f"data.size={size}"]).data.pictures for size in (0, 256, 128)]
+    assert names == ["imagenette", "imagenette", "imagenette at 128 × 128"]
+    for size, published in ((256, 0.929), (128, None)):
+        config = parse("", ["data.name=imagenette", f"data.size={size}", "model.name=geq-6m-imagenet"])
+        (tmp_path / "config.toml").write_text(write(config), encoding="utf-8")
+        assert Reported(Run(tmp_path), "run").published == published

@@ -146,7 +146,7 @@ class State:
 
 
 @final
-class SGD(torch.optim.SGD):
+class EagerSGD(torch.optim.SGD):
     """PyTorch's, without the wrappers that keep its compiler out of these methods: they import the compiler to do so,
     which takes longer than importing PyTorch itself."""
 
@@ -158,7 +158,7 @@ class SGD(torch.optim.SGD):
         return inspect.unwrap(torch.optim.SGD.step)(self, closure)
 
 
-def sgd(model: nn.Module, settings: Optimizer, captured: bool = False) -> SGD:
+def sgd(model: nn.Module, settings: Optimizer, captured: bool = False) -> EagerSGD:
     """Momentum SGD whose weight decay spares biases and norms' scales (all parameters of fewer than two axes).
 
     Shrinking a scale towards zero fights the norm it belongs to instead of regularising the weights;
@@ -169,7 +169,7 @@ def sgd(model: nn.Module, settings: Optimizer, captured: bool = False) -> SGD:
     decayed = [p for p in parameters if p.dim() > 1 or settings.decay_all]
     spared = [p for p in parameters if p.dim() <= 1 and not settings.decay_all]
     groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": spared, "weight_decay": 0.0}]
-    return SGD(
+    return EagerSGD(
         [group for group in groups if group["params"]],
         lr=torch.tensor(settings.lr, device=parameters[0].device) if captured else settings.lr,
         momentum=settings.momentum,

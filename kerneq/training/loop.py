@@ -22,7 +22,7 @@ from ..solution import NonfiniteInputError
 from .build import Builder, Trainable, build_model, place, training_batches
 from .logger import AbstractLogger, Clock, Progress
 from .metrics import validate
-from .process import Process, finish, start, stopping, wake
+from .process import Process, finish, start, stopping, waking
 from .state import State, Write, rate_multiple, set_rate, update_average
 
 Step = Callable[[Tensor, Tensor], None]
@@ -78,11 +78,11 @@ def _train(
 ) -> list[dict[str, Any]]:
     choose_algorithms(config.training.deterministic)
     torch.manual_seed(config.seed)
-    wake(process.device)
     clock.lap("device")
-    batches, held_out = training_batches(config, process)
-    clock.lap("data")
-    model = place(build(config, batches.images), config, process)
+    with waking(process.device, config.training.amp):
+        batches, held_out = training_batches(config, process)
+        clock.lap("data")
+        model = place(build(config, batches.images), config, process)
     if process.rank > 0:
         torch.manual_seed(config.seed + process.rank)
     if config.training.compile:

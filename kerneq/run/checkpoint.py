@@ -36,14 +36,14 @@ class Stopped(TrainingError):
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Write tensors and JSON-able facts to `path`, atomically."""
-    copies, text = copied(tensors), json.dumps(dict(facts))
-    header = {"format": FORMAT, "facts": text, "sha256": digest(copies, text)}
-    write_atomically(path, serialise(copies, metadata=header))
+    """Write tensors, as `copied` makes them, and JSON-able facts to `path`, atomically."""
+    text = json.dumps(dict(facts))
+    header = {"format": FORMAT, "facts": text, "sha256": digest(tensors, text)}
+    write_atomically(path, serialise(dict(tensors), metadata=header))
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors as they are now, on the host; each its own, since safetensors refuses tied weights."""
+    """The tensors as they are now, on the host; each its own and contiguous, as safetensors wants them."""
     return {name: torch.empty(t.shape, dtype=t.dtype).copy_(t.detach()) for name, t in tensors.items()}
 
 

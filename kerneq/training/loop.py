@@ -305,16 +305,19 @@ def finish_epoch(state: State, run: Run, held_out: Batches | None) -> tuple[dict
     settings = state.config.training
     scores = read_scores(state, state.process.total(state.accumulator.sums))
     epoch = state.epoch + 1
+    last = epoch == settings.epochs
     validation, diagnostics = None, {}
     writes: list[Write] = []
-    if epoch == settings.epochs or epoch % settings.validate_epochs == 0:
+    if last or epoch % settings.validate_epochs == 0:
+        better = last  # where nothing is held out, the last weights are the best
         if held_out is not None:
             validation = validate(state.evaluated, held_out, state.process, settings.amp)
-        diagnostics = state.diagnostics()
-        accuracy = validation["accuracy"] if validation is not None else None
-        if accuracy is None or state.best is None or accuracy > state.best:
-            state.best = accuracy
+            accuracy = validation["accuracy"] or 0.0
+            better = state.best is None or accuracy > state.best
+            state.best = accuracy if better else state.best
+        if better:
             writes += state.best_weights(run)
+        diagnostics = cast(Trainable, state.model).diagnostics()
     row = {
         "epoch": epoch,
         "step": state.step,
@@ -328,6 +331,6 @@ def finish_epoch(state: State, run: Run, held_out: Batches | None) -> tuple[dict
         writes.append(partial(run.add_row, row))
     state.epoch, state.batch, state.seconds = epoch, 0, 0.0
     state.accumulator.reset()
-    if epoch == settings.epochs or epoch % settings.checkpoint_epochs == 0:
+    if last or epoch % settings.checkpoint_epochs == 0:
         writes += state.checkpoint(run)
     return row, writes

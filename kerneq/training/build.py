@@ -60,12 +60,15 @@ def for_inference(config: Config, device: str) -> tuple[Config, Process]:
 
 def training_batches(config: Config, process: Process) -> tuple[Batches, Batches | None]:
     """The batches of the training images, and of the held-out images (None if nothing is held out)."""
-    images = read_images(config, "train").to(process.device)  # where they are split in no time
+    images, held_out = split(read_images(config, "train").to(process.device), config)  # there, in no time
+    validation = None if held_out is None else make_batches(held_out, config, process, train=False)
+    return make_batches(images, config, process, train=True), validation
+
+
+def split(images: Images, config: Config) -> tuple[Images, Images | None]:
+    """The images to train on, and those held out to validate on (None if nothing is)."""
     count = round(config.data.validation * len(images))
-    if count == 0:
-        return make_batches(images, config, process, train=True), None
-    images, held_out = split_validation(images, count, config.seed)
-    return make_batches(images, config, process, train=True), make_batches(held_out, config, process, train=False)
+    return split_validation(images, count, config.seed) if count > 0 else (images, None)
 
 
 def make_batches(images: Images, config: Config, process: Process, train: bool) -> Batches:

@@ -57,12 +57,12 @@ class Writer:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1)
-        self._pending: Future[None] | None = None
+        self._pending: Future[list[None]] | None = None
 
     def submit(self, writes: Sequence[Callable[[], None]]) -> None:
         """Begin to write these; waits for those before."""
         self._wait()
-        self._pending = self._pool.submit(_each, writes)
+        self._pending = self._pool.submit(lambda: [write() for write in writes])
 
     def _wait(self) -> None:
         pending, self._pending = self._pending, None
@@ -75,11 +75,6 @@ class Writer:
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown()
         self._wait()
-
-
-def _each(writes: Sequence[Callable[[], None]]) -> None:
-    for write in writes:
-        write()
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -6,8 +6,9 @@ own gradient, and Adam is elementwise, so training them together is training the
 
 import abc
 import contextlib
+import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import final
 
 import torch
@@ -22,41 +23,50 @@ from kerneq.solution import Solution
 from kerneq.solvers import Picard
 
 Activation = Callable[[Tensor], Tensor]
-Weights = tuple[Tensor, Tensor]
 Batches = Callable[[int], Iterable[tuple[Tensor, Tensor]]]  # epoch ↦ (input, target) pairs
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Iteration:
+    """The relaxed Picard iteration that solves a bank, forward and backward.
+
+    With `rescue` what diverges keeps its best iterate; without, every solve takes its `max_steps` steps, and what
+    overflows fails, as in the released code. Either way a model that fails does not stop the others.
+    """
+
+    tol: float
+    max_steps: int
+    relaxation: float = 1.0
+    rescue: bool = True
 
 
 class AbstractBank(nn.Module, abc.ABC):
     """z = σ(W₁z + W₂y + b), f = V₁z + V₂y + c, for `models` models at once; y and f are (models, batch, …).
 
-    Solved forward and backward by the same relaxed Picard iteration. With `rescue` what diverges keeps its best
-    iterate; without, every solve takes its `max_steps` steps, and what overflows fails, as in the released code.
-    Either way a model that fails does not stop the others. `rectified`: the output is ReLU(f).
+    `weights` are W₁, W₂, V₁, V₂. `rectified`: the output is ReLU(f). With `warm` each training step starts from the
+    equilibrium of the last: for training on one batch.
     """
 
     def __init__(
         self,
-        W: Weights,
-        V: Weights,
+        weights: Sequence[Tensor],
         activation: Activation,
+        iteration: Iteration,
         *,
-        relaxation: float = 1.0,
-        tol: float,
-        max_steps: int,
         rectified: bool = False,
-        rescue: bool = True,
+        warm: bool = False,
     ) -> None:
         super().__init__()
-        self.W1, self.W2 = (nn.Parameter(w.clone()) for w in W)
-        self.V1, self.V2 = (nn.Parameter(v.clone()) for v in V)
-        self.sigma, self.tol, self.max_steps = activation, tol, max_steps
-        self.rectified, self.rescue = rectified, rescue
-        self.warm = False
+        self.W1, self.W2, self.V1, self.V2 = (nn.Parameter(weight.clone()) for weight in weights)
+        self.sigma, self.iteration, self.rectified, self.warm = activation, iteration, rectified, warm
         self.last: Tensor | None = None
-        self.solver = Picard(relaxation)
-        self.check_every = None if rescue else max_steps
         self.gradient = Implicit(
-            self.solver, tol=tol, max_steps=max_steps, check_every=self.check_every, on_failure="return"
+            Picard(iteration.relaxation),
+            tol=iteration.tol,
+            max_steps=iteration.max_steps,
+            check_every=None if iteration.rescue else iteration.max_steps,
+            on_failure="return",
         )
 
     @property
@@ -92,8 +102,9 @@ class AbstractBank(nn.Module, abc.ABC):
         training = torch.is_grad_enabled()
         with torch.no_grad():
             start = self.last if training and self.last is not None else torch.zeros_like(constant)
+            way = self.gradient  # forward as backward
             solution = kerneq.solve(
-                f, start, self.solver, tol=self.tol, max_steps=self.max_steps, check_every=self.check_every
+                f, start, way.solver, tol=way.tol, max_steps=way.max_steps, check_every=way.check_every
             )
         z = solution.value
         if training:
@@ -111,24 +122,13 @@ class AbstractBank(nn.Module, abc.ABC):
 class DenseBank(AbstractBank):
     """Fully connected, with biases; y is (models, batch, n). A solve's samples are the models: one residual a batch.
 
-    With `warm` each training step starts from the equilibrium of the last: for training on one batch. On a GPU `error`
-    is one Triton program a model and 64 rows (`dense_triton.py`), for tanh and a width of 128 at most.
+    On a GPU `error` is one Triton program a model and 64 rows (`dense_triton.py`), for tanh and a width of 128 at most.
     """
 
     def __init__(
-        self,
-        W: Weights,
-        V: Weights,
-        activation: Activation,
-        *,
-        relaxation: float = 1.0,
-        tol: float,
-        max_steps: int,
-        rescue: bool = True,
-        warm: bool = False,
+        self, weights: Sequence[Tensor], activation: Activation, iteration: Iteration, *, warm: bool = False
     ) -> None:
-        super().__init__(W, V, activation, relaxation=relaxation, tol=tol, max_steps=max_steps, rescue=rescue)
-        self.warm = warm
+        super().__init__(weights, activation, iteration, warm=warm)
         self.b = nn.Parameter(torch.zeros_like(self.W1[:, :1, :]))
         self.c = nn.Parameter(self.V1.new_zeros(self.models, 1, self.V1.shape[1]))
 
@@ -147,15 +147,8 @@ class DenseBank(AbstractBank):
         from dense_triton import errors
 
         training = torch.is_grad_enabled()
-        found, z = errors(
-            (self.W1, self.W2, self.V1, self.V2, self.b, self.c),
-            y,
-            target,
-            self.last if training else None,
-            tol=self.tol,
-            relaxation=self.solver.relaxation,
-            max_steps=self.max_steps,
-        )
+        weights = (self.W1, self.W2, self.V1, self.V2, self.b, self.c)
+        found, z = errors(weights, y, target, self.last if training else None, self.iteration)
         if training:
             self.last = z if self.warm else None
         return found
@@ -176,16 +169,8 @@ class ConvBank(AbstractBank):
             from conv_triton import errors, fits
 
             if fits(y, self.W1) and self.sigma is torch.relu:
-                return errors(
-                    (self.W1, self.W2, self.V1, self.V2),
-                    y,
-                    target[0],  # every model has the same
-                    tol=self.tol,
-                    relaxation=self.solver.relaxation,
-                    max_steps=self.max_steps,
-                    rectified=self.rectified,
-                    rescue=self.rescue,
-                )
+                weights, same = (self.W1, self.W2, self.V1, self.V2), target[0]  # for every model
+                return errors(weights, y, same, self.iteration, self.rectified)
         return super().error(y, target)
 
     def drive(self, y: Tensor) -> Tensor:

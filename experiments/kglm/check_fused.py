@@ -7,7 +7,7 @@ import sys
 import time
 
 import torch
-from bank import AbstractBank, ConvBank, DenseBank
+from bank import AbstractBank, ConvBank, DenseBank, Iteration
 from torch import Tensor
 
 
@@ -15,9 +15,7 @@ def dense(device: torch.device, models: int, count: int) -> tuple[DenseBank, Ten
     """Models of width 100 with data of their own."""
     g = torch.Generator().manual_seed(0)
     weights = [scale * torch.randn(models, 100, 100, generator=g) for scale in (0.05, 0.1, 0.1, 0.1)]
-    bank = DenseBank(
-        (weights[0], weights[1]), (weights[2], weights[3]), torch.tanh, relaxation=0.7, tol=1e-4, max_steps=50
-    )
+    bank = DenseBank(weights, torch.tanh, Iteration(tol=1e-4, max_steps=50, relaxation=0.7))
     y, x = (torch.randn(models, count, 100, generator=g).to(device) for _ in range(2))
     return bank.to(device), y, x
 
@@ -26,15 +24,8 @@ def conv(device: torch.device, models: int, count: int, scripts: bool) -> tuple[
     """Models of 5 × 5 filters and pictures of 32 × 32."""
     g = torch.Generator().manual_seed(0)
     weights = [scale * torch.randn(models, 3, 3, 5, 5, generator=g) for scale in (0.03, 0.1, 0.1, 0.1)]
-    bank = ConvBank(
-        (weights[0], weights[1]),
-        (weights[2], weights[3]),
-        torch.relu,
-        tol=1e-4,
-        max_steps=30,
-        rectified=scripts,
-        rescue=not scripts,
-    )
+    iteration = Iteration(tol=1e-4, max_steps=30, rescue=not scripts)
+    bank = ConvBank(weights, torch.relu, iteration, rectified=scripts)
     y, x = (torch.rand(count, 3, 32, 32, generator=g).to(device) for _ in range(2))
     return bank.to(device), y, x.expand(models, *x.shape)
 

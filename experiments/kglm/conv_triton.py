@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from bank import Iteration
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -186,9 +187,9 @@ class _Errors(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, y: Tensor, x: Tensor, options: tuple[float, float, int, bool, bool, bool], *weights: Tensor
+        ctx: Any, y: Tensor, x: Tensor, iteration: Iteration, rectified: bool, backward: bool, *weights: Tensor
     ) -> Tensor:
-        tol, relaxation, max_steps, rectified, rescue, backward = options
+        limits = (iteration.tol, iteration.relaxation, iteration.max_steps)
         weights = tuple(weight.detach().contiguous() for weight in weights)
         models, side, (batch, _, _, size) = len(weights[0]), weights[0].shape[-1], y.shape
         plane = -(-(size + side - 1) // 4) * 4
@@ -200,8 +201,8 @@ class _Errors(torch.autograd.Function):
         scale = 2 / (batch * 3 * size * size)
         with torch.cuda.device_of(y):
             _step[(models * batch,)](
-                noisy, clean, *weights, spare, z, d, g, losses, batch, 3 * plane, tol, relaxation, max_steps, scale,
-                size, side, plane, rectified, rescue, backward, num_warps=4, maxnreg=168,
+                noisy, clean, *weights, spare, z, d, g, losses, batch, 3 * plane, *limits, scale,
+                size, side, plane, rectified, iteration.rescue, backward, num_warps=4, maxnreg=168,
             )  # fmt: skip
         if backward:
             rows = (models, batch * shape[2], 3, plane)
@@ -212,20 +213,11 @@ class _Errors(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, None, *(grad[:, None, None, None, None] * made for made in ctx.gradients)
+        return None, None, None, None, None, *(grad[:, None, None, None, None] * made for made in ctx.gradients)
 
 
 def errors(
-    weights: tuple[Tensor, Tensor, Tensor, Tensor],
-    y: Tensor,
-    x: Tensor,
-    *,
-    tol: float,
-    relaxation: float,
-    max_steps: int,
-    rectified: bool,
-    rescue: bool,
+    weights: tuple[Tensor, Tensor, Tensor, Tensor], y: Tensor, x: Tensor, iteration: Iteration, rectified: bool
 ) -> Tensor:
     """Mean squared errors (models,) of the predictions from y for x, (batch, 3, h, w) each, with their gradients."""
-    options = (tol, relaxation, max_steps, rectified, rescue, torch.is_grad_enabled())
-    return _Errors.apply(y, x, options, *weights)
+    return _Errors.apply(y, x, iteration, rectified, torch.is_grad_enabled(), *weights)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from bank import ConvBank, plain, train
+from bank import ConvBank, Iteration, plain, train
 from common import COLOURS, UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
 from pictures import NoisyPictures, Source, find_scenes, pictures
 from torch import Tensor
@@ -177,17 +177,8 @@ def _part(
 
 def bank(settings: Denoise, weights: Sequence[Tensor]) -> ConvBank:
     """The models with weights W₁, W₂, V₁, V₂."""
-    W1, W2, V1, V2 = weights
-    return ConvBank(
-        (W1, W2),
-        (V1, V2),
-        torch.relu,
-        relaxation=settings.relaxation,
-        tol=settings.tol,
-        max_steps=settings.max_steps,
-        rectified=settings.output == "relu",
-        rescue=settings.rescue,
-    )
+    iteration = Iteration(settings.tol, settings.max_steps, settings.relaxation, settings.rescue)
+    return ConvBank(weights, torch.relu, iteration, rectified=settings.output == "relu")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from bank import Iteration
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -108,10 +109,11 @@ class _Errors(torch.autograd.Function):
         y: Tensor,
         x: Tensor,
         start: Tensor | None,
-        options: tuple[float, float, int, bool],
+        iteration: Iteration,
+        backward: bool,
         *weights: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        tol, relaxation, max_steps, backward = options
+        limits = (iteration.tol, iteration.relaxation, iteration.max_steps)
         models, count, n = y.shape
         width = max(16, triton.next_power_of_2(n))
         weights = tuple(_padded(weight.detach(), width) for weight in weights)
@@ -122,13 +124,12 @@ class _Errors(torch.autograd.Function):
         grid, W1, V1 = (blocks, models), weights[0], weights[2]
         with torch.cuda.device_of(y):
             _forward[grid](
-                y, x, *weights, z, d, g, losses, count, tol, relaxation, max_steps, 2 / (count * n),
+                y, x, *weights, z, d, g, losses, count, *limits, 2 / (count * n),
                 n, ROWS, width, backward, num_warps=8, num_stages=1,
             )  # fmt: skip
             if backward:
                 turned = (W1.mT.contiguous(), V1.mT.contiguous())
-                limits = (count, tol, relaxation, max_steps)
-                _adjoint[grid](*turned, d, g, *limits, n, ROWS, width, num_warps=8, num_stages=1)
+                _adjoint[grid](*turned, d, g, count, *limits, n, ROWS, width, num_warps=8, num_stages=1)
         if backward:
             products = [torch.bmm(a.mT, v) for a, v in ((d, z), (d, y), (g, z), (g, y))]
             ctx.gradients = [*products, d.sum(1, keepdim=True), g.sum(1, keepdim=True)]
@@ -137,23 +138,15 @@ class _Errors(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, None, None, *(grad[:, None, None] * made for made in ctx.gradients)
+        return None, None, None, None, None, *(grad[:, None, None] * made for made in ctx.gradients)
 
 
 def errors(
-    weights: tuple[Tensor, ...],
-    y: Tensor,
-    x: Tensor,
-    start: Tensor | None,
-    *,
-    tol: float,
-    relaxation: float,
-    max_steps: int,
+    weights: tuple[Tensor, ...], y: Tensor, x: Tensor, start: Tensor | None, iteration: Iteration
 ) -> tuple[Tensor, Tensor]:
     """Mean squared errors (models,) of the predictions from y for x, (models, count, n) each, with gradients, and z.
 
     `weights` are W₁, W₂, V₁, V₂, b, c; `start`, where the solve begins, is overwritten by the equilibrium.
     """
-    options = (tol, relaxation, max_steps, torch.is_grad_enabled())
-    found, z = _Errors.apply(y, x, start, options, *weights)
+    found, z = _Errors.apply(y, x, start, iteration, torch.is_grad_enabled(), *weights)
     return found, z

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from bank import DenseBank, plain, squared_error
+from bank import DenseBank, Iteration, plain, squared_error
 from common import COLOURS, UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
 from mnist import Mnist, binarised, corrupt, kernel_matrix
 from torch import Tensor
@@ -50,8 +50,8 @@ def start(settings: MnistTrain, rescue: bool = True) -> DenseBank:
     def stack(sign: float) -> Tensor:
         return torch.stack([sign * scaled] + [uniform(torch.empty(784, 784), g) for g in generators])
 
-    W1, W2, V1, V2 = (stack(sign) for sign in (-1.0, 1.0, -1.0, 1.0))
-    return DenseBank((W1, W2), (V1, V2), torch.sigmoid, tol=settings.tol, max_steps=settings.max_steps, rescue=rescue)
+    weights = [stack(sign) for sign in (-1.0, 1.0, -1.0, 1.0)]
+    return DenseBank(weights, torch.sigmoid, Iteration(settings.tol, settings.max_steps, rescue=rescue))
 
 
 def run(settings: MnistTrain, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from bank import DenseBank, plain, train
+from bank import DenseBank, Iteration, plain, train
 from common import COLOURS, UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
 from torch import Tensor
 
@@ -96,15 +96,9 @@ def start(settings: Smooth, seeds: range) -> DenseBank:
         V1 += [-readout, drawn[2], drawn[4]]
         zero = torch.zeros(n, n)
         V2 += [readout, *((drawn[3], drawn[5]) if settings.skip == "drawn" else (zero, zero))]
-    return DenseBank(
-        (torch.stack(W1), torch.stack(W2)),
-        (torch.stack(V1), torch.stack(V2)),
-        torch.tanh,
-        relaxation=settings.relaxation,
-        tol=settings.tol,
-        max_steps=settings.max_steps,
-        warm=True,  # every epoch is one step on the same batch
-    )
+    iteration = Iteration(settings.tol, settings.max_steps, settings.relaxation)
+    # warm: every epoch is one step on the same batch
+    return DenseBank([torch.stack(weight) for weight in (W1, W2, V1, V2)], torch.tanh, iteration, warm=True)
 
 
 def run(settings: Smooth, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:

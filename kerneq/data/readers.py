@@ -8,13 +8,13 @@ bytes, as many labels), or raises a DataError. Nothing that a file asks for is e
 import dataclasses
 import hashlib
 import math
-import pickletools
+import pickle
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Literal, final
 
 import numpy as np
 
@@ -163,6 +163,12 @@ def _parse_cifar_python(contents: Contents, shape: Shape, key: str) -> Parts:
         yield path, table, numbers[key]
 
 
+# The opcodes of the published files, and how many bytes stand behind each: its argument, or the length of that.
+_ARGUMENTS = {bytes([opcode]): 0 for opcode in b"()]}NRbcetu\x85\x86\x87\x89"}
+_ARGUMENTS |= {pickle.PROTO: 1, pickle.BINPUT: 1, pickle.LONG_BINPUT: 4, pickle.SHORT_BINSTRING: 1, pickle.BINSTRING: 4}
+_ARGUMENTS |= {pickle.BININT1: 1, pickle.BININT2: 2, pickle.BININT: 4}
+
+
 def scan_pickle(path: Path, content: bytes) -> tuple[np.ndarray, dict[str, list[int]]]:
     """The pixels in the content of a CIFAR file, and the whole numbers that follow each of its short strings.
 
@@ -172,20 +178,24 @@ def scan_pickle(path: Path, content: bytes) -> tuple[np.ndarray, dict[str, list[
     pixels: np.ndarray | None = None
     numbers: dict[str, list[int]] = {}
     latest: list[int] = []
-    value: Any  # of the kind that its opcode says
-    start: Any
+    at = 0
     try:
-        for opcode, value, start in pickletools.genops(content):
-            match opcode.name:
-                case "PROTO" if value != 2:
-                    raise ValueError("Python 2 wrote protocol 2.")
-                case "SHORT_BINSTRING":
-                    latest = numbers.setdefault(value, [])
-                case "BININT" | "BININT1" | "BININT2":
-                    latest.append(value)
-                case "BINSTRING":  # an opcode of one byte and a length of four stand before it
-                    pixels = np.frombuffer(content, np.uint8, len(value), start + 5)
-    except Exception:  # bytes of any kind are read here, and they can be wrong in any way
+        while (opcode := content[at : at + 1]) != pickle.STOP:
+            start = at + 1
+            at = start + _ARGUMENTS[opcode]
+            if opcode in (pickle.BININT, pickle.BININT1, pickle.BININT2):
+                latest.append(int.from_bytes(content[start:at], "little"))
+            elif opcode == pickle.SHORT_BINSTRING:
+                at += content[start]
+                latest = numbers.setdefault(content[start + 1 : at].decode("latin-1"), [])
+            elif opcode == pickle.BINSTRING:
+                pixels = np.frombuffer(content, np.uint8, int.from_bytes(content[start:at], "little"), at)
+                at += len(pixels)
+            elif opcode == pickle.GLOBAL:  # two lines: a module, and a name in it
+                at = content.index(b"\n", content.index(b"\n", start) + 1) + 1
+            elif opcode == pickle.PROTO and content[start] != 2:
+                raise ValueError("Python 2 wrote protocol 2.")
+    except (IndexError, KeyError, ValueError):
         raise DataError(f"{path} is not a CIFAR file in the python version: download it again.") from None
     if "data" not in numbers:
         raise DataError(f"{path} does not hold the dictionary of a CIFAR file: download it again.")

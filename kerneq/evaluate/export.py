@@ -9,7 +9,7 @@ import torch
 from jinja2 import Template
 
 from ..run import Run, TrainingError, write_atomically
-from ..run.checkpoint import save
+from ..run.checkpoint import copied, save
 from ..run.config import write
 from .trained import TrainedRun
 
@@ -43,7 +43,7 @@ def export(path: Path | str, folder: Path, checkpoint: str = "best") -> Run:
     except OSError as error:
         raise TrainingError(f"{folder} could not be written: {error.strerror}.") from None
     facts = {"epoch": trained.epoch, "config": write(trained.run.config())}
-    save(Run(partial).checkpoint("best"), weights, facts)
+    save(Run(partial).checkpoint("best"), copied(weights), facts)
     write_atomically(partial / "README.md", card(Run(partial), folder.name).encode())
     partial.rename(folder)
     return Run(folder)

@@ -13,7 +13,6 @@ from typing import final
 
 import numpy as np
 import torch
-from matplotlib import colormaps
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
@@ -190,6 +189,8 @@ def overlay(picture: Tensor, heat: Tensor, side: int = TILE) -> Image.Image:
     The colours run from the lowest to the highest number of the map; negative numbers, which speak against the class,
     count as zero.
     """
+    from matplotlib import colormaps  # slow to import, and `kerneq.load` need not wait for it
+
     heat = heat.detach().float().cpu().clamp_min(0)
     heat = (heat - heat.min()) / (heat.max() - heat.min()).clamp_min(torch.finfo(heat.dtype).tiny)
     coloured = Image.fromarray((colormaps["inferno"](heat.numpy())[..., :3] * 255).astype(np.uint8))

@@ -18,13 +18,13 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from .. import __version__
-from ..data import Batches, DataError, Images, find, split_validation
+from ..data import Batches, DataError, Images, find
 from ..graphs import Captured, capture
 from ..run import CheckpointError, Run, TrainingError, find_run
 from ..run.checkpoint import load_weights
 from ..run.config import Config
 from ..solution import Solution
-from ..training.build import Builder, build_model, for_inference, hold, make_batches, place, read_images
+from ..training.build import Builder, build_model, for_inference, hold, make_batches, place, read_images, split
 from ..training.process import Process
 
 T = TypeVar("T")
@@ -98,11 +98,8 @@ class TrainedRun:
         """The training images that the run held out for validation; None if it trained on all."""
         if self.config.data.validation == 0:
             return None
-        images = self._checked(read_images(self.config, "train"))
-        count = round(self.config.data.validation * len(images))
-        if count == 0:
-            return None
-        return hold(split_validation(images, count, self.config.seed)[1], self.config, self.process)
+        held_out = split(self._checked(read_images(self.config, "train")), self.config)[1]
+        return None if held_out is None else hold(held_out, self.config, self.process)
 
     def _checked(self, images: Images) -> Images:
         """The images, unless their classes are not those that the run was trained on: its labels mean others now."""

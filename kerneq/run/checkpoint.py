@@ -36,14 +36,14 @@ class Stopped(TrainingError):
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Write tensors and JSON-able facts to `path`, atomically."""
-    copies, text = copied(tensors), json.dumps(dict(facts))
-    header = {"format": FORMAT, "facts": text, "sha256": digest(copies, text)}
-    write_atomically(path, serialise(copies, metadata=header))
+    """Write tensors, as `copied` makes them, and JSON-able facts to `path`, atomically."""
+    text = json.dumps(dict(facts))
+    header = {"format": FORMAT, "facts": text, "sha256": digest(tensors, text)}
+    write_atomically(path, serialise(dict(tensors), metadata=header))
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors as they are now, on the host; each its own, since safetensors refuses tied weights."""
+    """The tensors as they are now, on the host; each its own and contiguous, as safetensors wants them."""
     return {name: torch.empty(t.shape, dtype=t.dtype).copy_(t.detach()) for name, t in tensors.items()}
 
 
@@ -57,12 +57,12 @@ class Writer:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1)
-        self._pending: Future[None] | None = None
+        self._pending: Future[list[None]] | None = None
 
     def submit(self, writes: Sequence[Callable[[], None]]) -> None:
         """Begin to write these; waits for those before."""
         self._wait()
-        self._pending = self._pool.submit(_each, writes)
+        self._pending = self._pool.submit(lambda: [write() for write in writes])
 
     def _wait(self) -> None:
         pending, self._pending = self._pending, None
@@ -75,11 +75,6 @@ class Writer:
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown()
         self._wait()
-
-
-def _each(writes: Sequence[Callable[[], None]]) -> None:
-    for write in writes:
-        write()
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -142,9 +142,7 @@ class Run:
         path = self.checkpoint(which)
         if not path.exists():
             there = [name for name in ("best", "last") if self.checkpoint(name).exists()]
-            remedy = f"kerneq train {self.path} --resume makes it"
-            if there and "last" not in there:  # handed on by `kerneq export`: nothing to resume
-                remedy = f"ask for the {there[0]} one"
+            remedy = f"ask for the {there[0]} one" if there else f"kerneq train {self.path} --resume makes it"
             raise CheckpointError(f"There is no checkpoint {path}: {remedy}.")
         weights, facts = checkpoint.trained_weights(path)
         check_belongs(path, facts, self.config())

@@ -20,13 +20,12 @@ def names() -> tuple[str, ...]:
 def find_run(name: Path | str) -> Run:
     """The run in a folder, or the one that ships under this name; a folder goes first."""
     path = Path(name)
-    if path.exists() or str(name) not in names():
-        run = Run(path)
-        if not run.exists and len(path.parts) == 1 and not path.exists():
-            hint = suggestion(str(name), names())
-            raise TrainingError(
-                f"There is no run folder {path}, and no weights of that name ship with kerneq.{hint} There are: "
-                f"{', '.join(names())}."
-            )
-        return run
+    if path.exists() or len(path.parts) != 1:
+        return Run(path)
+    if str(name) not in names():
+        hint = suggestion(str(name), names())
+        raise TrainingError(
+            f"There is no run folder {path}, and no weights of that name ship with kerneq.{hint} There are: "
+            f"{', '.join(names())}."
+        )
     return Run(SHIPPED / str(name))

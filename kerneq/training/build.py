@@ -65,16 +65,20 @@ def training_batches(
     config: Config, process: Process, announce: Callable[[str], None] = lambda text: None
 ) -> tuple[Batches, Batches | None]:
     """The batches of the training images, and of the held-out images (None if nothing is held out)."""
-    images = read_images(config, "train").to(process.device)  # where they are split in no time
+    images = read_images(config, "train").to(process.device)
     if config.data.memory and not isinstance(images.pixels, torch.Tensor):
         announce(f"decoding {len(images):,} pictures into memory, {math.prod(images.pixels.shape) / 1e9:.2f} GB")
-    count = round(config.data.validation * len(images))
-    held_out = None
-    if count > 0:
-        images, held_out = split_validation(images, count, config.seed)
-        held_out = hold(held_out, config, process)
+    images, held_out = split(images, config)  # on the device, in no time
     batches = make_batches(hold(images, config, process), config, process, train=True)
-    return batches, None if held_out is None else make_batches(held_out, config, process, train=False)
+    if held_out is None:
+        return batches, None
+    return batches, make_batches(hold(held_out, config, process), config, process, train=False)
+
+
+def split(images: Images, config: Config) -> tuple[Images, Images | None]:
+    """The images to train on, and those held out to validate on (None if nothing is)."""
+    count = round(config.data.validation * len(images))
+    return split_validation(images, count, config.seed) if count > 0 else (images, None)
 
 
 def hold(images: Images, config: Config, process: Process) -> Images:

@@ -22,7 +22,7 @@ from ..solution import NonfiniteInputError
 from .build import Builder, Trainable, build_model, place, training_batches
 from .logger import AbstractLogger, Clock, Progress
 from .metrics import validate
-from .process import Process, finish, start, stopping, wake
+from .process import Process, finish, start, stopping, waking
 from .state import State, Write, rate_multiple, set_rate, update_average
 
 Step = Callable[[Tensor, Tensor], None]
@@ -78,16 +78,16 @@ def _train(
 ) -> list[dict[str, Any]]:
     choose_algorithms(config.training.deterministic)
     torch.manual_seed(config.seed)
-    wake(process.device)
     clock.lap("device")
 
     def announce(text: str) -> None:
         for logger in loggers if process.leads else ():
             logger.log_message(text)
 
-    batches, held_out = training_batches(config, process, announce)
-    clock.lap("data")
-    model = place(build(config, batches.images), config, process)
+    with waking(process.device, config.training.amp):
+        batches, held_out = training_batches(config, process, announce)
+        clock.lap("data")
+        model = place(build(config, batches.images), config, process)
     if process.rank > 0:
         torch.manual_seed(config.seed + process.rank)
     if config.training.compile:
@@ -305,16 +305,19 @@ def finish_epoch(state: State, run: Run, held_out: Batches | None) -> tuple[dict
     settings = state.config.training
     scores = read_scores(state, state.process.total(state.accumulator.sums))
     epoch = state.epoch + 1
+    last = epoch == settings.epochs
     validation, diagnostics = None, {}
     writes: list[Write] = []
-    if epoch == settings.epochs or epoch % settings.validate_epochs == 0:
+    if last or epoch % settings.validate_epochs == 0:
+        better = last  # where nothing is held out, the last weights are the best
         if held_out is not None:
             validation = validate(state.evaluated, held_out, state.process, settings.amp)
-        diagnostics = state.diagnostics()
-        accuracy = validation["accuracy"] if validation is not None else None
-        if accuracy is None or state.best is None or accuracy > state.best:
-            state.best = accuracy
+            accuracy = validation["accuracy"] or 0.0
+            better = state.best is None or accuracy > state.best
+            state.best = accuracy if better else state.best
+        if better:
             writes += state.best_weights(run)
+        diagnostics = cast(Trainable, state.model).diagnostics()
     row = {
         "epoch": epoch,
         "step": state.step,
@@ -328,6 +331,6 @@ def finish_epoch(state: State, run: Run, held_out: Batches | None) -> tuple[dict
         writes.append(partial(run.add_row, row))
     state.epoch, state.batch, state.seconds = epoch, 0, 0.0
     state.accumulator.reset()
-    if epoch == settings.epochs or epoch % settings.checkpoint_epochs == 0:
+    if last or epoch % settings.checkpoint_epochs == 0:
         writes += state.checkpoint(run)
     return row, writes

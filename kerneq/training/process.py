@@ -6,7 +6,8 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import FrameType
 from typing import final
 
@@ -87,21 +88,27 @@ def start(device: str) -> Process:
     return Process(chosen, rank, world, restarts)
 
 
-def wake(device: torch.device) -> None:
-    """Make the context of a GPU and load its libraries, which takes seconds, while the data are read.
+@contextmanager
+def waking(device: torch.device, amp: bool) -> Iterator[None]:
+    """Meanwhile, a thread does for a GPU what takes seconds and needs neither data nor model; its error comes last.
 
     After the seeds are set: those set while a context is being made would be lost.
     """
-    if device.type == "cuda":
-        threading.Thread(target=_touch, args=(device,)).start()
+    if device.type != "cuda":
+        yield
+        return
+    with ThreadPoolExecutor(1) as thread:
+        touched = thread.submit(_touch, device, amp)
+        yield
+    touched.result()
 
 
-def _touch(device: torch.device) -> None:
-    """A convolution, a matrix product and, where there is Triton, a program of it, each of the smallest."""
-    with suppress(Exception):  # what is wrong with the device is said by the first who needs it
-        x = torch.zeros(1, 8, 8, 8, device=device, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
-        torch.matmul(x[0, 0], torch.conv2d(x, x, padding=4)[0, 0, 1:])
-        pool(x, 2)
+def _touch(device: torch.device, amp: bool) -> None:
+    """Make the context and load the libraries: a convolution, a matrix product and a Triton program, all tiny."""
+    x = torch.zeros(1, 8, 8, 8, device=device, dtype=torch.bfloat16 if amp else torch.float32)
+    x = x.to(memory_format=torch.channels_last)
+    torch.matmul(x[0, 0], torch.conv2d(x, x, padding=4)[0, 0, 1:])
+    pool(x, 2)
 
 
 def _variable(name: str, default: int = 0) -> int:

@@ -6,18 +6,16 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, cast, final
+from typing import Any, NoReturn, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from ..cells import AbstractKernelCell
 from ..graphs import capture
 from ..run import CheckpointError, Run, TrainingError, checkpoint
 from ..run.config import Config, Optimizer, Schedule, write
 from ..run.folder import check_belongs
-from .build import Trainable
 from .metrics import FIRST_ENTRIES, Accumulator
 from .process import Process
 
@@ -122,13 +120,6 @@ class State:
         torch.set_rng_state(tensors[f"random.cpu.{rank}"])
         if self.process.device.type == "cuda" and f"random.cuda.{rank}" in tensors:
             torch.cuda.set_rng_state(tensors[f"random.cuda.{rank}"], self.process.device)
-
-    def diagnostics(self) -> dict[str, float]:
-        """Numbers about the weights that are validated, at the equilibria last seen in training."""
-        for theirs, ours in zip(self.candidate.modules(), self.model.modules(), strict=True):
-            if isinstance(theirs, AbstractKernelCell) and isinstance(ours, AbstractKernelCell):
-                theirs.seen = ours.seen
-        return cast(Trainable, self.candidate).diagnostics()
 
     def check_weights(self) -> None:
         """Refuse to go on, and above all to save, once a weight is infinite or NaN; waits for the device."""

@@ -155,12 +155,15 @@ def test_train_alone_shows_its_help(kerneq):
     )
 
 
-def test_a_checkpoint_that_is_not_there_comes_with_the_command_that_makes_it(kerneq):
+def test_a_checkpoint_that_is_not_there_comes_with_the_one_that_is_or_the_command_that_makes_it(kerneq):
     assert kerneq("train", *QUICK, "--name", "a")[0] == 0
     assert kerneq("export", "runs/a", "small")[0] == 0
     code, said = kerneq("evaluate", "small", "--checkpoint", "last")
     assert code == 1 and "no checkpoint small/checkpoints/last.safetensors: ask for the best one." in said
     Path("runs/a/checkpoints/best.safetensors").unlink()
+    code, said = kerneq("evaluate", "runs/a")
+    assert code == 1 and "best.safetensors: ask for the last one." in said
+    Path("runs/a/checkpoints/last.safetensors").unlink()
     code, said = kerneq("evaluate", "runs/a")
     assert code == 1 and "best.safetensors: kerneq train runs/a --resume makes it." in said
 

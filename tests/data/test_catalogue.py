@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from data_files import idx
+from sklearn.datasets import load_digits
 
 from kerneq.data import DATA_SETS, Augment, Batches, DataError, Images, data_root, describe, load
 
@@ -27,6 +28,10 @@ def test_digits_are_split_by_class_and_scaled_to_bytes():
     scaled = train.pixels.double() / 255
     assert train.mean[0] == pytest.approx(scaled.mean().item(), abs=1e-4)
     assert train.std[0] == pytest.approx(scaled.std(correction=0).item(), abs=1e-4)
+    same = load_digits()
+    chosen = np.sort(np.concatenate([np.flatnonzero(same.target == label)[4::5] for label in range(10)]))
+    assert np.array_equal(test.labels, same.target[chosen])
+    assert np.array_equal(np.rint(test.pixels[:, 0].numpy() * (16 / 255)), same.images[chosen])
 
 
 def test_whole_fashion_mnist_is_read_by_its_name(tmp_path):

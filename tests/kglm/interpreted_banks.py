@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import conv_triton
 import dense_triton
-from bank import AbstractBank, ConvBank, DenseBank
+from bank import AbstractBank, ConvBank, DenseBank, Iteration
 
 warnings.simplefilter("ignore")  # NumPy's, where a model overflows on purpose
 
@@ -30,28 +30,24 @@ def compare(bank, errors, y, target):
 
 
 for rectified in (False, True):
-    W = gaussian(2, 3, 3, 3, 3, seed=1, scale=0.01), gaussian(2, 3, 3, 3, 3, seed=2, scale=0.2)
-    V = gaussian(2, 3, 3, 3, 3, seed=3, scale=0.2), gaussian(2, 3, 3, 3, 3, seed=4, scale=0.2)
-    limits = {"tol": 1e-5, "max_steps": 9, "rectified": rectified, "rescue": not rectified}
-    bank = ConvBank(W, V, torch.relu, relaxation=1.0, **limits)
+    weights = [gaussian(2, 3, 3, 3, 3, seed=seed, scale=0.01 if seed == 1 else 0.2) for seed in (1, 2, 3, 4)]
+    way = Iteration(tol=1e-5, max_steps=9, rescue=not rectified)
+    bank = ConvBank(weights, torch.relu, way, rectified=rectified)
     y, x = (gaussian(1, 3, 8, 8, seed=seed).abs() for seed in (5, 6))
     assert conv_triton.fits(y, bank.W1)
-    compare(bank, lambda w: conv_triton.errors(w, y, x, relaxation=1.0, **limits), y, x.expand(2, 1, 3, 8, 8))  # noqa: B023
+    compare(bank, lambda w: conv_triton.errors(w, y, x, way, rectified), y, x.expand(2, 1, 3, 8, 8))  # noqa: B023
 
 with torch.no_grad():  # one model diverges: it keeps its best iterate, or fails, and the other does not see it
-    W[0][1] = gaussian(3, 3, 3, 3, seed=7, scale=1e6)
+    weights[0][1] = gaussian(3, 3, 3, 3, seed=7, scale=1e6)
     for rescue in (True, False):
-        limits |= {"max_steps": 9, "rescue": rescue}
-        tame, wild = conv_triton.errors((*W, *V), y, x, relaxation=1.0, **limits)
+        tame, wild = conv_triton.errors(weights, y, x, Iteration(tol=1e-5, max_steps=9, rescue=rescue), rectified=True)
         assert tame.isfinite() and bool(wild.isfinite()) is rescue
 
-W = gaussian(2, 20, 20, seed=1, scale=0.05), gaussian(2, 20, 20, seed=2, scale=0.2)
-V = gaussian(2, 20, 20, seed=3, scale=0.2), gaussian(2, 20, 20, seed=4, scale=0.2)
-dense = DenseBank(W, V, torch.tanh, relaxation=0.9, tol=1e-6, max_steps=40)
+weights = [gaussian(2, 20, 20, seed=seed, scale=0.05 if seed == 1 else 0.2) for seed in (1, 2, 3, 4)]
+dense = DenseBank(weights, torch.tanh, Iteration(tol=1e-6, max_steps=40, relaxation=0.9))
 torch.nn.init.normal_(dense.b)
 y, x = gaussian(2, 70, 20, seed=5), gaussian(2, 70, 20, seed=6)
 begin = gaussian(2, 70, 20, seed=7)
 for start in (None, begin):
-    options = {"tol": 1e-6, "relaxation": 0.9, "max_steps": 40}
-    compare(dense, lambda w: dense_triton.errors(w, y, x, start, **options)[0], y, x)  # noqa: B023
+    compare(dense, lambda w: dense_triton.errors(w, y, x, start, dense.iteration)[0], y, x)  # noqa: B023
 torch.testing.assert_close(begin, dense(y)[1].value, rtol=0, atol=1e-4)  # a start becomes the equilibrium

@@ -2,13 +2,15 @@
 
 import pytest
 import torch
-from bank import ConvBank, DenseBank, banded, train
+from bank import ConvBank, DenseBank, Iteration, banded, train
 from common import Checkpoints
 from interpreter import needs_triton, run_interpreted
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kerneq import kglm
+
+CLOSELY = Iteration(tol=1e-13, max_steps=300)
 
 
 def gaussian(*shape, seed=0, scale=1.0):
@@ -18,7 +20,7 @@ def gaussian(*shape, seed=0, scale=1.0):
 def dense(models, n=5, m=4):
     W = gaussian(models, n, n, seed=1, scale=0.2), gaussian(models, n, n, seed=2, scale=0.3)
     V = gaussian(models, m, n, seed=3), gaussian(models, m, n, seed=4)
-    return DenseBank(W, V, torch.tanh, tol=1e-13, max_steps=300)
+    return DenseBank((*W, *V), torch.tanh, CLOSELY)
 
 
 def conv(models, c=2, k=3):
@@ -26,7 +28,7 @@ def conv(models, c=2, k=3):
         (gaussian(models, c, c, k, k, seed=s, scale=0.1), gaussian(models, c, c, k, k, seed=s + 1, scale=0.2))
         for s in (1, 3)
     ]
-    return ConvBank(W, V, torch.tanh, tol=1e-13, max_steps=300)
+    return ConvBank((*W, *V), torch.tanh, CLOSELY)
 
 
 @pytest.mark.parametrize("k", [1, 5])
@@ -65,7 +67,7 @@ def test_a_bank_with_kernel_weights_is_the_kernel_glm():
     Y = torch.where(gaussian(5, 12) > 0, 1.0, -1.0).double()
     glm = kglm.KernelGLM(kglm.Matern(), kglm.Ising(), lam=20.0).fit(X, Y)
     W = glm.problem.K[None] / 20.0
-    bank = DenseBank((-W, W), (-W, W), torch.tanh, tol=1e-13, max_steps=300)
+    bank = DenseBank((-W, W, -W, W), torch.tanh, CLOSELY)
     torch.testing.assert_close(bank(Y[None])[0][0].detach(), glm.canonical(), rtol=0, atol=1e-10)
 
 
@@ -118,13 +120,14 @@ def test_the_triton_programs_are_the_banks():
 
 def test_a_rectified_output_is_never_negative_and_without_rescue_what_diverges_fails_alone():
     bank, y = conv(2), gaussian(4, 2, 6, 5, seed=9)
-    rectified = ConvBank((bank.W1, bank.W2), (bank.V1, bank.V2), torch.tanh, tol=1e-13, max_steps=300, rectified=True)
+    weights = (bank.W1, bank.W2, bank.V1, bank.V2)
+    rectified = ConvBank(weights, torch.tanh, CLOSELY, rectified=True)
     assert torch.equal(rectified(y)[0], bank(y)[0].relu())
     wild = bank.W1.detach().clone()
     wild[1] *= 1000
     for rescue in (True, False):
-        limits = {"tol": 1e-6, "max_steps": 200, "rescue": rescue}
-        both = ConvBank((wild, bank.W2), (bank.V1, bank.V2), torch.relu, **limits)
+        iteration = Iteration(tol=1e-6, max_steps=200, rescue=rescue)
+        both = ConvBank((wild, *weights[1:]), torch.relu, iteration)
         errors = both.error(y, torch.zeros(2, 4, 2, 6, 5))
         assert errors[0].isfinite() and bool(errors[1].isfinite()) is rescue
 
@@ -162,11 +165,11 @@ def test_without_rescue_nothing_waits_for_a_number_and_the_gradients_are_the_sam
             self.count += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
             return func(*args, **(kwargs or {}))
 
-    W1, W2, V1, V2 = gaussian(4, 2, 6, 6, scale=1 / 6)
+    weights = gaussian(4, 2, 6, 6, scale=1 / 6)
     y, target = gaussian(2, 2, 5, 6, seed=1)
     found, waits = [], []
     for rescue in (True, False):
-        bank = DenseBank((W1, W2), (V1, V2), torch.sigmoid, tol=1e-13, max_steps=40, rescue=rescue)
+        bank = DenseBank(weights, torch.sigmoid, Iteration(tol=1e-13, max_steps=40, rescue=rescue))
         with Waits() as seen:
             bank.error(y, target).sum().backward()
         waits.append(seen.count)

@@ -17,7 +17,7 @@ from kerneq.run.config import load
 from kerneq.training import train
 from kerneq.training.metrics import validate
 
-# The first ten logits of the shipped weights for `waves()`, float32 on a CPU, when they were shipped.
+# The first ten logits of the shipped weights for `waves`, float32 on a CPU, when they were shipped.
 WAVES = {
     "geq-5m-cifar10": [
         [0.7948, -0.7117, 2.7934, 0.3349, -0.9993, -1.5816, -0.2923, 0.6814, -0.4804, -0.5460],
@@ -27,12 +27,16 @@ WAVES = {
         [2.2273, -0.1741, -0.8033, -0.3981, -0.6777, -0.0857, 0.2122, -0.4523, -0.1547, -0.0429],
         [1.7113, 0.0112, -0.4463, -0.1706, -0.5314, -0.4746, 1.7599, 1.6168, -0.1009, -0.5010],
     ],
+    "geq-6m-imagenette": [
+        [-0.7378, -0.9132, -1.0225, -0.7130, 0.4783, -0.3684, -0.6080, -0.6538, 1.4296, 3.1573],
+        [-0.8137, -0.8902, -1.0517, -0.9472, 0.5086, -0.3349, -0.6332, -0.7363, 1.4330, 3.5138],
+    ],
 }
 
 
-def waves() -> torch.Tensor:
-    """Two pictures (2, 3, 32, 32) that anybody can draw."""
-    side = torch.linspace(-1, 1, 32, dtype=torch.float64)
+def waves(size: int) -> torch.Tensor:
+    """Two pictures (2, 3, size, size) that anybody can draw."""
+    side = torch.linspace(-1, 1, size, dtype=torch.float64)
     y, x = torch.meshgrid(side, side, indexing="ij")
     plane = [torch.sin(a * x + b * y + c) for a, b, c in ((3, 1, 0), (1, 4, 1), (5, -2, 2), (0, 6, 0))]
     return torch.stack([torch.stack(plane[start : start + 3]) for start in (0, 1)]).float()
@@ -79,7 +83,7 @@ def test_shipped_weights_say_what_they_said_when_they_were_shipped(name):
     assert run.checkpoint("best").stat().st_size <= 16 * 2**20 and run.test()["accuracy"] > 0
     digest = hashlib.sha256(run.checkpoint("best").read_bytes()).hexdigest()
     assert digest in (run.path / "README.md").read_text()
-    logits = kq.load(name)(waves())
+    logits = kq.load(name)(waves(run.config().data.size or 32))
     torch.testing.assert_close(logits[:, :10].detach(), torch.tensor(WAVES[name]), atol=2e-3, rtol=1e-3)
 
 

@@ -9,7 +9,7 @@ from worker import SETTINGS, build_plain
 
 from kerneq.run import Run, checkpoint
 from kerneq.run.config import parse
-from kerneq.training import train
+from kerneq.training import process, train
 from kerneq.training.process import Process
 
 WORKER = str(Path(__file__).parent / "worker.py")
@@ -58,3 +58,15 @@ def test_the_command_line_trains_under_torchrun_and_one_process_does_the_talking
 def test_a_cpu_computes_in_float32_whatever_amp_says():
     with Process(torch.device("cpu")).autocast(True):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+
+
+def test_an_error_of_the_thread_that_wakes_a_gpu_is_raised(monkeypatch):
+    def fail(device, amp):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(process, "_touch", fail)
+    monkeypatch.setattr(process, "import_module", lambda name: None)
+    with process.waking(torch.device("cpu"), amp=True):
+        pass  # nothing to wake
+    with pytest.raises(torch.OutOfMemoryError, match="no room"), process.waking(torch.device("cuda"), amp=True):
+        pass

@@ -180,7 +180,7 @@ def test_weights_of_other_settings_are_refused_by_evaluation_and_resumption(tmp_
         evaluate(tmp_path / "run", build=build_toy)
     assert evaluate(tmp_path / "run", "last", build=build_toy).epoch == 1
     best.unlink()
-    with pytest.raises(CheckpointError, match=r"There is no checkpoint .*: kerneq train .* --resume makes it"):
+    with pytest.raises(CheckpointError, match=r"There is no checkpoint .*: ask for the last one"):
         evaluate(tmp_path / "run", build=build_toy)
 
 

@@ -49,11 +49,14 @@ def test_the_best_weights_are_the_averaged_ones_that_were_validated(tmp_path, ru
     assert all(torch.equal(best[f"model.{n}"], last[f"average.{n}"]) for n in Toy(1, 10).state_dict())
 
 
-def test_with_nothing_held_out_every_image_trains_and_the_last_weights_are_the_best(tmp_path, run):
+def test_with_nothing_held_out_every_image_trains_and_the_last_weights_are_the_best(tmp_path, run, monkeypatch):
+    save, saved = checkpoint.save, []
+    monkeypatch.setattr(checkpoint, "save", lambda path, *rest: (saved.append(path.stem), save(path, *rest)))
     rows = run("data.validation=0", "training.epochs=2", "training.batch_size=100")
     assert [row["validation"] for row in rows] == [None, None]
     assert rows[0]["train"]["images"] == 1400
     assert checkpoint.load(Run(tmp_path / "run").checkpoint("best"))[1]["epoch"] == 2
+    assert saved == ["fresh", "best", "fresh"]
 
 
 def test_bfloat16_channels_last_compiled_and_clipped_training_runs(run):

@@ -95,11 +95,12 @@ class History:
     gaps: Tensor  # (batch, m, numbers)
     gram: Tensor  # (batch, m, m): ⟨gapᵢ, gapⱼ⟩, float32 at least
     valid: Tensor  # (batch, m): the entries that count
+    relaxation: Tensor | None = None  # β, a number: what is mixed are z + β(image − z); None: the images, β = 1
     pushed: int = 0
     last: bool = False  # the numbers stand in channels-last order, as the first image did
 
     @classmethod
-    def empty(cls, z: Tensor, memory: int) -> Self:
+    def empty(cls, z: Tensor, memory: int, relaxation: Tensor | None = None) -> Self:
         """Room for `memory` entries of states like z, (batch, ...)."""
         batch, numbers = len(z), z[0].numel()
         return cls(
@@ -107,12 +108,18 @@ class History:
             z.new_empty(batch, memory, numbers),
             z.new_zeros(batch, memory, memory, dtype=working_dtype(z.dtype)),
             torch.zeros(batch, memory, dtype=torch.bool, device=z.device),
+            relaxation,
         )
 
     @property
     def newest(self) -> int:
         """The slot of the last entry."""
         return (self.pushed - 1) % self.valid.shape[1]
+
+    @property
+    def before(self) -> int:
+        """The slot of the entry before it; its own where there is none."""
+        return (self.pushed - 2) % self.valid.shape[1] if self.pushed > 1 else self.newest
 
     @property
     def filled(self) -> int:
@@ -125,11 +132,12 @@ class History:
         return self.gram[:, self.newest, self.newest]
 
     def extrapolate(
-        self, at: PointAndImage, ridge: float, relaxation: float = 1.0, accepted: Tensor | None = None
+        self, at: PointAndImage, ridge: float, accepted: Tensor | None = None, average: Tensor | None = None
     ) -> tuple[Tensor, Self]:
         """Enter z + β(image − z) with its gap, image − z, in place of the oldest entry; then mix.
 
-        A sample that is not `accepted` forgets all of its entries, this one too.
+        A sample that is not `accepted` forgets all of its entries, this one too, and goes on from the one before: to
+        its image or, with an `average` β′, to z + β′(image − z). That takes a memory of two entries at least.
         """
         last = self.last if self.pushed else is_channels_last(at.image)
         entered = dataclasses.replace(self, pushed=self.pushed + 1, last=last)
@@ -138,11 +146,12 @@ class History:
             from .iterates_triton import extrapolate
 
             z, image = flat(at.z, last), flat(at.image, last)
-            mixture = extrapolate(entered, z.contiguous(), image.contiguous(), ridge, relaxation, accepted)
+            mixture = extrapolate(entered, z.contiguous(), image.contiguous(), ridge, accepted, average)
         else:
-            image = at.image if relaxation == 1 else torch.lerp(at.z, at.image, relaxation)
+            beta = self.relaxation
+            image = at.image if beta is None else torch.lerp(at.z, at.image, beta.to(at.image.dtype))
             entered.enter(flat(image, last), flat(at.gap, last), accepted)
-            mixture = entered.mix(entered.weights(ridge))
+            mixture = entered.proposal(ridge, accepted, average)
         return unflat(mixture, at.image, last), entered
 
     @property
@@ -181,6 +190,16 @@ class History:
         newest = torch.zeros_like(alpha)
         newest[:, self.newest] = 1
         return torch.where(alpha.isfinite().all(1, keepdim=True), alpha, newest)
+
+    def proposal(self, ridge: float, accepted: Tensor | None, average: Tensor | None) -> Tensor:
+        """The mixture, or the step from the entry before where the newest is not accepted; (batch, numbers)."""
+        mixture = self.mix(self.weights(ridge))
+        if accepted is None or (accepted.is_cpu and not torch.compiler.is_exporting() and bool(accepted.all())):
+            return mixture
+        back = self.images[:, self.before]
+        if average is not None:
+            back = back - (1 - average) * self.gaps[:, self.before]
+        return torch.where(accepted.unsqueeze(1), mixture, back)
 
     def mix(self, alpha: Tensor) -> Tensor:
         """Σ αⱼ imageⱼ, (batch, numbers)."""

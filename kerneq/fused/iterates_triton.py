@@ -1,4 +1,4 @@
-"""The residual in one pass over memory, and a `History`: enter, weigh and mix in three launches, or in one where
+"""The residual in one pass over memory, and a `History`: enter, weigh and mix in two launches, or in one where
 samples are small.
 
 Numbers moved, with N in a state: the residual reads z and the image, 2N. Entering reads z, the image and the other
@@ -67,7 +67,7 @@ def residual_and_gap(z: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _enter(z, image, images, gaps, b, start, stop, slot, filled, numbers, BETA, COUNT, M, BLOCK):
+def _enter(z, image, images, gaps, beta, b, start, stop, slot, filled, numbers, COUNT, M, BLOCK):
     """Write the entry between start and stop; ⟨gapⱼ, gap⟩ there, (M,)."""
     j = tl.arange(0, M)[:, None]
     others = (j < filled) & (j != slot)
@@ -79,8 +79,8 @@ def _enter(z, image, images, gaps, b, start, stop, slot, filled, numbers, BETA, 
         f = tl.load(image + b * numbers + at, mask=inside, other=0.0).to(tl.float32)
         wide = f - tl.load(z + b * numbers + at, mask=inside, other=0.0).to(tl.float32)
         gap = wide.to(gaps.dtype.element_ty)
-        if BETA != 1:
-            f -= (1 - BETA) * wide
+        if beta is not None:
+            f -= (1 - tl.load(beta).to(tl.float32)) * wide
         tl.store(images + entry + at, f.to(images.dtype.element_ty), mask=inside)
         tl.store(gaps + entry + at, gap, mask=inside)
         many = tl.load(gaps + (b * COUNT + j) * numbers + at[None, :], mask=others & inside[None, :], other=0.0)
@@ -90,8 +90,11 @@ def _enter(z, image, images, gaps, b, start, stop, slot, filled, numbers, BETA, 
 
 
 @triton.jit
-def _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M):
-    """Enter the products in the Gram matrix, and α as `History.weights` has it, (M,); by Gauss-Jordan elimination."""
+def _weigh(products, gram, valid, accepted, b, slot, before, ridge, COUNT, M):
+    """Enter the products in the Gram matrix, and α as `History.weights` has it, (M,); by Gauss-Jordan elimination.
+
+    Where the newest entry is not accepted, α is 1 for the one before.
+    """
     i = tl.arange(0, M)
     row, column, held = i[:, None], i[None, :], i < COUNT
     counts = (tl.load(valid + b * COUNT + i, mask=held, other=0) != 0) | (i == slot)
@@ -120,70 +123,78 @@ def _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M):
     y = x / tl.sum(tl.where(row == column, A, 0.0), 1) * inverse
     alpha = y / tl.sum(y, 0)
     finite = tl.sum((tl.abs(alpha) < INF).to(tl.int32), 0) == M
-    return tl.where(finite, alpha, (i == slot).to(tl.float32))
+    alpha = tl.where(finite, alpha, (i == slot).to(tl.float32))
+    if accepted is not None:
+        alpha = tl.where(tl.load(accepted + b) != 0, alpha, (i == before).to(tl.float32))
+    return alpha
 
 
 @triton.jit
-def _mix(images, alpha, mixture, b, start, stop, filled, numbers, COUNT, M, BLOCK):
-    """Σ αⱼ imageⱼ between start and stop."""
+def _mix(images, gaps, alpha, accepted, average, mixture, b, start, stop, before, filled, numbers, COUNT, M, BLOCK):
+    """Σ αⱼ imageⱼ between start and stop; less (1 − β′) of its gap where it is the entry before."""
     j = tl.arange(0, M)[:, None]
+    if average is not None:
+        share = 1 - tl.load(average).to(tl.float32)
+        end = tl.where(tl.load(accepted + b) != 0, start, stop)  # nothing is read for accepted samples
     for block in range(start, stop, BLOCK):
         at = block + tl.arange(0, BLOCK)
         inside = at < stop
         place = images + (b * COUNT + j) * numbers + at[None, :]
         many = tl.load(place, mask=(j < filled) & inside[None, :], other=0.0)
         total = tl.sum(alpha[:, None] * many.to(tl.float32), 0)
+        if average is not None:
+            gap = tl.load(gaps + (b * COUNT + before) * numbers + at, mask=at < end, other=0.0)
+            total -= share * gap.to(tl.float32)
         tl.store(mixture + b * numbers + at, total.to(mixture.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["slot", "filled"])
 def enter_kernel(
-    z, image, images, gaps, parts, slot, filled, numbers, span,
-    BETA: tl.constexpr, COUNT: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
+    z, image, images, gaps, beta, parts, slot, filled, numbers, span,
+    COUNT: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     b, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     start = part * span
     stop = tl.minimum(start + span, numbers)
-    products = _enter(z, image, images, gaps, b, start, stop, slot, filled, numbers, BETA, COUNT, M, BLOCK)
+    products = _enter(z, image, images, gaps, beta, b, start, stop, slot, filled, numbers, COUNT, M, BLOCK)
     tl.store(parts + (b * tl.num_programs(1) + part) * M + tl.arange(0, M), products)
 
 
-@triton.jit(do_not_specialize=["slot"])
-def weigh_kernel(
-    parts, gram, valid, accepted, alpha, slot, ridge, count,
-    COUNT: tl.constexpr, M: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    b, part, i = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)[:, None], tl.arange(0, M)
-    products = tl.sum(tl.load(parts + (b * count + part) * M + i[None, :], mask=part < count, other=0.0), 0)
-    tl.store(alpha + b * M + i, _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M))
-
-
-@triton.jit(do_not_specialize=["filled"])
+@triton.jit(do_not_specialize=["slot", "before", "filled"])
 def mix_kernel(
-    images, alpha, mixture, filled, numbers, span, COUNT: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr
-):
-    b, start = tl.program_id(0).to(tl.int64), tl.program_id(1) * span
+    parts, gram, valid, accepted, average, images, gaps, mixture, slot, before, filled, ridge, numbers, span,
+    COUNT: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Every program of a sample weighs for itself, which is cheaper than a launch. They write the same numbers, and
+    what one reads does not depend on whether another has written: the newest row comes from the parts."""
+    b, count, part = tl.program_id(0).to(tl.int64), tl.num_programs(1), tl.arange(0, PARTS)[:, None]
+    at = (b * count + part) * M + tl.arange(0, M)[None, :]
+    products = tl.sum(tl.load(parts + at, mask=part < count, other=0.0), 0)
+    alpha = _weigh(products, gram, valid, accepted, b, slot, before, ridge, COUNT, M)
+    start = tl.program_id(1) * span
     stop = tl.minimum(start + span, numbers)
-    _mix(images, tl.load(alpha + b * M + tl.arange(0, M)), mixture, b, start, stop, filled, numbers, COUNT, M, BLOCK)
+    _mix(images, gaps, alpha, accepted, average, mixture, b, start, stop, before, filled, numbers, COUNT, M, BLOCK)
 
 
-@triton.jit(do_not_specialize=["slot", "filled"])
+@triton.jit(do_not_specialize=["slot", "before", "filled"])
 def whole_kernel(
-    z, image, images, gaps, gram, valid, accepted, mixture, slot, filled, ridge, numbers,
-    BETA: tl.constexpr, COUNT: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
+    z, image, images, gaps, beta, gram, valid, accepted, average, mixture, slot, before, filled, ridge, numbers,
+    COUNT: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """All three for one sample a program."""
     b = tl.program_id(0).to(tl.int64)
-    products = _enter(z, image, images, gaps, b, 0, numbers, slot, filled, numbers, BETA, COUNT, M, BLOCK)
-    alpha = _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M)
+    products = _enter(z, image, images, gaps, beta, b, 0, numbers, slot, filled, numbers, COUNT, M, BLOCK)
+    alpha = _weigh(products, gram, valid, accepted, b, slot, before, ridge, COUNT, M)
     tl.debug_barrier()  # the entry is read by other threads than those that wrote it
-    _mix(images, alpha, mixture, b, 0, numbers, filled, numbers, COUNT, M, BLOCK)
+    _mix(images, gaps, alpha, accepted, average, mixture, b, 0, numbers, before, filled, numbers, COUNT, M, BLOCK)
 
 
-def extrapolate(history, z: Tensor, image: Tensor, ridge: float, relaxation: float, accepted: Tensor | None) -> Tensor:
+def extrapolate(
+    history, z: Tensor, image: Tensor, ridge: float, accepted: Tensor | None, average: Tensor | None
+) -> Tensor:
     """The mixture (batch, numbers) after (z, image), contiguous, is entered as the newest of `history`."""
-    images, gaps, gram, valid = history.images, history.gaps, history.gram, history.valid
-    slot, filled = history.newest, history.filled
+    images, gaps, gram, valid, beta = history.images, history.gaps, history.gram, history.valid, history.relaxation
+    slot, before, filled = history.newest, history.before, history.filled
     batch, count, numbers = images.shape
     M = max(4, triton.next_power_of_2(count))
     block = min(TILE // M, max(16, triton.next_power_of_2(numbers)))
@@ -191,21 +202,18 @@ def extrapolate(history, z: Tensor, image: Tensor, ridge: float, relaxation: flo
     with torch.cuda.device_of(image):
         if numbers <= SMALL:
             whole_kernel[(batch,)](
-                z, image, images, gaps, gram, valid, accepted, mixture, slot, filled, ridge, numbers,
-                relaxation, count, M, block,
+                z, image, images, gaps, beta, gram, valid, accepted, average, mixture, slot, before, filled, ridge,
+                numbers, count, M, block,
             )  # fmt: skip
             return mixture
         # A program's numbers, in whole blocks: few enough that all multiprocessors are busy.
         shares = min(triton.cdiv(numbers, block), triton.cdiv(PROGRAMS * processors(image), batch))
         span = triton.cdiv(triton.cdiv(numbers, shares), block) * block
         splits = triton.cdiv(numbers, span)
-        parts, alpha = gram.new_empty(batch, splits, M), gram.new_empty(batch, M)
-        enter_kernel[(batch, splits)](
-            z, image, images, gaps, parts, slot, filled, numbers, span, relaxation, count, M, block
-        )
-        weigh_kernel[(batch,)](
-            parts, gram, valid, accepted, alpha, slot, ridge, splits,
-            count, M, triton.next_power_of_2(splits), num_warps=1,
+        parts = gram.new_empty(batch, splits, M)
+        enter_kernel[(batch, splits)](z, image, images, gaps, beta, parts, slot, filled, numbers, span, count, M, block)
+        mix_kernel[(batch, splits)](
+            parts, gram, valid, accepted, average, images, gaps, mixture, slot, before, filled, ridge, numbers, span,
+            count, M, block, triton.next_power_of_2(splits),
         )  # fmt: skip
-        mix_kernel[(batch, splits)](images, alpha, mixture, filled, numbers, span, count, M, block)
     return mixture

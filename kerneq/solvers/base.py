@@ -164,7 +164,7 @@ def _iterate(
         at = dataclasses.replace(at, z=torch.empty_like(at.image).copy_(at.z))  # it may become a value
     waits = min(stride, CUDA_STRIDE) - 1 if looking and solver.waits(f) else 0
     passed: list[Evaluation] = []  # that the rule has not been told of yet
-    memory = solver.init(f, at.z) if waits == 0 else None
+    memory: Any = None
     record = SampleRecord.open(len(at.z), tol, at.image.dtype) if looking else None
     if record is not None and f.guarded and at.energy is not None:
         record.merit.copy_(at.energy)
@@ -190,7 +190,7 @@ def _iterate(
                 memory = solver.init(f, at.z) if step == waits + 1 else memory
                 for each in (*passed, at):
                     z, memory = solver.step(f, each, memory)
-            passed = []
+            passed.clear()
         if record is None or better is None:
             continue
         best = _pick(better, _pick(record.finished, at.value, f.answer(at, z) if moves else at.value), best)

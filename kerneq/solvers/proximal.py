@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..equation import AbstractMap, Evaluation, FeatureMap
 from ..fused.iterates import History
-from ..tensors import check_nonnegative, check_share, check_whole, per_sample, working_dtype
+from ..tensors import check_nonnegative, check_share, check_whole, working_dtype
 from .base import AbstractSolver
 
 STEEP = 9.0  # L past which relaxed steps in the features are so short that E may fall for ever and arrive nowhere
@@ -16,13 +16,15 @@ STEEP = 9.0  # L past which relaxed steps in the features are so short that E ma
 
 @dataclasses.dataclass(frozen=True)
 class Descent:
-    """Where the last accepted point leads, and how low its merit must fall for the next one to be accepted."""
+    """The points since the last rejected one, and how low the merit of the next one must be for it to be accepted.
+
+    The step from a point that cannot fail is made of its entry, if the next one is rejected.
+    """
 
     history: History
-    safe: Tensor  # the step from the last accepted z that cannot fail
-    target: Tensor  # per sample
-    relaxation: Tensor | None  # β, where steps go towards f(z)
-    demand: Tensor | None  # how many times its gap the next one may have, where f contracts
+    target: Tensor  # per sample; infinite after a rejected point
+    average: Tensor | None = None  # β of the averaged step, where f contracts
+    demand: Tensor | None = None  # how many times its gap the next point may have there
 
 
 @final
@@ -32,13 +34,14 @@ class Proximal(AbstractSolver[Descent | None]):
 
     Where `norm` holds L under 1, f is nonexpansive: a proposal is accepted when it lowers ‖f(z) − z‖ by a fraction of
     what f guarantees; otherwise the averaged step (1 − β) z + β f(z), β = 2 / (2 + L), is taken, which converges
-    (Krasnoselskii and Mann), and the history forgotten. That needs no energy, and happens for v = Wz where it can.
+    (Krasnoselskii and Mann), and the history forgotten. That needs no energy, and happens for v = Wz where it can. With
+    looks at every second step or fewer, the steps to the first one (three at most) are plain: most solves end there.
 
     Elsewhere E decides, whatever the weights: a proposal must lower it by a fraction of what
     T(z) = prox_{αφ}((1 − α) z + α d(z)), α = 2 / (2 + L), guarantees, otherwise T(z) is taken. A solve that looks at
     its residual tries v = Wz first, up to L = 9: a sample goes on there as long as E falls from look to look, and by T
     after that.
-    `memory=0` is T alone. Memory: 2m + 1 states a sample, or as many features. Where E is bounded below (radial kernels
+    `memory=0` is T alone. Memory: 2m states a sample, or as many features. Where E is bounded below (radial kernels
     for any weights, the linear one for norm < 1) it cannot diverge; elsewhere E may fall for ever.
     """
 
@@ -79,14 +82,14 @@ class Proximal(AbstractSolver[Descent | None]):
         if self.memory == 0:
             return None
         target = z0.new_full((len(z0),), torch.inf, dtype=working_dtype(z0.dtype))
-        L, relaxation, demand = f.contraction, None, None
+        L, entries = f.contraction, max(2, self.memory)  # the newest and the one before, at least
         if L is not None:
-            relaxation = 2 / (2 + L)
-            demand = (1 - self.fraction * (1 - L).clamp_min(0)).to(target.dtype)
-        elif isinstance(f, FeatureMap):
-            relaxation = (3 / f.bound).clamp_max(1.0)
-        relaxation = None if relaxation is None else relaxation.to(z0.dtype)
-        return Descent(History.empty(z0, self.memory), z0, target, relaxation, demand)
+            demand = 1 - self.fraction * (1 - L).clamp_min(0)
+            return Descent(History.empty(z0, entries), target, (2 / (2 + L)).to(z0.dtype), demand.to(target.dtype))
+        relaxation = None
+        if isinstance(f, FeatureMap):  # few steps are too long then
+            relaxation = (3 / f.bound).clamp_max(1.0).to(target.dtype)
+        return Descent(History.empty(z0, entries, relaxation), target)
 
     def step(self, f: AbstractMap, at: Evaluation, memory: Descent | None) -> tuple[Tensor, Descent | None]:
         if memory is None:
@@ -94,35 +97,20 @@ class Proximal(AbstractSolver[Descent | None]):
         if f.contraction is not None:
             return self._contract(f, at, memory)
         if isinstance(f, FeatureMap):
-            return self._race(at, memory)
+            mixture, history = memory.history.extrapolate(at, self.ridge)  # the looks see to it that E falls
+            return mixture, dataclasses.replace(memory, history=history)
         plain = f.descend(at)
         assert at.energy is not None and at.rounding is not None
         accepted = at.energy <= memory.target + at.rounding
-        mixture, history = memory.history.extrapolate(Evaluation(at.z, plain), self.ridge, accepted=accepted)
-        target = at.energy - self.fraction * 0.5 * history.square
-        return self._choose(accepted, f.project(mixture), plain, target, history, memory)
+        mixture, history = memory.history.extrapolate(Evaluation(at.z, plain), self.ridge, accepted)
+        target = torch.where(accepted, at.energy - self.fraction * 0.5 * history.square, torch.inf)
+        return f.project(mixture), dataclasses.replace(memory, history=history, target=target)
 
     def _contract(self, f: AbstractMap, at: Evaluation, memory: Descent) -> tuple[Tensor, Descent]:
         """Where the gap of f(z) is at most L times that of z."""
-        assert memory.relaxation is not None and memory.demand is not None
+        assert memory.average is not None and memory.demand is not None
         _, gap = at.measured
         accepted = gap <= memory.target
-        mixture, history = memory.history.extrapolate(at, self.ridge, accepted=accepted)
-        averaged = torch.lerp(at.z, at.image, memory.relaxation)
-        return self._choose(accepted, f.project(mixture), averaged, memory.demand * gap, history, memory)
-
-    def _race(self, at: Evaluation, memory: Descent) -> tuple[Tensor, Descent]:
-        """Past contraction, for v = Wz: the looks see to it that E falls. Relaxed, so that few steps are too long."""
-        assert memory.relaxation is not None
-        relaxed = torch.lerp(at.z, at.image, memory.relaxation)
-        mixture, history = memory.history.extrapolate(Evaluation(at.z, relaxed), self.ridge)
-        return mixture, dataclasses.replace(memory, history=history)
-
-    def _choose(
-        self, accepted: Tensor, proposal: Tensor, safe: Tensor, target: Tensor, history: History, memory: Descent
-    ) -> tuple[Tensor, Descent]:
-        """The proposal after an accepted point, else the safe step from the last one, which is always accepted."""
-        if accepted.is_cuda or torch.compiler.is_exporting() or not bool(accepted.all()):
-            proposal = torch.where(per_sample(accepted, safe), proposal, memory.safe)
-            target = torch.where(accepted, target, torch.inf)  # accepted next: nobody will ask for this point's `safe`
-        return proposal, dataclasses.replace(memory, history=history, safe=safe, target=target)
+        mixture, history = memory.history.extrapolate(at, self.ridge, accepted, memory.average)
+        target = torch.where(accepted, memory.demand * gap, torch.inf)
+        return f.project(mixture), dataclasses.replace(memory, history=history, target=target)

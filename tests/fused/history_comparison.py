@@ -15,7 +15,9 @@ def compare(dtype, memory, numbers, relaxation, masked, alone, device):
     generator = torch.Generator(device).manual_seed(0)
     batch, ridge = 3, 1e-4
     z = torch.zeros(batch, numbers, dtype=dtype, device=device)
-    got, exact = History.empty(z, memory), History.empty(z.double(), memory)
+    beta = None if relaxation == 1 else torch.tensor(relaxation, device=device)
+    got, exact = History.empty(z, memory, beta), History.empty(z.double(), memory)
+    average = torch.tensor(0.6, device=device) if masked and alone else None
     worst = 0.0
     for step in range(7):
         z, image = torch.randn(2, batch, numbers, generator=generator, device=device).to(dtype)
@@ -26,13 +28,13 @@ def compare(dtype, memory, numbers, relaxation, masked, alone, device):
         accepted = torch.rand(batch, generator=generator, device=device) < 0.7 if masked else None
         got, exact = (dataclasses.replace(history, pushed=step + 1) for history in (got, exact))
         with unittest.mock.patch.object(iterates_triton, "SMALL", numbers if alone else 0):
-            mixture = iterates_triton.extrapolate(got, z, image, ridge, relaxation, accepted)
+            mixture = iterates_triton.extrapolate(got, z, image, ridge, accepted, average)
         entry, gap = (stored[:, got.newest].double() for stored in (got.images, got.gaps))
         rounding = {"rtol": torch.finfo(dtype).eps, "atol": 4 * torch.finfo(dtype).eps}  # the interpreter truncates
         torch.testing.assert_close(entry, torch.lerp(z.double(), image.double(), relaxation), **rounding)
         torch.testing.assert_close(gap, image.double() - z.double(), **rounding)
         exact.enter(entry, gap, accepted)
-        expected = exact.mix(exact.weights(ridge))
+        expected = exact.proposal(ridge, accepted, average)
         assert torch.equal(got.valid, exact.valid)
         torch.testing.assert_close(got.gram.double(), exact.gram, rtol=1e-5, atol=1e-5 * float(exact.gram.max()))
         assert mixture.dtype == dtype

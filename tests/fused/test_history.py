@@ -52,16 +52,18 @@ def test_elimination_without_pivoting_solves_positive_definite_systems():
     torch.testing.assert_close(eliminate(A, b), torch.linalg.solve(A, b))
 
 
-def test_a_sample_that_is_not_accepted_forgets_everything():
+def test_a_sample_that_is_not_accepted_forgets_everything_and_steps_from_the_point_before():
     torch.manual_seed(0)
     points = torch.randn(4, 2, 3, 8, dtype=torch.float64)
     history = History.empty(points[0, 0], 3)
     for z, image in points[:3]:
         _, history = history.extrapolate(Evaluation(z, image), 1e-10)
     z, image = points[3]
-    mixture, history = history.extrapolate(Evaluation(z, image), 1e-10, accepted=torch.tensor([True, False, True]))
+    accepted, average = torch.tensor([True, False, True]), torch.tensor(0.6, dtype=torch.float64)
+    mixture, history = history.extrapolate(Evaluation(z, image), 1e-10, accepted, average)
     assert history.valid.tolist() == [[True] * 3, [False] * 3, [True] * 3]
-    assert torch.equal(mixture[1], image[1]) and not torch.equal(mixture[0], image[0])
+    torch.testing.assert_close(mixture[1], torch.lerp(points[2, 0, 1], points[2, 1, 1], average))
+    assert not torch.equal(mixture[0], image[0])
     torch.testing.assert_close(history.square, (image - z).square().sum(1))
 
 

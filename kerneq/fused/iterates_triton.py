@@ -5,12 +5,15 @@ Numbers moved, with N in a state: the residual reads z and the image, 2N. Enteri
 m − 1 gaps and writes two entries, mixing reads m images and writes the mixture: (2m + 4) N, which is the floor.
 """
 
+import dataclasses
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .device import processors
+from .iterates import rounding_share
 
 BLOCK = 4096  # numbers a step of a program that measures the residual
 SPAN = 16  # steps of such a program, at most
@@ -90,17 +93,11 @@ def _enter(z, image, images, gaps, beta, b, start, stop, slot, filled, numbers, 
 
 
 @triton.jit
-def _weigh(products, gram, valid, accepted, b, slot, before, ridge, COUNT, M):
-    """Enter the products in the Gram matrix, and α as `History.weights` has it, (M,); by Gauss-Jordan elimination.
-
-    Where the newest entry is not accepted, α is 1 for the one before.
-    """
+def _weigh(products, gram, b, slot, filled, ridge, COUNT, M):
+    """Enter the products in the Gram matrix: its diagonal, and α as `History.weights` has it, (M,) each; by
+    Gauss-Jordan elimination."""
     i = tl.arange(0, M)
-    row, column, held = i[:, None], i[None, :], i < COUNT
-    counts = (tl.load(valid + b * COUNT + i, mask=held, other=0) != 0) | (i == slot)
-    if accepted is not None:
-        counts = counts & (tl.load(accepted + b) != 0)
-    tl.store(valid + b * COUNT + i, counts, mask=held)
+    row, column, counts = i[:, None], i[None, :], i < filled
     place = gram + b * COUNT * COUNT + row * COUNT + column
     both = (row < COUNT) & (column < COUNT)
     G = tl.load(place, mask=both, other=0.0)
@@ -123,29 +120,76 @@ def _weigh(products, gram, valid, accepted, b, slot, before, ridge, COUNT, M):
     y = x / tl.sum(tl.where(row == column, A, 0.0), 1) * inverse
     alpha = y / tl.sum(y, 0)
     finite = tl.sum((tl.abs(alpha) < INF).to(tl.int32), 0) == M
-    alpha = tl.where(finite, alpha, (i == slot).to(tl.float32))
-    if accepted is not None:
-        alpha = tl.where(tl.load(accepted + b) != 0, alpha, (i == before).to(tl.float32))
-    return alpha
+    return square, tl.where(finite, alpha, (i == slot).to(tl.float32))
 
 
 @triton.jit
-def _mix(images, gaps, alpha, accepted, average, mixture, b, start, stop, before, filled, numbers, COUNT, M, BLOCK):
-    """Σ αⱼ imageⱼ between start and stop; less (1 − β′) of its gap where it is the entry before."""
+def _decide(
+    squares, alpha, beta, average, rate, fraction, accepted, accepts, S, length, penalty, noise, ceiling, lowers,
+    b, slot, before, M,
+):  # fmt: skip
+    """`Guard.decide`: α, 1 for the entry that a refused sample goes on from; that entry, and its gap's share to take
+    off. What a step leaves to the next, `accepts` and `lowers`, is not where it was read from: other programs of the
+    sample may still have to."""
+    i = tl.arange(0, M)
+    square = tl.sum(tl.where(i == slot, squares, 0.0), 0)
+    known = tl.load(accepted + b) != 0
+    most = tl.load(rate).to(tl.float32)
+    share = 1 - tl.load(average).to(tl.float32)
+    entry = before
+    if ceiling is None:
+        good = (square <= most * tl.sum(tl.where(i == before, squares, 0.0), 0)) | (known == 0)
+    else:
+        size, similarity, U = tl.load(length + b), tl.load(S + b), tl.load(ceiling + b)
+        half = 0.5 * size * size
+        E = half - similarity
+        if penalty is not None:
+            E += tl.load(penalty + b)
+        good = E + fraction * most * square <= U + noise * (half + tl.abs(similarity))
+        lower = tl.where(known, U, U - most * square)
+        tl.store(lowers + b, tl.where(good, tl.where(E < U, E, U), lower))
+        less = 0.0
+        if beta is not None:
+            less = 1 - tl.load(beta).to(tl.float32)
+        entry = tl.where(known, before, slot)
+        share = tl.where(known, -less, share - less)
+    tl.store(accepts + b, good)
+    return tl.where(good, alpha, (i == entry).to(tl.float32)), entry, tl.where(good, 0.0, share)
+
+
+@triton.jit
+def _mix(images, gaps, alpha, share, entry, mixture, b, start, stop, numbers, COUNT, M, BLOCK):
+    """Σ αⱼ imageⱼ between start and stop, less a share of the gap of one entry; entries without weight are not read."""
     j = tl.arange(0, M)[:, None]
-    if average is not None:
-        share = 1 - tl.load(average).to(tl.float32)
-        end = tl.where(tl.load(accepted + b) != 0, start, stop)  # nothing is read for accepted samples
+    counts = alpha[:, None] != 0
+    if share is not None:
+        end = tl.where(share != 0, stop, start)
     for block in range(start, stop, BLOCK):
         at = block + tl.arange(0, BLOCK)
         inside = at < stop
-        place = images + (b * COUNT + j) * numbers + at[None, :]
-        many = tl.load(place, mask=(j < filled) & inside[None, :], other=0.0)
+        many = tl.load(images + (b * COUNT + j) * numbers + at[None, :], mask=counts & inside[None, :], other=0.0)
         total = tl.sum(alpha[:, None] * many.to(tl.float32), 0)
-        if average is not None:
-            gap = tl.load(gaps + (b * COUNT + before) * numbers + at, mask=at < end, other=0.0)
+        if share is not None:
+            gap = tl.load(gaps + (b * COUNT + entry) * numbers + at, mask=at < end, other=0.0)
             total -= share * gap.to(tl.float32)
         tl.store(mixture + b * numbers + at, total.to(mixture.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _propose(
+    products, gram, images, gaps, beta, average, rate, fraction, accepted, accepts, S, length, penalty, noise, ceiling,
+    lowers, mixture, b, start, stop, slot, before, filled, ridge, numbers, COUNT, M, BLOCK,
+):  # fmt: skip
+    """Weigh, decide and mix between start and stop."""
+    squares, alpha = _weigh(products, gram, b, slot, filled, ridge, COUNT, M)
+    if accepted is None:
+        _mix(images, gaps, alpha, None, slot, mixture, b, start, stop, numbers, COUNT, M, BLOCK)
+    else:
+        alpha, entry, share = _decide(
+            squares, alpha, beta, average, rate, fraction, accepted, accepts, S, length, penalty, noise, ceiling,
+            lowers, b, slot, before, M,
+        )  # fmt: skip
+        _mix(images, gaps, alpha, share, entry, mixture, b, start, stop, numbers, COUNT, M, BLOCK)
 
 
 @triton.jit(do_not_specialize=["slot", "filled"])
@@ -162,7 +206,8 @@ def enter_kernel(
 
 @triton.jit(do_not_specialize=["slot", "before", "filled"])
 def mix_kernel(
-    parts, gram, valid, accepted, average, images, gaps, mixture, slot, before, filled, ridge, numbers, span,
+    parts, gram, images, gaps, beta, average, rate, fraction, accepted, accepts, S, length, penalty, noise, ceiling,
+    lowers, mixture, slot, before, filled, ridge, numbers, span,
     COUNT: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Every program of a sample weighs for itself, which is cheaper than a launch. They write the same numbers, and
@@ -170,50 +215,65 @@ def mix_kernel(
     b, count, part = tl.program_id(0).to(tl.int64), tl.num_programs(1), tl.arange(0, PARTS)[:, None]
     at = (b * count + part) * M + tl.arange(0, M)[None, :]
     products = tl.sum(tl.load(parts + at, mask=part < count, other=0.0), 0)
-    alpha = _weigh(products, gram, valid, accepted, b, slot, before, ridge, COUNT, M)
     start = tl.program_id(1) * span
     stop = tl.minimum(start + span, numbers)
-    _mix(images, gaps, alpha, accepted, average, mixture, b, start, stop, before, filled, numbers, COUNT, M, BLOCK)
+    _propose(
+        products, gram, images, gaps, beta, average, rate, fraction, accepted, accepts, S, length, penalty, noise,
+        ceiling, lowers, mixture, b, start, stop, slot, before, filled, ridge, numbers, COUNT, M, BLOCK,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["slot", "before", "filled"])
 def whole_kernel(
-    z, image, images, gaps, beta, gram, valid, accepted, average, mixture, slot, before, filled, ridge, numbers,
+    z, image, gram, images, gaps, beta, average, rate, fraction, accepted, accepts, S, length, penalty, noise, ceiling,
+    lowers, mixture, slot, before, filled, ridge, numbers,
     COUNT: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """All three for one sample a program."""
+    """All of it for one sample a program."""
     b = tl.program_id(0).to(tl.int64)
     products = _enter(z, image, images, gaps, beta, b, 0, numbers, slot, filled, numbers, COUNT, M, BLOCK)
-    alpha = _weigh(products, gram, valid, accepted, b, slot, before, ridge, COUNT, M)
     tl.debug_barrier()  # the entry is read by other threads than those that wrote it
-    _mix(images, gaps, alpha, accepted, average, mixture, b, 0, numbers, before, filled, numbers, COUNT, M, BLOCK)
+    _propose(
+        products, gram, images, gaps, beta, average, rate, fraction, accepted, accepts, S, length, penalty, noise,
+        ceiling, lowers, mixture, b, 0, numbers, slot, before, filled, ridge, numbers, COUNT, M, BLOCK,
+    )  # fmt: skip
 
 
-def extrapolate(
-    history, z: Tensor, image: Tensor, ridge: float, accepted: Tensor | None, average: Tensor | None
-) -> Tensor:
-    """The mixture (batch, numbers) after (z, image), contiguous, is entered as the newest of `history`."""
-    images, gaps, gram, valid, beta = history.images, history.gaps, history.gram, history.valid, history.relaxation
-    slot, before, filled = history.newest, history.before, history.filled
+def extrapolate(history, z: Tensor, image: Tensor, ridge: float, at) -> tuple:
+    """The mixture (batch, numbers) after (z, image), contiguous, is entered as the newest of `history`; its guard."""
+    images, gaps, gram, beta, guard = history.images, history.gaps, history.gram, history.relaxation, history.guard
     batch, count, numbers = images.shape
     M = max(4, triton.next_power_of_2(count))
     block = min(TILE // M, max(16, triton.next_power_of_2(numbers)))
     mixture = torch.empty_like(image)
+    if guard is None:
+        after, checks = None, (None, None, 0.0, *[None] * 5, 0.0, None, None)
+    else:
+        ceiling = guard.ceiling
+        after = dataclasses.replace(
+            guard,
+            accepted=torch.empty_like(guard.accepted),
+            ceiling=None if ceiling is None else torch.empty_like(ceiling),
+        )
+        checks = (
+            guard.average, guard.rate, guard.fraction, guard.accepted, after.accepted,
+            at.similarity, at.length, at.penalty, rounding_share(image), ceiling, after.ceiling,
+        )  # fmt: skip
+    places = (history.newest, history.before, history.filled, ridge, numbers)
     with torch.cuda.device_of(image):
         if numbers <= SMALL:
-            whole_kernel[(batch,)](
-                z, image, images, gaps, beta, gram, valid, accepted, average, mixture, slot, before, filled, ridge,
-                numbers, count, M, block,
-            )  # fmt: skip
-            return mixture
+            whole_kernel[(batch,)](z, image, gram, images, gaps, beta, *checks, mixture, *places, count, M, block)
+            return mixture, after
         # A program's numbers, in whole blocks: few enough that all multiprocessors are busy.
         shares = min(triton.cdiv(numbers, block), triton.cdiv(PROGRAMS * processors(image), batch))
         span = triton.cdiv(triton.cdiv(numbers, shares), block) * block
         splits = triton.cdiv(numbers, span)
         parts = gram.new_empty(batch, splits, M)
-        enter_kernel[(batch, splits)](z, image, images, gaps, beta, parts, slot, filled, numbers, span, count, M, block)
+        enter_kernel[(batch, splits)](
+            z, image, images, gaps, beta, parts, history.newest, history.filled, numbers, span, count, M, block
+        )
         mix_kernel[(batch, splits)](
-            parts, gram, valid, accepted, average, images, gaps, mixture, slot, before, filled, ridge, numbers, span,
+            parts, gram, images, gaps, beta, *checks, mixture, *places, span,
             count, M, block, triton.next_power_of_2(splits),
         )  # fmt: skip
-    return mixture
+    return mixture, after

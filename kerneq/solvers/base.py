@@ -1,6 +1,7 @@
 """What a solver is, and `solve`: the one loop that runs every solver, each sample on its own."""
 
 import abc
+import contextlib
 import dataclasses
 import sys
 from typing import Any, Generic, TypeVar
@@ -89,9 +90,10 @@ def solve(
         if space is not f and stride < max_steps and bool((record.codes != Status.CONVERGED.code).any()):
             exact = f.measure(f.evaluate(value))  # what was measured on the way to a failure need not be z's residual
             record = dataclasses.replace(record, residual=exact.residual, gap=exact.gap)
-    gap, residual, steps, codes = (
-        t.to(value.device) for t in (record.gap, record.residual, record.steps, record.codes)
-    )
+    pairs = ((record.gap, record.residual), (record.steps, record.codes))
+    if record.gap.device != value.device:  # two transfers, not four
+        pairs = tuple(torch.stack(pair).to(value.device).unbind() for pair in pairs)  # type: ignore[assignment]
+    (gap, residual), (steps, codes) = pairs
     return settle(Solution(value, residual, steps, codes, tol, f.error_bound(gap)), on_failure)
 
 
@@ -125,6 +127,8 @@ def _iterate(
     record = SampleRecord.open(len(at.z), tol, at.image.dtype) if looking else None
     finished: list[tuple[SampleRecord, Tensor]] = []  # samples that have left the computation, with their values
     z, best = at.z, at.value
+    casting = torch.is_autocast_enabled(z.device.type)  # which is for f only, not for the solver's small systems
+    quiet = torch.autocast(z.device.type, enabled=False) if casting else contextlib.nullcontext()
     for step in range(1, max_steps + 1):
         if step > 1:
             at = f.evaluate(z, *solver.needs(f))
@@ -141,7 +145,7 @@ def _iterate(
                 break
         moves = solver.steady or step == 1
         if moves or not last:
-            with torch.autocast(at.z.device.type, enabled=False):  # for f only, not for the solver's small systems
+            with quiet:
                 memory = solver.init(f, at.z) if step == waits + 1 else memory
                 for each in (*passed, at):
                     z, memory = solver.step(f, each, memory)

@@ -31,7 +31,7 @@ class Proximal(AbstractSolver[History | None]):
     linear one for norm < 1) it cannot diverge; elsewhere E may fall for ever.
     """
 
-    memory: int = 5  # m; 0 for the bare step
+    memory: int = 4  # m; 0 for the bare step
     ridge: float = 1e-10
     fraction: float = 0.1  # of the guaranteed decrease that a proposal must achieve
     in_features: bool = True  # solve for v = Wz where that can be done; otherwise for z

@@ -15,7 +15,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
-from .fused.iterates import relative_residual
+from .fused.iterates import relative_residual, rounding_share
 from .kernels.base import AbstractKernel, Binding, Slope
 from .operators import BoundOperator, bound
 from .prox import AbstractProx, ReLU
@@ -26,14 +26,16 @@ NEAR = 8.0  # times `tol`: from there on the residual of z is measured where v i
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Everything one evaluation at z tells; energies are per sample."""
+    """Everything one evaluation at z tells; the parts of E(z) are per sample, and added up only if somebody looks."""
 
     z: Tensor
     image: Tensor  # f(z)
     drive: Tensor | None = None  # d(z)
-    energy: Tensor | None = None  # E(z)
-    rounding: Tensor | None = None  # how far E(z) may be off by rounding alone
+    similarity: Tensor | None = None  # S(z), where E(z) was wanted
+    length: Tensor | None = None  # ‖z‖
+    penalty: Tensor | None = None  # 1ᵀφ(z); None: 0
     state: Tensor | None = None  # what z stands for, where the map lives in another space than the equilibrium
+    slope: Slope | None = None  # of S at that state, where it was needed
 
     @functools.cached_property
     def gap(self) -> Tensor:
@@ -44,6 +46,21 @@ class Evaluation:
     def measured(self) -> tuple[Tensor, Tensor]:
         """‖f(z) − z‖ / ‖f(z)‖ and ‖f(z) − z‖ of each sample."""
         return relative_residual(self)
+
+    @functools.cached_property
+    def energy(self) -> Tensor | None:
+        """E(z) = ½‖z‖² + 1ᵀφ(z) − S(z)."""
+        if self.similarity is None or self.length is None:
+            return None
+        half = 0.5 * self.length.square()
+        return (half if self.penalty is None else half + self.penalty) - self.similarity
+
+    @functools.cached_property
+    def rounding(self) -> Tensor | None:
+        """How far E(z) may be off by rounding alone."""
+        if self.similarity is None or self.length is None:
+            return None
+        return rounding_share(self.image) * (0.5 * self.length.square() + self.similarity.abs())
 
     @property
     def value(self) -> Tensor:
@@ -158,18 +175,8 @@ class AbstractMap(abc.ABC):
         """Whether the equation can be solved for v = Wz."""
         return False
 
-    @property
-    def limit(self) -> float:
-        """What L is held under, whatever the weights: known without a look at the device; infinite where nothing is."""
-        return math.inf
-
-    @property
-    def guarded(self) -> bool:
-        """Whether a sample is given up whose merit rises above where it started, or above its best since then."""
-        return False
-
-    def in_features(self, guarded: bool = False) -> "FeatureMap":
-        """The same equation for v = Wz; `guarded` by E(z)."""
+    def in_features(self) -> "FeatureMap":
+        """The same equation for v = Wz."""
         raise TypeError(
             "`InFeatures` needs the equation of a cell with a radial or a linear kernel; give the solver itself for "
             f"others, got {type(self).__name__}."
@@ -283,11 +290,7 @@ class Equation(AbstractMap):
     @property
     def contraction(self) -> Tensor | None:
         """L, where `norm` holds it under 1 (σ is nonexpansive), everywhere: a curved inner kernel promises less."""
-        return self.bound if self.has_features and self.limit <= 1 else None
-
-    @property
-    def limit(self) -> float:
-        return self.binding.limit
+        return self.bound if self.has_features and self.binding.limit <= 1 else None
 
     @property
     def has_features(self) -> bool:
@@ -327,10 +330,10 @@ class Equation(AbstractMap):
 
     def products(
         self, z: Tensor, drive: bool, energy: bool
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """f(z) and, where they are wanted, d(z) and E(z) with its rounding error."""
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """f(z) and, where they are wanted, d(z) and the parts of E(z)."""
         slope = self.kernel.differentiate(self.binding, z, self.operator(z), value=energy)
-        return *self.image(slope, drive), *self.total(z, slope.value)
+        return *self.image(slope, drive), *self.parts(z, slope)
 
     def image(self, slope: Slope, drive: bool) -> tuple[Tensor, Tensor | None]:
         """σ(∂S/∂z + Wᵀ ∂S/∂v) and, where it is wanted, its argument d."""
@@ -343,13 +346,14 @@ class Equation(AbstractMap):
         d = d if slope.dz is None else d + slope.dz
         return self.prox(d), d
 
-    def total(self, z: Tensor, similarity: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """E = ½‖z‖² + 1ᵀφ(z) − S of each sample, and how far rounding may have put it off."""
-        if similarity is None:
-            return None, None
-        half = 0.5 * per_sample_norm(z).square()
-        rounding = 16 * torch.finfo(z.dtype).eps * (half + similarity.abs())
-        return half + self.prox.penalty(z) - similarity, rounding
+    def parts(
+        self, z: Tensor, slope: Slope, feasible: bool = False
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """S, ‖z‖ and 1ᵀφ(z) of each sample, where S is known; `feasible`: φ(z) is finite."""
+        if slope.value is None:
+            return None, None, None
+        free = feasible and self.prox.indicator
+        return slope.value, per_sample_norm(z), None if free else self.prox.penalty(z)
 
     def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
         """At z = 0 (None) there is no Wz to compute; the z of the evaluation holds one zero for all entries."""
@@ -358,7 +362,7 @@ class Equation(AbstractMap):
         slope = self.kernel.differentiate(self.binding, None, None, value=energy)
         image, d = self.image(slope, drive)
         zero = image.new_zeros(()).expand_as(image)
-        return Evaluation(zero, image, d, *self.total(zero, slope.value))
+        return Evaluation(zero, image, d, *self.parts(zero, slope))
 
     def descend(self, at: Evaluation) -> Tensor:
         """T(z) = prox_{αφ}((1 − α) z + α d(z)), α = 2/(2 + L): the relaxation is inside the prox.
@@ -384,8 +388,8 @@ class Equation(AbstractMap):
         self.last.take(z)
         return dataclasses.replace(super().linearise(z), prox=self.prox)
 
-    def in_features(self, guarded: bool = False) -> "FeatureMap":
-        return FeatureMap(self, guarded) if self.has_features else super().in_features()
+    def in_features(self) -> "FeatureMap":
+        return FeatureMap(self) if self.has_features else super().in_features()
 
     def feature_adjoint(self, z: Tensor) -> "FeatureAdjoint | None":
         if not self.has_features:
@@ -428,15 +432,20 @@ def _compiled(kind: Hashable) -> Any:
 class FeatureMap(AbstractMap):
     """The equation for v = Wz, which is smaller than z: v ↦ Wσ(Wᵀ∂S/∂v + ∂S/∂z), where σ(…) is z.
 
-    As Lipschitz as the equation itself: ‖W‖² times that of ∂S/∂v.
+    As Lipschitz as the equation itself: ‖W‖² times that of ∂S/∂v. Its energy is that of z, the state of the image.
     """
 
     equation: Equation
-    guarded: bool = False  # by E(z), which comes out of products that the residual of z needs too
 
     @property
     def bound(self) -> Tensor:
         return self.equation.bound
+
+    @property
+    def stretch(self) -> Tensor:
+        """‖W‖²."""
+        binding = self.equation.binding
+        return (binding.operator_norm * binding.scale).detach().square()
 
     @property
     def contraction(self) -> Tensor | None:
@@ -445,33 +454,38 @@ class FeatureMap(AbstractMap):
     @functools.cached_property
     def nearness(self) -> Tensor | float:
         """Times `tol`: the residual of v under which that of z is measured."""
-        return NEAR if self.equation.limit <= 1 else NEAR / self.bound.clamp(1, NEAR)
+        return NEAR if self.equation.binding.limit <= 1 else NEAR / self.bound.clamp(1, NEAR)
 
     def __call__(self, v: Tensor) -> Tensor:
         return self.evaluate(v).image
 
     def evaluate(self, v: Tensor, drive: bool = False, energy: bool = False) -> Evaluation:
-        z = self.lift(v)
-        return Evaluation(v, self.equation.last.keep(z, self.equation.operator(z)), state=z)
+        return self._mapped(v, self.lift(v), energy)
 
     def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
-        """At v = Wz₀; without a z₀ at v = 0, where there is no Wz to compute. The energy is that of z₀."""
-        f, v = self.equation, None
+        """At v = Wz₀; without a z₀ at v = 0, where there is no Wz to compute."""
+        v = None
         if z0 is not None:
             _check_start(z0)
-            v = f.operator(z0)
-        slope = f.kernel.differentiate(f.binding, v if z0 is None else z0, v, value=self.guarded)
-        z = f.image(slope, drive=False)[0]
+            v = self.equation.operator(z0)
+        return self._mapped(v, self.lift(v), energy)
+
+    def _mapped(self, v: Tensor | None, z: Tensor, energy: bool) -> Evaluation:
+        """The evaluation at v (None: 0), where z is known."""
+        f = self.equation
         image = f.last.keep(z, f.operator(z))
-        E, rounding = f.total(z.new_zeros(()).expand_as(z) if z0 is None else z0, slope.value)
-        return Evaluation(torch.zeros_like(image) if v is None else v, image, None, E, rounding, state=z)
+        v = torch.zeros_like(image) if v is None else v
+        if not energy:
+            return Evaluation(v, image, state=z)
+        slope = f.kernel.differentiate(f.binding, z, image, value=True)
+        return Evaluation(v, image, None, *f.parts(z, slope, feasible=True), z, slope)
 
     def answer(self, at: Evaluation, following: Tensor) -> Tensor:
         """z = σ(…) is a step further than v already."""
         return at.value
 
-    def lift(self, v: Tensor) -> Tensor:
-        """z = σ(Wᵀ∂S/∂v + ∂S/∂z) at v."""
+    def lift(self, v: Tensor | None) -> Tensor:
+        """z = σ(Wᵀ∂S/∂v + ∂S/∂z) at v (None: 0)."""
         f = self.equation
         slope = f.kernel.differentiate(f.binding, v, v, value=False)  # whatever stands for z is not looked at
         return f.image(slope, drive=False)[0]
@@ -485,17 +499,13 @@ class FeatureMap(AbstractMap):
         f, z = self.equation, at.value
         near, gap = at.measured
         far = None if tol is None else near > self.nearness * tol
-        measures = far is None or not bool(far.all())
-        if not measures and not self.guarded:
-            return Measurement(near, gap, near)
-        slope = f.kernel.differentiate(f.binding, z, at.image, value=self.guarded)
-        E, rounding = f.total(z, slope.value)
-        merit = near if E is None else E
-        if measures:
+        merit = near if at.energy is None else at.energy
+        if far is None or not bool(far.all()):
+            slope = at.slope or f.kernel.differentiate(f.binding, z, at.image, value=False)
             residual, distance = Evaluation(z, f.image(slope, drive=False)[0]).measured
             near = residual if far is None else torch.where(far, near, residual)
             gap = distance if far is None else torch.where(far, gap, distance)
-        return Measurement(near, gap, merit, rounding)
+        return Measurement(near, gap, merit, at.rounding)
 
     def rows(self, index: Tensor) -> Self:
         return dataclasses.replace(self, equation=self.equation.rows(index))

@@ -5,7 +5,7 @@ To add one: subclass `AbstractProx`, say what prox_{αφ}, φ and the slope of p
 
 import abc
 import dataclasses
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ Scale = float | Tensor
 
 class AbstractProx(abc.ABC):
     """prox_{αφ}(d) = argmin_z ½‖z − d‖² + α·φ(z), elementwise; α = 0 projects onto the domain of φ."""
+
+    indicator: ClassVar[bool] = False  # φ is zero wherever it is finite
 
     @abc.abstractmethod
     def __call__(self, d: Tensor, scale: Scale = 1.0) -> Tensor: ...
@@ -34,6 +36,8 @@ class AbstractProx(abc.ABC):
 @dataclasses.dataclass(frozen=True)
 class ReLU(AbstractProx):
     """φ is the indicator of z ≥ 0, and prox_{αφ}(d) = max(d, 0) for every α."""
+
+    indicator: ClassVar[bool] = True
 
     def __call__(self, d: Tensor, scale: Scale = 1.0) -> Tensor:
         return torch.relu(d)
@@ -70,6 +74,8 @@ class SoftThreshold(AbstractProx):
 @dataclasses.dataclass(frozen=True)
 class Identity(AbstractProx):
     """φ = 0: no nonlinearity, the hidden problem is smooth."""
+
+    indicator: ClassVar[bool] = True
 
     def __call__(self, d: Tensor, scale: Scale = 1.0) -> Tensor:
         return d

@@ -38,8 +38,8 @@ class Watched(AbstractSolver[Any]):
     def needs(self, f: AbstractMap) -> tuple[bool, bool]:
         return self.solver.needs(f)
 
-    def space(self, f: AbstractMap, looks: bool) -> AbstractMap:
-        return self.solver.space(f, looks)
+    def space(self, f: AbstractMap) -> AbstractMap:
+        return self.solver.space(f)
 
     def init(self, f: AbstractMap, z0: Tensor) -> Any:
         return self.solver.init(f, z0)

@@ -3,6 +3,7 @@
 The one place that decides whether a Triton program may take the place of plain PyTorch.
 """
 
+import functools
 import importlib.util
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
@@ -19,9 +20,16 @@ HALF = (torch.bfloat16, torch.float16)
 FLOATS = (*HALF, torch.float32)
 
 
+@functools.cache
+def _properties(card: int) -> tuple[tuple[int, int], int]:
+    """Compute capability and multiprocessors of a card: asked at every launch, and PyTorch takes its time to answer."""
+    found = torch.cuda.get_device_properties(card)
+    return (found.major, found.minor), found.multi_processor_count
+
+
 def capability(t: Tensor) -> tuple[int, int]:
     """The compute capability of the tensor's card; (0, 0) where there is none, or none by NVIDIA."""
-    return torch.cuda.get_device_capability(t.device) if t.is_cuda and torch.version.cuda is not None else (0, 0)
+    return _properties(t.get_device())[0] if t.is_cuda and torch.version.cuda is not None else (0, 0)
 
 
 def runs_triton(t: Tensor, dtypes: Collection[torch.dtype] = FLOATS) -> bool:
@@ -58,7 +66,7 @@ def differentiable(
 
 def processors(t: Tensor) -> int:
     """The number of multiprocessors of the tensor's card; 2 on a CPU, for Triton's interpreter."""
-    return torch.cuda.get_device_properties(t.device).multi_processor_count if t.is_cuda else 2
+    return _properties(t.get_device())[1] if t.is_cuda else 2
 
 
 def run_on_streams(functions: Sequence[Callable[[Tensor], T]], inputs: Sequence[Tensor], overlap: bool) -> list[T]:

@@ -13,7 +13,7 @@ _MOST = 16  # entries the kernels hold in registers
 
 
 class PointAndImage(Protocol):
-    """What one evaluation of f tells: z, f(z) and f(z) − z, (batch, ...) each."""
+    """What one evaluation of f tells: z, f(z) and f(z) − z, (batch, ...) each; E and its parts, (batch,)."""
 
     @property
     def z(self) -> Tensor: ...
@@ -21,6 +21,16 @@ class PointAndImage(Protocol):
     def image(self) -> Tensor: ...
     @property
     def gap(self) -> Tensor: ...
+    @property
+    def similarity(self) -> Tensor | None: ...
+    @property
+    def length(self) -> Tensor | None: ...
+    @property
+    def penalty(self) -> Tensor | None: ...
+    @property
+    def energy(self) -> Tensor | None: ...
+    @property
+    def rounding(self) -> Tensor | None: ...
 
 
 def relative_residual(at: PointAndImage) -> tuple[Tensor, Tensor]:
@@ -42,6 +52,11 @@ def relative_residual(at: PointAndImage) -> tuple[Tensor, Tensor]:
     limits = torch.finfo(size.dtype)
     size = torch.maximum(size, limits.eps * gap)  # f(z) = 0 at z ≠ 0 is far away, but nothing infinite
     return gap / size.clamp_min(limits.tiny), gap
+
+
+def rounding_share(image: Tensor) -> float:
+    """Of the terms of an energy: how far their sum may be off by rounding alone."""
+    return 16 * torch.finfo(image.dtype).eps
 
 
 def flat(z: Tensor, last: bool) -> Tensor:
@@ -85,6 +100,53 @@ def eliminate(A: Tensor, b: Tensor) -> Tensor:
 
 @final
 @dataclasses.dataclass(frozen=True)
+class Guard:
+    """Which new entries a history accepts, and how it goes on from one that it refuses, sample by sample.
+
+    By the gap, for a map that does not expand: ‖gap‖² may be `rate` times that of the entry before, and anything after
+    a refused one. From a refused entry it goes on by the averaged step z + β(image − z) from the entry before.
+
+    By the energy E, which is no higher at the image than the evaluation says: E must lie below U, the `ceiling`, by
+    `fraction` · `rate` · ‖gap‖², and is the next U. From a refused entry it goes back to the last image, where E ≤ U;
+    from one that is refused after another, by averaged steps, which lower E, and therefore U, by `rate` · ‖gap‖².
+    """
+
+    accepted: Tensor  # (batch,): whether the newest entry was
+    average: Tensor  # β, a number
+    rate: Tensor  # a number
+    fraction: float = 1.0
+    ceiling: Tensor | None = None  # (batch,): U; None: by the gap
+
+    def decide(self, history: "History", at: PointAndImage) -> tuple["Guard", Tensor | None]:
+        """The guard after the newest entry, and where refused samples go on, (batch, numbers); None if there are none.
+
+        Entries hold z + β′(image − z), β′ the relaxation of the history.
+        """
+        known, square, beta = self.accepted, history.square, history.relaxation
+        if self.ceiling is None:
+            ceiling = None
+            accepted = ~known | (square <= self.rate * history.gram[:, history.before, history.before])
+        else:
+            assert at.energy is not None and at.rounding is not None
+            accepted = at.energy + self.fraction * self.rate * square <= self.ceiling + at.rounding
+            lower = torch.where(known, self.ceiling, self.ceiling - self.rate * square)
+            ceiling = torch.where(accepted, torch.minimum(self.ceiling, at.energy), lower)
+        guard = dataclasses.replace(self, accepted=accepted, ceiling=ceiling)
+        if accepted.is_cpu and not torch.compiler.is_exporting() and bool(accepted.all()):
+            return guard, None
+        image, gap = history.images[:, history.before], history.gaps[:, history.before]
+        if self.ceiling is None:
+            return guard, image - (1 - self.average) * gap
+        whole = image if beta is None else image + (1 - beta) * gap
+        averaged = (
+            history.images[:, history.newest]
+            - ((1 if beta is None else beta) - self.average) * (history.gaps[:, history.newest])
+        )
+        return guard, torch.where(known.unsqueeze(1), whole, averaged)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
 class History:
     """Ring buffers of m entries a sample. A new entry costs one row of the Gram matrix, not the whole of it.
 
@@ -94,63 +156,69 @@ class History:
     images: Tensor  # (batch, m, numbers)
     gaps: Tensor  # (batch, m, numbers)
     gram: Tensor  # (batch, m, m): ⟨gapᵢ, gapⱼ⟩, float32 at least
-    valid: Tensor  # (batch, m): the entries that count
+    relaxation: Tensor | None = None  # β, a number: what is mixed are z + β(image − z); None: the images, β = 1
+    guard: Guard | None = None  # with one, two entries at least
     pushed: int = 0
     last: bool = False  # the numbers stand in channels-last order, as the first image did
 
     @classmethod
-    def empty(cls, z: Tensor, memory: int) -> Self:
+    def empty(cls, z: Tensor, memory: int, relaxation: Tensor | None = None, guard: Guard | None = None) -> Self:
         """Room for `memory` entries of states like z, (batch, ...)."""
         batch, numbers = len(z), z[0].numel()
         return cls(
             z.new_empty(batch, memory, numbers),
             z.new_empty(batch, memory, numbers),
             z.new_zeros(batch, memory, memory, dtype=working_dtype(z.dtype)),
-            torch.zeros(batch, memory, dtype=torch.bool, device=z.device),
+            relaxation,
+            guard,
         )
 
     @property
     def newest(self) -> int:
         """The slot of the last entry."""
-        return (self.pushed - 1) % self.valid.shape[1]
+        return (self.pushed - 1) % self.gram.shape[1]
+
+    @property
+    def before(self) -> int:
+        """The slot of the entry before it; its own where there is none."""
+        return (self.pushed - 2) % self.gram.shape[1] if self.pushed > 1 else self.newest
 
     @property
     def filled(self) -> int:
         """The slots ever written."""
-        return min(self.pushed, self.valid.shape[1])
+        return min(self.pushed, self.gram.shape[1])
 
     @property
     def square(self) -> Tensor:
         """‖gap‖² of the last entry."""
         return self.gram[:, self.newest, self.newest]
 
-    def extrapolate(
-        self, at: PointAndImage, ridge: float, relaxation: float = 1.0, accepted: Tensor | None = None
-    ) -> tuple[Tensor, Self]:
-        """Enter z + β(image − z) with its gap, image − z, in place of the oldest entry; then mix.
+    def extrapolate(self, at: PointAndImage, ridge: float) -> tuple[Tensor, Self]:
+        """Enter z + β(image − z) and its gap, image − z, in place of the oldest entry; then mix, as the guard allows.
 
-        A sample that is not `accepted` forgets all of its entries, this one too.
+        Refused entries stay: they tell as much of the map as the others.
         """
         last = self.last if self.pushed else is_channels_last(at.image)
         entered = dataclasses.replace(self, pushed=self.pushed + 1, last=last)
-        ridge = max(ridge, 8 * self.valid.shape[1] * torch.finfo(self.gram.dtype).eps)
+        ridge = max(ridge, 8 * self.gram.shape[1] * torch.finfo(self.gram.dtype).eps)
         if entered.on_triton:
             from .iterates_triton import extrapolate
 
             z, image = flat(at.z, last), flat(at.image, last)
-            mixture = extrapolate(entered, z.contiguous(), image.contiguous(), ridge, relaxation, accepted)
+            mixture, guard = extrapolate(entered, z.contiguous(), image.contiguous(), ridge, at)
         else:
-            image = at.image if relaxation == 1 else torch.lerp(at.z, at.image, relaxation)
-            entered.enter(flat(image, last), flat(at.gap, last), accepted)
-            mixture = entered.mix(entered.weights(ridge))
-        return unflat(mixture, at.image, last), entered
+            beta = self.relaxation
+            image = at.image if beta is None else torch.lerp(at.z, at.image, beta.to(at.image.dtype))
+            entered.enter(flat(image, last), flat(at.gap, last))
+            mixture, guard = entered.proposal(ridge, at)
+        return unflat(mixture, at.image, last), dataclasses.replace(entered, guard=guard)
 
     @property
     def on_triton(self) -> bool:
         """Whether the Triton programs do it."""
         return self.images.shape[1] <= _MOST and runs_triton(self.images)
 
-    def enter(self, image: Tensor, gap: Tensor, accepted: Tensor | None) -> None:
+    def enter(self, image: Tensor, gap: Tensor) -> None:
         """Write the newest entry: it is counted already."""
         slot, filled = self.newest, self.filled
         self.images[:, slot] = image
@@ -158,23 +226,27 @@ class History:
         row = inner(self.gaps[:, :filled], gap)  # slots never written need no product
         self.gram[:, slot, :filled] = row
         self.gram[:, :filled, slot] = row
-        self.valid[:, slot] = True
-        if accepted is not None:
-            self.valid.logical_and_(accepted.unsqueeze(1))
+
+    def proposal(self, ridge: float, at: PointAndImage) -> tuple[Tensor, Guard | None]:
+        """The mixture, or where the guard sends those whose newest entry it refuses, (batch, numbers)."""
+        guard, back = (None, None) if self.guard is None else self.guard.decide(self, at)
+        mixture = self.mix(self.weights(ridge))
+        if guard is None or back is None:
+            return mixture, guard
+        return torch.where(guard.accepted.unsqueeze(1), mixture, back), guard
 
     def weights(self, ridge: float) -> Tensor:
-        """α minimising ‖Σ αⱼ gapⱼ‖² with Σ αⱼ = 1, (batch, m).
+        """α minimising ‖Σ αⱼ gapⱼ‖² with Σ αⱼ = 1, (batch, filled).
 
         Solved on the Gram matrix of unit gaps, plus a ridge relative to it: entries of very different size do not
         spoil its condition, and a sample that is already exact (a zero gap) takes that entry alone.
         """
-        size = self.gram.diagonal(dim1=1, dim2=2).clamp_min(torch.finfo(self.gram.dtype).tiny).sqrt()
-        size = torch.where(self.valid, size, torch.inf)
-        inverse = torch.where(self.valid, size.amin(1, keepdim=True) / size, 0.0)
-        unit = self.gram / (size.unsqueeze(1) * size.unsqueeze(2))
-        eye = torch.eye(self.valid.shape[1], dtype=unit.dtype, device=unit.device)
-        both = self.valid.unsqueeze(1) & self.valid.unsqueeze(2)
-        unit = torch.where(both & unit.isfinite(), unit, 0.0) * (1 - eye) + eye * (1 + ridge)
+        gram = self.gram[:, : self.filled, : self.filled]
+        size = gram.diagonal(dim1=1, dim2=2).clamp_min(torch.finfo(gram.dtype).tiny).sqrt()
+        inverse = size.amin(1, keepdim=True) / size
+        unit = gram / (size.unsqueeze(1) * size.unsqueeze(2))
+        eye = torch.eye(self.filled, dtype=unit.dtype, device=unit.device)
+        unit = torch.where(unit.isfinite(), unit, 0.0) * (1 - eye) + eye * (1 + ridge)
         x = torch.linalg.solve_ex(unit, inverse)[0] if unit.is_cpu else eliminate(unit, inverse)
         y = inverse * x  # stored as `inverse` is: LAPACK's order of x would slow down the mixing
         alpha = y / y.sum(1, keepdim=True)
@@ -184,5 +256,4 @@ class History:
 
     def mix(self, alpha: Tensor) -> Tensor:
         """Σ αⱼ imageⱼ, (batch, numbers)."""
-        alpha = alpha[:, None, : self.filled].to(self.images.dtype)
-        return torch.bmm(alpha, self.images[:, : self.filled]).squeeze(1)
+        return torch.bmm(alpha[:, None].to(self.images.dtype), self.images[:, : self.filled]).squeeze(1)

@@ -1,9 +1,11 @@
-"""The residual in one pass over memory, and a `History`: enter, weigh and mix in three launches, or in one where
+"""The residual in one pass over memory, and a `History`: enter, weigh and mix in two launches, or in one where
 samples are small.
 
 Numbers moved, with N in a state: the residual reads z and the image, 2N. Entering reads z, the image and the other
 m − 1 gaps and writes two entries, mixing reads m images and writes the mixture: (2m + 4) N, which is the floor.
 """
+
+import dataclasses
 
 import torch
 import triton
@@ -11,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .device import processors
+from .iterates import rounding_share
 
 BLOCK = 4096  # numbers a step of a program that measures the residual
 SPAN = 16  # steps of such a program, at most
@@ -67,7 +70,7 @@ def residual_and_gap(z: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _enter(z, image, images, gaps, b, start, stop, slot, filled, numbers, BETA, COUNT, M, BLOCK):
+def _enter(z, image, images, gaps, beta, b, start, stop, slot, filled, numbers, COUNT, M, BLOCK):
     """Write the entry between start and stop; ⟨gapⱼ, gap⟩ there, (M,)."""
     j = tl.arange(0, M)[:, None]
     others = (j < filled) & (j != slot)
@@ -79,8 +82,8 @@ def _enter(z, image, images, gaps, b, start, stop, slot, filled, numbers, BETA, 
         f = tl.load(image + b * numbers + at, mask=inside, other=0.0).to(tl.float32)
         wide = f - tl.load(z + b * numbers + at, mask=inside, other=0.0).to(tl.float32)
         gap = wide.to(gaps.dtype.element_ty)
-        if BETA != 1:
-            f -= (1 - BETA) * wide
+        if beta is not None:
+            f -= (1 - tl.load(beta).to(tl.float32)) * wide
         tl.store(images + entry + at, f.to(images.dtype.element_ty), mask=inside)
         tl.store(gaps + entry + at, gap, mask=inside)
         many = tl.load(gaps + (b * COUNT + j) * numbers + at[None, :], mask=others & inside[None, :], other=0.0)
@@ -90,14 +93,11 @@ def _enter(z, image, images, gaps, b, start, stop, slot, filled, numbers, BETA, 
 
 
 @triton.jit
-def _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M):
-    """Enter the products in the Gram matrix, and α as `History.weights` has it, (M,); by Gauss-Jordan elimination."""
+def _weigh(products, gram, b, slot, filled, ridge, COUNT, M):
+    """Enter the products in the Gram matrix: its diagonal, and α as `History.weights` has it, (M,) each; by
+    Gauss-Jordan elimination."""
     i = tl.arange(0, M)
-    row, column, held = i[:, None], i[None, :], i < COUNT
-    counts = (tl.load(valid + b * COUNT + i, mask=held, other=0) != 0) | (i == slot)
-    if accepted is not None:
-        counts = counts & (tl.load(accepted + b) != 0)
-    tl.store(valid + b * COUNT + i, counts, mask=held)
+    row, column, counts = i[:, None], i[None, :], i < filled
     place = gram + b * COUNT * COUNT + row * COUNT + column
     both = (row < COUNT) & (column < COUNT)
     G = tl.load(place, mask=both, other=0.0)
@@ -120,92 +120,160 @@ def _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M):
     y = x / tl.sum(tl.where(row == column, A, 0.0), 1) * inverse
     alpha = y / tl.sum(y, 0)
     finite = tl.sum((tl.abs(alpha) < INF).to(tl.int32), 0) == M
-    return tl.where(finite, alpha, (i == slot).to(tl.float32))
+    return square, tl.where(finite, alpha, (i == slot).to(tl.float32))
 
 
 @triton.jit
-def _mix(images, alpha, mixture, b, start, stop, filled, numbers, COUNT, M, BLOCK):
-    """Σ αⱼ imageⱼ between start and stop."""
+def _decide(
+    squares, alpha, beta, average, rate, fraction, accepted, accepts, S, length, penalty, noise, ceiling, lowers,
+    b, slot, before, M,
+):  # fmt: skip
+    """`Guard.decide`: α, 1 for the entry that a refused sample goes on from; that entry, and its gap's share to take
+    off. What a step leaves to the next, `accepts` and `lowers`, is not where it was read from: other programs of the
+    sample may still have to."""
+    i = tl.arange(0, M)
+    square = tl.sum(tl.where(i == slot, squares, 0.0), 0)
+    known = tl.load(accepted + b) != 0
+    most = tl.load(rate).to(tl.float32)
+    share = 1 - tl.load(average).to(tl.float32)
+    entry = before
+    if ceiling is None:
+        good = (square <= most * tl.sum(tl.where(i == before, squares, 0.0), 0)) | (known == 0)
+    else:
+        size, similarity, U = tl.load(length + b), tl.load(S + b), tl.load(ceiling + b)
+        half = 0.5 * size * size
+        E = half - similarity
+        if penalty is not None:
+            E += tl.load(penalty + b)
+        good = E + fraction * most * square <= U + noise * (half + tl.abs(similarity))
+        lower = tl.where(known, U, U - most * square)
+        tl.store(lowers + b, tl.where(good, tl.where(E < U, E, U), lower))
+        less = 0.0
+        if beta is not None:
+            less = 1 - tl.load(beta).to(tl.float32)
+        entry = tl.where(known, before, slot)
+        share = tl.where(known, -less, share - less)
+    tl.store(accepts + b, good)
+    return tl.where(good, alpha, (i == entry).to(tl.float32)), entry, tl.where(good, 0.0, share)
+
+
+@triton.jit
+def _mix(images, gaps, alpha, share, entry, mixture, b, start, stop, numbers, COUNT, M, BLOCK):
+    """Σ αⱼ imageⱼ between start and stop, less a share of the gap of one entry; entries without weight are not read."""
     j = tl.arange(0, M)[:, None]
+    counts = alpha[:, None] != 0
+    if share is not None:
+        end = tl.where(share != 0, stop, start)
     for block in range(start, stop, BLOCK):
         at = block + tl.arange(0, BLOCK)
         inside = at < stop
-        place = images + (b * COUNT + j) * numbers + at[None, :]
-        many = tl.load(place, mask=(j < filled) & inside[None, :], other=0.0)
+        many = tl.load(images + (b * COUNT + j) * numbers + at[None, :], mask=counts & inside[None, :], other=0.0)
         total = tl.sum(alpha[:, None] * many.to(tl.float32), 0)
+        if share is not None:
+            gap = tl.load(gaps + (b * COUNT + entry) * numbers + at, mask=at < end, other=0.0)
+            total -= share * gap.to(tl.float32)
         tl.store(mixture + b * numbers + at, total.to(mixture.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _propose(
+    products, gram, images, gaps, beta, average, rate, fraction, accepted, accepts, S, length, penalty, noise, ceiling,
+    lowers, mixture, b, start, stop, slot, before, filled, ridge, numbers, COUNT, M, BLOCK,
+):  # fmt: skip
+    """Weigh, decide and mix between start and stop."""
+    squares, alpha = _weigh(products, gram, b, slot, filled, ridge, COUNT, M)
+    if accepted is None:
+        _mix(images, gaps, alpha, None, slot, mixture, b, start, stop, numbers, COUNT, M, BLOCK)
+    else:
+        alpha, entry, share = _decide(
+            squares, alpha, beta, average, rate, fraction, accepted, accepts, S, length, penalty, noise, ceiling,
+            lowers, b, slot, before, M,
+        )  # fmt: skip
+        _mix(images, gaps, alpha, share, entry, mixture, b, start, stop, numbers, COUNT, M, BLOCK)
 
 
 @triton.jit(do_not_specialize=["slot", "filled"])
 def enter_kernel(
-    z, image, images, gaps, parts, slot, filled, numbers, span,
-    BETA: tl.constexpr, COUNT: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
+    z, image, images, gaps, beta, parts, slot, filled, numbers, span,
+    COUNT: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     b, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     start = part * span
     stop = tl.minimum(start + span, numbers)
-    products = _enter(z, image, images, gaps, b, start, stop, slot, filled, numbers, BETA, COUNT, M, BLOCK)
+    products = _enter(z, image, images, gaps, beta, b, start, stop, slot, filled, numbers, COUNT, M, BLOCK)
     tl.store(parts + (b * tl.num_programs(1) + part) * M + tl.arange(0, M), products)
 
 
-@triton.jit(do_not_specialize=["slot"])
-def weigh_kernel(
-    parts, gram, valid, accepted, alpha, slot, ridge, count,
-    COUNT: tl.constexpr, M: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    b, part, i = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)[:, None], tl.arange(0, M)
-    products = tl.sum(tl.load(parts + (b * count + part) * M + i[None, :], mask=part < count, other=0.0), 0)
-    tl.store(alpha + b * M + i, _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M))
-
-
-@triton.jit(do_not_specialize=["filled"])
+@triton.jit(do_not_specialize=["slot", "before", "filled"])
 def mix_kernel(
-    images, alpha, mixture, filled, numbers, span, COUNT: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr
-):
-    b, start = tl.program_id(0).to(tl.int64), tl.program_id(1) * span
-    stop = tl.minimum(start + span, numbers)
-    _mix(images, tl.load(alpha + b * M + tl.arange(0, M)), mixture, b, start, stop, filled, numbers, COUNT, M, BLOCK)
-
-
-@triton.jit(do_not_specialize=["slot", "filled"])
-def whole_kernel(
-    z, image, images, gaps, gram, valid, accepted, mixture, slot, filled, ridge, numbers,
-    BETA: tl.constexpr, COUNT: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
+    parts, gram, images, gaps, beta, average, rate, fraction, accepted, accepts, S, length, penalty, noise, ceiling,
+    lowers, mixture, slot, before, filled, ridge, numbers, span,
+    COUNT: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """All three for one sample a program."""
+    """Every program of a sample weighs for itself, which is cheaper than a launch. They write the same numbers, and
+    what one reads does not depend on whether another has written: the newest row comes from the parts."""
+    b, count, part = tl.program_id(0).to(tl.int64), tl.num_programs(1), tl.arange(0, PARTS)[:, None]
+    at = (b * count + part) * M + tl.arange(0, M)[None, :]
+    products = tl.sum(tl.load(parts + at, mask=part < count, other=0.0), 0)
+    start = tl.program_id(1) * span
+    stop = tl.minimum(start + span, numbers)
+    _propose(
+        products, gram, images, gaps, beta, average, rate, fraction, accepted, accepts, S, length, penalty, noise,
+        ceiling, lowers, mixture, b, start, stop, slot, before, filled, ridge, numbers, COUNT, M, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["slot", "before", "filled"])
+def whole_kernel(
+    z, image, gram, images, gaps, beta, average, rate, fraction, accepted, accepts, S, length, penalty, noise, ceiling,
+    lowers, mixture, slot, before, filled, ridge, numbers,
+    COUNT: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """All of it for one sample a program."""
     b = tl.program_id(0).to(tl.int64)
-    products = _enter(z, image, images, gaps, b, 0, numbers, slot, filled, numbers, BETA, COUNT, M, BLOCK)
-    alpha = _weigh(products, gram, valid, accepted, b, slot, ridge, COUNT, M)
+    products = _enter(z, image, images, gaps, beta, b, 0, numbers, slot, filled, numbers, COUNT, M, BLOCK)
     tl.debug_barrier()  # the entry is read by other threads than those that wrote it
-    _mix(images, alpha, mixture, b, 0, numbers, filled, numbers, COUNT, M, BLOCK)
+    _propose(
+        products, gram, images, gaps, beta, average, rate, fraction, accepted, accepts, S, length, penalty, noise,
+        ceiling, lowers, mixture, b, 0, numbers, slot, before, filled, ridge, numbers, COUNT, M, BLOCK,
+    )  # fmt: skip
 
 
-def extrapolate(history, z: Tensor, image: Tensor, ridge: float, relaxation: float, accepted: Tensor | None) -> Tensor:
-    """The mixture (batch, numbers) after (z, image), contiguous, is entered as the newest of `history`."""
-    images, gaps, gram, valid = history.images, history.gaps, history.gram, history.valid
-    slot, filled = history.newest, history.filled
+def extrapolate(history, z: Tensor, image: Tensor, ridge: float, at) -> tuple:
+    """The mixture (batch, numbers) after (z, image), contiguous, is entered as the newest of `history`; its guard."""
+    images, gaps, gram, beta, guard = history.images, history.gaps, history.gram, history.relaxation, history.guard
     batch, count, numbers = images.shape
     M = max(4, triton.next_power_of_2(count))
     block = min(TILE // M, max(16, triton.next_power_of_2(numbers)))
     mixture = torch.empty_like(image)
+    if guard is None:
+        after, checks = None, (None, None, 0.0, *[None] * 5, 0.0, None, None)
+    else:
+        ceiling = guard.ceiling
+        after = dataclasses.replace(
+            guard,
+            accepted=torch.empty_like(guard.accepted),
+            ceiling=None if ceiling is None else torch.empty_like(ceiling),
+        )
+        checks = (
+            guard.average, guard.rate, guard.fraction, guard.accepted, after.accepted,
+            at.similarity, at.length, at.penalty, rounding_share(image), ceiling, after.ceiling,
+        )  # fmt: skip
+    places = (history.newest, history.before, history.filled, ridge, numbers)
     with torch.cuda.device_of(image):
         if numbers <= SMALL:
-            whole_kernel[(batch,)](
-                z, image, images, gaps, gram, valid, accepted, mixture, slot, filled, ridge, numbers,
-                relaxation, count, M, block,
-            )  # fmt: skip
-            return mixture
+            whole_kernel[(batch,)](z, image, gram, images, gaps, beta, *checks, mixture, *places, count, M, block)
+            return mixture, after
         # A program's numbers, in whole blocks: few enough that all multiprocessors are busy.
         shares = min(triton.cdiv(numbers, block), triton.cdiv(PROGRAMS * processors(image), batch))
         span = triton.cdiv(triton.cdiv(numbers, shares), block) * block
         splits = triton.cdiv(numbers, span)
-        parts, alpha = gram.new_empty(batch, splits, M), gram.new_empty(batch, M)
+        parts = gram.new_empty(batch, splits, M)
         enter_kernel[(batch, splits)](
-            z, image, images, gaps, parts, slot, filled, numbers, span, relaxation, count, M, block
+            z, image, images, gaps, beta, parts, history.newest, history.filled, numbers, span, count, M, block
         )
-        weigh_kernel[(batch,)](
-            parts, gram, valid, accepted, alpha, slot, ridge, splits,
-            count, M, triton.next_power_of_2(splits), num_warps=1,
+        mix_kernel[(batch, splits)](
+            parts, gram, images, gaps, beta, *checks, mixture, *places, span,
+            count, M, block, triton.next_power_of_2(splits),
         )  # fmt: skip
-        mix_kernel[(batch, splits)](images, alpha, mixture, filled, numbers, span, count, M, block)
-    return mixture
+    return mixture, after

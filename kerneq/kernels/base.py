@@ -29,7 +29,8 @@ class Binding:
     """
 
     a: Tensor  # (batch, ...), as the kernel uses it
-    norm: Tensor  # ‖W‖, times ‖W_h‖ where there is one, before W is scaled
+    operator_norm: Tensor  # ‖W‖, before W is scaled
+    norm: Tensor  # the same, times ‖W_h‖ where there is one
     scale: Tensor  # W is multiplied by this
     lipschitz: Tensor  # L, the Lipschitz constant of d
     convexity: Tensor  # μ, by how much E is strongly convex; may be negative

@@ -73,7 +73,7 @@ class AbstractInnerKernel(AbstractKernel):
             limit += self.curvature * longest**2
             lipschitz = lipschitz + self.curvature * longest**2
             convexity = convexity - self.convex_curvature * longest**2
-        return Binding(a, operator_norm, scale, lipschitz, convexity, limit)
+        return Binding(a, operator_norm, operator_norm, scale, lipschitz, convexity, limit)
 
     def differentiate(self, at: Binding, z: Tensor | None, v: Tensor | None, value: bool) -> Slope:
         a = at.a

@@ -147,6 +147,7 @@ class AbstractRadialKernel(AbstractKernel):
         square = (product * scale).detach() ** 2
         return Binding(
             a,
+            operator_norm,
             product,
             scale,
             lipschitz=self.steepest * square,

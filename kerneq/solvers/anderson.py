@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..equation import AbstractMap, Evaluation
 from ..fused.iterates import History
-from ..tensors import check_nonnegative, check_share, check_whole
+from ..tensors import check_nonnegative, check_share, check_whole, working_dtype
 from .base import AbstractSolver
 
 
@@ -30,7 +30,8 @@ class Anderson(AbstractSolver[History]):
         check_share("relaxation", self.relaxation)
 
     def init(self, f: AbstractMap, z0: Tensor) -> History:
-        return History.empty(z0, self.memory)
+        beta = None if self.relaxation == 1 else z0.new_full((), self.relaxation, dtype=working_dtype(z0.dtype))
+        return History.empty(z0, self.memory, beta)
 
     def step(self, f: AbstractMap, at: Evaluation, memory: History) -> tuple[Tensor, History]:
-        return memory.extrapolate(at, self.ridge, self.relaxation)
+        return memory.extrapolate(at, self.ridge)

@@ -1,6 +1,7 @@
 """What a solver is, and `solve`: the one loop that runs every solver, each sample on its own."""
 
 import abc
+import contextlib
 import dataclasses
 import sys
 from typing import Any, Generic, TypeVar
@@ -20,7 +21,6 @@ Array = npt.NDArray[Any]
 CUDA_STRIDE = 4  # steps between two looks at the residual on a GPU: each look waits for the device
 NEVER = sys.maxsize
 SHRINK = 0.25  # finished samples leave the computation once they are this share of it
-GIVEN_UP = -1  # instead of a `Status.code`, until the solver's fallback has taken over
 PATIENCE = 5  # steps without a lower residual before a sample near its dtype's rounding error is given up
 
 
@@ -47,14 +47,9 @@ class AbstractSolver(abc.ABC, Generic[Memory]):
         """Whether the rule looks at d(z) where it iterates f, and whether at E, which then decides what is best."""
         return False, False
 
-    def space(self, f: AbstractMap, looks: bool) -> AbstractMap:
-        """The map that is iterated, with looks at its residual or without; its evaluations know their z."""
+    def space(self, f: AbstractMap) -> AbstractMap:
+        """The map that is iterated; its evaluations know their z."""
         return f
-
-    @property
-    def fallback(self) -> "AbstractSolver[Any] | None":
-        """Who goes on from the best point of samples that were given up: see `AbstractMap.guarded`."""
-        return None
 
     @abc.abstractmethod
     def init(self, f: AbstractMap, z0: Tensor) -> Memory:
@@ -89,53 +84,17 @@ def solve(
     f = as_map(f)
     with torch.no_grad():
         stride = look_stride(check_every, z0 if isinstance(z0, Tensor) else next(iter(f.tensors()), None))
-        space = solver.space(f, looks=stride < max_steps)
+        space = solver.space(f)
         at = space.start(z0, *solver.needs(space))
         record, value = _iterate(space, at, solver, tol, max_steps, stride)
-        fresh = None
-        if space.guarded and bool((record.codes == GIVEN_UP).any()):  # only with looks: the record is on the host
-            fresh = record.residual.isinf()  # no point was better than the start
-            record.codes[(record.codes == GIVEN_UP) & (record.steps == max_steps)] = Status.MAX_STEPS.code
-        if space is not f and stride < max_steps and not _all_settled(record.codes):
+        if space is not f and stride < max_steps and bool((record.codes != Status.CONVERGED.code).any()):
             exact = f.measure(f.evaluate(value))  # what was measured on the way to a failure need not be z's residual
             record = dataclasses.replace(record, residual=exact.residual, gap=exact.gap)
-    gap, residual, steps, codes = (
-        t.to(value.device) for t in (record.gap, record.residual, record.steps, record.codes)
-    )
-    solution = Solution(value, residual, steps, codes, tol, f.error_bound(gap))
-    if fresh is not None:
-        assert solver.fallback is not None
-        start = torch.zeros_like(value) if z0 is None else z0.to(value.dtype)
-        start = _pick(~fresh, value, start)
-        solution = _rescue(solution, f, start, solver.fallback, max_steps, check_every)
-    return settle(solution, on_failure)
-
-
-def _all_settled(codes: Tensor) -> bool:
-    """Whether every sample has converged or will be solved on."""
-    return bool(((codes == Status.CONVERGED.code) | (codes == GIVEN_UP)).all())
-
-
-def _rescue(
-    found: Solution, f: AbstractMap, z: Tensor, solver: AbstractSolver[Any], max_steps: int, check_every: int | None
-) -> Solution:
-    """What was found, with the samples that were given up solved on from z by another solver; those that have equally
-    many steps left together, so that none depends on the others."""
-    given_up = found.codes == GIVEN_UP
-    parts = [found.value.clone(), found.residual.clone(), found.steps.clone(), found.codes.clone()]
-    bound = found.error_bound
-    for taken in sorted(set(found.steps[given_up].tolist())):
-        index = (given_up & (found.steps == taken)).nonzero().flatten()
-        rest = f.rows(index)
-        assert rest is not None
-        left = max_steps - taken
-        more = solve(rest, take_samples(z, index), solver, tol=found.tol, max_steps=left, check_every=check_every)
-        for part, new in zip(parts, (more.value, more.residual, more.steps + taken, more.codes), strict=True):
-            part[index] = new
-        if bound is not None and more.error_bound is not None:
-            bound = bound.index_copy(0, index, more.error_bound)
-    value, residual, steps, codes = parts
-    return Solution(value, residual, steps, codes, found.tol, bound)
+    pairs = ((record.gap, record.residual), (record.steps, record.codes))
+    if record.gap.device != value.device:  # two transfers, not four
+        pairs = tuple(torch.stack(pair).to(value.device).unbind() for pair in pairs)  # type: ignore[assignment]
+    (gap, residual), (steps, codes) = pairs
+    return settle(Solution(value, residual, steps, codes, tol, f.error_bound(gap)), on_failure)
 
 
 def look_stride(check_every: int | None, z: Tensor | None) -> int:
@@ -164,12 +123,12 @@ def _iterate(
         at = dataclasses.replace(at, z=torch.empty_like(at.image).copy_(at.z))  # it may become a value
     waits = min(stride, CUDA_STRIDE) - 1 if looking and solver.waits(f) else 0
     passed: list[Evaluation] = []  # that the rule has not been told of yet
-    memory = solver.init(f, at.z) if waits == 0 else None
+    memory: Any = None
     record = SampleRecord.open(len(at.z), tol, at.image.dtype) if looking else None
-    if record is not None and f.guarded and at.energy is not None:
-        record.merit.copy_(at.energy)
     finished: list[tuple[SampleRecord, Tensor]] = []  # samples that have left the computation, with their values
     z, best = at.z, at.value
+    casting = torch.is_autocast_enabled(z.device.type)  # which is for f only, not for the solver's small systems
+    quiet = torch.autocast(z.device.type, enabled=False) if casting else contextlib.nullcontext()
     for step in range(1, max_steps + 1):
         if step > 1:
             at = f.evaluate(z, *solver.needs(f))
@@ -180,17 +139,17 @@ def _iterate(
         last = step == max_steps
         better = None
         if record is not None and (last or step % stride == 0):
-            better = record.observe(step, f.measure(at, None if last else tol), f.guarded)
+            better = record.observe(step, f.measure(at, None if last else tol))
             if bool(record.finished.all()):
                 best = _pick(better, at.value, best)
                 break
         moves = solver.steady or step == 1
         if moves or not last:
-            with torch.autocast(at.z.device.type, enabled=False):  # for f only, not for the solver's small systems
+            with quiet:
                 memory = solver.init(f, at.z) if step == waits + 1 else memory
                 for each in (*passed, at):
                     z, memory = solver.step(f, each, memory)
-            passed = []
+            passed.clear()
         if record is None or better is None:
             continue
         best = _pick(better, _pick(record.finished, at.value, f.answer(at, z) if moves else at.value), best)
@@ -258,18 +217,15 @@ class SampleRecord:
         steps = torch.full_like(rows, step)
         return cls(tol, 0.0, rows, residual, measured.gap, residual, residual, steps, steps, codes, codes >= 0)
 
-    def observe(self, step: int, measured: Measurement, guarded: bool = False) -> Tensor:
-        """Enter one measurement; True where it is the best so far: by its merit, give or take its slack.
-
-        Where a map is `guarded`, a sample for which it is not is given up.
-        """
+    def observe(self, step: int, measured: Measurement) -> Tensor:
+        """Enter one measurement; True where it is the best so far: by its merit, give or take its slack."""
         # Dynamo would take the NumPy for its own. As a decorator, `disable` would import it for everybody.
         if not torch.compiler.is_compiling():
-            return self._enter(step, measured, guarded)
-        better: Tensor = torch.compiler.disable(self._enter)(step, measured, guarded)  # type: ignore[no-untyped-call]
+            return self._enter(step, measured)
+        better: Tensor = torch.compiler.disable(self._enter)(step, measured)  # type: ignore[no-untyped-call]
         return better
 
-    def _enter(self, step: int, measured: Measurement, guarded: bool) -> Tensor:
+    def _enter(self, step: int, measured: Measurement) -> Tensor:
         """In NumPy, on the memory of the tensors: on a CPU this runs at every step, and on so few numbers an operation
         of PyTorch costs several of NumPy's."""
         found = (measured.residual, measured.gap, measured.merit, measured.slack)
@@ -295,9 +251,6 @@ class SampleRecord:
             if np.count_nonzero(mask):
                 np.copyto(self.codes.numpy(), status.code, where=mask & running)
                 finished |= mask
-        if guarded:
-            np.copyto(self.codes.numpy(), GIVEN_UP, where=running & ~better)
-            finished |= ~better
         return torch.from_numpy(better)
 
     def _stalled(self, step: int, residual: Array) -> Array:

@@ -31,7 +31,7 @@ class InFeatures(AbstractSolver[Any]):
     def steady(self) -> bool:
         return self.solver.steady
 
-    def space(self, f: AbstractMap, looks: bool) -> AbstractMap:
+    def space(self, f: AbstractMap) -> AbstractMap:
         return f.in_features()
 
     def init(self, f: AbstractMap, z0: Tensor) -> Any:

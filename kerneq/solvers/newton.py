@@ -77,7 +77,7 @@ class Newton(AbstractSolver[None]):
     def steady(self) -> bool:
         return True
 
-    def space(self, f: AbstractMap, looks: bool) -> AbstractMap:
+    def space(self, f: AbstractMap) -> AbstractMap:
         return NewtonMap(f)
 
     def init(self, f: AbstractMap, z0: Tensor) -> None:

@@ -7,42 +7,31 @@ import torch
 from torch import Tensor
 
 from ..equation import AbstractMap, Evaluation, FeatureMap
-from ..fused.iterates import History
-from ..tensors import check_nonnegative, check_share, check_whole, per_sample, working_dtype
+from ..fused.iterates import Guard, History
+from ..tensors import check_nonnegative, check_share, check_whole, working_dtype
 from .base import AbstractSolver
-
-STEEP = 9.0  # L past which relaxed steps in the features are so short that E may fall for ever and arrive nowhere
-
-
-@dataclasses.dataclass(frozen=True)
-class Descent:
-    """Where the last accepted point leads, and how low its merit must fall for the next one to be accepted."""
-
-    history: History
-    safe: Tensor  # the step from the last accepted z that cannot fail
-    target: Tensor  # per sample
-    relaxation: Tensor | None  # β, where steps go towards f(z)
-    demand: Tensor | None  # how many times its gap the next one may have, where f contracts
 
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Proximal(AbstractSolver[Descent | None]):
+class Proximal(AbstractSolver[History | None]):
     """Anderson acceleration that falls back, sample by sample, on a step that cannot fail; for equations from a cell.
 
-    Where `norm` holds L under 1, f is nonexpansive: a proposal is accepted when it lowers ‖f(z) − z‖ by a fraction of
-    what f guarantees; otherwise the averaged step (1 − β) z + β f(z), β = 2 / (2 + L), is taken, which converges
-    (Krasnoselskii and Mann), and the history forgotten. That needs no energy, and happens for v = Wz where it can.
+    It iterates v = Wz where it can. Where `norm` holds L under 1, f is nonexpansive: a proposal is accepted when it
+    lowers ‖f(v) − v‖ by a fraction of what f guarantees; otherwise the averaged step (1 − β) v + β f(v),
+    β = 2 / (2 + L), is taken, which converges (Krasnoselskii and Mann). That needs no energy. With looks at every
+    second step or fewer, the steps to the first one (three at most) are plain: most solves end there.
 
-    Elsewhere E decides, whatever the weights: a proposal must lower it by a fraction of what
-    T(z) = prox_{αφ}((1 − α) z + α d(z)), α = 2 / (2 + L), guarantees, otherwise T(z) is taken. A solve that looks at
-    its residual tries v = Wz first, up to L = 9: a sample goes on there as long as E falls from look to look, and by T
-    after that.
-    `memory=0` is T alone. Memory: 2m + 1 states a sample, or as many features. Where E is bounded below (radial kernels
-    for any weights, the linear one for norm < 1) it cannot diverge; elsewhere E may fall for ever.
+    Elsewhere E decides, whatever the weights: that of z = σ(d), which a proposal must lower by a fraction of what the
+    averaged step guarantees, β²‖f(v) − v‖² / 2‖W‖². Otherwise it returns to the last accepted z, and goes on by
+    averaged steps until a z is low enough (docs/theory.md, fact 3). Kernels that see more of z than v are iterated by
+    T(z) = prox_{αφ}((1 − α) z + α d(z)), α = 2 / (2 + L), in the same way; `memory=0` is T alone.
+
+    Memory: 2m features a sample, or as many states. Where E is bounded below (radial kernels for any weights, the
+    linear one for norm < 1) it cannot diverge; elsewhere E may fall for ever.
     """
 
-    memory: int = 5  # m; 0 for the bare step
+    memory: int = 4  # m; 0 for the bare step
     ridge: float = 1e-10
     fraction: float = 0.1  # of the guaranteed decrease that a proposal must achieve
     in_features: bool = True  # solve for v = Wz where that can be done; otherwise for z
@@ -56,10 +45,6 @@ class Proximal(AbstractSolver[Descent | None]):
     def steady(self) -> bool:
         return self.memory == 0
 
-    @property
-    def fallback(self) -> "Proximal | None":
-        return dataclasses.replace(self, in_features=False) if self.in_features and self.memory else None
-
     def waits(self, f: AbstractMap) -> bool:
         """Where f contracts, plain steps cannot fail either."""
         return self.memory > 0 and f.contraction is not None
@@ -68,61 +53,32 @@ class Proximal(AbstractSolver[Descent | None]):
         descends = self.memory == 0 or f.contraction is None
         return descends, descends and self.memory > 0
 
-    def space(self, f: AbstractMap, looks: bool) -> AbstractMap:
-        if self.memory == 0 or not (self.in_features and f.has_features):
-            return f
-        if f.contraction is not None:
-            return f.in_features()
-        return f.in_features(guarded=True) if looks and f.limit <= STEEP else f
+    def space(self, f: AbstractMap) -> AbstractMap:
+        return f.in_features() if self.memory and self.in_features and f.has_features else f
 
-    def init(self, f: AbstractMap, z0: Tensor) -> Descent | None:
+    def init(self, f: AbstractMap, z0: Tensor) -> History | None:
         if self.memory == 0:
             return None
-        target = z0.new_full((len(z0),), torch.inf, dtype=working_dtype(z0.dtype))
-        L, relaxation, demand = f.contraction, None, None
-        if L is not None:
-            relaxation = 2 / (2 + L)
-            demand = (1 - self.fraction * (1 - L).clamp_min(0)).to(target.dtype)
+        dtype, relaxation = working_dtype(z0.dtype), None
+        ceiling = None if f.contraction is not None else z0.new_full((len(z0),), torch.inf, dtype=dtype)
+        if f.contraction is not None:
+            L = f.contraction.to(dtype)
+            average, rate = 2 / (2 + L), (1 - self.fraction * (1 - L).clamp_min(0)).square()
         elif isinstance(f, FeatureMap):
-            relaxation = (3 / f.bound).clamp_max(1.0)
-        relaxation = None if relaxation is None else relaxation.to(z0.dtype)
-        return Descent(History.empty(z0, self.memory), z0, target, relaxation, demand)
+            L = f.bound.to(dtype)
+            average, relaxation = 2 / (2 + L), (3 / L).clamp_max(1.0)  # few steps are too long then
+            rate = (0.5 * average.square() / f.stretch).to(dtype)
+        else:  # T is a whole step
+            average = z0.new_ones((), dtype=dtype)
+            rate = 0.5 * average
+        accepted = z0.new_zeros(len(z0), dtype=torch.bool)
+        guard = Guard(accepted, average, rate, self.fraction, ceiling)
+        return History.empty(z0, max(2, self.memory), relaxation, guard)
 
-    def step(self, f: AbstractMap, at: Evaluation, memory: Descent | None) -> tuple[Tensor, Descent | None]:
+    def step(self, f: AbstractMap, at: Evaluation, memory: History | None) -> tuple[Tensor, History | None]:
         if memory is None:
             return f.descend(at), None
-        if f.contraction is not None:
-            return self._contract(f, at, memory)
-        if isinstance(f, FeatureMap):
-            return self._race(at, memory)
-        plain = f.descend(at)
-        assert at.energy is not None and at.rounding is not None
-        accepted = at.energy <= memory.target + at.rounding
-        mixture, history = memory.history.extrapolate(Evaluation(at.z, plain), self.ridge, accepted=accepted)
-        target = at.energy - self.fraction * 0.5 * history.square
-        return self._choose(accepted, f.project(mixture), plain, target, history, memory)
-
-    def _contract(self, f: AbstractMap, at: Evaluation, memory: Descent) -> tuple[Tensor, Descent]:
-        """Where the gap of f(z) is at most L times that of z."""
-        assert memory.relaxation is not None and memory.demand is not None
-        _, gap = at.measured
-        accepted = gap <= memory.target
-        mixture, history = memory.history.extrapolate(at, self.ridge, accepted=accepted)
-        averaged = torch.lerp(at.z, at.image, memory.relaxation)
-        return self._choose(accepted, f.project(mixture), averaged, memory.demand * gap, history, memory)
-
-    def _race(self, at: Evaluation, memory: Descent) -> tuple[Tensor, Descent]:
-        """Past contraction, for v = Wz: the looks see to it that E falls. Relaxed, so that few steps are too long."""
-        assert memory.relaxation is not None
-        relaxed = torch.lerp(at.z, at.image, memory.relaxation)
-        mixture, history = memory.history.extrapolate(Evaluation(at.z, relaxed), self.ridge)
-        return mixture, dataclasses.replace(memory, history=history)
-
-    def _choose(
-        self, accepted: Tensor, proposal: Tensor, safe: Tensor, target: Tensor, history: History, memory: Descent
-    ) -> tuple[Tensor, Descent]:
-        """The proposal after an accepted point, else the safe step from the last one, which is always accepted."""
-        if accepted.is_cuda or torch.compiler.is_exporting() or not bool(accepted.all()):
-            proposal = torch.where(per_sample(accepted, safe), proposal, memory.safe)
-            target = torch.where(accepted, target, torch.inf)  # accepted next: nobody will ask for this point's `safe`
-        return proposal, dataclasses.replace(memory, history=history, safe=safe, target=target)
+        if f.contraction is None and not isinstance(f, FeatureMap):
+            at = dataclasses.replace(at, image=f.descend(at))
+        mixture, memory = memory.extrapolate(at, self.ridge)
+        return f.project(mixture), memory

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import kerneq
 from kerneq.equation import Evaluation
-from kerneq.fused.iterates import History, eliminate, inner
+from kerneq.fused.iterates import Guard, History, eliminate, inner
 from kerneq.solvers import Anderson, Broyden
 
 
@@ -30,7 +30,7 @@ def history_of(gaps: Tensor, images: Tensor) -> History:
     history = History.empty(images[0], len(images))
     for gap, image in zip(gaps, images, strict=True):
         history = dataclasses.replace(history, pushed=history.pushed + 1)
-        history.enter(image, gap, None)
+        history.enter(image, gap)
     return history
 
 
@@ -52,17 +52,44 @@ def test_elimination_without_pivoting_solves_positive_definite_systems():
     torch.testing.assert_close(eliminate(A, b), torch.linalg.solve(A, b))
 
 
-def test_a_sample_that_is_not_accepted_forgets_everything():
+def guarded(z: Tensor, ceiling: Tensor | None) -> Guard:
+    """β = 0.6; by the gap, which may not grow, or by the energy."""
+    accepted, average, rate = torch.ones(len(z), dtype=torch.bool), torch.tensor(0.6), torch.tensor(0.5)
+    return Guard(accepted, average.to(z), rate.to(z) if ceiling is not None else 2 * rate.to(z), 0.1, ceiling)
+
+
+def test_where_the_gap_grows_a_sample_steps_from_the_point_before_and_accepts_that():
     torch.manual_seed(0)
-    points = torch.randn(4, 2, 3, 8, dtype=torch.float64)
-    history = History.empty(points[0, 0], 3)
-    for z, image in points[:3]:
-        _, history = history.extrapolate(Evaluation(z, image), 1e-10)
-    z, image = points[3]
-    mixture, history = history.extrapolate(Evaluation(z, image), 1e-10, accepted=torch.tensor([True, False, True]))
-    assert history.valid.tolist() == [[True] * 3, [False] * 3, [True] * 3]
-    assert torch.equal(mixture[1], image[1]) and not torch.equal(mixture[0], image[0])
-    torch.testing.assert_close(history.square, (image - z).square().sum(1))
+    points = torch.randn(3, 2, 3, 8, dtype=torch.float64)
+    points[1, 0, 1] = points[1, 1, 1] + 10  # a long gap
+    history = History.empty(points[0, 0], 3, guard=guarded(points[0, 0], None))
+    history = dataclasses.replace(history, guard=dataclasses.replace(history.guard, accepted=torch.zeros(3) > 0))
+    _, history = history.extrapolate(Evaluation(*points[0]), 1e-10)
+    assert history.guard.accepted.all()
+    mixture, history = history.extrapolate(Evaluation(*points[1]), 1e-10)
+    assert not history.guard.accepted[1]
+    torch.testing.assert_close(mixture[1], torch.lerp(points[0, 0, 1], points[0, 1, 1], 0.6))
+    _, history = history.extrapolate(Evaluation(*points[2]), 1e-10)
+    assert history.guard.accepted[1]
+
+
+@pytest.mark.parametrize("relaxation", [None, 0.7])
+def test_where_the_energy_is_too_high_a_sample_goes_back_to_the_last_image_and_on_by_averaged_steps(relaxation):
+    torch.manual_seed(0)
+    points = torch.randn(4, 2, 2, 8, dtype=torch.float64)
+    beta = None if relaxation is None else torch.tensor(relaxation, dtype=torch.float64)
+    ceiling = torch.full((2,), torch.inf, dtype=torch.float64)
+    history = History.empty(points[0, 0], 3, beta, guarded(points[0, 0], ceiling))
+    energies, none = torch.tensor([[5.0, 5.0], [4.0, 9.0], [3.0, 9.0], [-99.0, -99.0]]).double(), torch.zeros(2)
+    found = []
+    for (z, image), energy in zip(points, energies, strict=True):
+        mixture, history = history.extrapolate(Evaluation(z, image, similarity=-energy, length=none), 1e-10)
+        found.append((mixture[1], history.guard.accepted.tolist(), float(history.guard.ceiling[1])))
+    assert [accepted[1] for _, accepted, _ in found] == [True, False, False, True]
+    torch.testing.assert_close(found[1][0], points[0, 1, 1])  # the last accepted image
+    torch.testing.assert_close(found[2][0], torch.lerp(points[2, 0, 1], points[2, 1, 1], 0.6))
+    fallen = 5 - 0.5 * float((points[2, 1, 1] - points[2, 0, 1]).square().sum())
+    assert [ceiling for *_, ceiling in found] == pytest.approx([5, 5, fallen, -99])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

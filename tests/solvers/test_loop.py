@@ -5,8 +5,9 @@ import torch
 from helpers import CELLS, KERNELS, PLAIN_SOLVERS, SOLVERS, Counting, affine, cell_of, input_of
 
 import kerneq
+from kerneq.fused.iterates import History
 from kerneq.solution import Status
-from kerneq.solvers import Anderson, Broyden, Picard
+from kerneq.solvers import Anderson, Broyden, Picard, Proximal
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -140,6 +141,20 @@ def test_with_check_every_samples_finish_only_at_looks(solver):
     later = fourth.steps - (each.steps + 3) // 4 * 4
     # Where f contracts, `Proximal` accelerates only after the first look: that may cost the steps before it.
     assert ((later == 0) | (later == 4) if solver == "proximal" else later == 0).all()
+
+
+def test_where_f_contracts_nothing_is_remembered_before_the_first_look(monkeypatch):
+    """Most solves end there; one that goes on has lost nothing but the acceleration of those steps."""
+    remembered = []
+    extrapolate = History.extrapolate
+    monkeypatch.setattr(History, "extrapolate", lambda *args, **kw: remembered.append(1) or extrapolate(*args, **kw))
+    cell, x = cell_of("dense", KERNELS["gaussian"]), input_of("dense")
+    f = cell.bind(x)
+    s = kerneq.solve(f, None, Proximal(), tol=1e-2, check_every=4)
+    assert s.converged.all() and s.steps.tolist() == [4] * 4 and not remembered
+    assert (f(s.value) - s.value).norm(dim=1).max() <= 1e-2 * s.value.norm(dim=1).max()
+    s = kerneq.solve(f, None, Proximal(), tol=1e-10, max_steps=60, check_every=4)
+    assert s.converged.all() and len(remembered) == int(s.steps.max()) - 1
 
 
 @pytest.mark.parametrize("check_every", [20, 1000])

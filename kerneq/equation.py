@@ -226,7 +226,8 @@ class Function(AbstractMap):
     inputs: tuple[Tensor, ...] = ()
 
     def __call__(self, z: Tensor) -> Tensor:
-        return self.function(z, *self.inputs)
+        function = self.function  # apart: torch.compile of PyTorch 2.11 takes self.function(…) for a method
+        return function(z, *self.inputs)
 
     def rows(self, index: Tensor) -> Self | None:
         if not self.inputs:

@@ -550,7 +550,7 @@ def models() -> None:
             published = f"{entry.published[data]} %" if data in entry.published else ""
             ours: Sequence[Measured | None] = every.get(name, {}).get(data) or [None]
             for found in ours:
-                table.add_row(*first, data, published, accuracy_text(found, size))
+                table.add_row(*first, data.replace(" at ", " "), published, accuracy_text(found, size))
                 first, data, published = [""] * 3, "", ""
         papers.setdefault(entry.paper, []).append(name)
     console = Console()

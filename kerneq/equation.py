@@ -218,7 +218,7 @@ class AbstractMap(abc.ABC):
 
 
 @final
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # torch.compile of PyTorch 2.11 asks for its hash before it has fields
 class Function(AbstractMap):
     """Any function of a batch of states, and of inputs (batch, ...): with those it can be restricted to samples."""
 
@@ -226,8 +226,7 @@ class Function(AbstractMap):
     inputs: tuple[Tensor, ...] = ()
 
     def __call__(self, z: Tensor) -> Tensor:
-        function = self.function  # apart: torch.compile of PyTorch 2.11 takes self.function(…) for a method
-        return function(z, *self.inputs)
+        return self.function(z, *self.inputs)
 
     def rows(self, index: Tensor) -> Self | None:
         if not self.inputs:

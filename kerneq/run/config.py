@@ -44,7 +44,7 @@ class Data:
     def pictures(self) -> str:
         """The data set, with the side of its pictures where that is not the data set's own."""
         own = DATA_SETS[self.name].size if self.name in DATA_SETS else 0
-        return self.name if self.size in (0, own) else f"{self.name} at {self.size} × {self.size}"
+        return self.name if self.size in (0, own) else f"{self.name} at {self.size} px"
 
 
 @dataclasses.dataclass(frozen=True)

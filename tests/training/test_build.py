@@ -94,7 +94,7 @@ def test_picture_files_stay_in_memory_if_they_fit(tmp_path, monkeypatch):
 
 def test_a_result_on_pictures_of_another_size_says_so_and_has_no_published_figure(tmp_path):
     names = [parse("", ["data.name=imagenette", f"data.size={size}"]).data.pictures for size in (0, 256, 128)]
-    assert names == ["imagenette", "imagenette", "imagenette at 128 × 128"]
+    assert names == ["imagenette", "imagenette", "imagenette at 128 px"]
     for size, published in ((256, 0.929), (128, None)):
         config = parse("", ["data.name=imagenette", f"data.size={size}", "model.name=geq-6m-imagenet"])
         (tmp_path / "config.toml").write_text(write(config), encoding="utf-8")

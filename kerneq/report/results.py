@@ -37,7 +37,7 @@ class Reported:
     def data(self) -> str:
         """What it was trained on, in words."""
         data = self.config.data
-        return data.pictures + ("" if data.subset == "all" else f", {data.subset.replace('-', ' ')}")
+        return data.pictures + ("" if data.subset == "all" else f" ({data.subset.replace('-', ' ')})")
 
     @property
     def test(self) -> float | None:

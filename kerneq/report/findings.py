@@ -144,7 +144,7 @@ class Findings:
 
     def file(self, *words: str) -> str:
         """The name of a drawing's file."""
-        text = "-".join((self.runs[0].data, *words))
+        text = " ".join((self.runs[0].data, *words))
         return "-".join("".join(c if c.isascii() and (c.isalnum() or c in ".-") else " " for c in text).split())
 
 

@@ -1,6 +1,8 @@
 """What a step changes besides the weights: learning rate, momentum, average."""
 
 import copy
+import subprocess
+import sys
 import math
 
 import pytest
@@ -57,6 +59,23 @@ def test_weight_decay_spares_norms_and_biases_unless_asked(decay_all):
     for name, parameter in model.named_parameters():
         spared = not decay_all and (name.startswith("norm") or name.endswith("bias"))
         assert decays[id(parameter)] == (0.0 if spared else 0.1), name
+
+
+def test_a_step_does_not_import_the_compiler_of_pytorch():
+    code = (
+        "import sys, torch\n"
+        "from kerneq.run.config import Optimizer\n"
+        "from kerneq.training.state import sgd\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "optimizer = sgd(model, Optimizer())\n"
+        "model(torch.ones(1, 2)).sum().backward()\n"
+        "before = model.weight.detach().clone()\n"
+        "optimizer.step()\n"
+        "optimizer.zero_grad()\n"
+        "assert not model.weight.equal(before) and model.weight.grad is None\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_average_follows_its_formula_and_copies_whole_numbers():

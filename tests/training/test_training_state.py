@@ -1,9 +1,9 @@
 """What a step changes besides the weights: learning rate, momentum, average."""
 
 import copy
+import math
 import subprocess
 import sys
-import math
 
 import pytest
 import torch

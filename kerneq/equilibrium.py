@@ -13,7 +13,7 @@ from .equation import AbstractMap, Function
 from .gradients import AbstractGradient, Implicit
 from .solution import OnFailure, Solution, Status, check_limits, check_on_failure
 from .solvers import AbstractSolver, Anderson, Proximal, solve
-from .tensors import check_whole, is_traced
+from .tensors import check_kind, check_whole, is_traced
 
 Look = Callable[[AbstractMap, Tensor], None]
 
@@ -48,14 +48,9 @@ class Equilibrium(nn.Module):
         on_failure: OnFailure = "return",
     ):
         super().__init__()
-        kinds = (
-            ("cell", cell, AbstractCell),
-            ("solver", solver, AbstractSolver),
-            ("gradient", gradient, AbstractGradient),
-        )
-        for name, value, kind in kinds:
-            if not isinstance(value, kind):
-                raise TypeError(f"`{name}` must come from `kerneq.{name}s`, got {value!r}.")
+        check_kind("cell", cell, AbstractCell)
+        check_kind("solver", solver, AbstractSolver)
+        check_kind("gradient", gradient, AbstractGradient)
         check_limits(tol, max_steps)
         check_on_failure(on_failure)
         if check_every is not None:
@@ -152,6 +147,7 @@ def fixed_point(
     Inputs (batch, ...) given behind z0 are handed to f(z, x): samples that have converged then leave the computation.
     That is for functions in which the samples of a batch do not meet (in batch norm they do).
     """
+    check_kind("gradient", gradient, AbstractGradient)
     if any(len(x) != len(z0) for x in inputs):
         sizes = ", ".join(str(len(x)) for x in inputs)
         raise ValueError(f"The inputs behind `z0` must have its {len(z0)} samples, got {sizes}.")

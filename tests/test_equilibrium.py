@@ -161,4 +161,8 @@ def test_in_a_sequence_of_modules_the_value_is_asked_for_by_name_and_the_error_s
     for module in (torch.nn.ReLU(), torch.nn.Linear(5, 2), torch.nn.BatchNorm1d(5), torch.nn.Flatten()):
         with pytest.raises((TypeError, AttributeError), match="kerneq.Value"):
             torch.nn.Sequential(layer, module)(x)
+    z = torch.randn(2, 5)
+    for use in (lambda s: z + s, lambda s: s + z, lambda s: s * z, lambda s: s[0], tuple):
+        with pytest.raises(TypeError, match="kerneq.Value"):
+            use(layer(x))
     assert torch.nn.Sequential(layer, kerneq.Value(), torch.nn.Linear(5, 2))(x).shape == (2, 2)

@@ -64,12 +64,7 @@ class Equilibrium(nn.Module):
         return f"solver={self.solver}, gradient={self.gradient}, tol={self.tol:g}, max_steps={self.max_steps}"
 
     def forward(self, x: Tensor) -> Solution:
-        # The loop looks at the residual; what is worth compiling is the map inside it. As a decorator, `disable` would
-        # import the compiler, a second, for everybody.
-        if not torch.compiler.is_compiling():
-            return self._run(x)
-        solution: Solution = torch.compiler.disable(self._run)(x)  # type: ignore[no-untyped-call]
-        return solution
+        return _untraced(self._run, x)
 
     def _run(self, x: Tensor) -> Solution:
         f = self.cell.bind(x)
@@ -90,6 +85,14 @@ class Equilibrium(nn.Module):
         wanted = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
         z = _attach(self.gradient, f, solution) if wanted else solution.value
         return dataclasses.replace(solution, value=self.cell.output(f, z), backward=f.backward)
+
+
+def _untraced(run: Callable[..., Solution], *arguments: Any) -> Solution:
+    """run(*arguments), which no compiler looks into: the loop looks at the residual, and what is worth compiling is the
+    map inside it. (As a decorator, `disable` would import the compiler, a second, for everybody.)"""
+    if torch.compiler.is_compiling():
+        run = torch.compiler.disable(run)  # type: ignore[no-untyped-call]
+    return run(*arguments)
 
 
 def _attach(gradient: AbstractGradient, f: AbstractMap, solution: Solution) -> Tensor:
@@ -148,14 +151,18 @@ def fixed_point(
     That is for functions in which the samples of a batch do not meet (in batch norm they do).
     """
     check_kind("gradient", gradient, AbstractGradient)
-    if any(len(x) != len(z0) for x in inputs):
-        sizes = ", ".join(str(len(x)) for x in inputs)
-        raise ValueError(f"The inputs behind `z0` must have its {len(z0)} samples, got {sizes}.")
-    f = Function(f, inputs) if inputs else f
-    solution = solve(f, z0, solver, tol=tol, max_steps=max_steps, check_every=check_every, on_failure=on_failure)
-    if not torch.is_grad_enabled():
-        return solution
-    return dataclasses.replace(solution, value=gradient.attach(f, solution.value))
+    if any(not isinstance(x, Tensor) or x.shape[:1] != z0.shape[:1] for x in inputs):
+        got = ", ".join(str(tuple(x.shape) if isinstance(x, Tensor) else x) for x in inputs)
+        raise ValueError(f"The inputs behind `z0` must be tensors of its {len(z0)} samples, got {got}.")
+
+    def run() -> Solution:
+        g = Function(f, inputs) if inputs else f
+        solution = solve(g, z0, solver, tol=tol, max_steps=max_steps, check_every=check_every, on_failure=on_failure)
+        if not torch.is_grad_enabled():
+            return solution
+        return dataclasses.replace(solution, value=gradient.attach(g, solution.value))
+
+    return _untraced(run)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,8 @@ class Status(enum.Enum):
 _REMEDY = {
     Status.CONVERGED: "",
     Status.PRECISION: " Loosen `tol` or use a wider dtype.",
-    Status.MAX_STEPS: " Raise `max_steps`, loosen `tol`, or use `Proximal`: no divergence if E has a lower bound.",
+    Status.MAX_STEPS: " Raise `max_steps`, loosen `tol`, or use `Proximal` for a cell, which cannot diverge "
+    "where E is bounded below.",
     Status.BREAKDOWN: " Use `Implicit(solver=Anderson())`, or tighten the forward `tol`.",
     Status.NONFINITE: " Check the input and the weights; the last finite iterate is kept.",
 }

@@ -115,6 +115,7 @@ SOLVED = {
     "start integers": (lambda: solved(torch.zeros(2, 3, dtype=torch.int)), ValueError, "floating-point.*torch.int32"),
     "start empty": (lambda: solved(torch.zeros(0, 3)), ValueError, r"one sample at least.*\(0, 3\)"),
     "another shape": (lambda: solved(f=lambda z: z[:, :2]), ValueError, r"keep the shape.*\(2, 3\) and gave \(2, 2\)"),
+    "changed in place": (lambda: solved(f=lambda z: z.mul_(0.5).add_(1)), ValueError, "f must not change z in place"),
     "no tensor back": (lambda: solved(f=lambda z: (z, z)), ValueError, "keep the shape.*gave tuple"),
     "no start": (lambda: kerneq.solve(torch.cos, None, Picard()), TypeError, "`z0` may be None only for the equation"),
 }

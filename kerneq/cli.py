@@ -254,7 +254,7 @@ def evaluate(
         except Exception as error:
             if len(runs) == 1 or exit_code(error) is None:
                 raise
-            complain(f"{run.path}: {error}")
+            complain(str(error) if str(run.path) in str(error) else f"{run.path}: {error}")
             failures.append(error)
     if len(runs) > 1:
         compare(runs)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
@@ -44,14 +45,29 @@ app = typer.Typer(
 
 def experiments(start: str) -> list[str]:
     """What Tab offers where an experiment is wanted: those that ship, and what lies in the folder."""
-    names = [path.stem for path in sorted((Path(__file__).parent / "experiments").glob("*.toml"))]
+    return _offered(start, [path.stem for path in sorted((Path(__file__).parent / "experiments").glob("*.toml"))])
+
+
+def trained_runs(start: str) -> list[str]:
+    """What Tab offers where a trained run is wanted: the weights that ship, and what lies in the folder."""
+    return _offered(start, [path.name for path in sorted((Path(__file__).parent / "weights").glob("*"))])
+
+
+def _offered(start: str, names: Sequence[str]) -> list[str]:
     return [name for name in [*names, *sorted(glob.glob(glob.escape(start) + "*"))] if name.startswith(start)]
 
 
 Device = Annotated[
     str, typer.Option(help="auto, cpu, cuda or cuda:N.", autocompletion=lambda: ["auto", "cpu", "cuda", "cuda:0"])
 ]
-RunFolder = Annotated[Path, typer.Argument(help="A run folder, or the name of weights that ship (kerneq models).")]
+RunFolder = Annotated[
+    Path,
+    typer.Argument(
+        help="A run folder, or the name of weights that ship (kerneq models).",
+        metavar="RUN",
+        autocompletion=trained_runs,
+    ),
+]
 RunFolders = Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN")]
 AllRuns = Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -149,7 +165,8 @@ def planned_run(file: str, changes: Sequence[str], resume: bool, name: str, runs
             raise ConfigError("--name and a run folder exclude each other: the folder has a name.")
         return load(path / "config.toml", changes), path
     config = load(file or None, changes)
-    name = name or path.name.removesuffix(".toml") or config.model.name
+    file_name = path.resolve().parent.name if path.name == "config.toml" else path.name  # of a run, which has a name
+    name = name or file_name.removesuffix(".toml") or config.model.name
     if name in (".", "..") or "/" in name:
         raise ConfigError(f"--name is the name of a folder in {runs}, without slashes, got `{name}`.")
     return config, runs / name
@@ -188,12 +205,13 @@ def sweep(
     folder = runs / (name or grid.name)
     result = collect(grid, folder) if show else run_sweep(grid, folder, test=test, loggers=loggers)
     table = Table(title=Text(printable(f"{grid.name}: accuracy of each run")))
-    for heading in ("run", "epochs", "seconds", "validation", "test"):
-        table.add_column(heading, justify="left" if heading == "run" else "right", overflow="fold")
+    table.add_column("run", overflow="fold")
+    for heading in ("epochs", "seconds", "validation", "test"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for cell in result.cells:
         shares = [f"{value:.2%}" if value is not None else "–" for value in (cell.validation, cell.test)]
         table.add_row(Text(printable(cell.name)), f"{cell.epochs}", f"{cell.seconds:.1f}", *shares)
-    Console().print(table)
+    show_table(table)
     for point in result.points:
         spread = f" ± {point.std:.2%}" if point.std is not None else ""
         where = ", ".join(f"{axis} = {value}" for axis, value in point.values.items())
@@ -236,10 +254,10 @@ def evaluate(
         except Exception as error:
             if len(runs) == 1 or exit_code(error) is None:
                 raise
-            complain(f"{run.path}: {error}")
+            complain(str(error) if str(run.path) in str(error) else f"{run.path}: {error}")
             failures.append(error)
     if len(runs) > 1:
-        Console().print(comparison_table(runs))
+        compare(runs)
     if failures:
         sys.exit(exit_code(failures[0]))
 
@@ -286,8 +304,8 @@ def evaluate_one(
         raise unwritten
 
 
-def comparison_table(runs: "Sequence[Run]") -> Table:
-    """The metrics of several runs on their test images, a row each, a dash where one was not evaluated.
+def compare(runs: "Sequence[Run]") -> None:
+    """Print the metrics of several runs on their test images, a row each, a dash where one was not evaluated.
 
     Below them, where some differ in their seed only, mean ± standard deviation over the seeds.
     """
@@ -295,14 +313,14 @@ def comparison_table(runs: "Sequence[Run]") -> Table:
     from .training.metrics import METRICS
 
     shown = [metric for metric in METRICS if metric.over != "adjoints"]  # those are of training
-    table = Table(Column("run", overflow="fold"), *(Column(metric.title, justify="right") for metric in shown))
+    numbers = [Column(metric.title, justify="right", no_wrap=True) for metric in shown]
+    table = Table(Column("run", overflow="fold"), *numbers)
     for run in runs:
         table.add_row(Text(printable(str(run.path))), *(metric.text(run.test()) for metric in shown))
-    table.add_section()
+    show_table(table)
     for seeds in over_seeds(runs):
-        name = f"mean ± std of {len(seeds.runs)} seeds, {seeds.runs[0].config().model.name}"
-        table.add_row(Text(printable(name)), *(seeds.text(metric) for metric in shown))
-    return table
+        means = ", ".join(f"{metric.title} {seeds.text(metric)}" for metric in shown)
+        say(f"{seeds.runs[0].config().model.name}, mean ± std of {len(seeds.runs)} seeds: {means}")
 
 
 @app.command()
@@ -332,7 +350,7 @@ def predict(
 
     if as_json and as_csv:
         raise ConfigError("--json and --csv exclude each other: choose one.")
-    predictor = Predictor.open(run, checkpoint, device)
+    predictor = Predictor(run, checkpoint, device)
     files: list[Path] = []
     failures: list[dict[str, str]] = []
     for path in pictures:
@@ -354,6 +372,8 @@ def predict(
         try:
             predictions += predictor.predict(readable, top, certify)
         except TypeError as error:
+            if not certify:
+                raise
             raise ConfigError(f"--certify: {error}") from None
     if as_json:
         trained, rows = predictor.trained, [prediction_row(prediction) for prediction in predictions]
@@ -364,7 +384,7 @@ def predict(
     elif predictions:
         console = Console()
         title = f"{predictor.trained.config.model.name}, {checkpoint} weights of {run}"
-        console.print(prediction_table(predictions, title))
+        show_table(prediction_table(predictions, title))
         missed = Counter(p.status.value for p in predictions if p.status is not None and not p.converged)
         for reason, count in missed.items():
             words = f"{count} of {len(predictions)} predictions come from an unfinished equilibrium. {reason}"
@@ -416,13 +436,14 @@ def prediction_row(prediction: "Prediction") -> dict[str, Any]:
 def prediction_table(predictions: "Sequence[Prediction]", title: str) -> Table:
     """A few rows per picture: its likeliest classes, one a row, and how its equilibrium was found.
 
-    A class stands in a row of its own with its probability, so that no fold can part them however narrow the terminal.
+    A class stands in a row of its own with its probability, so that no fold can part them. All fits into 80 columns.
     """
     longest = max((len(printable(name)) for p in predictions for name in p.classes), default=0)
     words = [Column("picture", overflow="fold", min_width=12)]
-    words.append(Column("class", overflow="fold", min_width=min(longest, 16)))  # together they fit into 80 columns
+    words.append(Column("class", overflow="fold", min_width=min(longest, 16)))
     numbers = [Column(h, justify="right", no_wrap=True) for h in ("share", "steps", "residual")]
     table = Table(*words, *numbers, Column("equilibrium", no_wrap=True), title=Text(printable(title)))
+    table.box, table.show_edge, table.padding = box.HORIZONTALS, False, (0, 0)
     certified = any(p.radius is not None for p in predictions)
     if certified:
         table.add_column("radius", justify="right", no_wrap=True)
@@ -489,7 +510,7 @@ def data() -> None:
     own = "pictures of your own: one folder for each class in PATH, or in PATH/train and PATH/test"
     example = "kerneq train geq-tiny-cifar10 data.name=folder:PATH data.size=32 training.batch_size=16"
     table.add_row("folder:PATH", "", Text.assemble(own, "\n", (example, "bold")))
-    Console().print(table)
+    show_table(table)
 
 
 @app.command()
@@ -518,7 +539,7 @@ def verify(as_json: AsJson = False) -> None:
             words = Text.assemble(f"{finding.published}: {finding.claim}\n", (why, "dim"))
             verdict = Text(finding.verdict.value, colours[finding.verdict])
             table.add_row(words, verdict, finding.worst, f"{finding.seconds:.1f}")
-        Console().print(table)
+        show_table(table)
         seconds = sum(finding.seconds for finding in findings)
         counts = Counter(finding.verdict.value for finding in findings)
         told = ", ".join(f"{count} {word}" for word, count in counts.items())
@@ -535,6 +556,7 @@ def verify(as_json: AsJson = False) -> None:
 def models() -> None:
     """The models: parameters, equation, paper, published accuracy and ours (test images; another size in brackets)."""
     from .models import MODELS, build, our_accuracies, parameters
+    from .run.weights import names as weights
 
     headings = {"name": "left", "size": "right", "eq.": "right", "data": "left", "published": "right", "ours": "left"}
     columns = [Column(heading, justify=side, no_wrap=True) for heading, side in headings.items()]  # type: ignore[arg-type]
@@ -553,12 +575,13 @@ def models() -> None:
                 table.add_row(*first, data.replace(" at ", " "), published, accuracy_text(found, size))
                 first, data, published = [""] * 3, "", ""
         papers.setdefault(entry.paper, []).append(name)
+    show_table(table)
     console = Console()
-    console.print(table)
     for place, equation in enumerate(equations, start=1):
         console.print(f"{place}: {equation}", markup=False, highlight=False)
     for paper, names in papers.items():
         console.print(f"{paper}: {', '.join(names)}", markup=False, highlight=False)
+    say(f"Trained weights that ship, for kerneq predict: {', '.join(weights())}")
 
 
 def accuracy_text(found: "Measured | None", size: int) -> str:
@@ -613,7 +636,7 @@ def demo(
         size = millions(run.evaluation()["parameters"])
         scores = (metric.text(run.test()) for metric in shown)
         table.add_row(Text(printable(run.name)), *scores, size, f"{run.seconds():.1f}")
-    Console().print(table)
+    show_table(table)
     say(f"Curves, calibration, mistakes, equilibria: {output / 'report.html'}")
 
 
@@ -661,6 +684,13 @@ def exit_code(error: Exception) -> int | None:
     others = (DataError, EquilibriumError, NonfiniteInputError, TrainingError, OSError, OutOfMemoryError)
     codes = ((ConfigError, 2), (Stopped, 130), (others, 1))
     return next((code for kinds, code in codes if isinstance(error, kinds)), None)
+
+
+def show_table(table: Table) -> None:
+    """Print a table; in a terminal of fewer than 80 columns its lines are broken, but no cell is cut."""
+    console = Console()
+    console.width = max(console.width, 80)
+    console.print(table)
 
 
 def say(sentence: str) -> None:

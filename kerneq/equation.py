@@ -8,6 +8,7 @@ import abc
 import dataclasses
 import functools
 import math
+import sys
 import types
 from collections.abc import Callable, Hashable
 from typing import Any, Self, final
@@ -19,7 +20,7 @@ from .fused.iterates import relative_residual, rounding_share
 from .kernels.base import AbstractKernel, Binding, Slope
 from .operators import BoundOperator, bound
 from .prox import AbstractProx, ReLU
-from .tensors import per_sample_norm, take_samples, widened
+from .tensors import is_traced, per_sample_norm, take_samples, widened
 
 NEAR = 8.0  # times `tol`: from there on the residual of z is measured where v is iterated, at L = 1; less above
 
@@ -144,7 +145,10 @@ class AbstractMap(abc.ABC):
         if z0 is None:
             raise TypeError(f"`z0` may be None only for the equation of a cell, got {type(self).__name__}.")
         _check_start(z0)
+        version = None if z0.is_inference() or is_traced() else z0._version
         at = self.evaluate(z0, drive, energy)
+        if version is not None and z0._version != version:  # f(z) − z would be 0 wherever z is
+            raise ValueError("f must not change z in place: write z * 0.5 and z + 1, not z.mul_(0.5) and z += 1.")
         if not isinstance(at.image, Tensor) or at.image.shape != z0.shape:
             got = tuple(at.image.shape) if isinstance(at.image, Tensor) else type(at.image).__name__
             raise ValueError(f"f must keep the shape of z: it got {tuple(z0.shape)} and gave {got}.")
@@ -232,6 +236,14 @@ class Function(AbstractMap):
         if not self.inputs:
             return None
         return dataclasses.replace(self, inputs=tuple(take_samples(x, index) for x in self.inputs))
+
+    def linearise(self, z: Tensor) -> Linearisation:
+        """A function that torch.compile made is taken as it was: it gives its buffers away in one backward pass, and a
+        solve makes many."""
+        if "torch._dynamo" not in sys.modules:  # nobody compiles: do not wait for the import
+            return super().linearise(z)
+        with torch.compiler.set_stance("force_eager"):
+            return super().linearise(z)
 
 
 Map = Callable[[Tensor], Tensor]  # what users may give; an `AbstractMap` is one

@@ -13,7 +13,7 @@ from .equation import AbstractMap, Function
 from .gradients import AbstractGradient, Implicit
 from .solution import OnFailure, Solution, Status, check_limits, check_on_failure
 from .solvers import AbstractSolver, Anderson, Proximal, solve
-from .tensors import check_whole, is_traced
+from .tensors import check_kind, check_whole, is_traced
 
 Look = Callable[[AbstractMap, Tensor], None]
 
@@ -48,14 +48,9 @@ class Equilibrium(nn.Module):
         on_failure: OnFailure = "return",
     ):
         super().__init__()
-        kinds = (
-            ("cell", cell, AbstractCell),
-            ("solver", solver, AbstractSolver),
-            ("gradient", gradient, AbstractGradient),
-        )
-        for name, value, kind in kinds:
-            if not isinstance(value, kind):
-                raise TypeError(f"`{name}` must come from `kerneq.{name}s`, got {value!r}.")
+        check_kind("cell", cell, AbstractCell)
+        check_kind("solver", solver, AbstractSolver)
+        check_kind("gradient", gradient, AbstractGradient)
         check_limits(tol, max_steps)
         check_on_failure(on_failure)
         if check_every is not None:
@@ -69,12 +64,7 @@ class Equilibrium(nn.Module):
         return f"solver={self.solver}, gradient={self.gradient}, tol={self.tol:g}, max_steps={self.max_steps}"
 
     def forward(self, x: Tensor) -> Solution:
-        # The loop looks at the residual; what is worth compiling is the map inside it. As a decorator, `disable` would
-        # import the compiler, a second, for everybody.
-        if not torch.compiler.is_compiling():
-            return self._run(x)
-        solution: Solution = torch.compiler.disable(self._run)(x)  # type: ignore[no-untyped-call]
-        return solution
+        return _untraced(self._run, x)
 
     def _run(self, x: Tensor) -> Solution:
         f = self.cell.bind(x)
@@ -95,6 +85,14 @@ class Equilibrium(nn.Module):
         wanted = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
         z = _attach(self.gradient, f, solution) if wanted else solution.value
         return dataclasses.replace(solution, value=self.cell.output(f, z), backward=f.backward)
+
+
+def _untraced(run: Callable[..., Solution], *arguments: Any) -> Solution:
+    """run(*arguments), which no compiler looks into: the loop looks at the residual, and what is worth compiling is the
+    map inside it. (As a decorator, `disable` would import the compiler, a second, for everybody.)"""
+    if torch.compiler.is_compiling():
+        run = torch.compiler.disable(run)  # type: ignore[no-untyped-call]
+    return run(*arguments)
 
 
 def _attach(gradient: AbstractGradient, f: AbstractMap, solution: Solution) -> Tensor:
@@ -152,14 +150,19 @@ def fixed_point(
     Inputs (batch, ...) given behind z0 are handed to f(z, x): samples that have converged then leave the computation.
     That is for functions in which the samples of a batch do not meet (in batch norm they do).
     """
-    if any(len(x) != len(z0) for x in inputs):
-        sizes = ", ".join(str(len(x)) for x in inputs)
-        raise ValueError(f"The inputs behind `z0` must have its {len(z0)} samples, got {sizes}.")
-    f = Function(f, inputs) if inputs else f
-    solution = solve(f, z0, solver, tol=tol, max_steps=max_steps, check_every=check_every, on_failure=on_failure)
-    if not torch.is_grad_enabled():
-        return solution
-    return dataclasses.replace(solution, value=gradient.attach(f, solution.value))
+    check_kind("gradient", gradient, AbstractGradient)
+    if any(not isinstance(x, Tensor) or x.shape[:1] != z0.shape[:1] for x in inputs):
+        got = ", ".join(str(tuple(x.shape) if isinstance(x, Tensor) else x) for x in inputs)
+        raise ValueError(f"The inputs behind `z0` must be tensors of its {len(z0)} samples, got {got}.")
+
+    def run() -> Solution:
+        g = Function(f, inputs) if inputs else f
+        solution = solve(g, z0, solver, tol=tol, max_steps=max_steps, check_every=check_every, on_failure=on_failure)
+        if not torch.is_grad_enabled():
+            return solution
+        return dataclasses.replace(solution, value=gradient.attach(g, solution.value))
+
+    return _untraced(run)
 
 
 @contextlib.contextmanager

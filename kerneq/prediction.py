@@ -3,16 +3,14 @@
 import dataclasses
 import stat
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import final
 
-import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor, nn
 
-from .data import SUFFIXES, DataError, decode, grey
+from .data import SUFFIXES, DataError, decode, grey, pictures_in
 from .evaluate import TrainedRun
 from .evaluate.saliency import all_maps, contact_sheet
 from .solution import Solution, Status
@@ -45,44 +43,45 @@ class Prediction:
 
 
 def predict(
-    run: Path | str, pictures: Sequence[Path | str], checkpoint: str = "best", top: int = 5, device: str = "auto"
+    run: Path | str,
+    pictures: Path | str | Sequence[Path | str],
+    checkpoint: str = "best",
+    top: int = 5,
+    device: str | torch.device = "auto",
 ) -> list[Prediction]:
-    """The `top` likeliest classes of each picture file, by the best or last weights of a run.
+    """The `top` likeliest classes of each picture file, or each in a folder, by the best or last weights of a run.
 
     A file that is not a readable picture is a `DataError`; a `Predictor` lets you skip it, and stays open.
     """
-    predictor = Predictor.open(run, checkpoint, device)
-    return predictor.predict([(path, predictor.read(path)) for path in map(Path, pictures)], top)
+    predictor = Predictor(run, checkpoint, device)
+    named = [pictures] if isinstance(pictures, Path | str) else pictures
+    files = [file for path in named for file in find_pictures(Path(path))]
+    return predictor.predict([(path, predictor.read(path)) for path in files], top)
 
 
-def load(run: Path | str, checkpoint: str = "best", device: str = "cpu") -> nn.Module:
+def load(run: Path | str, checkpoint: str = "best", device: str | torch.device = "cpu") -> nn.Module:
     """The trained model of a run folder, or one that ships with kerneq by its name, in `eval()`.
 
     `kerneq.load("geq-5m-cifar10")` takes normalised pictures (batch, 3, 32, 32) and gives logits; `kerneq.predict`
     takes picture files and gives classes.
     """
-    return TrainedRun.open(run, checkpoint, device).model
+    return TrainedRun.open(run, checkpoint, str(device)).model
 
 
 @final
-@dataclasses.dataclass(frozen=True, eq=False)
 class Predictor:
-    """A trained run that looks at picture files; it stays open."""
+    """The best or last weights of a run, which looks at picture files and stays open; its data set is not needed."""
 
-    trained: TrainedRun
+    def __init__(self, run: Path | str, checkpoint: str = "best", device: str | torch.device = "auto"):
+        self.trained = TrainedRun.open(run, checkpoint, str(device))
 
-    @classmethod
-    def open(cls, path: Path | str, checkpoint: str = "best", device: str = "auto") -> "Predictor":
-        """Open the run in `path` with its best or last weights; its data set is not needed."""
-        return cls(TrainedRun.open(path, checkpoint, device))
-
-    def read(self, path: Path) -> Tensor:
+    def read(self, path: Path | str) -> Tensor:
         """The pixels (channels, side, side) of a picture file; a `DataError` says why there are none."""
         channels, side, _ = self.trained.seen.shape
-        return read_picture(path, channels, side)
+        return read_picture(Path(path), channels, side)
 
     def predict(
-        self, pictures: Sequence[tuple[Path, Tensor]], top: int = 5, certified: bool = False
+        self, pictures: Sequence[tuple[Path | str, Tensor]], top: int = 5, certified: bool = False
     ) -> list[Prediction]:
         """The `top` likeliest classes of pictures that `read` gave; `certified`: each with its radius, slowly.
 
@@ -102,7 +101,7 @@ class Predictor:
             rows = zip(here, names, best.values.tolist(), _outcomes(list(solutions.values()), len(x)), strict=True)
             radii = self._radii(x) if certified else [None] * len(x)
             found += [
-                Prediction(path, classes, tuple(shares), *outcome, radius)
+                Prediction(Path(path), classes, tuple(shares), *outcome, radius)
                 for (path, classes, shares, outcome), radius in zip(rows, radii, strict=True)
             ]
         return found
@@ -146,47 +145,27 @@ def find_pictures(path: Path) -> list[Path]:
             return [path]
     except OSError:
         return [path]  # whoever reads it says what is wrong
-    found = [p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file()]
-    shown = sorted(p for p in found if not any(part.startswith(".") for part in p.relative_to(path).parts))
-    if not shown:
+    found = pictures_in(path)
+    if not found:
         raise DataError(f"{path} holds no pictures: it has no file that ends in {', '.join(sorted(SUFFIXES))}.")
-    return shown
+    return found
 
 
 def read_picture(path: Path, channels: int, side: int) -> Tensor:
-    """The largest central square of the picture, resized to uint8 (channels, side, side).
+    """The largest central square of the picture, resized to uint8 (channels, side, side), as training reads it.
 
-    What the reader of picture folders does, after turning the picture as its EXIF data say and putting a transparent
-    one on white. What is not one readable picture is a `DataError`.
+    What is not one readable picture is a `DataError`.
     """
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
+        if path.parts[0] in ("http:", "https:"):
+            raise DataError(f"{path.parts[0]}//{Path(*path.parts[1:])} is no file: download it first.") from None
         raise DataError(f"There is no file {path}: check its name.") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(f"{path} cannot be read ({reason}): check its name.") from None
     if not stat.S_ISREG(mode):
         raise DataError(f"{path} is a folder or a device, not a picture: name picture files.")
-    pixels = decode(path, side, convert=partial(_upright, path))
+    pixels = decode(path, side)
     return pixels if channels == 3 else grey(pixels[None])[0].to(torch.uint8)
-
-
-def _upright(path: Path, picture: Image.Image) -> Image.Image:
-    """The picture turned as its EXIF data say, in 8-bit colours, on white where one could see through it.
-
-    A file whose picture or whose brightness is ambiguous is refused.
-    """
-    frames = getattr(picture, "n_frames", 1)
-    if frames > 1 and picture.format != "MPO":  # a camera's JPEG with a second view behind the first
-        raise DataError(f"{path} holds {frames} pictures, an animation or pages: save the one you mean by itself.")
-    if picture.mode in ("I", "F"):
-        raise DataError(f"{path} has 32 bits a pixel, and none of them says which value is white: save it with 8.")
-    picture = ImageOps.exif_transpose(picture)
-    if picture.mode.startswith("I;16"):  # Pillow would cut off whatever is brighter than 255
-        return Image.fromarray((np.array(picture) // 257).astype(np.uint8)).convert("RGB")
-    if picture.mode not in ("RGBA", "RGBa", "LA", "La", "PA") and "transparency" not in picture.info:
-        return picture.convert("RGB")
-    white = Image.new("RGBA", picture.size, "white")
-    white.alpha_composite(picture.convert("RGBA"))
-    return white.convert("RGB")

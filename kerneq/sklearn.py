@@ -22,6 +22,7 @@ from .equilibrium import Equilibrium
 from .kernels import AbstractKernel, Gaussian
 from .kglm import AbstractFamily, Bernoulli, KernelGLM, SquaredExponential
 from .kglm import Gaussian as GaussianFamily
+from .tensors import check_whole
 
 
 def _tensor(X: np.ndarray) -> Tensor:
@@ -147,6 +148,8 @@ class EquilibriumClassifier(AbstractClassifier):
     def fit(self, X: Any, y: Any) -> Self:
         """Fit to X (samples, features) and labels y (samples)."""
         X, labels = self._checked(X, y)
+        check_whole("epochs", self.epochs)
+        check_whole("batch_size", self.batch_size)
         scale = X.std(axis=0)
         self.mean_, self.scale_ = X.mean(axis=0), np.where(scale > 0, scale, 1.0)
         kernel = self.kernel or Gaussian(0.5, split=1)

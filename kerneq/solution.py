@@ -30,7 +30,8 @@ class Status(enum.Enum):
 _REMEDY = {
     Status.CONVERGED: "",
     Status.PRECISION: " Loosen `tol` or use a wider dtype.",
-    Status.MAX_STEPS: " Raise `max_steps`, loosen `tol`, or use `Proximal`: no divergence if E has a lower bound.",
+    Status.MAX_STEPS: " Raise `max_steps`, loosen `tol`, or use `Proximal` for a cell, which cannot diverge "
+    "where E is bounded below.",
     Status.BREAKDOWN: " Use `Implicit(solver=Anderson())`, or tighten the forward `tol`.",
     Status.NONFINITE: " Check the input and the weights; the last finite iterate is kept.",
 }
@@ -68,6 +69,12 @@ class Solution:
         hint = _NOT_A_TENSOR if name in dir(Tensor) and not name.startswith("_") else ""
         raise AttributeError(f"A kerneq `Solution` has no `{name}`. {hint}".strip())
 
+    def _refuse(self, other: Any) -> NoReturn:
+        """What one does with tensors, `x + layer(x)`, or with a tuple, `z, info = layer(x)`."""
+        raise TypeError(f"A kerneq `Solution` is neither a tensor nor a tuple. {_NOT_A_TENSOR}")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = __getitem__ = _refuse
+
     @property
     def converged(self) -> Tensor:
         """Whether each sample reached the tolerance, (batch,) of bool."""
@@ -80,10 +87,10 @@ class Solution:
 
     def __str__(self) -> str:
         """The outcome as one sentence, which is also the `repr`."""
-        good, total = int(self.converged.sum()), self.codes.numel()
+        good, total, steps = int(self.converged.sum()), self.codes.numel(), int(self.steps.max())
         return (
             f"{self.status.value} {good} of {total} samples reached tol={self.tol:g}; worst residual "
-            f"{float(self.residual.max()):.1e}, {int(self.steps.max())} steps at most."
+            f"{float(self.residual.max()):.1e}, {steps} {'step' if steps == 1 else 'steps'} at most."
         )
 
     __repr__ = __str__  # the numbers of a batch of pictures would fill the screen

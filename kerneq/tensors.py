@@ -1,6 +1,7 @@
 """What every room needs and none owns: per-sample views and norms, memory layouts, dtypes, checks of arguments."""
 
 import dataclasses
+import numbers
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -81,7 +82,7 @@ def is_traced() -> bool:
 
 def check_positive(name: str, value: float) -> None:
     """Refuse what is not a positive, finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < float("inf"):
         raise ValueError(f"`{name}` must be positive and finite, got {value!r}.")
 
 
@@ -99,5 +100,11 @@ def check_share(name: str, value: float) -> None:
 
 def check_whole(name: str, value: int, least: int = 1) -> None:
     """Refuse what is not a whole number, or too small."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ValueError(f"`{name}` must be a whole number, at least {least}, got {value!r}.")
+
+
+def check_kind(name: str, value: object, kind: type) -> None:
+    """Refuse what is none of the package's solvers, say: a word, or the class instead of a value of it."""
+    if not isinstance(value, kind):
+        raise TypeError(f"`{name}` must come from `kerneq.{name}s`, got {value!r}.")

@@ -66,6 +66,7 @@ CONSTRUCTED = {
     "on_failure": (lambda: layer(on_failure="ignore"), ValueError, "`on_failure` must be 'raise', 'warn' or 'return'"),
     "solver by name": (lambda: layer(solver="anderson"), TypeError, "`solver` must come from `kerneq.solvers`"),
     "gradient by name": (lambda: layer(gradient="ift"), TypeError, "`gradient` must come from `kerneq.gradients`"),
+    "solver as a class": (lambda: layer(solver=Anderson), TypeError, "`solver` must come from `kerneq.solvers`"),
     "no cell": (lambda: kerneq.Equilibrium(torch.nn.ReLU()), TypeError, "`cell` must come from `kerneq.cells`"),
     "relaxation zero": (lambda: Picard(relaxation=0), ValueError, r"`relaxation` must lie in \(0, 1\], got 0"),
     "relaxation two": (lambda: Anderson(relaxation=2), ValueError, r"`relaxation` must lie in \(0, 1\], got 2"),
@@ -102,12 +103,19 @@ GIVEN = {
 SOLVED = {
     "tol": (lambda: solved(tol=-1.0), ValueError, "`tol` must be positive"),
     "max_steps": (lambda: solved(max_steps=0), ValueError, "`max_steps` must be a whole number"),
+    "solver by name": (lambda: kerneq.solve(torch.cos, torch.zeros(2, 3), "picard"), TypeError, "`solver` must come"),
+    "gradient by name": (
+        lambda: kerneq.fixed_point(torch.cos, torch.zeros(2, 3), gradient="ift"),
+        TypeError,
+        "`gradient` must come from `kerneq.gradients`, got 'ift'",
+    ),
     "check_every": (lambda: solved(check_every=0), ValueError, "`check_every` must be a whole number"),
     "start no tensor": (lambda: solved(z0=0.5), TypeError, "`z0` must be a tensor.*got float"),
     "start a scalar": (lambda: solved(torch.tensor(0.5)), ValueError, r"first dimension is the batch.*got.*\(\)"),
     "start integers": (lambda: solved(torch.zeros(2, 3, dtype=torch.int)), ValueError, "floating-point.*torch.int32"),
     "start empty": (lambda: solved(torch.zeros(0, 3)), ValueError, r"one sample at least.*\(0, 3\)"),
     "another shape": (lambda: solved(f=lambda z: z[:, :2]), ValueError, r"keep the shape.*\(2, 3\) and gave \(2, 2\)"),
+    "changed in place": (lambda: solved(f=lambda z: z.mul_(0.5).add_(1)), ValueError, "f must not change z in place"),
     "no tensor back": (lambda: solved(f=lambda z: (z, z)), ValueError, "keep the shape.*gave tuple"),
     "no start": (lambda: kerneq.solve(torch.cos, None, Picard()), TypeError, "`z0` may be None only for the equation"),
 }

@@ -151,8 +151,9 @@ def test_samples_of_a_function_of_inputs_leave_when_they_have_converged():
     whole = kerneq.fixed_point(lambda z: f(z, x), torch.zeros(4, 4), solver=Picard(), tol=1e-10, max_steps=200)
     torch.testing.assert_close(found.value, whole.value)
     assert torch.equal(found.steps, whole.steps)
-    with pytest.raises(ValueError, match="must have its 4 samples, got 3"):
-        kerneq.fixed_point(f, torch.zeros(4, 4), x[:3])
+    for other, words in ((x[:3], r"\(3, 4\)"), (torch.tensor(0.5), r"\(\)"), (0.5, "0.5")):
+        with pytest.raises(ValueError, match=f"must be tensors of its 4 samples, got {words}"):
+            kerneq.fixed_point(f, torch.zeros(4, 4), other)
 
 
 def test_in_a_sequence_of_modules_the_value_is_asked_for_by_name_and_the_error_says_how():
@@ -161,4 +162,8 @@ def test_in_a_sequence_of_modules_the_value_is_asked_for_by_name_and_the_error_s
     for module in (torch.nn.ReLU(), torch.nn.Linear(5, 2), torch.nn.BatchNorm1d(5), torch.nn.Flatten()):
         with pytest.raises((TypeError, AttributeError), match="kerneq.Value"):
             torch.nn.Sequential(layer, module)(x)
+    z = torch.randn(2, 5)
+    for use in (lambda s: z + s, lambda s: s + z, lambda s: s * z, lambda s: s[0], tuple):
+        with pytest.raises(TypeError, match="kerneq.Value"):
+            use(layer(x))
     assert torch.nn.Sequential(layer, kerneq.Value(), torch.nn.Linear(5, 2))(x).shape == (2, 2)

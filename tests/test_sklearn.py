@@ -60,6 +60,16 @@ def test_grids_are_searched_over_both():
     grid = {"equilibriumclassifier__kernel": [None, Multiquadric(0.5)], "equilibriumclassifier__norm": [1.0]}
     pipeline = make_pipeline(StandardScaler(), clone(SMALL).set_params(epochs=15))
     assert GridSearchCV(pipeline, grid, cv=2).fit(X, y).best_score_ > 0.9
+    numbers = {"state": np.array([8, 16]), "norm": np.array([1.0], dtype=np.float32), "epochs": np.array([1])}
+    GridSearchCV(SMALL, numbers, cv=2, error_score="raise").fit(X, y)
+
+
+def test_a_parameter_that_means_nothing_is_a_sentence():
+    X, y = load_iris(return_X_y=True)
+    with pytest.raises(ValueError, match="`batch_size` must be a whole number, at least 1, got 0"):
+        clone(SMALL).set_params(batch_size=0).fit(X, y)
+    with pytest.raises(TypeError, match="`family` must be a family .* got 'poisson'"):
+        KernelGLMRegressor(family="poisson").fit(X, y)
 
 
 def test_an_equilibrium_learns_what_no_line_separates_and_a_seed_repeats_it():

@@ -10,6 +10,7 @@ from .datasets import data_root as data_root
 from .datasets import describe as describe
 from .datasets import find as find
 from .datasets import load as load
+from .datasets import pictures_in as pictures_in
 from .images import Batches as Batches
 from .images import DataError as DataError
 from .images import Images as Images

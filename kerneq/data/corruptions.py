@@ -37,7 +37,7 @@ from .filters import (
     trail,
     zoom_sum,
 )
-from .images import DataError
+from .images import FORMATS, DataError
 from .operations import fetch, grey, to_device
 
 CHUNK = {"cpu": 2**17, "cuda": 2**20}  # pixels of a channel worked on at once: what a cache holds, what fills a card
@@ -300,7 +300,7 @@ def read_frost(root: Path) -> list[Tensor]:
     They are those of github.com/hendrycks/robustness, which has a sixth that it never uses."""
     paths = sorted(path for path in (root / "frost").glob("frost[1-5].*") if path.suffix in (".png", ".jpg", ".jpeg"))
     try:
-        pictures = [np.array(Image.open(path).convert("RGB")) for path in paths]
+        pictures = [np.array(Image.open(path, formats=FORMATS).convert("RGB")) for path in paths]
     except (OSError, ValueError) as error:
         raise DataError(f"{root / 'frost'} holds a picture that cannot be read ({error}): replace it.") from None
     return [torch.from_numpy(picture).permute(2, 0, 1) for picture in pictures]

@@ -115,9 +115,10 @@ class DigitsDataSet(AbstractDataSet):
 class FolderDataSet(AbstractDataSet):
     """A data set of picture files: train/CLASS/FILE for training, test/CLASS/FILE or else val/CLASS/FILE for testing.
 
-    Where there is no train/, the folder itself holds the classes, and a fifth of each class's pictures, chosen by the
-    hash of their names, is for testing. The classes are those of `class_folders`, or of a file classes.txt (a folder
-    name on each line, then optionally the name to show), or else the folders found in train/, sorted."""
+    Pictures may lie in folders inside that of their class, too. Where there is no train/, the folder itself holds the
+    classes, and a fifth of each class's pictures, chosen by the hash of their names, is for testing. The classes are
+    those of `class_folders`, or of a file classes.txt (a folder name on each line, then optionally the name to show),
+    or else the folders found in train/, sorted."""
 
     class_folders: tuple[str, ...] | None = None  # one for each of `class_names`
     class_list: str | None = None  # another place for classes.txt, under the data root; there must be one then …
@@ -136,9 +137,9 @@ class FolderDataSet(AbstractDataSet):
         paths: list[Path] = []
         labels: list[int] = []
         for label, entry in enumerate(classes):
-            found = [path for path in _entries(place / entry) if path.suffix.lower() in SUFFIXES]
+            found = pictures_in(place / entry)
             if place == folder:
-                found = _split_by_hash(found, split)
+                found = _split_by_hash(place / entry, found, split)
             if not found and split == "train":
                 raise DataError(f"{place / entry} holds no pictures: put some there or remove the class.")
             paths += found
@@ -191,11 +192,11 @@ def _find_split(folder: Path, split: Split) -> Path:
     raise DataError(f"{folder} has no {wanted} beside {'/, '.join(places)}/: put that split's pictures there.")
 
 
-def _split_by_hash(files: list[Path], split: Split) -> list[Path]:
+def _split_by_hash(folder: Path, files: list[Path], split: Split) -> list[Path]:
     """Four fifths of a class's pictures or the other fifth, by the hash of their names, in order of name."""
     if len(files) < 2:
-        found = f"Each class needs two pictures to split, got {len(files)}"
-        raise DataError(f"{found}: add some, or make train/ and test/.")
+        found = f"{folder} holds {len(files)} pictures, and a class needs two to split"
+        raise DataError(f"{found}: add some, remove the class, or make train/ and test/.")
     ranked = sorted(files, key=lambda path: hashlib.sha256(path.name.encode(errors="surrogateescape")).digest())
     held = max(1, len(files) // 5)
     return sorted(ranked[:held] if split == "test" else ranked[held:])
@@ -217,6 +218,17 @@ def _read_class_list(path: Path, count: int | None) -> dict[str, str]:
         wanted = "at least two" if count is None else str(count)
         raise DataError(f"{path} names {len(classes)} classes, not {wanted}: write one folder name on each line.")
     return classes
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    """The picture files of a folder and of the folders in it, sorted, hidden ones left out."""
+    found: list[Path] = []
+    for path in _entries(folder):
+        if path.suffix.lower() in SUFFIXES:
+            found += [path] if path.is_file() else []
+        elif path.is_dir() and not path.is_symlink():  # a link may lead back here
+            found += pictures_in(path)
+    return found
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -259,7 +271,7 @@ def find(name: str) -> AbstractDataSet:
         return FolderDataSet(name=name, folders=(path,), size=224, get=get, licence="your own")
     if name in DATA_SETS:
         return DATA_SETS[name]
-    hint = suggestion(name, DATA_SETS)
+    hint = f" Did you mean `{_FOLDER}{name}`?" if Path(name).is_dir() else suggestion(name, DATA_SETS)
     raise DataError(f"There is no data set {name!r}.{hint} There are: {', '.join(DATA_SETS)}, {_FOLDER}PATH.")
 
 

@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import final
 
@@ -30,7 +30,6 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 # limit, since it decodes to a half, a quarter or an eighth of its sides without ever being whole.
 LARGEST = 89_000_000
 CHUNK = 64  # files that a worker decodes at a time, if all are to be in memory
-Convert = Callable[[Image.Image], Image.Image]
 Box = tuple[float, float, float, float]  # left, top, right, bottom, as shares of the width and height
 Request = tuple[np.ndarray, np.ndarray | None]  # which files, int64 (n), and their boxes, (n, 4)
 
@@ -135,11 +134,11 @@ class Images:
         return self.select(torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))[:count])
 
 
-def decode(path: Path, size: int, box: Box | None = None, convert: Convert | None = None) -> Tensor:
+def decode(path: Path, size: int, box: Box | None = None) -> Tensor:
     """One picture file as uint8 (3, size, size): the part in `box`, by default its largest central square.
 
-    Pictures of every mode become RGB, by `convert` or as Pillow does it; the part is resized by bilinear interpolation.
-    A file that is not a readable picture, or one of more than 89 megapixels (a JPEG: 178), is a DataError."""
+    It is turned as its EXIF data say, on white where it is transparent, and resized by bilinear interpolation. A file
+    that is not one readable picture, or one of more than 89 megapixels (a JPEG: 178), is a DataError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd metadata, say, which do not matter here
@@ -151,7 +150,7 @@ def decode(path: Path, size: int, box: Box | None = None, convert: Convert | Non
                     picture.draft("RGB", (int(size / (box[2] - box[0])), int(size / (box[3] - box[1]))))
                 if picture.width * picture.height > LARGEST:
                     raise DataError(_too_large(path, count))
-                pixels = picture.convert("RGB") if convert is None else convert(picture)
+                pixels = _upright(path, picture)
                 if box is None:
                     part = ImageOps.fit(pixels, (size, size), Image.Resampling.BILINEAR)
                 else:
@@ -165,6 +164,26 @@ def decode(path: Path, size: int, box: Box | None = None, convert: Convert | Non
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{path} is not a readable picture ({reason}): replace or remove it.") from None
     return torch.from_numpy(np.array(part)).permute(2, 0, 1)
+
+
+def _upright(path: Path, picture: Image.Image) -> Image.Image:
+    """The picture turned as its EXIF data say, in 8-bit colours, on white where one could see through it.
+
+    A file whose picture or whose brightness is ambiguous is refused.
+    """
+    frames = getattr(picture, "n_frames", 1)
+    if frames > 1 and picture.format != "MPO":  # a camera's JPEG with a second view behind the first
+        raise DataError(f"{path} holds {frames} pictures, an animation or pages: save the one you mean by itself.")
+    if picture.mode in ("I", "F"):
+        raise DataError(f"{path} has 32 bits a pixel, and none of them says which value is white: save it with 8.")
+    ImageOps.exif_transpose(picture, in_place=True)
+    if picture.mode.startswith("I;16"):  # Pillow would cut off whatever is brighter than 255
+        return Image.fromarray((np.array(picture) // 257).astype(np.uint8)).convert("RGB")
+    if picture.mode not in ("RGBA", "RGBa", "LA", "La", "PA") and "transparency" not in picture.info:
+        return picture.convert("RGB")
+    white = Image.new("RGBA", picture.size, "white")
+    white.alpha_composite(picture.convert("RGBA"))
+    return white.convert("RGB")
 
 
 def _too_large(path: Path, count: int | None) -> str:

@@ -213,6 +213,8 @@ class KernelGLM:
     ) -> None:
         if not 0 < lam < math.inf:
             raise ValueError(f"`lam` must be positive and finite, got {lam}.")
+        if not isinstance(family, AbstractFamily):
+            raise TypeError(f"`family` must be a family of `kerneq.kglm`, such as `Poisson()`, got {family!r}.")
         self.kernel, self.family, self.lam = as_kernel(kernel), family, float(lam)
         self.prior, self.offset = prior, offset
         self._state: tuple[Tensor, Problem, Fit, bool] | None = None

@@ -154,6 +154,6 @@ def write_atomically(path: Path, data: bytes) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise TrainingError(
-            f"{path} could not be written: {error.strerror}. Earlier checkpoints are intact; make room or "
-            "choose another folder, then continue with --resume."
+            f"{path} could not be written: {error.strerror}. What was there before is intact; make room or choose "
+            "another folder and try again, a training with --resume."
         ) from error

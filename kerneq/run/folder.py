@@ -384,9 +384,10 @@ def revision() -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git prints, None where there is no git or it refuses."""
+    """What git prints, None where there is no git or it refuses; without a lock, which a kill would leave behind."""
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
-        result = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout.strip() if result.returncode == 0 else None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..equation import AbstractMap, Evaluation, Map, Measurement, as_map
 from ..solution import OnFailure, Solution, Status, check_limits, check_on_failure, settle
-from ..tensors import check_whole, per_sample, restrict, take_samples, working_dtype
+from ..tensors import check_kind, check_whole, per_sample, restrict, take_samples, working_dtype
 
 Memory = TypeVar("Memory")
 Array = npt.NDArray[Any]
@@ -79,6 +79,7 @@ def solve(
     steps, fit for `torch.export` and CUDA graphs, whose last iterate is the value. For the equation of a cell z0 may be
     None: z = 0, whose evaluation needs no Wz.
     """
+    check_kind("solver", solver, AbstractSolver)
     check_limits(tol, max_steps)
     check_on_failure(on_failure)
     f = as_map(f)

@@ -174,7 +174,7 @@ def test_a_checkpoint_that_is_not_there_comes_with_the_one_that_is_or_the_comman
         ("kerneq pre", {"predict"}),
         ("kerneq train geq-tiny-d", {"geq-tiny-digits"}),
         ("kerneq evaluate runs/x --checkpoint ", {"best", "last"}),
-        ("kerneq predict runs/x --sal", {"--saliency"}),
+        ("kerneq predict geq-5m-cifar", {"geq-5m-cifar10", "geq-5m-cifar100"}),
     ],
 )
 def test_the_shell_completes_without_importing_torch(words, offered):
@@ -247,6 +247,7 @@ def test_data_and_models_are_listed(kerneq):
     assert code == 0 and "digits" in said and "cifar10" in said and "licence" in said
     code, said = kerneq("models")
     assert code == 0 and "geq-5m" in said and "4.8" in said and "94.8 %" in said
+    assert "weights that ship, for kerneq predict: geq-5m-cifar10, geq-5m-cifar100" in said
 
 
 def test_the_demo_ends_in_a_table_and_a_page(kerneq, monkeypatch):

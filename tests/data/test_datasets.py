@@ -65,6 +65,22 @@ def test_a_lone_folder_of_classes_is_split_the_same_way_every_time(tmp_path):
     assert load(f"folder:{tmp_path}", "test").pixels.paths == test.pixels.paths
 
 
+def test_pictures_may_lie_deeper_and_a_class_without_enough_is_named(tmp_path, monkeypatch):
+    for entry, colour in COLOURS.items():
+        for i in range(5):
+            picture(tmp_path / "all" / entry / "2026" / "may" / f"{i}.png", colour)
+    (tmp_path / "all" / "ant" / "back").symlink_to(tmp_path / "all")
+    parts = [load(f"folder:{tmp_path}/all", split, size=8) for split in ("train", "test")]
+    assert [part.labels.bincount().tolist() for part in parts] == [[4, 4, 4], [1, 1, 1]]
+    for i in range(4):
+        (tmp_path / "all" / "bee" / "2026" / "may" / f"{i}.png").unlink()
+    with pytest.raises(DataError, match="all/bee holds 1 pictures, and a class needs two to split"):
+        load(f"folder:{tmp_path}/all", "train")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="no data set 'all'. Did you mean `folder:all`"):
+        load("all", "train")
+
+
 def test_imagenet100_takes_the_listed_classes_of_imagenet(tmp_path):
     for split in ("train", "val"):
         for i in range(101):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from zoo_helpers import digits, trained
 
+from kerneq import fixed_point
 from kerneq.models import build
 
 # What torch says about itself while it compiles, and hides from people but not from pytest.
@@ -101,3 +102,28 @@ def test_the_baselines_can_be_compiled_too(name, atol, pixels, monkeypatch):
     # Traced and run without code generation, which takes half a minute. MDEQ does not reach its tolerance: atol.
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     same_equilibria(trained(name), pixels, atol)
+
+
+def test_a_function_may_be_compiled_inside_fixed_point_or_with_it():
+    torch.manual_seed(0)
+    convolve, x = torch.nn.Conv2d(3, 3, 1), torch.randn(2, 3, 2, 2)
+
+    def f(z, x):
+        return torch.tanh(0.3 * convolve(convolve(z).relu()) + x)
+
+    def around(x):
+        return fixed_point(f, torch.zeros_like(x), x, tol=1e-6).value
+
+    found = []
+    compiled = torch.compile(f)  # by the usual backend, which gives buffers away
+    for solve in (
+        around,
+        torch.compile(around, backend="aot_eager"),
+        lambda x: fixed_point(compiled, x, x, tol=1e-6).value,
+    ):
+        convolve.zero_grad()
+        value = solve(x)
+        value.square().sum().backward()
+        found.append((value.detach(), convolve.weight.grad.clone()))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-5)

@@ -12,9 +12,8 @@ import pytest
 import torch
 from PIL import Image
 from predict_helpers import painted, trained, write_digits
-from rich.console import Console
 
-from kerneq.cli import prediction_table
+from kerneq.cli import prediction_table, show_table
 from kerneq.data import DataError, load, normalise
 from kerneq.evaluate import evaluate
 from kerneq.prediction import Prediction, Predictor, predict
@@ -43,6 +42,17 @@ def test_a_prediction_is_what_the_model_itself_says_about_the_same_pixels(digits
         assert [shares[name] for name in images.classes] == pytest.approx(row.tolist(), abs=1e-5)
         assert p.status is Status.CONVERGED and p.converged and p.steps == steps
         assert p.residual == pytest.approx(float(residual), rel=1e-2)
+
+
+def test_one_picture_or_a_folder_of_them_by_path_or_text(digits_run, tmp_path):
+    (tmp_path / "some").mkdir()
+    first, second = write_digits(tmp_path / "some", 2)
+    both = predict(digits_run, [first, second], device="cpu")
+    assert predict(digits_run, tmp_path, device="cpu") == predict(digits_run, [str(tmp_path)], device="cpu") == both
+    alone = predict(str(digits_run), str(first), device=torch.device("cpu"))
+    open_run = Predictor(str(digits_run), device="cpu")
+    assert open_run.predict([(str(first), open_run.read(str(first)))]) == alone
+    assert [(p.path, p.classes) for p in alone] == [(first, both[0].classes)]
 
 
 def test_predictions_of_the_whole_test_set_have_the_accuracy_that_evaluation_gives(digits_run, tmp_path):
@@ -171,28 +181,30 @@ def test_a_damaged_or_absent_checkpoint_is_named(digits_run, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "config.toml").write_bytes((digits_run / "config.toml").read_bytes())
     with pytest.raises(TrainingError, match="There is no checkpoint .*best.safetensors"):
-        Predictor.open(tmp_path, device="cpu")
+        Predictor(tmp_path, device="cpu")
     whole = Run(digits_run).checkpoint("best").read_bytes()
     for damage in (whole[:-7], whole[:40], b"", whole[:-1] + bytes([whole[-1] ^ 1])):
         Run(tmp_path).checkpoint("best").write_bytes(damage)
         with pytest.raises(TrainingError, match="best.safetensors is damaged"):
-            Predictor.open(tmp_path, device="cpu")
+            Predictor(tmp_path, device="cpu")
 
 
-def test_a_class_stands_beside_its_probability_at_80_columns():
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_class_stands_beside_its_probability_at_80_columns(columns, capsys, monkeypatch):
     classes = ("automobile", "a class whose name is longer than any terminal is wide " * 3, "cat")
     path = Path("a/rather/long/path/to/a/picture/that/does/not/fit/into/a/terminal/of/80/columns.png")
-    shares = (0.5, 0.25, 0.125)
-    console = Console(width=80, file=io.StringIO())
-    console.print(prediction_table([Prediction(path, classes, shares, Status.MAX_STEPS, 50, 1e-3)], "title"))
-    out = console.file.getvalue()
-    lines = [line for line in out.splitlines() if "%" in line]
-    assert max(map(len, out.splitlines())) <= 80
+    shares = (1.0, 0.25, 0.125)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    show_table(prediction_table([Prediction(path, classes, shares, Status.MAX_STEPS, 50, 1e-3, 0.123)], "title"))
+    out = capsys.readouterr().out.splitlines()
+    lines = [line for line in out if "%" in line]
+    assert max(map(len, out)) <= 80
     assert [("automobile" in line, "cat" in line) for line in lines] == [(True, False), (False, False), (False, True)]
-    assert "50.00%" in lines[0] and "12.50%" in lines[2] and "not converged" in lines[0]
-    rows = [[cell.strip() for cell in line.split("│")] for line in out.splitlines() if line.count("│") > 3]
-    assert "".join(row[1] for row in rows) == str(path)
-    assert "".join(row[2] for row in rows).replace(" ", "") == "".join(classes).replace(" ", "")
+    assert "12.50%" in lines[2] and all(cell in lines[0] for cell in ("100.00%", "1.0e-03", "not converged", "0.123"))
+    first, second, third = (out[1].index(heading) for heading in ("picture", "class", "share"))
+    rows = [line for line in out[2:] if "─" not in line]
+    assert "".join(line[first:second].strip() for line in rows) == str(path)
+    assert "".join(line[second : third - 2] for line in rows).replace(" ", "") == "".join(classes).replace(" ", "")
 
 
 def test_names_that_are_too_long_or_hold_escape_codes_do_no_harm(kerneq, digits_run, tmp_path):

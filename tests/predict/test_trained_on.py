@@ -51,7 +51,7 @@ def test_a_run_knows_its_classes_without_its_folder_of_pictures(kerneq, colour_r
 def test_a_folder_of_pictures_whose_classes_have_changed_is_noticed(kerneq, colour_run, tmp_path):
     run, pictures = colour_run
     old = copied_without_names(run, tmp_path / "old")
-    assert Predictor.open(old, device="cpu").trained.classes == ("blue sky", "red wine")
+    assert Predictor(old, device="cpu").trained.classes == ("blue sky", "red wine")
     for split in ("train", "test"):
         (pictures / split / "blue sky").rename(pictures / split / "sky")  # which comes after red wine
     try:
@@ -59,7 +59,7 @@ def test_a_folder_of_pictures_whose_classes_have_changed_is_noticed(kerneq, colo
             code, _, err = kerneq(*command)
             assert code == 1 and "blue sky" in err and "bring" in err
         (pictures / "train" / "green grass").mkdir()  # a class that the model has never heard of
-        assert not Predictor.open(old, device="cpu").trained.named
+        assert not Predictor(old, device="cpu").trained.named
         (pictures / "train" / "green grass").rmdir()
     finally:
         for split in ("train", "test"):

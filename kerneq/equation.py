@@ -222,7 +222,7 @@ class AbstractMap(abc.ABC):
 
 
 @final
-@dataclasses.dataclass(frozen=True, eq=False)  # torch.compile of PyTorch 2.11 asks for its hash before it has fields
+@dataclasses.dataclass(frozen=True)
 class Function(AbstractMap):
     """Any function of a batch of states, and of inputs (batch, ...): with those it can be restricted to samples."""
 

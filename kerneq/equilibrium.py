@@ -13,6 +13,7 @@ from .equation import AbstractMap, Function
 from .gradients import AbstractGradient, Implicit
 from .solution import OnFailure, Solution, Status, check_limits, check_on_failure
 from .solvers import AbstractSolver, Anderson, Proximal, solve
+from .solvers.base import untraced
 from .tensors import check_kind, check_whole, is_traced
 
 Look = Callable[[AbstractMap, Tensor], None]
@@ -64,7 +65,7 @@ class Equilibrium(nn.Module):
         return f"solver={self.solver}, gradient={self.gradient}, tol={self.tol:g}, max_steps={self.max_steps}"
 
     def forward(self, x: Tensor) -> Solution:
-        return _untraced(self._run, x)
+        return untraced(self._run, x)
 
     def _run(self, x: Tensor) -> Solution:
         f = self.cell.bind(x)
@@ -85,14 +86,6 @@ class Equilibrium(nn.Module):
         wanted = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
         z = _attach(self.gradient, f, solution) if wanted else solution.value
         return dataclasses.replace(solution, value=self.cell.output(f, z), backward=f.backward)
-
-
-def _untraced(run: Callable[..., Solution], *arguments: Any) -> Solution:
-    """run(*arguments), which no compiler looks into: the loop looks at the residual, and what is worth compiling is the
-    map inside it. (As a decorator, `disable` would import the compiler, a second, for everybody.)"""
-    if torch.compiler.is_compiling():
-        run = torch.compiler.disable(run)  # type: ignore[no-untyped-call]
-    return run(*arguments)
 
 
 def _attach(gradient: AbstractGradient, f: AbstractMap, solution: Solution) -> Tensor:
@@ -162,7 +155,7 @@ def fixed_point(
             return solution
         return dataclasses.replace(solution, value=gradient.attach(g, solution.value))
 
-    return _untraced(run)
+    return untraced(run)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import abc
 import contextlib
 import dataclasses
 import sys
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -82,7 +83,26 @@ def solve(
     check_kind("solver", solver, AbstractSolver)
     check_limits(tol, max_steps)
     check_on_failure(on_failure)
-    f = as_map(f)
+    return untraced(_solve, as_map(f), z0, solver, tol, max_steps, check_every, on_failure)
+
+
+def untraced(run: Callable[..., Solution], *arguments: Any) -> Solution:
+    """run(*arguments), which no compiler looks into: the loop looks at the residual, and what is worth compiling is the
+    map inside it. (As a decorator, `disable` would import the compiler, seconds, for everybody.)"""
+    if torch.compiler.is_compiling():
+        run = torch.compiler.disable(run)  # type: ignore[no-untyped-call]
+    return run(*arguments)
+
+
+def _solve(
+    f: AbstractMap,
+    z0: Tensor | None,
+    solver: AbstractSolver[Any],
+    tol: float,
+    max_steps: int,
+    check_every: int | None,
+    on_failure: OnFailure,
+) -> Solution:
     with torch.no_grad():
         stride = look_stride(check_every, z0 if isinstance(z0, Tensor) else next(iter(f.tensors()), None))
         space = solver.space(f)
@@ -219,16 +239,11 @@ class SampleRecord:
         return cls(tol, 0.0, rows, residual, measured.gap, residual, residual, steps, steps, codes, codes >= 0)
 
     def observe(self, step: int, measured: Measurement) -> Tensor:
-        """Enter one measurement; True where it is the best so far: by its merit, give or take its slack."""
-        # Dynamo would take the NumPy for its own. As a decorator, `disable` would import it for everybody.
-        if not torch.compiler.is_compiling():
-            return self._enter(step, measured)
-        better: Tensor = torch.compiler.disable(self._enter)(step, measured)  # type: ignore[no-untyped-call]
-        return better
+        """Enter one measurement; True where it is the best so far: by its merit, give or take its slack.
 
-    def _enter(self, step: int, measured: Measurement) -> Tensor:
-        """In NumPy, on the memory of the tensors: on a CPU this runs at every step, and on so few numbers an operation
-        of PyTorch costs several of NumPy's."""
+        In NumPy, on the memory of the tensors: on a CPU this runs at every step, and on so few numbers an operation of
+        PyTorch costs several of NumPy's.
+        """
         found = (measured.residual, measured.gap, measured.merit, measured.slack)
         residual, gap, *rest = _on_host([t for t in found if t is not None], self.residual.dtype)
         merit = rest[0] if rest else residual

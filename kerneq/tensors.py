@@ -62,7 +62,7 @@ def restrict(tree: T, index: Tensor) -> T:
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of norms, sums and small systems: float32, or float64 for float64."""
-    return torch.promote_types(dtype, torch.float32)
+    return torch.float64 if dtype == torch.float64 else torch.float32  # PyTorch 2.6 exports `promote_types` in vain
 
 
 def widened(t: Tensor) -> Tensor:
@@ -77,7 +77,12 @@ def is_channels_last(t: Tensor) -> bool:
 
 def is_traced() -> bool:
     """Whether a compiler or an export records this code, so that no number can be looked at."""
-    return torch.compiler.is_compiling() or torch.compiler.is_exporting()
+    return torch.compiler.is_compiling()
+
+
+def is_exported() -> bool:
+    """Whether an export does. (`torch.compiler.is_exporting` came with PyTorch 2.7, and 2.11's means both.)"""
+    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
 
 
 def check_positive(name: str, value: float) -> None:

@@ -6,7 +6,7 @@ from typing import Protocol, Self, final
 import torch
 from torch import Tensor
 
-from ..tensors import is_channels_last, per_sample_norm, working_dtype
+from ..tensors import is_channels_last, is_exported, per_sample_norm, working_dtype
 from .device import runs_triton
 
 _MOST = 16  # entries the kernels hold in registers
@@ -132,7 +132,7 @@ class Guard:
             lower = torch.where(known, self.ceiling, self.ceiling - self.rate * square)
             ceiling = torch.where(accepted, torch.minimum(self.ceiling, at.energy), lower)
         guard = dataclasses.replace(self, accepted=accepted, ceiling=ceiling)
-        if accepted.is_cpu and not torch.compiler.is_exporting() and bool(accepted.all()):
+        if accepted.is_cpu and not is_exported() and bool(accepted.all()):
             return guard, None
         image, gap = history.images[:, history.before], history.gaps[:, history.before]
         if self.ceiling is None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..equation import AbstractMap, Evaluation, Map, Measurement, as_map
 from ..solution import OnFailure, Solution, Status, check_limits, check_on_failure, settle
-from ..tensors import check_kind, check_whole, per_sample, restrict, take_samples, working_dtype
+from ..tensors import check_kind, check_whole, is_exported, per_sample, restrict, take_samples, working_dtype
 
 Memory = TypeVar("Memory")
 Array = npt.NDArray[Any]
@@ -123,7 +123,7 @@ def look_stride(check_every: int | None, z: Tensor | None) -> int:
 
     An export has nothing to look at.
     """
-    if torch.compiler.is_exporting():
+    if is_exported():
         return NEVER
     if check_every is None:
         return CUDA_STRIDE if z is not None and z.is_cuda else 1

@@ -281,7 +281,8 @@ def test_the_module_runs_as_a_program_and_a_full_disk_gives_no_traceback(tmp_pat
     assert "could not be written: File too large" in said and "Traceback" not in said
 
 
-words = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=10)
+# Without slashes: `kerneq evaluate /` would evaluate every run on this machine.
+words = st.text(st.characters(codec="utf-8", exclude_characters="\x00/"), max_size=10)
 arguments = st.lists(
     words | st.sampled_from(["--resume", "--name", "--runs", "--show-config", "seed=1", "a.toml", "=", "model="]),
     max_size=4,
@@ -290,7 +291,9 @@ arguments = st.lists(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(command=st.sampled_from(["train", "evaluate", "report"]) | words, rest=arguments)
-def test_no_arguments_whatever_give_a_traceback(monkeypatch, capsys, command, rest):
+def test_no_arguments_whatever_give_a_traceback(monkeypatch, capsys, tmp_path, command, rest):
+    (tmp_path / "here").mkdir(exist_ok=True)
+    monkeypatch.chdir(tmp_path / "here")  # nor is there a run above it
     if command == "train":
         rest = [*rest, "seed=1", "training.epochs=0"]  # never a run, though `--name` may take the first of the two
     monkeypatch.setattr(sys, "argv", ["kerneq", command, *rest])

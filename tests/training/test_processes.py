@@ -65,7 +65,6 @@ def test_an_error_of_the_thread_that_wakes_a_gpu_is_raised(monkeypatch):
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(process, "_touch", fail)
-    monkeypatch.setattr(process, "import_module", lambda name: None)
     with process.waking(torch.device("cpu"), amp=True):
         pass  # nothing to wake
     with pytest.raises(torch.OutOfMemoryError, match="no room"), process.waking(torch.device("cuda"), amp=True):

@@ -142,17 +142,22 @@ class Chapter:
         return without_empty(Table(("run", *(metric.heading for metric in columns), *extra), rows))
 
     def costs(self) -> list[Drawing]:
-        """Accuracy against parameters and against training time, where there is something to compare."""
+        """Accuracy against parameters and against training time, where there is something to compare.
+
+        On held-out images only where nobody was tested.
+        """
         drawings = []
+        shown = [one for one in self.runs if one.test is not None]
+        shown = shown if len(shown) > 1 else list(self.runs)
         for name, words in (("parameters", "parameters"), ("seconds", "training time in device-seconds")):
             points: list[figures.Point] = []
-            for one in self.runs:
+            for one in shown:
                 across = one.parameters if name == "parameters" else one.seconds
                 accuracy = one.test if one.test is not None else one.validation
                 if across is not None and accuracy is not None:
                     kind = "test" if one.test is not None else "validation"
                     points.append((one.label, float(across), accuracy, kind))
-            sizes = {(one.published_parameters, one.published) for one in self.runs if one.published}
+            sizes = {(one.published_parameters, one.published) for one in shown if one.published}
             papers = [(float(size), share) for size, share in sizes if size and share and name == "parameters"]
             if len(points) > 1:
                 title = f"Accuracy against {words.partition(' in ')[0]}"

@@ -6,6 +6,7 @@ The one place that decides whether a Triton program may take the place of plain 
 import functools
 import importlib.util
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -15,7 +16,16 @@ from ..tensors import map_tensors
 
 T = TypeVar("T")
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+def _has_triton() -> bool:
+    """Whether there is a Triton with tensor descriptors, 3.4 or later; looked for without importing it."""
+    package = importlib.util.find_spec("triton")
+    if package is None or package.origin is None:
+        return False
+    return (Path(package.origin).parent / "tools" / "tensor_descriptor.py").exists()
+
+
+HAS_TRITON = _has_triton()
 HALF = (torch.bfloat16, torch.float16)
 FLOATS = (*HALF, torch.float32)
 

@@ -111,6 +111,8 @@ def _solve(
         if space is not f and stride < max_steps and bool((record.codes != Status.CONVERGED.code).any()):
             exact = f.measure(f.evaluate(value))  # what was measured on the way to a failure need not be z's residual
             record = dataclasses.replace(record, residual=exact.residual, gap=exact.gap)
+    if torch.is_autocast_enabled(value.device.type):
+        torch.clear_autocast_cache()  # PyTorch 2.6 would give casts made without a graph to whoever wants one next
     pairs = ((record.gap, record.residual), (record.steps, record.codes))
     if record.gap.device != value.device:  # two transfers, not four
         pairs = tuple(torch.stack(pair).to(value.device).unbind() for pair in pairs)  # type: ignore[assignment]

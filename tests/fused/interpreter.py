@@ -23,8 +23,9 @@ import traceback
 
 import pytest
 
-has_triton = importlib.util.find_spec("triton") is not None
-needs_triton = pytest.mark.skipif(not has_triton, reason="Triton is not installed.")
+from kerneq.fused.device import HAS_TRITON
+
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, or before 3.4.")
 
 
 @functools.cache

@@ -4,13 +4,13 @@ import copy
 
 import pytest
 import torch
-from interpreter import has_triton, needs_triton, run_interpreted
+from interpreter import HAS_TRITON, needs_triton, run_interpreted
 from torch import Tensor, nn
 
 from kerneq.fused.device import differentiable
 from kerneq.fused.layers import BatchNorm, synchronised
 
-on_card = pytest.mark.skipif(not (has_triton and torch.cuda.is_available()), reason="There is no CUDA card here.")
+on_card = pytest.mark.skipif(not (HAS_TRITON and torch.cuda.is_available()), reason="There is no CUDA card here.")
 
 
 @needs_triton

@@ -168,8 +168,7 @@ def peak_memory(call: Call, device: torch.device) -> int:
         call()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         call()
     # The CPU allocator keeps no counters; the profiler records every allocation (+) and release (−).
     results = profile.profiler.kineto_results if profile.profiler is not None else None

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from typing import IO
 
 import pytest
 
@@ -48,20 +49,26 @@ def run_interpreted(script: str) -> None:
     assert not wrong, wrong
 
 
-def forked(script: str) -> str:
-    """What goes wrong in the script, in a child of this process."""
-    with tempfile.TemporaryFile("w+") as said:
-        child = os.fork()
-        if child == 0:
-            sys.path.insert(0, str(pathlib.Path(script).parent))
-            try:
-                with contextlib.redirect_stdout(io.StringIO()):
-                    runpy.run_path(script, run_name="__main__")
-            except BaseException:
-                said.write(traceback.format_exc())
-                said.flush()
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
+def begin(script: str) -> tuple[int, IO[str]]:
+    """The script in a child of this process, and the file to which it writes what goes wrong."""
+    said = tempfile.TemporaryFile("w+")
+    child = os.fork()
+    if child == 0:
+        sys.path.insert(0, str(pathlib.Path(script).parent))
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                runpy.run_path(script, run_name="__main__")
+        except BaseException:
+            said.write(traceback.format_exc())
+            said.flush()
+        os._exit(0)
+    return child, said
+
+
+def end(child: int, said: IO[str]) -> str:
+    """What went wrong in the child, once it has ended."""
+    _, status = os.waitpid(child, 0)
+    with said:
         said.seek(0)
         return said.read() or (f"ended with status {status}" if status else "")
 
@@ -71,4 +78,5 @@ if __name__ == "__main__":
 
     import kerneq.cells  # noqa: F401
 
-    print(json.dumps({script: forked(script) for script in sys.argv[1:]}))
+    running = {script: begin(script) for script in sys.argv[1:]}  # side by side
+    print(json.dumps({script: end(*child) for script, child in running.items()}))

@@ -116,6 +116,7 @@ class ClassifierConfig(AbstractSolveConfig):
         "imagenet: the same, then two w → w of stride 2; folded: 3 → w/4 → w/4, w/2 → w/2, w → w, with stride 2 in "
         "between; plain: 3 → w",
     )
+    refinements: int = setting(0, "residual blocks after each halving of the stem's output; 0: its mean alone", low=0)
     norm: float = setting(1.0, "bound on ‖W‖‖W_h‖", above=0)
     activity: float = setting(0.5, "sᵢ = γ‖rᵢW_h‖² at initialisation, where γ is fixed", above=0)
     length: float | None = setting(None, "‖aᵢ‖² of a patch at initialisation, whatever γ; none: activity / γ", above=0)
@@ -129,6 +130,8 @@ class ClassifierConfig(AbstractSolveConfig):
             raise ValueError(f"`lipschitz` needs a radial kernel such as multiquadric, got {self.kernel!r}.")
         if self.lipschitz and self.join != "mean":
             raise ValueError(f"`lipschitz` needs `join` = mean, got {self.join}.")
+        if self.lipschitz and self.refinements:
+            raise ValueError(f"`lipschitz` needs `refinements` = 0: they have batch norms, got {self.refinements}.")
         if len(self.features) != len(self.scales) or not self.features:
             got = f"{len(self.features)} and {len(self.scales)}"
             raise ValueError(f"`features` and `scales` need one entry a branch, got {got}.")
@@ -153,6 +156,7 @@ class Classifier(AbstractModel):
         super().__init__(channels, multiple=config.multiple)
         self.config = config
         self.stem = make_stem(config.stem, channels, config.width, config.lipschitz)
+        self.levels = Levels(config.width, config.scales, config.refinements)
         branches = zip(config.scales, config.features, strict=True)
         self.branches = nn.ModuleList(Branch(config, scale, features) for scale, features in branches)
         joined = config.width * (len(config.scales) if config.join == "concatenate" else 1)
@@ -160,9 +164,7 @@ class Classifier(AbstractModel):
         self.head = UnitRows(joined, classes, config.gain) if config.lipschitz else nn.Linear(joined, classes)
 
     def classify(self, x: Tensor) -> tuple[Tensor, dict[str, Solution]]:
-        levels = pyramid(self.stem(x), self.config.scales)
-        inputs = [levels[scale] for scale in self.config.scales]
-        results = run_on_streams(list(self.branches), inputs, self.config.overlap)
+        results = run_on_streams(list(self.branches), self.levels(self.stem(x)), self.config.overlap)
         values = [z for z, _ in results]
         joined = torch.cat(values, 1) if self.config.join == "concatenate" else sum(values[1:], values[0]) / len(values)
         features = self.norm(joined).mean((2, 3))
@@ -206,6 +208,43 @@ def conv_norm_relu(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
 def fold_conv_sort(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
     """The 1-Lipschitz counterpart: instead of a stride, squares of pixels become channels, so that nothing is lost."""
     return nn.Sequential(nn.PixelUnshuffle(stride), AlmostOrthogonal(inputs * stride**2, outputs), MaxMin())
+
+
+@final
+class Levels(nn.Module):
+    """The stem's output at the scale of every branch: means of squares, with residual blocks after each if asked for."""
+
+    def __init__(self, width: int, scales: tuple[int, ...], refinements: int):
+        super().__init__()
+        self.scales = scales
+        coarser = sorted({*scales} - {1}) if refinements else []
+        blocks = {str(scale): nn.Sequential(*(Refinement(width) for _ in range(refinements))) for scale in coarser}
+        self.blocks = nn.ModuleDict(blocks)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        levels = {1: x}
+        for scale, blocks in self.blocks.items():
+            finer = max(level for level in levels if int(scale) % level == 0)
+            levels[int(scale)] = blocks(pool(levels[finer], int(scale) // finer))
+        if not self.blocks:
+            levels = pyramid(x, self.scales)
+        return [levels[scale] for scale in self.scales]
+
+
+@final
+class Refinement(nn.Module):
+    """relu(x + F(x)), F convolutions 1×1, 3×3, 1×1 through a quarter of the channels; the identity of x ≥ 0 at first."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        inner = width // 4
+        self.reduce = nn.Sequential(nn.Conv2d(width, inner, 1, bias=False), BatchNorm(inner, relu=True))
+        self.mix = conv_norm_relu(inner, inner)
+        self.expand = nn.Sequential(nn.Conv2d(inner, width, 1, bias=False), BatchNorm(width))
+        nn.init.zeros_(self.expand[-1].get_parameter("weight"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.expand(self.mix(self.reduce(x))))
 
 
 @final

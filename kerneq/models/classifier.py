@@ -116,7 +116,7 @@ class ClassifierConfig(AbstractSolveConfig):
         "imagenet: the same, then two w → w of stride 2; folded: 3 → w/4 → w/4, w/2 → w/2, w → w, with stride 2 in "
         "between; plain: 3 → w",
     )
-    refinements: int = setting(0, "residual blocks after each halving of the stem's output; 0: its mean alone", low=0)
+    refinements: int = setting(0, "residual blocks at each coarser scale; 0: none, means alone", low=0)
     norm: float = setting(1.0, "bound on ‖W‖‖W_h‖", above=0)
     activity: float = setting(0.5, "sᵢ = γ‖rᵢW_h‖² at initialisation, where γ is fixed", above=0)
     length: float | None = setting(None, "‖aᵢ‖² of a patch at initialisation, whatever γ; none: activity / γ", above=0)
@@ -212,7 +212,7 @@ def fold_conv_sort(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
 
 @final
 class Levels(nn.Module):
-    """The stem's output at the scale of every branch: means of squares, with residual blocks after each if asked for."""
+    """The stem's output at the scale of every branch: each coarser one the mean of squares of a finer one, refined."""
 
     def __init__(self, width: int, scales: tuple[int, ...], refinements: int):
         super().__init__()
@@ -222,18 +222,17 @@ class Levels(nn.Module):
         self.blocks = nn.ModuleDict(blocks)
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        levels = {1: x}
+        levels = {1: x} if self.blocks else pyramid(x, self.scales)
         for scale, blocks in self.blocks.items():
-            finer = max(level for level in levels if int(scale) % level == 0)
-            levels[int(scale)] = blocks(pool(levels[finer], int(scale) // finer))
-        if not self.blocks:
-            levels = pyramid(x, self.scales)
+            coarse = int(scale)
+            finer = max(level for level in levels if coarse % level == 0)
+            levels[coarse] = blocks(pool(levels[finer], coarse // finer))
         return [levels[scale] for scale in self.scales]
 
 
 @final
 class Refinement(nn.Module):
-    """relu(x + F(x)), F convolutions 1×1, 3×3, 1×1 through a quarter of the channels; the identity of x ≥ 0 at first."""
+    """relu(x + F(x)), F: 1×1, 3×3, 1×1 convolutions through a quarter of the channels. For x ≥ 0 it starts as x."""
 
     def __init__(self, width: int):
         super().__init__()

@@ -56,6 +56,22 @@ def test_solutions_come_by_name_one_for_each_equilibrium_layer(name):
         assert len(solution.value) == len(solution.steps) == len(solution.residual) == 3
 
 
+def test_refinements_start_as_the_means_they_refine_and_then_every_one_of_them_learns():
+    model = build("geq-tiny", settings={"scales": [1, 2], "refinements": 2})
+    plain, x = build("geq-tiny"), pictures("geq-tiny", batch=4)
+    added = {name for name in model.state_dict() if name.startswith("levels.")}
+    plain.load_state_dict({name: value for name, value in model.state_dict().items() if name not in added})
+    torch.testing.assert_close(model.eval()(x), plain.eval()(x), rtol=0, atol=0)
+    width = model.config.width
+    square = width**2 // 4
+    block = 2 * square + 9 * square // 4 + 2 * (width // 4 + width // 4 + width)  # three convolutions, batch norms
+    assert parameters(model) - parameters(plain) == 2 * block
+    for block in model.levels.blocks["2"]:
+        torch.nn.init.ones_(block.expand[-1].weight)  # as after a first step: before it, they alone have a gradient
+    model.train()(x).square().sum().backward()
+    assert all(bool(p.grad.any()) for name, p in model.named_parameters() if name in added)
+
+
 def test_branches_are_named_in_order():
     assert list(build("geq-tiny")(pictures("geq-tiny"), solutions=True)[1]) == ["branch0", "branch1"]
     assert build("resnet-tiny")(pictures("resnet-tiny"), solutions=True)[1] == {}
@@ -174,5 +190,7 @@ def test_joined_by_concatenation_every_branch_has_its_own_weights_in_the_head():
     x = torch.randn(2, 3, 8, 8)
     assert model(x).shape == (2, 10)
     assert model.head.weight.shape == (10, 2 * build("geq-tiny").head.in_features)
+    with pytest.raises(ValueError, match="`lipschitz` needs `refinements` = 0"):
+        build("geq-certified-tiny", settings={"refinements": 1})
     with pytest.raises(ValueError, match="`lipschitz` needs `join` = mean"):
         build("geq-certified-tiny", settings={"join": "concatenate"})

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from ..data import DataError, Images
 from ..run import Run
 from ..run.config import Config, differences
+from ..run.folder import INCIDENTAL
 from ..training import metrics
 from ..training.build import Builder, build_model
 from ..training.metrics import Accumulator, Scores
@@ -205,12 +206,12 @@ class SeedSummary:
 
 
 def over_seeds(runs: Sequence[Run]) -> list[SeedSummary]:
-    """The groups of at least two evaluated runs that differ in nothing but their seed (and the device)."""
+    """The groups of at least two evaluated runs that differ in their seed, and else only in how they were computed."""
     groups: list[tuple[Config, list[Run]]] = []
     for run in runs:
         if run.test():
             config = run.config()
-            same = (members for first, members in groups if set(differences(first, config)) <= {"seed", "device"})
+            same = (members for first, members in groups if set(differences(first, config)) <= {"seed", *INCIDENTAL})
             members = next(same, None)
             if members is None:
                 groups.append((config, [run]))

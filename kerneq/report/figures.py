@@ -5,7 +5,8 @@ import io
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -19,6 +20,7 @@ STYLE = "<style>svg{color:#1b1d21}@media(prefers-color-scheme:dark){svg{color:#e
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK, "#8c8c8c")
 GREY = COLOURS[-1]
 LINES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D")
 SETTINGS: Any = {  # every name is one of matplotlib's
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     "font.size": 9,
@@ -31,7 +33,16 @@ SETTINGS: Any = {  # every name is one of matplotlib's
 }
 
 Curve = tuple[Sequence[float], Sequence[float | None]]  # x and y; None where there is no number
-Point = tuple[str, float, float, str]  # label, x, accuracy, and the images it is of: test or validation
+
+
+class Point(NamedTuple):
+    """A run, or a group of seeds, in a plane."""
+
+    label: str
+    place: int  # among all runs, which gives its colour
+    x: float
+    accuracy: float
+    split: str  # the images it is of: test or validation
 
 
 class Canvas:
@@ -142,18 +153,22 @@ def draw_stopped(curves: Mapping[str, Curve]) -> bytes:
 def draw_points(points: Sequence[Point], published: Sequence[tuple[float, float]], x: str) -> bytes:
     """Accuracy against what a model costs, one point a run: test filled, validation hollow; published grey crosses.
 
-    Up is as far as the error is halved, so that 95 and 96 % are told apart where another run has 60.
+    Up is as far as the error is halved, and below the figure are errors of more than four times the median, so that 95
+    and 96 % are told apart where another run has 60.
     """
-    labels = [label for label, *_ in points]
-    hollow = any(kind == "validation" for *_, kind in points)
+    errors = [1 - point.accuracy for point in points]
+    worst = max([0.01, *(error for error in errors if error <= 0.02 + 4 * median(errors))])
+    labels = [p.label if 1 - p.accuracy <= worst else f"{p.label} ({p.accuracy:.1%}, below)" for p in points]
+    hollow = any(point.split == "validation" for point in points)
     keys = {"test": ("o", GREY), "validation": ("o", "none")} if hollow else {}
     keys |= {"published": ("x", GREY)} if published else {}
-    with drawn(2.8, labels=[*labels, *keys]) as canvas:
+    with drawn(2.8, labels=[*labels, *keys], width=4.4 if len(points) <= len(COLOURS) else 8) as canvas:
         axes = canvas.axes[0]
-        for label, across, accuracy, kind in points:
-            colour = COLOURS[labels.index(label) % len(COLOURS)]
-            face = "none" if kind == "validation" else colour
-            axes.plot(across, accuracy, "o", color=colour, markerfacecolor=face, markersize=7, label=shown(label))
+        for label, point, error in zip(labels, points, errors, strict=True):
+            marker = MARKERS[point.place // len(COLOURS) % len(MARKERS)] if error <= worst else "v"
+            colour, height = COLOURS[point.place % len(COLOURS)], 1 - min(error, 1.1 * worst)
+            face = "none" if point.split == "validation" else colour
+            axes.plot(point.x, height, marker, color=colour, markerfacecolor=face, markersize=7, label=shown(label))
         for across, accuracy in published:
             axes.plot(across, accuracy, "x", color=GREY, markersize=7, markeredgewidth=2)
         for key, (marker, face) in keys.items():  # what a marker means
@@ -161,10 +176,11 @@ def draw_points(points: Sequence[Point], published: Sequence[tuple[float, float]
         axes.set_yscale("function", functions=(lambda a: -np.log(np.maximum(1 - a, 1e-3)), lambda y: 1 - np.exp(-y)))
         axes.margins(0.12)
         low, high = axes.get_ylim()
-        ticks = (0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.96, 0.97, 0.98, 0.99, 0.995)
+        ticks = [0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.96, 0.97, 0.98, 0.99, 0.995]
+        ticks += [0.91, 0.93, 0.95, 0.955, 0.965] if 1 - low < 4 * (1 - high) else []
         inside = [tick for tick in ticks if low <= tick <= high]
         axes.set_yticks(inside if len(inside) > 1 else axes.get_yticks(), minor=False)
-        axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
+        axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=1))
         axes.xaxis.set_major_formatter(ticker.EngFormatter())
         axes.xaxis.set_major_locator(ticker.MaxNLocator(6))
         axes.set(xlabel=x, ylabel="accuracy")

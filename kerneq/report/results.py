@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, final
@@ -14,7 +15,12 @@ from ..evaluate.classification import wilson_interval
 from ..evaluate.scores import spread
 from ..models import MODELS, ModelConfig, from_config, parameters, task
 from ..run import Run, find_run, find_runs
-from ..run.config import Config
+from ..run.config import EXPERIMENTS, Config, differences, load
+from ..run.folder import INCIDENTAL
+from ..settings import NOTHING
+from ..settings import rows as settings_of
+
+Split = Literal["test", "unknown", "validation"]  # unknown: test images of sub-classes that were not trained on
 
 
 @final
@@ -42,7 +48,15 @@ class Reported:
     @property
     def test(self) -> float | None:
         """Accuracy on the test images; None if it was not evaluated."""
-        return self.run.test().get("accuracy")
+        return self.accuracy("test")
+
+    def accuracy(self, split: Split) -> float | None:
+        """Accuracy on some images, of held-out ones the best; None where there is none."""
+        return self.validation if split == "validation" else self.scores(split).get("accuracy")
+
+    def scores(self, split: Split) -> dict[str, Any]:
+        """What was measured on test images; empty if it was not evaluated."""
+        return self.evaluation.get("scores", {}).get(split, {})
 
     @functools.cached_property
     def validation(self) -> float | None:
@@ -55,13 +69,26 @@ class Reported:
         images = self.run.test().get("images")
         return None if self.test is None or not images else wilson_interval(round(self.test * images), images)
 
-    @property
-    def published(self) -> float | None:
+    def published(self, split: Split = "test") -> float | None:
         """The paper's accuracy of the model of this name on this task; None for pictures of another size."""
-        if self.config.model.name not in MODELS:
-            return None
-        percent = MODELS[self.config.model.name].published.get(task(self.config.data.pictures, self.config.data.subset))
-        return None if percent is None else percent / 100
+        entry, data = MODELS.get(self.config.model.name), self.config.data
+        found = entry and entry.published.get(task(data.pictures, data.subset, split))
+        return found.percent / 100 if found else None
+
+    @functools.cached_property
+    def settings(self) -> tuple[str, ...]:
+        """What `kerneq train` was told beside data.validation=0 and a seed: the nearest experiment, and its changes.
+
+        Empty where no experiment of the package trains this model on these data.
+        """
+        config, told = self.config, []
+        values = {key: NOTHING if value is None else value for key, value, _ in settings_of(config)}
+        of = (config.model.name, config.data.name, config.data.subset)
+        for name, other in experiments().items():
+            if (other.model.name, other.data.name, other.data.subset) == of:
+                keys = [k for k in differences(other, config) if k in values and k not in ("seed", *INCIDENTAL)]
+                told.append((name, *(f"{key}={written(values[key])}" for key in keys)))
+        return min(told, key=lambda words: (len(words), len(words[0])), default=())
 
     @functools.cached_property
     def parameters(self) -> int | None:
@@ -71,8 +98,8 @@ class Reported:
 
     @property
     def published_parameters(self) -> int | None:
-        """Those of the model of this name as the paper has it."""
-        return self._size(MODELS[self.config.model.name].config)
+        """Those of the model as its experiment has it."""
+        return self._size(experiments()[self.settings[0]].model.settings) if self.settings else None
 
     def _size(self, settings: ModelConfig) -> int | None:
         """The size of a model for the data of this run."""
@@ -118,6 +145,17 @@ def labels(paths: Sequence[Path]) -> list[str]:
     return [ending(own) for own in parts]
 
 
+@functools.cache
+def experiments() -> dict[str, Config]:
+    """The experiments of the package by name, with no image held out."""
+    return {file.stem: load(file.stem, ["data.validation=0"]) for file in sorted(EXPERIMENTS.glob("*.toml"))}
+
+
+def written(value: Any) -> str:
+    """A value as it stands after `key=` on a command line."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
 @final
 @dataclasses.dataclass(frozen=True)
 class Result:
@@ -126,34 +164,47 @@ class Result:
     model: str
     data: str
     subset: str
-    split: Literal["test", "validation"]
+    split: Split
     accuracy: float
     std: float | None  # over the seeds; None for one
     seeds: int
+    images: int  # that the accuracy is of; 0: not recorded
     parameters: int | None
     published: float | None
     epochs: int
     seconds: float  # of training on all devices together, the mean over the seeds
     device: str
+    settings: tuple[str, ...]  # the nearest experiment of the package, and what was changed of it
     runs: tuple[str, ...]  # the folders its records are in
+
+    @property
+    def variance(self) -> float:
+        """Of the accuracy: that of a share of so many images, and that of the mean over the seeds."""
+        share = self.accuracy * (1 - self.accuracy) / max(self.images, 1)
+        return share + (0 if self.std is None else self.std**2 / self.seeds)
 
 
 def results(runs: Sequence[Reported]) -> list[Result]:
-    """One result for each group of seeds and each run that is in none; runs without an accuracy are left out."""
+    """One result for each group of seeds and each run that is in none; runs without an accuracy are left out.
+
+    Of a model's results the one that counts is first, and which that is no accuracy decides: the settings of the
+    experiment with the shortest name, weights that are here, the fewest changes of the experiment.
+    """
     by_path = {one.run.path: one for one in runs}
     groups = [[by_path[run.path] for run in summary.runs] for summary in over_seeds([one.run for one in runs])]
     grouped = {one.run.path for group in groups for one in group}
     groups += [[one] for one in runs if one.run.path not in grouped]
     found = []
-    for group in groups:
-        first = group[0]
-        split: Literal["test", "validation"] = "test" if first.test is not None else "validation"
-        shares = [share for one in group if (share := one.test if split == "test" else one.validation) is not None]
-        if not shares:
-            continue
-        mean, std = spread(shares)
-        found.append(
-            Result(
+    for group in (sorted(group, key=lambda one: one.config.seed) for group in groups):
+        first, words = group[0], group[0].settings
+        rank = (len(words[0]) if words else 0, not any(one.weights for one in group), len(words), first.label)
+        measured: list[Split] = [split for split in ("test", "unknown") if first.scores(split)]
+        for split in measured or ["validation"]:
+            shares = [share for one in group if (share := one.accuracy(split)) is not None]
+            if not shares:
+                continue
+            mean, std = spread(shares)
+            result = Result(
                 model=first.config.model.name,
                 data=first.config.data.pictures,
                 subset=first.config.data.subset,
@@ -161,12 +212,14 @@ def results(runs: Sequence[Reported]) -> list[Result]:
                 accuracy=round(mean, 6),
                 std=None if std is None else round(std, 6),
                 seeds=len(shares),
+                images=first.scores(split).get("images") or 0,
                 parameters=first.parameters,
-                published=first.published,
+                published=first.published(split),
                 epochs=len(first.run.rows()),
                 seconds=round(sum(one.seconds for one in group) / len(group), 1),
                 device=str(first.run.environment().get("device", "unknown")),
+                settings=words,
                 runs=tuple(one.run.path.as_posix() for one in group),
             )
-        )
-    return sorted(found, key=lambda result: (result.data, result.subset, result.model, result.split, -result.accuracy))
+            found.append(((result.data, result.subset, result.model, result.split, *rank), result))
+    return [result for _, result in sorted(found, key=lambda pair: pair[0])]

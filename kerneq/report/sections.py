@@ -12,13 +12,14 @@ from ..run.folder import FREE
 from ..settings import rows as settings_of
 from ..training import metrics
 from . import figures
-from .findings import DASH, Block, Findings, PartByRun, share
-from .page import Drawing, Page, Paragraph, Section, Table
+from .findings import Block, Findings, PartByRun, share
+from .page import DASH, Drawing, Page, Paragraph, Section, Table, span
+from .published import compare
 from .results import Reported, results
 
 
 def compose(runs: Sequence[Reported], title: str) -> Page:
-    """The page about some runs; those on different data are in different chapters."""
+    """The page about some runs: first beside what is published, then a chapter for each data set."""
     chapters: dict[str, list[Reported]] = {}
     for one in sorted(runs, key=lambda one: one.data):
         chapters.setdefault(one.data, []).append(one)
@@ -27,9 +28,8 @@ def compose(runs: Sequence[Reported], title: str) -> Page:
     lead += (
         "validation accuracies are of images held out of training, and as the best of all epochs they flatter a little."
     )
-    lead += " Published figures are of the model of that name, by its authors; a run may have changed its settings."
     sections = [section for chapter in chapters.values() for section in Chapter(tuple(chapter)).sections()]
-    return Page(title, lead, sections)
+    return Page(title, lead, [*compare(runs), *sections])
 
 
 @final
@@ -88,16 +88,14 @@ class Chapter:
         if best.test is None or best.interval is None:
             return "No run on these data was evaluated on the test images: every accuracy here is of held-out images."
         words = f"Best on the test images: {best.label} with {best.test:.2%}, 95 % interval {span(best.interval)}"
-        words += f", {best.parameters:,} parameters" if best.parameters else ""
-        return words + (f"; published for {best.config.model.name}: {best.published:.1%}." if best.published else ".")
+        return words + (f", {best.parameters:,} parameters." if best.parameters else ".")
 
     def results(self) -> list[Block]:
-        heads = ("run", "model", "seed", "parameters", "published", "test accuracy", "95 % interval")
+        heads = ("run", "model", "seed", "parameters", "test accuracy", "95 % interval")
         rows = []
         for one in self.runs:
             numbers = (
                 f"{one.parameters:,}" if one.parameters else DASH,
-                share(one.published, 1),
                 share(one.test) if one.test is not None else "not evaluated",
                 span(one.interval) if one.interval else DASH,
                 share(one.validation),
@@ -105,12 +103,13 @@ class Chapter:
                 f"{one.seconds:.0f}",
             )
             rows.append((one.label, one.config.model.name, f"{one.config.seed}", *numbers))
-        by_path = {one.run.path.as_posix(): one.label for one in self.runs}
-        for found in (found for found in results(self.runs) if found.std is not None):
-            names = f"mean ± standard deviation of {', '.join(by_path[path] for path in found.runs)}"
-            size, paper = f"{found.parameters:,}" if found.parameters else DASH, share(found.published, 1)
+        by_path = {one.run.path.as_posix(): one for one in self.runs}
+        for found in (found for found in results(self.runs) if found.std is not None and found.split == "test"):
+            members = [by_path[path] for path in found.runs]
+            names = f"{members[0].label}, mean ± std of seeds {', '.join(f'{one.config.seed}' for one in members)}"
+            size = f"{found.parameters:,}" if found.parameters else DASH
             text = (f"{found.accuracy:.2%} ± {found.std:.2%}", DASH, DASH, f"{found.epochs}", f"{found.seconds:.0f}")
-            rows.append((names, found.model, f"{found.seeds} seeds", size, paper, *text))
+            rows.append((names, found.model, f"{found.seeds} seeds", size, *text))
         best = 0 if self.runs[0].test is not None else None
         blocks: list[Block] = [Table((*heads, "best validation", "epochs", "device-seconds"), rows, ("model",), best)]
         missing = [one for one in self.runs if one.test is None]
@@ -144,25 +143,26 @@ class Chapter:
     def costs(self) -> list[Drawing]:
         """Accuracy against parameters and against training time, where there is something to compare.
 
-        On held-out images only where nobody was tested.
+        One point a run or a group of seeds; on held-out images only where nobody was tested.
         """
-        drawings = []
-        shown = [one for one in self.runs if one.test is not None]
-        shown = shown if len(shown) > 1 else list(self.runs)
+        drawings, every = [], [found for found in results(self.runs) if found.split != "unknown"]
+        shown = [found for found in every if found.split == "test"]
+        shown = shown if len(shown) > 1 else every
+        places = {one.run.path.as_posix(): place for place, one in enumerate(self.runs)}
         for name, words in (("parameters", "parameters"), ("seconds", "training time in device-seconds")):
-            points: list[figures.Point] = []
-            for one in shown:
-                across = one.parameters if name == "parameters" else one.seconds
-                accuracy = one.test if one.test is not None else one.validation
-                if across is not None and accuracy is not None:
-                    kind = "test" if one.test is not None else "validation"
-                    points.append((one.label, float(across), accuracy, kind))
-            sizes = {(one.published_parameters, one.published) for one in shown if one.published}
-            papers = [(float(size), share) for size, share in sizes if size and share and name == "parameters"]
+            points, papers = [], set()
+            for found in shown:
+                across = found.parameters if name == "parameters" else found.seconds
+                one = self.runs[places[found.runs[0]]]
+                label = one.label if found.seeds == 1 else f"{one.label}, mean of {found.seeds} seeds"
+                if across is not None:
+                    points.append(figures.Point(label, places[found.runs[0]], across, found.accuracy, found.split))
+                if name == "parameters" and found.published and one.published_parameters:
+                    papers.add((one.published_parameters, found.published))
             if len(points) > 1:
                 title = f"Accuracy against {words.partition(' in ')[0]}"
-                svg = figures.draw_points(points, sorted(papers), words)
-                drawings.append(Drawing(self.findings.file(name), title, svg))
+                svg = figures.draw_points(sorted(points, key=lambda point: point.place), sorted(papers), words)
+                drawings.append(Drawing(self.findings.file(name), title, svg, len(points) > len(figures.COLOURS)))
         return drawings
 
     def curves(self) -> list[Drawing]:
@@ -227,7 +227,3 @@ def without_empty(table: Table) -> Table:
     kept = [i for i in range(len(table.headings)) if any(row[i] != DASH for row in table.rows)]
     rows = [tuple(row[i] for i in kept) for row in table.rows]
     return dataclasses.replace(table, headings=tuple(table.headings[i] for i in kept), rows=rows)
-
-
-def span(interval: Sequence[float]) -> str:
-    return f"{100 * interval[0]:.2f}–{interval[1]:.2%}"

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -33,16 +33,7 @@ SETTINGS: Any = {  # every name is one of matplotlib's
 }
 
 Curve = tuple[Sequence[float], Sequence[float | None]]  # x and y; None where there is no number
-
-
-class Point(NamedTuple):
-    """A run, or a group of seeds, in a plane."""
-
-    label: str
-    place: int  # among all runs, which gives its colour
-    x: float
-    accuracy: float
-    split: str  # the images it is of: test or validation
+Point = tuple[str, int, float, float]  # label, place among the runs, x, accuracy
 
 
 class Canvas:
@@ -150,29 +141,21 @@ def draw_stopped(curves: Mapping[str, Curve]) -> bytes:
     return canvas.svg
 
 
-def draw_points(points: Sequence[Point], published: Sequence[tuple[float, float]], x: str) -> bytes:
-    """Accuracy against what a model costs, one point a run: test filled, validation hollow; published grey crosses.
+def draw_points(points: Sequence[Point], x: str, y: str) -> bytes:
+    """Accuracy against what a model costs, one point a run or a group of seeds.
 
     Up is as far as the error is halved, and below the figure are errors of more than four times the median, so that 95
     and 96 % are told apart where another run has 60.
     """
-    errors = [1 - point.accuracy for point in points]
+    errors = [1 - accuracy for *_, accuracy in points]
     worst = max([0.01, *(error for error in errors if error <= 0.02 + 4 * median(errors))])
-    labels = [p.label if 1 - p.accuracy <= worst else f"{p.label} ({p.accuracy:.1%}, below)" for p in points]
-    hollow = any(point.split == "validation" for point in points)
-    keys = {"test": ("o", GREY), "validation": ("o", "none")} if hollow else {}
-    keys |= {"published": ("x", GREY)} if published else {}
-    with drawn(2.8, labels=[*labels, *keys], width=4.4 if len(points) <= len(COLOURS) else 8) as canvas:
+    labels = [f"{label} ({share:.1%}, below)" if 1 - share > worst else label for label, _, _, share in points]
+    with drawn(2.8, labels=labels, width=4.4 if len(points) <= len(COLOURS) else 8) as canvas:
         axes = canvas.axes[0]
-        for label, point, error in zip(labels, points, errors, strict=True):
-            marker = MARKERS[point.place // len(COLOURS) % len(MARKERS)] if error <= worst else "v"
-            colour, height = COLOURS[point.place % len(COLOURS)], 1 - min(error, 1.1 * worst)
-            face = "none" if point.split == "validation" else colour
-            axes.plot(point.x, height, marker, color=colour, markerfacecolor=face, markersize=7, label=shown(label))
-        for across, accuracy in published:
-            axes.plot(across, accuracy, "x", color=GREY, markersize=7, markeredgewidth=2)
-        for key, (marker, face) in keys.items():  # what a marker means
-            axes.plot([], [], marker, color=GREY, markerfacecolor=face, label=key)
+        for label, error, (_, place, across, _) in zip(labels, errors, points, strict=True):
+            marker = MARKERS[place // len(COLOURS) % len(MARKERS)] if error <= worst else "v"
+            colour, height = COLOURS[place % len(COLOURS)], 1 - min(error, 1.1 * worst)
+            axes.plot(across, height, marker, color=colour, markersize=7, label=shown(label))
         axes.set_yscale("function", functions=(lambda a: -np.log(np.maximum(1 - a, 1e-3)), lambda y: 1 - np.exp(-y)))
         axes.margins(0.12)
         low, high = axes.get_ylim()
@@ -183,7 +166,7 @@ def draw_points(points: Sequence[Point], published: Sequence[tuple[float, float]
         axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=1))
         axes.xaxis.set_major_formatter(ticker.EngFormatter())
         axes.xaxis.set_major_locator(ticker.MaxNLocator(6))
-        axes.set(xlabel=x, ylabel="accuracy")
+        axes.set(xlabel=x, ylabel=y)
     return canvas.svg
 
 

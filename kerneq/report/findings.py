@@ -7,11 +7,12 @@ from typing import Any, final
 
 from ..evaluate.ood import TITLES
 from . import figures
-from .page import DASH, Drawing, Paragraph, Table
+from .page import Drawing, Paragraph, Table
 from .results import Reported
 
 Block = Paragraph | Table | list[Drawing]
 PartByRun = Mapping[str, Mapping[str, Any]]  # what a part found, by the labels of the runs that have it
+DASH = "–"
 NORMS = {"linf": "ℓ∞", "l2": "ℓ2"}
 
 

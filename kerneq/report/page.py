@@ -12,8 +12,6 @@ from jinja2 import Environment
 
 from ..run import TrainingError, write_atomically
 
-DASH = "–"  # in a cell without a number
-
 
 @final
 @dataclasses.dataclass(frozen=True)
@@ -128,11 +126,6 @@ def markdown(page: Page, folder: str) -> str:
                     lines += [f"![{plain(drawing.caption)}]({folder}/{drawing.name}.{drawing.suffix})", ""]
                 lines.pop()
     return "\n".join(lines) + "\n"
-
-
-def span(interval: Sequence[float]) -> str:
-    """An interval of shares."""
-    return f"{100 * interval[0]:.2f}–{interval[1]:.2%}"
 
 
 def plain(text: str) -> str:

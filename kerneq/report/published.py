@@ -6,19 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import final
 
-from ..evaluate.classification import wilson_interval
 from ..models import MODELS, Published, task
 from ..run.config import differences
 from ..run.folder import INCIDENTAL
-from .page import DASH, Paragraph, Section, Table
+from .findings import DASH
+from .page import Paragraph, Section, Table
 from .results import Reported, Result, results
 
 Verdict = tuple[int, str]  # 1 above the noise, 0 within it, −1 below; and what it is about
-NOTES = {
-    "five-classes": "Classes 0 to 4 of CIFAR-10.",
-    "super-classes": "The 20 super-classes of CIFAR-100, in pictures of the sub-classes that were trained on.",
-    "unseen-classes": "The 20 super-classes of CIFAR-100, in pictures of the sub-classes that were not trained on.",
-}
 
 
 @final
@@ -39,17 +34,16 @@ class Task:
         rows = []
         for model, published in self.published.items():
             for found in self.reached.get(model, ()):
-                ours = f"{100 * found.accuracy:.2f}"
+                members = [self.runs[path] for path in found.runs]
+                first, *others = (one.label for one in members)
+                names = ", ".join((first, *(label.replace(first, "…") for label in others)))
+                size, ours = f"{found.parameters:,}" if found.parameters else DASH, f"{100 * found.accuracy:.2f}"
                 if found.std is not None:
                     ours += f" ± {100 * found.std:.2f}, {found.seeds} seeds"
-                elif found.images:
-                    low, high = wilson_interval(round(found.accuracy * found.images), found.images)
-                    ours += f" ({100 * low:.2f}–{100 * high:.2f})"
-                size = f"{found.parameters:,}" if found.parameters else DASH
-                first, *others = (self.runs[path].label for path in found.runs)
-                names = ", ".join((first, *(label.replace(first, "…") for label in others)))
-                told = " ".join(found.settings) or DASH
-                rows.append((model, size, str(published), ours, self.difference(found), names, told))
+                elif interval := members[0].interval(found.split):
+                    ours += f" ({100 * interval[0]:.2f}–{100 * interval[1]:.2f})"
+                words = (names, " ".join(found.settings) or DASH)
+                rows.append((model, size, str(published), ours, self.difference(found), *words))
             if model not in self.reached:
                 rows.append((model, DASH, str(published), "not run yet", DASH, DASH, DASH))
         words = ("runs", "kerneq train …")
@@ -112,43 +106,39 @@ def compare(runs: Sequence[Reported]) -> list[Section]:
     tasks = [Task(*key, reached[key], by_path) for key in sorted(reached, key=lambda key: names.index(key[0]))]
     figures, orders = ({one.pictures: of(one) for one in tasks} for of in (Task.reproduced, Task.orders))
     absent = [name for name in names if name not in (one.name for one in tasks)]
-    many = sum(len(one.published) for one in tasks)
     texts = [
-        f"Of {many} accuracies published on these tasks {count(figures)} have runs here on the same pictures.",
-        listed("Higher here", figures, 1),
+        listed("Higher than published", figures, 1),
         listed("As published, within the noise", figures, 0),
-        listed("Lower here", figures, -1),
-        f"Of the published orders of two models {count(orders)} have runs of both here: {count(orders, 1)} hold, "
-        f"{count(orders, 0)} are undecided within the noise, {count(orders, -1)} do not hold.",
+        listed("Lower than published", figures, -1),
+        f"Published orders of two models that both have runs here: {sum(map(len, orders.values()))}.",
         *(f"{text}: does not hold here." for found in orders.values() for sign, text in found if sign < 0),
+        listed("Hold here, by the published / our difference", orders, 1),
+        listed("Undecided, within the noise", orders, 0),
+        *([f"No run yet on {', '.join(absent)}."] if absent else []),
     ]
-    texts += [f"No run yet on {', '.join(absent)}."] if absent else []
     sections = [Section("The papers' figures", [Paragraph(text) for text in texts], chapter=True)]
     for one in tasks:
-        larger = "" if one.name == one.pictures else "The papers' pictures have another size: only orders compare."
-        note = [Paragraph(text) for text in (NOTES.get(one.name), larger) if text]
+        larger = Paragraph("The papers' pictures have another size: only orders compare.")
+        note = [larger] if one.name != one.pictures else []
         sections.append(Section(f"Published and ours on {one.pictures}", [*note, one.table()]))
-    texts = [
-        listed("Hold here, published / our difference", orders, 1),
-        listed("Undecided, within the noise", orders, 0),
+    how = (
         "Of several rows of a model the first counts: the settings of its experiment file or the nearest to them, "
         "weights that ship before others; what a run reached on the test images plays no part. Ours is the mean ± "
-        "standard deviation over seeds, or one run with its 95 % interval; the last column repeats it, with "
-        "data.validation=0. An order is published where two figures differ by more than the ± of their difference; it "
-        "is looked for in the two runs whose settings outside [model] differ least (*: they do differ). Noise is 1.96 "
-        "standard errors: those of a share of so many images, of the seeds where there are several, and the papers' ±.",
-    ]
-    return [*sections, Section("Published orders, and how these tables are made", [Paragraph(text) for text in texts])]
-
-
-def count(verdicts: Mapping[str, Sequence[Verdict]], *signs: int) -> int:
-    return sum(not signs or sign in signs for found in verdicts.values() for sign, _ in found)
+        "standard deviation over seeds, or one run with its 95 % interval; the last column repeats it. An order is "
+        "published where two figures differ by more than the ± of their difference; it is looked for in the two runs "
+        "whose settings outside [model] differ least (*: they do differ). Noise is 1.96 standard errors: those of a "
+        "share of so many images, of the seeds where there are several, and the papers' ±. five-classes: classes 0 to "
+        "4 of CIFAR-10; super-classes, unseen-classes: the 20 super-classes of CIFAR-100, in pictures of the "
+        "sub-classes that were, and were not, trained on."
+    )
+    return [*sections, Section("How these tables are made", [Paragraph(how)])]
 
 
 def listed(words: str, verdicts: Mapping[str, Sequence[Verdict]], wanted: int) -> str:
-    """The verdicts of a kind, by task."""
-    kind = {name: ", ".join(text for sign, text in found if sign == wanted) for name, found in verdicts.items()}
-    return f"{words}: {'; '.join(f'on {name} {texts}' for name, texts in kind.items() if texts) or 'none'}."
+    """How many verdicts are of a kind, and which, by task."""
+    kind = {name: [text for sign, text in found if sign == wanted] for name, found in verdicts.items()}
+    texts = [f"on {name} {', '.join(some)}" for name, some in kind.items() if some]
+    return f"{words} ({sum(map(len, kind.values()))}): {'; '.join(texts) or 'none'}."
 
 
 def verdict(difference: float, variance: float) -> int:

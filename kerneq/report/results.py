@@ -5,7 +5,7 @@ import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 
@@ -17,10 +17,7 @@ from ..models import MODELS, ModelConfig, from_config, parameters, task
 from ..run import Run, find_run, find_runs
 from ..run.config import EXPERIMENTS, Config, differences, load
 from ..run.folder import INCIDENTAL
-from ..settings import NOTHING
 from ..settings import rows as settings_of
-
-Split = Literal["test", "unknown", "validation"]  # unknown: test images of sub-classes that were not trained on
 
 
 @final
@@ -48,14 +45,10 @@ class Reported:
     @property
     def test(self) -> float | None:
         """Accuracy on the test images; None if it was not evaluated."""
-        return self.accuracy("test")
+        return self.scores("test").get("accuracy")
 
-    def accuracy(self, split: Split) -> float | None:
-        """Accuracy on some images, of held-out ones the best; None where there is none."""
-        return self.validation if split == "validation" else self.scores(split).get("accuracy")
-
-    def scores(self, split: Split) -> dict[str, Any]:
-        """What was measured on test images; empty if it was not evaluated."""
+    def scores(self, split: str) -> dict[str, Any]:
+        """What was measured on the `test` images, or on those of `unknown` sub-classes; empty if nothing was."""
         return self.evaluation.get("scores", {}).get(split, {})
 
     @functools.cached_property
@@ -63,13 +56,12 @@ class Reported:
         """The best accuracy on held-out images."""
         return self.run.best_accuracy()
 
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The accuracies that the test images do not contradict, 95 %."""
-        images = self.run.test().get("images")
-        return None if self.test is None or not images else wilson_interval(round(self.test * images), images)
+    def interval(self, split: str = "test") -> tuple[float, float] | None:
+        """The accuracies that the images do not contradict, 95 %."""
+        accuracy, images = (self.scores(split).get(name) for name in ("accuracy", "images"))
+        return wilson_interval(round(accuracy * images), images) if accuracy is not None and images else None
 
-    def published(self, split: Split = "test") -> float | None:
+    def published(self, split: str = "test") -> float | None:
         """The paper's accuracy of the model of this name on this task; None for pictures of another size."""
         entry, data = MODELS.get(self.config.model.name), self.config.data
         found = entry and entry.published.get(task(data.pictures, data.subset, split))
@@ -77,29 +69,20 @@ class Reported:
 
     @functools.cached_property
     def settings(self) -> tuple[str, ...]:
-        """What `kerneq train` was told beside data.validation=0 and a seed: the nearest experiment, and its changes.
-
-        Empty where no experiment of the package trains this model on these data.
-        """
-        config, told = self.config, []
-        values = {key: NOTHING if value is None else value for key, value, _ in settings_of(config)}
-        of = (config.model.name, config.data.name, config.data.subset)
-        for name, other in experiments().items():
-            if (other.model.name, other.data.name, other.data.subset) == of:
-                keys = [k for k in differences(other, config) if k in values and k not in ("seed", *INCIDENTAL)]
-                told.append((name, *(f"{key}={written(values[key])}" for key in keys)))
-        return min(told, key=lambda words: (len(words), len(words[0])), default=())
+        """What `kerneq train` was told: of the experiments with this model and data the nearest, and its changes."""
+        model, data = self.config.model.name, self.config.data
+        same = [
+            (name, *changes(config, self.config))
+            for name, config in experiments().items()
+            if (config.model.name, config.data.name, config.data.subset) == (model, data.name, data.subset)
+        ]
+        return min(same, key=lambda words: (len(words), len(words[0])), default=())
 
     @functools.cached_property
     def parameters(self) -> int | None:
         """How many numbers training could change, from its evaluation or its settings; None for unknown classes."""
         known = self.evaluation.get("parameters")
         return int(known) if known is not None else self._size(self.config.model.settings)
-
-    @property
-    def published_parameters(self) -> int | None:
-        """Those of the model as its experiment has it."""
-        return self._size(experiments()[self.settings[0]].model.settings) if self.settings else None
 
     def _size(self, settings: ModelConfig) -> int | None:
         """The size of a model for the data of this run."""
@@ -147,13 +130,15 @@ def labels(paths: Sequence[Path]) -> list[str]:
 
 @functools.cache
 def experiments() -> dict[str, Config]:
-    """The experiments of the package by name, with no image held out."""
-    return {file.stem: load(file.stem, ["data.validation=0"]) for file in sorted(EXPERIMENTS.glob("*.toml"))}
+    """The experiments of the package by name."""
+    return {file.stem: load(file.stem) for file in sorted(EXPERIMENTS.glob("*.toml"))}
 
 
-def written(value: Any) -> str:
-    """A value as it stands after `key=` on a command line."""
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+def changes(first: Config, second: Config) -> list[str]:
+    """The `key=value` that make the second run of the first, but for how it is computed."""
+    values = {key: "none" if value is None else value for key, value, _ in settings_of(second)}
+    keys = (key for key in differences(first, second) if key in values and key not in INCIDENTAL)
+    return [f"{key}={json.dumps(values[key])}".replace('"', "") for key in keys]
 
 
 @final
@@ -164,7 +149,7 @@ class Result:
     model: str
     data: str
     subset: str
-    split: Split
+    split: str  # test, unknown (test images of sub-classes that were not trained on) or validation
     accuracy: float
     std: float | None  # over the seeds; None for one
     seeds: int
@@ -198,9 +183,9 @@ def results(runs: Sequence[Reported]) -> list[Result]:
     for group in (sorted(group, key=lambda one: one.config.seed) for group in groups):
         first, words = group[0], group[0].settings
         rank = (len(words[0]) if words else 0, not any(one.weights for one in group), len(words), first.label)
-        measured: list[Split] = [split for split in ("test", "unknown") if first.scores(split)]
-        for split in measured or ["validation"]:
-            shares = [share for one in group if (share := one.accuracy(split)) is not None]
+        for split in [split for split in ("test", "unknown") if first.scores(split)] or ["validation"]:
+            every = (one.validation if split == "validation" else one.scores(split)["accuracy"] for one in group)
+            shares = [share for share in every if share is not None]
             if not shares:
                 continue
             mean, std = spread(shares)

@@ -1,6 +1,7 @@
 """From runs to the sections of a report: a chapter for each data set, a section for each kind of evidence."""
 
 import dataclasses
+import functools
 import shlex
 from collections.abc import Callable, Sequence
 from typing import final
@@ -8,14 +9,12 @@ from typing import final
 from ..evaluate import PARTS
 from ..models import KernelConfig, ResNetConfig
 from ..run import TrainingError
-from ..run.folder import FREE
-from ..settings import rows as settings_of
 from ..training import metrics
 from . import figures
-from .findings import Block, Findings, PartByRun, share
-from .page import DASH, Drawing, Page, Paragraph, Section, Table, span
+from .findings import DASH, Block, Findings, PartByRun, share
+from .page import Drawing, Page, Paragraph, Section, Table
 from .published import compare
-from .results import Reported, results
+from .results import Reported, Result, changes, results
 
 
 def compose(runs: Sequence[Reported], title: str) -> Page:
@@ -43,10 +42,14 @@ class Chapter:
     def findings(self) -> Findings:
         return Findings(self.runs)
 
+    @functools.cached_property
+    def reached(self) -> list[Result]:
+        return [found for found in results(self.runs) if found.split != "unknown"]
+
     def sections(self) -> list[Section]:
         data = self.runs[0].data
         found = [
-            Section(data, [Paragraph(self.sentence())], chapter=True),
+            Section(data, [], chapter=True),
             Section("Results", self.results()),
             *([Section("Learning curves", [curves])] if (curves := self.curves()) else []),
         ]
@@ -76,19 +79,11 @@ class Chapter:
                 found.append(Section(title, shown))
             elif missing and part in PARTS:
                 absent.append((title, PARTS[part].sentence, command(part, missing)))
-        found += [Section("Settings that differ", [settings])] if (settings := self.settings()).rows else []
-        found.append(Section("Environment", [self.environment()]))
+        found.append(Section("Settings and environment", [self.origins()]))
         if absent:
             headings = ("not measured yet", "what it is", "the command that does it")
             found.append(Section("Still to measure", [Table(headings, absent, headings)]))
         return found
-
-    def sentence(self) -> str:
-        best = self.runs[0]
-        if best.test is None or best.interval is None:
-            return "No run on these data was evaluated on the test images: every accuracy here is of held-out images."
-        words = f"Best on the test images: {best.label} with {best.test:.2%}, 95 % interval {span(best.interval)}"
-        return words + (f", {best.parameters:,} parameters." if best.parameters else ".")
 
     def results(self) -> list[Block]:
         heads = ("run", "model", "seed", "parameters", "test accuracy", "95 % interval")
@@ -97,19 +92,17 @@ class Chapter:
             numbers = (
                 f"{one.parameters:,}" if one.parameters else DASH,
                 share(one.test) if one.test is not None else "not evaluated",
-                span(one.interval) if one.interval else DASH,
+                f"{100 * interval[0]:.2f}–{interval[1]:.2%}" if (interval := one.interval()) else DASH,
                 share(one.validation),
                 f"{len(one.run.rows())}",
                 f"{one.seconds:.0f}",
             )
             rows.append((one.label, one.config.model.name, f"{one.config.seed}", *numbers))
-        by_path = {one.run.path.as_posix(): one for one in self.runs}
-        for found in (found for found in results(self.runs) if found.std is not None and found.split == "test"):
-            members = [by_path[path] for path in found.runs]
-            names = f"{members[0].label}, mean ± std of seeds {', '.join(f'{one.config.seed}' for one in members)}"
-            size = f"{found.parameters:,}" if found.parameters else DASH
+        labels = {one.run.path.as_posix(): one.label for one in self.runs}
+        for found in (found for found in self.reached if found.std is not None):
+            name, size = f"{labels[found.runs[0]]}, mean ± std", f"{found.parameters:,}" if found.parameters else DASH
             text = (f"{found.accuracy:.2%} ± {found.std:.2%}", DASH, DASH, f"{found.epochs}", f"{found.seconds:.0f}")
-            rows.append((names, found.model, f"{found.seeds} seeds", size, *text))
+            rows.append((name, found.model, f"{found.seeds} seeds", size, *text))
         best = 0 if self.runs[0].test is not None else None
         blocks: list[Block] = [Table((*heads, "best validation", "epochs", "device-seconds"), rows, ("model",), best)]
         missing = [one for one in self.runs if one.test is None]
@@ -143,26 +136,22 @@ class Chapter:
     def costs(self) -> list[Drawing]:
         """Accuracy against parameters and against training time, where there is something to compare.
 
-        One point a run or a group of seeds; on held-out images only where nobody was tested.
+        One point a run or a group of seeds; on held-out images only where no two were tested.
         """
-        drawings, every = [], [found for found in results(self.runs) if found.split != "unknown"]
-        shown = [found for found in every if found.split == "test"]
-        shown = shown if len(shown) > 1 else every
+        tested = [found for found in self.reached if found.split == "test"]
+        shown = tested if len(tested) > 1 else [found for found in self.reached if found.split != "test"]
+        drawings, y = [], "test accuracy" if shown is tested else "accuracy on held-out images"
         places = {one.run.path.as_posix(): place for place, one in enumerate(self.runs)}
         for name, words in (("parameters", "parameters"), ("seconds", "training time in device-seconds")):
-            points, papers = [], set()
-            for found in shown:
-                across = found.parameters if name == "parameters" else found.seconds
-                one = self.runs[places[found.runs[0]]]
-                label = one.label if found.seeds == 1 else f"{one.label}, mean of {found.seeds} seeds"
-                if across is not None:
-                    points.append(figures.Point(label, places[found.runs[0]], across, found.accuracy, found.split))
-                if name == "parameters" and found.published and one.published_parameters:
-                    papers.add((one.published_parameters, found.published))
+            points: list[figures.Point] = []
+            for found in sorted(shown, key=lambda found: places[found.runs[0]]):
+                place, across = places[found.runs[0]], found.parameters if name == "parameters" else found.seconds
+                label = self.runs[place].label + (f", mean of {found.seeds} seeds" if found.seeds > 1 else "")
+                points += [(label, place, across, found.accuracy)] if across is not None else []
             if len(points) > 1:
-                title = f"Accuracy against {words.partition(' in ')[0]}"
-                svg = figures.draw_points(sorted(points, key=lambda point: point.place), sorted(papers), words)
-                drawings.append(Drawing(self.findings.file(name), title, svg, len(points) > len(figures.COLOURS)))
+                title, wide = f"Accuracy against {words.partition(' in ')[0]}", len(points) > len(figures.COLOURS)
+                svg = figures.draw_points(points, words, y)
+                drawings.append(Drawing(self.findings.file(name), title, svg, wide))
         return drawings
 
     def curves(self) -> list[Drawing]:
@@ -180,30 +169,17 @@ class Chapter:
                     drawings.append(Drawing(self.findings.file(metric.name), metric.caption, svg))
         return drawings
 
-    def settings(self) -> Table:
-        """Every setting of which two runs have different values, and who has which."""
-        values: dict[str, dict[str, list[str]]] = {}
+    def origins(self) -> Table:
+        """What repeats each run, or makes it of the first one where no experiment of the package is near; and where."""
+        heads = ("run", "kerneq train …", "device", "processes", "PyTorch", "kerneq", "source revision", "started")
+        rows, first = [], self.runs[0]
         for one in self.runs:
-            for key, value, _ in settings_of(one.config):
-                if key not in FREE:
-                    values.setdefault(key, {}).setdefault(str(value), []).append(one.label)
-        rows = []
-        for key, found in values.items():
-            commonest = max(found, key=lambda value: len(found[value]))
-            for value, names in found.items() if len(found) > 1 else ():
-                many = value == commonest and len(names) > 2
-                rows.append((key, value, "all others that have it" if many else ", ".join(names)))
-        return Table(("setting", "value", "runs"), rows, ("value", "runs"))
-
-    def environment(self) -> Table:
-        heads = ("run", "device", "processes", "PyTorch", "kerneq", "source revision", "started")
-        rows = []
-        for one in self.runs:
+            told = one.settings or (f"({first.label})", *changes(first.config, one.config))
             origin = one.run.environment()
             facts = [str(origin.get(key) or DASH) for key in ("device", "processes", "torch", "kerneq")]
             revision = str(origin.get("revision") or DASH)
             revision = revision[:10] + ("+changes" if revision.endswith("+changes") else "")
-            rows.append((one.label, *facts, revision, str(origin.get("started") or DASH)))
+            rows.append((one.label, " ".join(told), *facts, revision, str(origin.get("started") or DASH)))
         return Table(heads, rows, heads)
 
 

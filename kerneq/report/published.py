@@ -110,12 +110,13 @@ def compare(runs: Sequence[Reported]) -> list[Section]:
         listed("Higher than published", figures, 1),
         listed("As published, within the noise", figures, 0),
         listed("Lower than published", figures, -1),
-        f"Published orders of two models that both have runs here: {sum(map(len, orders.values()))}.",
-        *(f"{text}: does not hold here." for found in orders.values() for sign, text in found if sign < 0),
-        listed("Hold here, by the published / our difference", orders, 1),
-        listed("Undecided, within the noise", orders, 0),
-        *([f"No run yet on {', '.join(absent)}."] if absent else []),
     ]
+    if many := sum(map(len, orders.values())):
+        lost = [f"{text}: does not hold here." for found in orders.values() for sign, text in found if sign < 0]
+        texts += [f"Published orders of two models that both have runs here: {many}; {len(lost)} do not hold.", *lost]
+        texts.append(listed("Hold here, by the published / our difference", orders, 1))
+        texts.append(listed("Undecided, within the noise", orders, 0))
+    texts += [f"No run yet on {', '.join(absent)}."] if absent else []
     sections = [Section("The papers' figures", [Paragraph(text) for text in texts], chapter=True)]
     for one in tasks:
         larger = Paragraph("The papers' pictures have another size: only orders compare.")

@@ -558,7 +558,7 @@ def models() -> None:
     from .models import MODELS, build, our_accuracies, parameters
     from .run.weights import names as weights
 
-    headings = {"name": "left", "size": "right", "eq.": "right", "data": "left", "published": "right", "ours": "left"}
+    headings = {"name": "left", "size": "right", "eq.": "right", "data": "left", "paper, %": "right", "ours, %": "left"}
     columns = [Column(heading, justify=side, no_wrap=True) for heading, side in headings.items()]  # type: ignore[arg-type]
     title = "Models: kerneq train … model.name=NAME"
     table = Table(*columns, title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
@@ -569,10 +569,11 @@ def models() -> None:
         size = parameters(build(name))
         first = [name, millions(size), str(equations.index(entry.equation) + 1)]
         for data in dict.fromkeys((*entry.published, *every.get(name, {}))) or ("",):
-            published = f"{entry.published[data]} %" if data in entry.published else ""
+            published = f"{entry.published[data]}".replace(" ", "") if data in entry.published else ""
             ours: Sequence[Measured | None] = every.get(name, {}).get(data) or [None]
             for found in ours:
-                table.add_row(*first, data.replace(" at ", " "), published, accuracy_text(found, size))
+                pictures = data.replace(" at ", "@").replace(" px", "")
+                table.add_row(*first, pictures, published, accuracy_text(found, size))
                 first, data, published = [""] * 3, "", ""
         papers.setdefault(entry.paper, []).append(name)
     show_table(table)
@@ -588,9 +589,9 @@ def accuracy_text(found: "Measured | None", size: int) -> str:
     """A test accuracy of ours; where the run's model had another size than the named one, with that size."""
     if found is None:
         return ""
-    spread = f" ± {100 * found.std:.2f}" if found.std is not None else ""
+    spread = f"±{100 * found.std:.2f}" if found.std is not None else ""
     other = f" ({millions(found.parameters)})" if millions(found.parameters) != millions(size) else ""
-    return f"{100 * found.accuracy:.2f}{spread} %{other}"
+    return f"{100 * found.accuracy:.2f}{spread}{other}"
 
 
 def millions(count: int) -> str:

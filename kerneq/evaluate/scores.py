@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from ..data import DataError, Images
 from ..run import Run
-from ..run.config import Config, differences
+from ..run.folder import INCIDENTAL
+from ..settings import rows
 from ..training import metrics
 from ..training.build import Builder, build_model
 from ..training.metrics import Accumulator, Scores
@@ -205,19 +206,15 @@ class SeedSummary:
 
 
 def over_seeds(runs: Sequence[Run]) -> list[SeedSummary]:
-    """The groups of at least two evaluated runs that differ in nothing but their seed (and the device)."""
-    groups: list[tuple[Config, list[Run]]] = []
+    """The groups of at least two evaluated runs that differ in their seed, and else only in how they were computed."""
+    groups: dict[Any, dict[int, Run]] = {}  # by all other settings, then by seed
     for run in runs:
         if run.test():
             config = run.config()
-            same = (members for first, members in groups if set(differences(first, config)) <= {"seed", "device"})
-            members = next(same, None)
-            if members is None:
-                groups.append((config, [run]))
-            elif config.seed not in (other.config().seed for other in members):
-                members.append(run)
+            same = frozenset((key, value) for key, value, _ in rows(config) if key not in ("seed", *INCIDENTAL))
+            groups.setdefault(same, {}).setdefault(config.seed, run)
     found = []
-    for members in (members for _, members in groups if len(members) > 1):
+    for members in (list(seeds.values()) for seeds in groups.values() if len(seeds) > 1):
         tests = [run.test() for run in members]
         columns: dict[str, list[Any]] = {m.name: [test.get(m.name) for test in tests] for m in metrics.METRICS}
         spreads = {name: spread(column) for name, column in columns.items() if None not in column}

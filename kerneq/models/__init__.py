@@ -14,6 +14,7 @@ from .zoo import MODELS as MODELS
 from .zoo import Entry as Entry
 from .zoo import Measured as Measured
 from .zoo import ModelConfig as ModelConfig
+from .zoo import Published as Published
 from .zoo import build as build
 from .zoo import find as find
 from .zoo import from_config as from_config

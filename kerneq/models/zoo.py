@@ -42,6 +42,17 @@ EQUATIONS: dict[type, str] = {
 
 
 @dataclasses.dataclass(frozen=True)
+class Published:
+    """An accuracy as a paper gives it, in percent, and its ± where there is one."""
+
+    percent: float
+    std: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.percent}" if self.std is None else f"{self.percent} ± {self.std}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Measured:
     """A test accuracy of ours, with its records' folders; the runs may have changed settings of the model."""
 
@@ -54,11 +65,11 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A model and what is said of it; accuracies are by `task`, `published` in percent."""
+    """A model and what is said of it; accuracies are by `task`."""
 
     config: ModelConfig
     paper: str
-    published: Mapping[str, float]
+    published: Mapping[str, Published]
 
     @property
     def equation(self) -> str:
@@ -75,7 +86,8 @@ def _read() -> dict[str, Entry]:
     for name, table in tomllib.loads(Path(__file__).with_name("zoo.toml").read_text(encoding="utf-8")).items():
         base = found[table["base"]].config if "base" in table else DEFAULTS[name]
         config = tables.build(type(base), table.get("settings", {}), standing=base)
-        found[name] = Entry(config, table["paper"], table.get("published", {}))
+        published = {of: Published(*numbers) for of, numbers in table.get("published", {}).items()}
+        found[name] = Entry(config, table["paper"], published)
     return found
 
 
@@ -119,15 +131,17 @@ def our_accuracies() -> dict[str, dict[str, list[Measured]]]:
     found: dict[str, dict[str, list[Measured]]] = {}
     fields = [field.name for field in dataclasses.fields(Measured)]
     for result in json.loads(Path(__file__).with_name("results.json").read_text(encoding="utf-8"))["results"]:
-        if result["split"] == "test":
+        if result["split"] != "validation":
             measured = Measured(**{name: result[name] for name in fields})
-            of = task(result["data"], result["subset"])
+            of = task(result["data"], result["subset"], result["split"])
             found.setdefault(result["model"], {}).setdefault(of, []).append(measured)
     return found
 
 
-def task(data: str, subset: str) -> str:
+def task(data: str, subset: str, split: str = "test") -> str:
     """What an accuracy is of: a data set, or what the papers make of a part of one."""
+    if split == "unknown":  # super-classes, of sub-classes that were not trained on
+        return "unseen-classes"
     return {"first-five-classes": "five-classes", "four-of-five-subclasses": "super-classes"}.get(subset, data)
 
 

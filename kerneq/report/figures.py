@@ -5,6 +5,7 @@ import io
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import matplotlib
@@ -19,6 +20,7 @@ STYLE = "<style>svg{color:#1b1d21}@media(prefers-color-scheme:dark){svg{color:#e
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK, "#8c8c8c")
 GREY = COLOURS[-1]
 LINES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D")
 SETTINGS: Any = {  # every name is one of matplotlib's
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     "font.size": 9,
@@ -31,7 +33,7 @@ SETTINGS: Any = {  # every name is one of matplotlib's
 }
 
 Curve = tuple[Sequence[float], Sequence[float | None]]  # x and y; None where there is no number
-Point = tuple[str, float, float, str]  # label, x, accuracy, and the images it is of: test or validation
+Point = tuple[str, int, float, float]  # label, place among the runs, x, accuracy
 
 
 class Canvas:
@@ -139,35 +141,32 @@ def draw_stopped(curves: Mapping[str, Curve]) -> bytes:
     return canvas.svg
 
 
-def draw_points(points: Sequence[Point], published: Sequence[tuple[float, float]], x: str) -> bytes:
-    """Accuracy against what a model costs, one point a run: test filled, validation hollow; published grey crosses.
+def draw_points(points: Sequence[Point], x: str, y: str) -> bytes:
+    """Accuracy against what a model costs, one point a run or a group of seeds.
 
-    Up is as far as the error is halved, so that 95 and 96 % are told apart where another run has 60.
+    Up is as far as the error is halved, and below the figure are errors of more than four times the median, so that 95
+    and 96 % are told apart where another run has 60.
     """
-    labels = [label for label, *_ in points]
-    hollow = any(kind == "validation" for *_, kind in points)
-    keys = {"test": ("o", GREY), "validation": ("o", "none")} if hollow else {}
-    keys |= {"published": ("x", GREY)} if published else {}
-    with drawn(2.8, labels=[*labels, *keys]) as canvas:
+    errors = [1 - accuracy for *_, accuracy in points]
+    worst = max([0.01, *(error for error in errors if error <= 0.02 + 4 * median(errors))])
+    labels = [f"{label} ({share:.1%}, below)" if 1 - share > worst else label for label, _, _, share in points]
+    with drawn(2.8, labels=labels, width=4.4 if len(points) <= len(COLOURS) else 8) as canvas:
         axes = canvas.axes[0]
-        for label, across, accuracy, kind in points:
-            colour = COLOURS[labels.index(label) % len(COLOURS)]
-            face = "none" if kind == "validation" else colour
-            axes.plot(across, accuracy, "o", color=colour, markerfacecolor=face, markersize=7, label=shown(label))
-        for across, accuracy in published:
-            axes.plot(across, accuracy, "x", color=GREY, markersize=7, markeredgewidth=2)
-        for key, (marker, face) in keys.items():  # what a marker means
-            axes.plot([], [], marker, color=GREY, markerfacecolor=face, label=key)
+        for label, error, (_, place, across, _) in zip(labels, errors, points, strict=True):
+            marker = MARKERS[place // len(COLOURS) % len(MARKERS)] if error <= worst else "v"
+            colour, height = COLOURS[place % len(COLOURS)], 1 - min(error, 1.1 * worst)
+            axes.plot(across, height, marker, color=colour, markersize=7, label=shown(label))
         axes.set_yscale("function", functions=(lambda a: -np.log(np.maximum(1 - a, 1e-3)), lambda y: 1 - np.exp(-y)))
         axes.margins(0.12)
         low, high = axes.get_ylim()
-        ticks = (0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.96, 0.97, 0.98, 0.99, 0.995)
+        ticks = [0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.96, 0.97, 0.98, 0.99, 0.995]
+        ticks += [0.91, 0.93, 0.95, 0.955, 0.965] if 1 - low < 4 * (1 - high) else []
         inside = [tick for tick in ticks if low <= tick <= high]
         axes.set_yticks(inside if len(inside) > 1 else axes.get_yticks(), minor=False)
-        axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
+        axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=1))
         axes.xaxis.set_major_formatter(ticker.EngFormatter())
         axes.xaxis.set_major_locator(ticker.MaxNLocator(6))
-        axes.set(xlabel=x, ylabel="accuracy")
+        axes.set(xlabel=x, ylabel=y)
     return canvas.svg
 
 

@@ -2,9 +2,10 @@
 
 import dataclasses
 import functools
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 
@@ -14,7 +15,9 @@ from ..evaluate.classification import wilson_interval
 from ..evaluate.scores import spread
 from ..models import MODELS, ModelConfig, from_config, parameters, task
 from ..run import Run, find_run, find_runs
-from ..run.config import Config
+from ..run.config import EXPERIMENTS, Config, differences, load
+from ..run.folder import INCIDENTAL
+from ..settings import rows as settings_of
 
 
 @final
@@ -42,37 +45,44 @@ class Reported:
     @property
     def test(self) -> float | None:
         """Accuracy on the test images; None if it was not evaluated."""
-        return self.run.test().get("accuracy")
+        return self.scores("test").get("accuracy")
+
+    def scores(self, split: str) -> dict[str, Any]:
+        """What was measured on the `test` images, or on those of `unknown` sub-classes; empty if nothing was."""
+        return self.evaluation.get("scores", {}).get(split, {})
 
     @functools.cached_property
     def validation(self) -> float | None:
         """The best accuracy on held-out images."""
         return self.run.best_accuracy()
 
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The accuracies that the test images do not contradict, 95 %."""
-        images = self.run.test().get("images")
-        return None if self.test is None or not images else wilson_interval(round(self.test * images), images)
+    def interval(self, split: str = "test") -> tuple[float, float] | None:
+        """The accuracies that the images do not contradict, 95 %."""
+        accuracy, images = (self.scores(split).get(name) for name in ("accuracy", "images"))
+        return wilson_interval(round(accuracy * images), images) if accuracy is not None and images else None
 
-    @property
-    def published(self) -> float | None:
+    def published(self, split: str = "test") -> float | None:
         """The paper's accuracy of the model of this name on this task; None for pictures of another size."""
-        if self.config.model.name not in MODELS:
-            return None
-        percent = MODELS[self.config.model.name].published.get(task(self.config.data.pictures, self.config.data.subset))
-        return None if percent is None else percent / 100
+        entry, data = MODELS.get(self.config.model.name), self.config.data
+        found = entry and entry.published.get(task(data.pictures, data.subset, split))
+        return found.percent / 100 if found else None
+
+    @functools.cached_property
+    def settings(self) -> tuple[str, ...]:
+        """What `kerneq train` was told: of the experiments with this model and data the nearest, and its changes."""
+        model, data = self.config.model.name, self.config.data
+        same = [
+            (name, *changes(config, self.config))
+            for name, config in experiments().items()
+            if (config.model.name, config.data.name, config.data.subset) == (model, data.name, data.subset)
+        ]
+        return min(same, key=lambda words: (len(words), len(words[0])), default=())
 
     @functools.cached_property
     def parameters(self) -> int | None:
         """How many numbers training could change, from its evaluation or its settings; None for unknown classes."""
         known = self.evaluation.get("parameters")
         return int(known) if known is not None else self._size(self.config.model.settings)
-
-    @property
-    def published_parameters(self) -> int | None:
-        """Those of the model of this name as the paper has it."""
-        return self._size(MODELS[self.config.model.name].config)
 
     def _size(self, settings: ModelConfig) -> int | None:
         """The size of a model for the data of this run."""
@@ -118,6 +128,19 @@ def labels(paths: Sequence[Path]) -> list[str]:
     return [ending(own) for own in parts]
 
 
+@functools.cache
+def experiments() -> dict[str, Config]:
+    """The experiments of the package by name."""
+    return {file.stem: load(file.stem) for file in sorted(EXPERIMENTS.glob("*.toml"))}
+
+
+def changes(first: Config, second: Config) -> list[str]:
+    """The `key=value` that make the second run of the first, but for how it is computed."""
+    values = {key: "none" if value is None else value for key, value, _ in settings_of(second)}
+    keys = (key for key in differences(first, second) if key in values and key not in INCIDENTAL)
+    return [f"{key}={json.dumps(values[key])}".replace('"', "") for key in keys]
+
+
 @final
 @dataclasses.dataclass(frozen=True)
 class Result:
@@ -126,34 +149,47 @@ class Result:
     model: str
     data: str
     subset: str
-    split: Literal["test", "validation"]
+    split: str  # test, unknown (test images of sub-classes that were not trained on) or validation
     accuracy: float
     std: float | None  # over the seeds; None for one
     seeds: int
+    images: int  # that the accuracy is of; 0: not recorded
     parameters: int | None
     published: float | None
     epochs: int
     seconds: float  # of training on all devices together, the mean over the seeds
     device: str
+    settings: tuple[str, ...]  # the nearest experiment of the package, and what was changed of it
     runs: tuple[str, ...]  # the folders its records are in
+
+    @property
+    def variance(self) -> float:
+        """Of the accuracy: that of a share of so many images, and that of the mean over the seeds."""
+        share = self.accuracy * (1 - self.accuracy) / max(self.images, 1)
+        return share + (0 if self.std is None else self.std**2 / self.seeds)
 
 
 def results(runs: Sequence[Reported]) -> list[Result]:
-    """One result for each group of seeds and each run that is in none; runs without an accuracy are left out."""
+    """One result for each group of seeds and each run that is in none; runs without an accuracy are left out.
+
+    Of a model's results the one that counts is first, and which that is no accuracy decides: the settings of the
+    experiment with the shortest name, weights that are here, the fewest changes of the experiment.
+    """
     by_path = {one.run.path: one for one in runs}
     groups = [[by_path[run.path] for run in summary.runs] for summary in over_seeds([one.run for one in runs])]
     grouped = {one.run.path for group in groups for one in group}
     groups += [[one] for one in runs if one.run.path not in grouped]
     found = []
-    for group in groups:
-        first = group[0]
-        split: Literal["test", "validation"] = "test" if first.test is not None else "validation"
-        shares = [share for one in group if (share := one.test if split == "test" else one.validation) is not None]
-        if not shares:
-            continue
-        mean, std = spread(shares)
-        found.append(
-            Result(
+    for group in (sorted(group, key=lambda one: one.config.seed) for group in groups):
+        first, words = group[0], group[0].settings
+        rank = (len(words[0]) if words else 0, not any(one.weights for one in group), len(words), first.label)
+        for split in [split for split in ("test", "unknown") if first.scores(split)] or ["validation"]:
+            every = (one.validation if split == "validation" else one.scores(split)["accuracy"] for one in group)
+            shares = [share for share in every if share is not None]
+            if not shares:
+                continue
+            mean, std = spread(shares)
+            result = Result(
                 model=first.config.model.name,
                 data=first.config.data.pictures,
                 subset=first.config.data.subset,
@@ -161,12 +197,14 @@ def results(runs: Sequence[Reported]) -> list[Result]:
                 accuracy=round(mean, 6),
                 std=None if std is None else round(std, 6),
                 seeds=len(shares),
+                images=first.scores(split).get("images") or 0,
                 parameters=first.parameters,
-                published=first.published,
+                published=first.published(split),
                 epochs=len(first.run.rows()),
                 seconds=round(sum(one.seconds for one in group) / len(group), 1),
                 device=str(first.run.environment().get("device", "unknown")),
+                settings=words,
                 runs=tuple(one.run.path.as_posix() for one in group),
             )
-        )
-    return sorted(found, key=lambda result: (result.data, result.subset, result.model, result.split, -result.accuracy))
+            found.append(((result.data, result.subset, result.model, result.split, *rank), result))
+    return [result for _, result in sorted(found, key=lambda pair: pair[0])]

@@ -1,6 +1,7 @@
 """From runs to the sections of a report: a chapter for each data set, a section for each kind of evidence."""
 
 import dataclasses
+import functools
 import shlex
 from collections.abc import Callable, Sequence
 from typing import final
@@ -8,17 +9,16 @@ from typing import final
 from ..evaluate import PARTS
 from ..models import KernelConfig, ResNetConfig
 from ..run import TrainingError
-from ..run.folder import FREE
-from ..settings import rows as settings_of
 from ..training import metrics
 from . import figures
 from .findings import DASH, Block, Findings, PartByRun, share
 from .page import Drawing, Page, Paragraph, Section, Table
-from .results import Reported, results
+from .published import compare
+from .results import Reported, Result, changes, results
 
 
 def compose(runs: Sequence[Reported], title: str) -> Page:
-    """The page about some runs; those on different data are in different chapters."""
+    """The page about some runs: first beside what is published, then a chapter for each data set."""
     chapters: dict[str, list[Reported]] = {}
     for one in sorted(runs, key=lambda one: one.data):
         chapters.setdefault(one.data, []).append(one)
@@ -27,9 +27,8 @@ def compose(runs: Sequence[Reported], title: str) -> Page:
     lead += (
         "validation accuracies are of images held out of training, and as the best of all epochs they flatter a little."
     )
-    lead += " Published figures are of the model of that name, by its authors; a run may have changed its settings."
     sections = [section for chapter in chapters.values() for section in Chapter(tuple(chapter)).sections()]
-    return Page(title, lead, sections)
+    return Page(title, lead, [*compare(runs), *sections])
 
 
 @final
@@ -43,10 +42,14 @@ class Chapter:
     def findings(self) -> Findings:
         return Findings(self.runs)
 
+    @functools.cached_property
+    def reached(self) -> list[Result]:
+        return [found for found in results(self.runs) if found.split != "unknown"]
+
     def sections(self) -> list[Section]:
         data = self.runs[0].data
         found = [
-            Section(data, [Paragraph(self.sentence())], chapter=True),
+            Section(data, [], chapter=True),
             Section("Results", self.results()),
             *([Section("Learning curves", [curves])] if (curves := self.curves()) else []),
         ]
@@ -76,41 +79,30 @@ class Chapter:
                 found.append(Section(title, shown))
             elif missing and part in PARTS:
                 absent.append((title, PARTS[part].sentence, command(part, missing)))
-        found += [Section("Settings that differ", [settings])] if (settings := self.settings()).rows else []
-        found.append(Section("Environment", [self.environment()]))
+        found.append(Section("Settings and environment", [self.origins()]))
         if absent:
             headings = ("not measured yet", "what it is", "the command that does it")
             found.append(Section("Still to measure", [Table(headings, absent, headings)]))
         return found
 
-    def sentence(self) -> str:
-        best = self.runs[0]
-        if best.test is None or best.interval is None:
-            return "No run on these data was evaluated on the test images: every accuracy here is of held-out images."
-        words = f"Best on the test images: {best.label} with {best.test:.2%}, 95 % interval {span(best.interval)}"
-        words += f", {best.parameters:,} parameters" if best.parameters else ""
-        return words + (f"; published for {best.config.model.name}: {best.published:.1%}." if best.published else ".")
-
     def results(self) -> list[Block]:
-        heads = ("run", "model", "seed", "parameters", "published", "test accuracy", "95 % interval")
+        heads = ("run", "model", "seed", "parameters", "test accuracy", "95 % interval")
         rows = []
         for one in self.runs:
             numbers = (
                 f"{one.parameters:,}" if one.parameters else DASH,
-                share(one.published, 1),
                 share(one.test) if one.test is not None else "not evaluated",
-                span(one.interval) if one.interval else DASH,
+                f"{100 * interval[0]:.2f}–{interval[1]:.2%}" if (interval := one.interval()) else DASH,
                 share(one.validation),
                 f"{len(one.run.rows())}",
                 f"{one.seconds:.0f}",
             )
             rows.append((one.label, one.config.model.name, f"{one.config.seed}", *numbers))
-        by_path = {one.run.path.as_posix(): one.label for one in self.runs}
-        for found in (found for found in results(self.runs) if found.std is not None):
-            names = f"mean ± standard deviation of {', '.join(by_path[path] for path in found.runs)}"
-            size, paper = f"{found.parameters:,}" if found.parameters else DASH, share(found.published, 1)
+        labels = {one.run.path.as_posix(): one.label for one in self.runs}
+        for found in (found for found in self.reached if found.std is not None):
+            name, size = f"{labels[found.runs[0]]}, mean ± std", f"{found.parameters:,}" if found.parameters else DASH
             text = (f"{found.accuracy:.2%} ± {found.std:.2%}", DASH, DASH, f"{found.epochs}", f"{found.seconds:.0f}")
-            rows.append((names, found.model, f"{found.seeds} seeds", size, paper, *text))
+            rows.append((name, found.model, f"{found.seeds} seeds", size, *text))
         best = 0 if self.runs[0].test is not None else None
         blocks: list[Block] = [Table((*heads, "best validation", "epochs", "device-seconds"), rows, ("model",), best)]
         missing = [one for one in self.runs if one.test is None]
@@ -144,25 +136,22 @@ class Chapter:
     def costs(self) -> list[Drawing]:
         """Accuracy against parameters and against training time, where there is something to compare.
 
-        On held-out images only where nobody was tested.
+        One point a run or a group of seeds; on held-out images only where no two were tested.
         """
-        drawings = []
-        shown = [one for one in self.runs if one.test is not None]
-        shown = shown if len(shown) > 1 else list(self.runs)
+        tested = [found for found in self.reached if found.split == "test"]
+        shown = tested if len(tested) > 1 else [found for found in self.reached if found.split != "test"]
+        drawings, y = [], "test accuracy" if shown is tested else "accuracy on held-out images"
+        places = {one.run.path.as_posix(): place for place, one in enumerate(self.runs)}
         for name, words in (("parameters", "parameters"), ("seconds", "training time in device-seconds")):
             points: list[figures.Point] = []
-            for one in shown:
-                across = one.parameters if name == "parameters" else one.seconds
-                accuracy = one.test if one.test is not None else one.validation
-                if across is not None and accuracy is not None:
-                    kind = "test" if one.test is not None else "validation"
-                    points.append((one.label, float(across), accuracy, kind))
-            sizes = {(one.published_parameters, one.published) for one in shown if one.published}
-            papers = [(float(size), share) for size, share in sizes if size and share and name == "parameters"]
+            for found in sorted(shown, key=lambda found: places[found.runs[0]]):
+                place, across = places[found.runs[0]], found.parameters if name == "parameters" else found.seconds
+                label = self.runs[place].label + (f", mean of {found.seeds} seeds" if found.seeds > 1 else "")
+                points += [(label, place, across, found.accuracy)] if across is not None else []
             if len(points) > 1:
-                title = f"Accuracy against {words.partition(' in ')[0]}"
-                svg = figures.draw_points(points, sorted(papers), words)
-                drawings.append(Drawing(self.findings.file(name), title, svg))
+                title, wide = f"Accuracy against {words.partition(' in ')[0]}", len(points) > len(figures.COLOURS)
+                svg = figures.draw_points(points, words, y)
+                drawings.append(Drawing(self.findings.file(name), title, svg, wide))
         return drawings
 
     def curves(self) -> list[Drawing]:
@@ -180,30 +169,17 @@ class Chapter:
                     drawings.append(Drawing(self.findings.file(metric.name), metric.caption, svg))
         return drawings
 
-    def settings(self) -> Table:
-        """Every setting of which two runs have different values, and who has which."""
-        values: dict[str, dict[str, list[str]]] = {}
+    def origins(self) -> Table:
+        """What repeats each run, or makes it of the first one where no experiment of the package is near; and where."""
+        heads = ("run", "kerneq train …", "device", "processes", "PyTorch", "kerneq", "source revision", "started")
+        rows, first = [], self.runs[0]
         for one in self.runs:
-            for key, value, _ in settings_of(one.config):
-                if key not in FREE:
-                    values.setdefault(key, {}).setdefault(str(value), []).append(one.label)
-        rows = []
-        for key, found in values.items():
-            commonest = max(found, key=lambda value: len(found[value]))
-            for value, names in found.items() if len(found) > 1 else ():
-                many = value == commonest and len(names) > 2
-                rows.append((key, value, "all others that have it" if many else ", ".join(names)))
-        return Table(("setting", "value", "runs"), rows, ("value", "runs"))
-
-    def environment(self) -> Table:
-        heads = ("run", "device", "processes", "PyTorch", "kerneq", "source revision", "started")
-        rows = []
-        for one in self.runs:
+            told = one.settings or (f"({first.label})", *changes(first.config, one.config))
             origin = one.run.environment()
             facts = [str(origin.get(key) or DASH) for key in ("device", "processes", "torch", "kerneq")]
             revision = str(origin.get("revision") or DASH)
             revision = revision[:10] + ("+changes" if revision.endswith("+changes") else "")
-            rows.append((one.label, *facts, revision, str(origin.get("started") or DASH)))
+            rows.append((one.label, " ".join(told), *facts, revision, str(origin.get("started") or DASH)))
         return Table(heads, rows, heads)
 
 
@@ -227,7 +203,3 @@ def without_empty(table: Table) -> Table:
     kept = [i for i in range(len(table.headings)) if any(row[i] != DASH for row in table.rows)]
     rows = [tuple(row[i] for i in kept) for row in table.rows]
     return dataclasses.replace(table, headings=tuple(table.headings[i] for i in kept), rows=rows)
-
-
-def span(interval: Sequence[float]) -> str:
-    return f"{100 * interval[0]:.2f}–{interval[1]:.2%}"

@@ -26,6 +26,8 @@ from .checkpoint import CheckpointError, TrainingError, write_atomically
 from .config import Config, ConfigError, differences, load, parse, write
 
 FREE = ("device", "training.checkpoint_epochs", "training.checkpoint_steps")  # may change between two starts
+_WAYS = ("compile", "graph", "channels_last", "deterministic", "validate_epochs")
+INCIDENTAL = (*FREE, "data.memory", *(f"training.{name}" for name in _WAYS))  # how it is computed, not what it learns
 
 
 @final

@@ -239,14 +239,14 @@ def test_the_models_fit_into_80_columns(kerneq, monkeypatch):
     _, said = kerneq("models")
     assert "…" not in said.split("NAME")[1]
     [row] = [line for line in said.splitlines() if line.startswith("geq-5m ")]
-    assert row.split()[:7] == ["geq-5m", "4.82", "M", "1", "cifar10", "94.8", "%"]
+    assert row.split()[:6] == ["geq-5m", "4.82", "M", "1", "cifar10", "94.8±0.1"]
 
 
 def test_data_and_models_are_listed(kerneq):
     code, said = kerneq("data")
     assert code == 0 and "digits" in said and "cifar10" in said and "licence" in said
     code, said = kerneq("models")
-    assert code == 0 and "geq-5m" in said and "4.8" in said and "94.8 %" in said
+    assert code == 0 and "geq-5m" in said and "4.8" in said and "94.8±0.1" in said
     assert "weights that ship, for kerneq predict: geq-5m-cifar10, geq-5m-cifar100" in said
 
 

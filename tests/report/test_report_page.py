@@ -17,9 +17,11 @@ from kerneq.evaluate.classification import calibrate, classify
 from kerneq.evaluate.corruptions import CorruptionResult
 from kerneq.evaluate.ood import Familiarity, OodResult
 from kerneq.evaluate.saliency import MethodScore, SaliencyResult
+from kerneq.models import MODELS, task
 from kerneq.report import gather, render
+from kerneq.report.results import experiments
 from kerneq.run import Run, TrainingError
-from kerneq.run.config import parse, write
+from kerneq.run.config import EXPERIMENTS, parse, write
 
 CHROMIUM = next(
     (path for name in ("chromium", "google-chrome", "chromium-browser") if (path := shutil.which(name))), None
@@ -36,10 +38,12 @@ def scores(loss: float, steps: float | None) -> dict:
 def run(tmp_path):
     """A run folder made by hand: three epochs, evaluated or not."""
 
-    def make(name: str, accuracy: float | None = None, steps: float | None = 5.0, settings=(), checkpoint=True):
+    def make(
+        name: str, accuracy: float | None = None, steps: float | None = 5.0, settings=(), checkpoint=True, base=None
+    ):
         folder = tmp_path / name
         (folder / "checkpoints").mkdir(parents=True)
-        (folder / "config.toml").write_text(write(parse("", settings)))
+        (folder / "config.toml").write_text(write(parse(f'base = "{base}"' if base else "", settings)))
         (folder / "environment.json").write_text(json.dumps({"device": "cpu", "revision": "abc", "processes": 2}))
         if checkpoint:
             (folder / "checkpoints" / "best.safetensors").touch()
@@ -140,7 +144,8 @@ def test_the_page_needs_nothing_but_itself_and_shows_the_numbers(run, tmp_path):
     places = [text.index(f">{name}</td>") for name in ("second", "first", "third")]
     assert places == sorted(places), "the best first, the one not evaluated last"
     assert f"kerneq evaluate {tmp_path / 'third'}</code>" in text, "what to do about it"
-    assert "model.name</td>" in text and ">resnet18</td>" in text, "settings that differ"
+    assert ">digits " in text and ">(second)</td>" in text, "the nearest experiment, where there is one"
+    assert "papers" not in text, "nothing is published on the digits"
 
 
 def test_data_sets_have_their_chapters_and_runs_of_one_name_are_told_apart(run, tmp_path):
@@ -150,7 +155,7 @@ def test_data_sets_have_their_chapters_and_runs_of_one_name_are_told_apart(run, 
     text = (tmp_path / "page.md").read_text()
     digits, cifar = text.index("## digits"), text.index("## cifar10")
     assert cifar < digits < text.index("a/geq") and cifar < text.index("| **other**") < digits
-    assert "b/geq" in text and "94.8%" in text, "and the paper's figure beside the one of geq-5m on CIFAR-10"
+    assert "b/geq" in text and "94.8 ± 0.1" in text, "and the paper's figure beside the one of geq-5m on CIFAR-10"
 
 
 def test_seeds_have_a_mean_and_a_deviation(run, tmp_path):
@@ -163,6 +168,56 @@ def test_seeds_have_a_mean_and_a_deviation(run, tmp_path):
     render([tmp_path], tmp_path / "page.json")
     [result] = json.loads((tmp_path / "page.json").read_text())["results"]
     assert (result["seeds"], result["accuracy"], result["std"]) == (3, pytest.approx(0.92), pytest.approx(0.02))
+
+
+def test_the_papers_tables_come_first_and_no_test_accuracy_chooses_what_counts(run, tmp_path):
+    def tested(name: str, base: str, accuracy: float, *settings: str, unknown: float | None = None) -> None:
+        folder = run(name, accuracy, settings=["data.validation=0", *settings], checkpoint=False, base=base)
+        scores = {"test": {"images": 10000, "accuracy": accuracy}}
+        scores |= {"unknown": {"images": 2000, "accuracy": unknown}} if unknown else {}
+        (folder / "evaluation.json").write_text(json.dumps({"parameters": 12345, "scores": scores}))
+
+    tested("geq-cutmix", "geq-5m-cifar10", 0.97, "augment.cutmix=1.0")
+    tested("geq-seed1", "geq-5m-cifar10", 0.9543, "seed=1", "training.validate_epochs=9", "training.graph=false")
+    tested("geq", "geq-5m-cifar10", 0.9523)
+    tested("resnet", "resnet18-cifar10", 0.96)
+    tested("resnet-short", "resnet18-cifar10", 0.9545, "training.epochs=60")
+    tested("mopteq-short", "mopteq-8m-cifar10", 0.9493, "training.epochs=60")
+    tested("super", "geq-8m-superclass", 0.85, unknown=0.78)
+    tested("linear", "mopteq-8m-superclass", 0.83, unknown=0.77)
+    render([tmp_path], tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    assert text.index("## The papers' figures") < text.index("## cifar10")
+    rows = [line for line in text.splitlines() if line.startswith("| geq-5m | 12,345 | 94.8 ± 0.1 | ")]
+    assert "95.33 ± 0.14, 2 seeds | +0.53 | geq, …-seed1 | geq-5m-cifar10 data.validation=0.0 |" in rows[0]
+    assert "97.00 (96.65–97.32) | +2.20 | geq-cutmix | geq-5m-cifar10 data.validation=0.0 augment.cutmix" in rows[1]
+    assert "| geq-8m | – | 95.6 ± 0.2 | not run yet | – |" in text and "No run yet on cifar100, " in text
+    assert "| geq-8m | 12,345 | 80.1 ± 0.6 | 78.00 (76.13–79.76) | −2.10 | super | geq-8m-superclass " in text
+    assert "(4): on cifar10 geq-5m +0.53, resnet18 +2.50; on super-classes geq-8m +4.10, mopteq-8m +2.90." in text
+    assert "within the noise (3): on cifar10 mopteq-8m +0.33; on unseen-classes geq-8m −2.10, mopteq-8m −0.40." in text
+    reversed_order = "geq-5m before resnet18 on cifar10: published +1.3; ours −0.67 (95.33 against 96.00)"
+    assert "both have runs here: 4; 1 do not hold.\n" in text and f"\n{reversed_order}: does not hold here.\n" in text
+    # Of MOptEq and ResNet-18 the two of 60 epochs are compared.
+    assert "(2): on cifar10 mopteq-8m before resnet18 (+1.1 / −0.52); on unseen-classes geq-8m before mopteq-8m" in text
+    assert "(1): on super-classes geq-8m before mopteq-8m (+0.8 / +2.00)." in text
+    render([tmp_path], tmp_path / "page.json")
+    results = json.loads((tmp_path / "page.json").read_text())["results"]
+    found = next(result for result in results if result["model"] == "geq-5m")
+    assert (found["seeds"], found["settings"], found["images"]) == (2, ["geq-5m-cifar10", "data.validation=0.0"], 10000)
+    assert [Path(folder).name for folder in found["runs"]] == ["geq", "geq-seed1"]
+
+
+def test_the_first_line_of_an_experiment_names_the_published_figure():
+    for name, config in experiments().items():
+        said = (EXPERIMENTS / f"{name}.toml").read_text().splitlines()[0]
+        entry, data = MODELS[config.model.name], config.data
+        if ", published " in said:
+            assert f"{entry.published[task(data.name, data.subset)]}" in said, name
+        if data.subset == "four-of-five-subclasses":
+            assert f"unknown {entry.published['unseen-classes']} %" in said, name
+    named = {(config.model.name, task(config.data.name, config.data.subset)) for config in experiments().values()}
+    published = {(model, name) for model, entry in MODELS.items() for name in entry.published}
+    assert {(model, name) for model, name in published if name != "unseen-classes"} <= named
 
 
 def test_every_kind_of_evidence_is_shown_and_what_is_missing_has_its_command(run, tmp_path):

@@ -98,4 +98,4 @@ def test_a_result_on_pictures_of_another_size_says_so_and_has_no_published_figur
     for size, published in ((256, 0.929), (128, None)):
         config = parse("", ["data.name=imagenette", f"data.size={size}", "model.name=geq-6m-imagenet"])
         (tmp_path / "config.toml").write_text(write(config), encoding="utf-8")
-        assert Reported(Run(tmp_path), "run").published == published
+        assert Reported(Run(tmp_path), "run").published() == published

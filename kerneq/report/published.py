@@ -1,0 +1,151 @@
+"""The papers' tables with our accuracies in them, and whether the orders they publish are found here, too."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import final
+
+from ..models import MODELS, Published, task
+from ..run.config import differences
+from ..run.folder import INCIDENTAL
+from .findings import DASH
+from .page import Paragraph, Section, Table
+from .results import Reported, Result, results
+
+Verdict = tuple[int, str]  # 1 above the noise, 0 within it, −1 below; and what it is about
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What is published on a task, and what was reached here on its test images, for each model what counts first."""
+
+    name: str
+    pictures: str  # the name, with the side of our pictures where that is not the papers'
+    reached: Mapping[str, Sequence[Result]]
+    runs: Mapping[str, Reported]  # by their folders
+
+    @property
+    def published(self) -> dict[str, Published]:
+        return {model: entry.published[self.name] for model, entry in MODELS.items() if self.name in entry.published}
+
+    def table(self) -> Table:
+        rows = []
+        for model, published in self.published.items():
+            for found in self.reached.get(model, ()):
+                members = [self.runs[path] for path in found.runs]
+                first, *others = (one.label for one in members)
+                names = ", ".join((first, *(label.replace(first, "…") for label in others)))
+                size, ours = f"{found.parameters:,}" if found.parameters else DASH, f"{100 * found.accuracy:.2f}"
+                if found.std is not None:
+                    ours += f" ± {100 * found.std:.2f}, {found.seeds} seeds"
+                elif interval := members[0].interval(found.split):
+                    ours += f" ({100 * interval[0]:.2f}–{100 * interval[1]:.2f})"
+                words = (names, " ".join(found.settings) or DASH)
+                rows.append((model, size, str(published), ours, self.difference(found), *words))
+            if model not in self.reached:
+                rows.append((model, DASH, str(published), "not run yet", DASH, DASH, DASH))
+        words = ("runs", "kerneq train …")
+        return Table(("model", "parameters", "published, %", "ours, %", "difference", *words), rows, words)
+
+    def difference(self, found: Result) -> str:
+        """Ours less the published accuracy, in points; a dash where the papers' pictures are others."""
+        return DASH if found.published is None else signed(100 * (found.accuracy - found.published))
+
+    def reproduced(self) -> list[Verdict]:
+        """Whether ours is higher than published, the same, or lower, for each model with a run."""
+        verdicts = []
+        for model, (found, *_) in self.reached.items():
+            if found.published is not None:
+                variance = found.variance + ((self.published[model].std or 0) / 100) ** 2
+                sign = verdict(found.accuracy - found.published, variance)
+                verdicts.append((sign, f"{model} {self.difference(found)}"))
+        return verdicts
+
+    def orders(self) -> list[Verdict]:
+        """Whether the order of two models with runs is found, undecided or reversed, where one is published.
+
+        Compared are the two runs whose settings outside [model] differ least.
+        """
+        verdicts = []
+        for high, low in itertools.permutations(self.reached, 2):
+            papers = [self.published[high], self.published[low]]
+            gap = round(papers[0].percent - papers[1].percent, 2)
+            if gap > math.hypot(*(paper.std or 0 for paper in papers)):
+                pairs = itertools.product(self.reached[high], self.reached[low])
+                a, b = min(pairs, key=lambda pair: len(self.unlike(*pair)))
+                sign = verdict(a.accuracy - b.accuracy, a.variance + b.variance)
+                points, other = signed(100 * (a.accuracy - b.accuracy)), self.unlike(a, b)
+                words = f"{high} before {low} ({signed(gap, 'g')} / {points}{'*' if other else ''})"
+                if sign < 0:
+                    words = f"{high} before {low} on {self.pictures}: published {signed(gap, 'g')}; ours {points} "
+                    words += f"({100 * a.accuracy:.2f} against {100 * b.accuracy:.2f}"
+                    words += f", with another {', '.join(other)})" if other else ")"
+                verdicts.append((sign, words))
+        return verdicts
+
+    def unlike(self, a: Result, b: Result) -> list[str]:
+        """The settings outside [model] in which two results differ."""
+        keys = differences(*(self.runs[found.runs[0]].config for found in (a, b)))
+        return [key for key in keys if key not in ("seed", *INCIDENTAL) and not key.startswith("model.")]
+
+
+def compare(runs: Sequence[Reported]) -> list[Section]:
+    """The chapter about the papers' figures; none where no run was evaluated on a task of theirs."""
+    reached: dict[tuple[str, str], dict[str, list[Result]]] = {}
+    for found in results(runs):
+        pictures = task(found.data, found.subset, found.split)
+        name = pictures.partition(" at ")[0]
+        if found.split != "validation" and found.model in MODELS and name in MODELS[found.model].published:
+            reached.setdefault((name, pictures), {}).setdefault(found.model, []).append(found)
+    if not reached:
+        return []
+    by_path = {one.run.path.as_posix(): one for one in runs}
+    names = list(dict.fromkeys(name for entry in MODELS.values() for name in entry.published))
+    tasks = [Task(*key, reached[key], by_path) for key in sorted(reached, key=lambda key: names.index(key[0]))]
+    figures, orders = ({one.pictures: of(one) for one in tasks} for of in (Task.reproduced, Task.orders))
+    absent = [name for name in names if name not in (one.name for one in tasks)]
+    texts = [
+        listed("Higher than published", figures, 1),
+        listed("As published, within the noise", figures, 0),
+        listed("Lower than published", figures, -1),
+    ]
+    if many := sum(map(len, orders.values())):
+        lost = [f"{text}: does not hold here." for found in orders.values() for sign, text in found if sign < 0]
+        texts += [f"Published orders of two models that both have runs here: {many}; {len(lost)} do not hold.", *lost]
+        texts.append(listed("Hold here, by the published / our difference", orders, 1))
+        texts.append(listed("Undecided, within the noise", orders, 0))
+    texts += [f"No run yet on {', '.join(absent)}."] if absent else []
+    sections = [Section("The papers' figures", [Paragraph(text) for text in texts], chapter=True)]
+    for one in tasks:
+        larger = Paragraph("The papers' pictures have another size: only orders compare.")
+        note = [larger] if one.name != one.pictures else []
+        sections.append(Section(f"Published and ours on {one.pictures}", [*note, one.table()]))
+    how = (
+        "Of several rows of a model the first counts: the settings of its experiment file or the nearest to them, "
+        "weights that ship before others; what a run reached on the test images plays no part. Ours is the mean ± "
+        "standard deviation over seeds, or one run with its 95 % interval; the last column repeats it. An order is "
+        "published where two figures differ by more than the ± of their difference; it is looked for in the two runs "
+        "whose settings outside [model] differ least (*: they do differ). Noise is 1.96 standard errors: those of a "
+        "share of so many images, of the seeds where there are several, and the papers' ±. five-classes: classes 0 to "
+        "4 of CIFAR-10; super-classes, unseen-classes: the 20 super-classes of CIFAR-100, in pictures of the "
+        "sub-classes that were, and were not, trained on."
+    )
+    return [*sections, Section("How these tables are made", [Paragraph(how)])]
+
+
+def listed(words: str, verdicts: Mapping[str, Sequence[Verdict]], wanted: int) -> str:
+    """How many verdicts are of a kind, and which, by task."""
+    kind = {name: [text for sign, text in found if sign == wanted] for name, found in verdicts.items()}
+    texts = [f"on {name} {', '.join(some)}" for name, some in kind.items() if some]
+    return f"{words} ({sum(map(len, kind.values()))}): {'; '.join(texts) or 'none'}."
+
+
+def verdict(difference: float, variance: float) -> int:
+    """The sign of a difference; 0 where it is within the noise, 95 %."""
+    return 0 if abs(difference) <= 1.96 * math.sqrt(variance) else int(math.copysign(1, difference))
+
+
+def signed(points: float, form: str = ".2f") -> str:
+    return f"{points:+{form}}".replace("-", "−")

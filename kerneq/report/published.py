@@ -80,7 +80,8 @@ class Task:
                 words = f"{high} before {low} ({signed(gap, 'g')} / {points}{'*' if other else ''})"
                 if sign < 0:
                     words = f"{high} before {low} on {self.pictures}: published {signed(gap, 'g')}; ours {points} "
-                    words += f"({100 * a.accuracy:.2f} against {100 * b.accuracy:.2f}"
+                    reached = (f"{100 * one.accuracy:.2f} of {self.runs[one.runs[0]].label}" for one in (a, b))
+                    words += f"({' against '.join(reached)}"
                     words += f", with another {', '.join(other)})" if other else ")"
                 verdicts.append((sign, words))
         return verdicts

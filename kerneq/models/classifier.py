@@ -146,7 +146,7 @@ class ClassifierConfig(AbstractSolveConfig):
 
 @final
 class Classifier(AbstractModel):
-    """stem → equilibrium branches at several scales → joined at one scale → batch norm, ReLU, mean, linear head.
+    """stem → its levels → an equilibrium branch each → joined at one scale → batch norm, ReLU, mean, linear head.
 
     Before `torch.export.export(model, (x,), strict=False)`, call it once in `eval()` on an x of that size: the norm of
     W is measured there, and the program, which takes `max_steps` steps, holds it.

@@ -94,7 +94,7 @@ def certify(
 
     The model is copied to float64 and solved, `batch` pictures at a time, to a relative residual of `tol`; what the
     solve and rounding leave open is taken from the margin. With `std`, by which pixels in [0, 1] were divided, the
-    radius is stated for pixels too.
+    radius is stated for pixels too. Of a classifier with `refinements` equilibria are certified, but no radius.
 
         certificate = kq.theory.certify(model, x)
         certificate.radius  # no perturbation of x shorter than this changes certificate.prediction
@@ -241,6 +241,7 @@ def _paths(model: Certified, seen: Seen) -> list[_Path]:
         share = ratio / len(model.branches)
         # A 1-Lipschitz branch multiplies its input by the scale, its output by the gain, and the mean by √n.
         before = 1.0 if model.config.lipschitz else 1 / branch.scale
+        before = math.inf if model.config.refinements else before  # residual blocks in between, which nothing bounds
         after = float(branch.gain()) if model.config.lipschitz else 1 / (ratio * math.prod(given.shape[2:]) ** 0.5)
         rows = head * _gains(model.norm) * _gains(branch.norm) * (share * after)
         found.append(_path(f"branch{index}", branch.equilibrium, given, before, rows))

@@ -119,6 +119,13 @@ def boundary(model, x, predicted) -> torch.Tensor:
     return nearest
 
 
+def test_refinements_leave_the_equilibria_certified_and_no_radius():
+    model = kq.models.build("geq-tiny", settings={"refinements": 1, "norm": 1.0}).eval()
+    certificate = certify(model, torch.randn(2, 3, 8, 8))
+    assert certificate.unique and float(certificate.error.max()) < 1e-5
+    assert bool((certificate.radius == 0).all()) and bool(certificate.margin.isfinite().all())
+
+
 @pytest.mark.parametrize("name", ["dense gaussian", "lipschitz"])
 def test_nor_with_weights_that_are_chosen_to_break_it(name):
     """Weights climb the ratio of the change of a logit difference to what the certificate allows, and stay below 1."""

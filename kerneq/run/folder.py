@@ -139,6 +139,8 @@ class Run:
 
     def trained_weights(self, which: str) -> tuple[dict[str, Tensor], int]:
         """The best or last weights by name, and their epoch; those of other settings than config.toml's are refused."""
+        if which not in ("best", "last"):
+            raise ConfigError(f"`checkpoint` must be 'best' or 'last', got {which!r}.")
         path = self.checkpoint(which)
         if not path.exists():
             there = [name for name in ("best", "last") if self.checkpoint(name).exists()]

@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 import torch
-from matplotlib.figure import Figure
 
 from .data import DataError
 from .evaluate import evaluate
 from .evaluate.scores import spread
-from .report.figures import COLOURS
+from .report.figures import COLOURS, Canvas, drawn, shown
 from .run import Run, Stopped, TrainingError, write_atomically
 from .run.config import EXPERIMENTS, Config, ConfigError, check, overlay, put, read_toml, resolve
 from .run.folder import to_json
@@ -212,10 +211,10 @@ def run_sweep(sweep: Sweep, folder: Path, *, test: bool = False, loggers: Logger
         raise ConfigError(next(iter(problems.values())))
     for name, config in configs.items():
         problems[name] = _train_cell(config, folder / name, test, loggers)
-        collect(sweep, folder, problems).write(folder)
-    result = collect(sweep, folder, problems)
+        result = collect(sweep, folder, problems)
+        result.write(folder)
     if result.points:
-        draw(result).savefig(folder / "sweep.svg", metadata={"Date": None})
+        write_atomically(folder / "sweep.svg", draw(result).svg)
     return result
 
 
@@ -270,45 +269,38 @@ def collect(sweep: Sweep, folder: Path, problems: Mapping[str, str] | None = Non
     return SweepResult(sweep.name, "test" if tested else "validation", axes, points, results)
 
 
-def draw(result: SweepResult) -> Figure:
+def draw(result: SweepResult) -> Canvas:
     """Accuracy against the axis of the most values, ± one standard deviation over the seeds; the others are lines."""
-    figure = Figure(figsize=(6, 3.8), layout="constrained")
-    axes = figure.add_subplot()
     across = max(result.axes, key=lambda axis: len(result.axes[axis]), default="")
     labels = list(result.axes.get(across, [""]))
-    numbers = [_number(label) for label in labels]
-    places = [n for n in numbers if n is not None]
+    places = [n for n in map(_number, labels) if n is not None]
     scaled = len(places) == len(labels)
     where = dict(zip(labels, places if scaled else map(float, range(len(labels))), strict=True))
     lines: dict[str, list[Point]] = {}
     for point in result.points:
         rest = ", ".join(value for axis, value in point.values.items() if axis != across)
         lines.setdefault(rest, []).append(point)
-    for place, (name, points) in enumerate(lines.items()):
-        axes.errorbar(
-            [where[point.values.get(across, "")] for point in points],
-            [100 * point.mean for point in points],
-            [100 * (point.std or 0.0) for point in points],
-            color=COLOURS[place % len(COLOURS)],
-            label=name.replace("$", r"\$"),
-            marker="o",
-            capsize=3,
-            linestyle="-" if scaled else "none",
-        )
-    if scaled and min(places) > 0 and max(places) >= 8 * min(places):
-        axes.set_xscale("log")
-        axes.minorticks_off()
-    axes.set_xticks(list(where.values()), labels)
-    if not scaled:
-        axes.tick_params("x", rotation=20)
-    axes.set_xlabel(across)
     seeds = max((point.seeds for point in result.points), default=1)
-    axes.set_ylabel(f"{result.split} accuracy in %" + (f", {seeds} seeds" if seeds > 1 else ""))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", alpha=0.25)
-    if len(lines) > 1:
-        axes.legend(frameon=False, fontsize=8)
-    return figure
+    with drawn(3.6, labels=list(lines), width=6) as canvas:
+        (axes,) = canvas.axes
+        for place, (name, points) in enumerate(lines.items()):
+            axes.errorbar(
+                [where[point.values.get(across, "")] for point in points],
+                [100 * point.mean for point in points],
+                [100 * (point.std or 0.0) for point in points],
+                color=COLOURS[place % len(COLOURS)],
+                label=shown(name),
+                marker="o",
+                capsize=3,
+                linestyle="-" if scaled else "none",
+            )
+        if scaled and min(places) > 0 and max(places) >= 8 * min(places):
+            axes.set_xscale("log")
+            axes.minorticks_off()
+        axes.set_xticks(list(where.values()), labels)
+        axes.tick_params("x", rotation=0 if scaled else 20)
+        axes.set(xlabel=across, ylabel=f"{result.split} accuracy in %" + (f", {seeds} seeds" if seeds > 1 else ""))
+    return canvas
 
 
 def _number(label: str) -> float | None:

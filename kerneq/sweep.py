@@ -30,7 +30,7 @@ from .evaluate.scores import spread
 from .report.figures import COLOURS, Canvas, drawn, shown
 from .run import Run, Stopped, TrainingError, write_atomically
 from .run.config import EXPERIMENTS, Config, ConfigError, check, overlay, put, read_toml, resolve
-from .run.folder import to_json
+from .run.folder import write_json
 from .settings import Written, suggestion
 from .training import AbstractLogger, train
 
@@ -192,7 +192,7 @@ class SweepResult:
 
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / "sweep.json", (to_json(dataclasses.asdict(self), indent=2) + "\n").encode())
+        write_json(folder / "sweep.json", dataclasses.asdict(self))
 
 
 def run_sweep(sweep: Sweep, folder: Path, *, test: bool = False, loggers: Loggers = lambda folder: ()) -> SweepResult:

@@ -297,7 +297,7 @@ def evaluate_one(
             say("Not written: these weights are part of the installation.")
             continue
         try:
-            say(f"Written to {', '.join(str(run.path / file) for file in measured.write(run))}")
+            say(f"Written to {', '.join(str(run.path / file) for file in measured.write())}")
         except TrainingError as error:  # a folder that cannot be written costs nobody a result
             unwritten = unwritten or error
     if unwritten is not None:
@@ -625,7 +625,7 @@ def demo(
         trained = TrainedRun.open(folder, device="cpu")
         for name in ("scores", "behaviour"):
             with suppress(NotApplicableError):  # a model without equilibria has no behaviour
-                measure_part(trained, name, PARTS[name]).write(trained.run)
+                measure_part(trained, name, PARTS[name]).write()
     render(folders, output / "report.html")
     shown = [metric for metric in METRICS if metric.demo]
     table = Table(title="Embedded digits: 8×8 pictures, 10 classes")

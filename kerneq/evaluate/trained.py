@@ -205,16 +205,15 @@ class Part(Generic[R]):
 class Measurements(Generic[R]):
     """A part of a run that was measured, and what was drawn of it; nothing is on the disk yet."""
 
+    trained: TrainedRun
     name: str
     evidence: R
     seconds: float
-    checkpoint: str
-    epoch: int
     pictures: Mapping[str, Image.Image]
 
-    def write(self, run: Run) -> list[str]:
+    def write(self) -> list[str]:
         """Write the part and its pictures into the run's folder; returns the names of the files."""
-        header = {"checkpoint": self.checkpoint, "epoch": self.epoch}
+        run, header = self.trained.run, {"checkpoint": self.trained.checkpoint, "epoch": self.trained.epoch}
         header |= {"seconds": round(self.seconds, 3), "kerneq": __version__}
         found = [run.write_part(self.name, header | dataclasses.asdict(self.evidence))]  # type: ignore[call-overload]
         for name, picture in self.pictures.items():
@@ -229,4 +228,4 @@ def measure_part(trained: TrainedRun, name: str, part: Part[R]) -> Measurements[
     began = time.monotonic()
     evidence = part.measure(trained)
     pictures = part.draw(trained, evidence) if part.draw is not None else {}
-    return Measurements(name, evidence, time.monotonic() - began, trained.checkpoint, trained.epoch, pictures)
+    return Measurements(trained, name, evidence, time.monotonic() - began, pictures)

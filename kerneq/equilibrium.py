@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .cells import AbstractCell
 from .equation import AbstractMap, Function
 from .gradients import AbstractGradient, Implicit
-from .gradients.transforms import is_wrapped, opaque
+from .gradients.transforms import opaque
 from .solution import OnFailure, Solution, Status, check_limits, check_on_failure
 from .solvers import AbstractSolver, Anderson, Proximal, solve
 from .solvers.base import untraced
@@ -97,8 +97,8 @@ class Equilibrium(nn.Module):
                 "`torch.func` needs a layer in `eval()`, got one in `train()`, which changes when it is called (it "
                 "follows the norm of W): call `layer.eval()` first, or differentiate with `torch.autograd.grad`."
             )
-        followed = {name: buffer for name, buffer in self.named_buffers() if is_wrapped(buffer)}
-        named = dict(self.named_parameters()) | followed
+        is_followed = torch._C._functorch.is_functorch_wrapped_tensor
+        named = dict(self.named_parameters()) | {name: b for name, b in self.named_buffers() if is_followed(b)}
 
         def run(x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
             s = torch.func.functional_call(self, dict(zip(named, tensors, strict=True)), (x,))

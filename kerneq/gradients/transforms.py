@@ -9,11 +9,6 @@ from torch import Tensor
 Run = Callable[..., tuple[Tensor, ...]]
 
 
-def is_wrapped(t: Tensor) -> bool:
-    """Whether a transform follows this tensor."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(t)
-
-
 class _Opaque(torch.autograd.Function):
     """run(*tensors), a function that autograd can differentiate; it gets ordinary tensors, whatever the transforms.
 

@@ -19,6 +19,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -190,10 +191,6 @@ class SweepResult:
     points: Sequence[Point]
     cells: Sequence[CellResult]
 
-    def write(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "sweep.json", dataclasses.asdict(self))
-
 
 def run_sweep(sweep: Sweep, folder: Path, *, test: bool = False, loggers: Loggers = lambda folder: ()) -> SweepResult:
     """Train every cell that is not finished, each in its folder under `folder`; writes sweep.json and sweep.svg there.
@@ -209,10 +206,11 @@ def run_sweep(sweep: Sweep, folder: Path, *, test: bool = False, loggers: Logger
             problems[cell.name] = str(error)
     if not configs:
         raise ConfigError(next(iter(problems.values())))
+    folder.mkdir(parents=True, exist_ok=True)
     for name, config in configs.items():
         problems[name] = _train_cell(config, folder / name, test, loggers)
         result = collect(sweep, folder, problems)
-        result.write(folder)
+        write_json(folder / "sweep.json", dataclasses.asdict(result))
     if result.points:
         write_atomically(folder / "sweep.svg", draw(result).svg)
     return result
@@ -222,7 +220,9 @@ def _train_cell(config: Config, path: Path, test: bool, loggers: Loggers) -> str
     """Train and evaluate what has not been; the sentence that says why that failed, empty if it did not."""
     run = Run(path)
     try:
-        if not _finished(run, config):
+        if run.exists:
+            run.check_same(config)
+        if not _finished(run, config.training.epochs) or not run.checkpoint("last").exists():
             if config.training.compile:
                 torch.compiler.reset()  # or the limit on recompilations would count the cells before
             train(config, path, resume=True, loggers=loggers(path))
@@ -237,13 +237,8 @@ def _train_cell(config: Config, path: Path, test: bool, loggers: Loggers) -> str
     return ""
 
 
-def _finished(run: Run, config: Config) -> bool:
-    """Whether all epochs have been trained; a folder with a run of other settings is a `TrainingError`."""
-    if not run.exists:
-        return False
-    run.check_same(config)
-    rows = run.rows()
-    return bool(rows) and rows[-1]["epoch"] == config.training.epochs and run.checkpoint("last").exists()
+def _finished(run: Run, epochs: int) -> bool:
+    return any(row["epoch"] == epochs for row in run.rows())
 
 
 def collect(sweep: Sweep, folder: Path, problems: Mapping[str, str] | None = None) -> SweepResult:
@@ -253,7 +248,7 @@ def collect(sweep: Sweep, folder: Path, problems: Mapping[str, str] | None = Non
     for cell in sweep.cells():
         run = Run(folder / cell.name)
         rows, problem = run.rows(), problems.get(cell.name, "")
-        done = not problem and rows and rows[-1]["epoch"] == run.config().training.epochs
+        done = not problem and run.exists and _finished(run, run.config().training.epochs)
         accuracy = run.test().get("accuracy") if done else None
         validation = run.best_accuracy() if done else None
         results.append(CellResult(cell.name, cell.values, len(rows), run.seconds(), validation, accuracy, problem))
@@ -273,8 +268,10 @@ def draw(result: SweepResult) -> Canvas:
     """Accuracy against the axis of the most values, ± one standard deviation over the seeds; the others are lines."""
     across = max(result.axes, key=lambda axis: len(result.axes[axis]), default="")
     labels = list(result.axes.get(across, [""]))
-    places = [n for n in map(_number, labels) if n is not None]
-    scaled = len(places) == len(labels)
+    places: list[float] = []
+    with suppress(ValueError):
+        places = [float(label) for label in labels]
+    scaled = len(places) > 0
     where = dict(zip(labels, places if scaled else map(float, range(len(labels))), strict=True))
     lines: dict[str, list[Point]] = {}
     for point in result.points:
@@ -301,10 +298,3 @@ def draw(result: SweepResult) -> Canvas:
         axes.tick_params("x", rotation=0 if scaled else 20)
         axes.set(xlabel=across, ylabel=f"{result.split} accuracy in %" + (f", {seeds} seeds" if seeds > 1 else ""))
     return canvas
-
-
-def _number(label: str) -> float | None:
-    try:
-        return float(label)
-    except ValueError:
-        return None

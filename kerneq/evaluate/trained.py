@@ -30,10 +30,6 @@ from ..training.process import Process
 T = TypeVar("T")
 
 
-def _unseen() -> Progress:
-    return Progress(disable=True, auto_refresh=False)
-
-
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainedRun:
@@ -50,7 +46,7 @@ class TrainedRun:
     named: bool  # whether the classes' names are known; otherwise they are numbers
     checkpoint: str  # best or last
     epoch: int
-    progress: Progress = dataclasses.field(default_factory=_unseen)  # where `track` draws its bars
+    progress: Progress | None = None  # where `track` draws its bars
 
     @classmethod
     def open(
@@ -71,7 +67,7 @@ class TrainedRun:
         seen, named = trained_on(config, len(weights["head.bias"]), run.classes())
         model = place(build(config, seen), config, process)
         load_weights(model, weights, file)
-        return cls(run, config, process, model.eval(), seen, named, checkpoint, epoch, progress or _unseen())
+        return cls(run, config, process, model.eval(), seen, named, checkpoint, epoch, progress)
 
     @property
     def parameters(self) -> int:
@@ -118,6 +114,9 @@ class TrainedRun:
 
     def track(self, items: Iterable[T], words: str, total: int) -> Iterator[T]:
         """The items one by one, `total` of them, with a bar where somebody is watching; bars may be nested."""
+        if self.progress is None:
+            yield from items
+            return
         task = self.progress.add_task(words, total=total)
         try:
             for item in items:

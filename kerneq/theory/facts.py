@@ -64,14 +64,8 @@ def descent() -> WorstCase:
                 z = f.descend(at)
                 assert at.energy is not None
                 drop, least = at.energy - f.energy(z), 0.5 * (z - at.z).square().sum(1)
-                worst = max(worst, _largest(least, drop))
+                worst = max([worst, *(least / drop)[least > 1e-9].tolist()])  # where it is no rounding
     return WorstCase(worst, f"½‖T(z) − z‖² over the fall of E; plain iteration fails on {failed} of 384")
-
-
-def _largest(left: Tensor, right: Tensor) -> float:
-    """The largest ratio where the left-hand side is no rounding."""
-    counted = left > 1e-9
-    return float((left / right)[counted].max()) if bool(counted.any()) else 0.0
 
 
 @torch.no_grad()

@@ -71,29 +71,13 @@ RunFolder = Annotated[
 RunFolders = Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN")]
 AllRuns = Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Checkpoint = Annotated[
+    str, typer.Option(help="best (on the held-out images) or last.", autocompletion=lambda: ["best", "last"])
+]
 
 DEMO_MODELS = ("geq-tiny", "mopteq-tiny", "opteq-tiny", "geq-dense-tiny", "resnet-tiny")
 TOGETHER = 256  # picture files that are in the memory at once
 NUMBERED = "The names of the classes are not known without the folder of pictures that the run was trained on."
-
-
-def check_checkpoint(name: str) -> str:
-    """Refuse a checkpoint that is neither the best nor the last."""
-    from .run.config import ConfigError
-
-    if name not in ("best", "last"):
-        raise ConfigError(f"--checkpoint must be best or last, got `{name}`.")
-    return name
-
-
-Checkpoint = Annotated[
-    str,
-    typer.Option(
-        help="best (on the held-out images) or last.",
-        autocompletion=lambda: ["best", "last"],
-        callback=check_checkpoint,
-    ),
-]
 
 
 def _version(asked: bool) -> None:

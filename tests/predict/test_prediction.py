@@ -168,7 +168,7 @@ def test_a_wrong_request_ends_in_a_sentence_and_a_code(kerneq, digits_run, tmp_p
     for arguments, code, words in (
         ([tmp_path, path], 1, "is not a run folder: it has no config.toml."),
         ([digits_run], 2, "Missing argument"),
-        ([digits_run, path, "--checkpoint", "first"], 2, "--checkpoint must be best or last, got `first`."),
+        ([digits_run, path, "--checkpoint", "first"], 2, "`checkpoint` must be 'best' or 'last', got 'first'."),
         ([digits_run, path, "--top", "0"], 2, "Invalid value"),
         ([digits_run, path, "--device", "tpu"], 1, "`device` must be auto, cpu, cuda or cuda:N"),
     ):

@@ -1,6 +1,7 @@
 """The transforms of `torch.func` (grad, vjp, jvp, jacrev, vmap, …) through a solve, which they cannot look into."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,13 +29,13 @@ class _Opaque(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *g: Tensor) -> tuple[Tensor | None, ...]:
-        pulled = opaque(_pull(ctx.run, len(g)), *g, *ctx.saved_tensors)
+        pulled = opaque(partial(_pull, ctx.run, len(g)), *g, *ctx.saved_tensors)
         return None, *[p if t.is_floating_point() else None for p, t in zip(pulled, ctx.saved_tensors, strict=True)]
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         moved = [torch.zeros_like(t) if d is None else d for t, d in zip(ctx.saved_tensors, tangents, strict=True)]
-        pushed = opaque(_push(ctx.run), *moved, *ctx.saved_tensors)
+        pushed = opaque(partial(_push, ctx.run), *moved, *ctx.saved_tensors)
         return tuple(p if p.is_floating_point() else None for p in pushed)
 
     @staticmethod
@@ -72,27 +73,19 @@ def _vjp(outputs: list[Tensor], inputs: list[Tensor], g: Sequence[Tensor], creat
     return tuple(next(found) if t.requires_grad else torch.zeros_like(t) for t in inputs)
 
 
-def _pull(run: Run, count: int) -> Run:
+def _pull(run: Run, count: int, *arguments: Tensor) -> tuple[Tensor, ...]:
     """(g, tensors) ↦ Jᵀg, J the derivative of run, and g for each of its `count` outputs."""
-
-    def pull(*arguments: Tensor) -> tuple[Tensor, ...]:
-        again = torch.is_grad_enabled()
-        with torch.enable_grad():
-            inputs, outputs = _graph(run, arguments[count:])
-            return _vjp(outputs, inputs, arguments[:count], again)
-
-    return pull
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        inputs, outputs = _graph(run, arguments[count:])
+        return _vjp(outputs, inputs, arguments[:count], again)
 
 
-def _push(run: Run) -> Run:
+def _push(run: Run, *arguments: Tensor) -> tuple[Tensor, ...]:
     """(d, tensors) ↦ Jd, the derivative of g ↦ Jᵀg, which is linear, transposed."""
-
-    def push(*arguments: Tensor) -> tuple[Tensor, ...]:
-        count, again = len(arguments) // 2, torch.is_grad_enabled()
-        with torch.enable_grad():
-            inputs, outputs = _graph(run, arguments[count:])
-            g = [torch.zeros_like(out, requires_grad=out.requires_grad) for out in outputs]
-            pulled = _vjp(outputs, inputs, g, True)
-            return _vjp(list(pulled), g, arguments[:count], again)
-
-    return push
+    count, again = len(arguments) // 2, torch.is_grad_enabled()
+    with torch.enable_grad():
+        inputs, outputs = _graph(run, arguments[count:])
+        g = [torch.zeros_like(out, requires_grad=out.requires_grad) for out in outputs]
+        pulled = _vjp(outputs, inputs, g, True)
+        return _vjp(list(pulled), g, arguments[:count], again)

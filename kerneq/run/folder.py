@@ -66,18 +66,11 @@ class Run:
 
     def environment(self) -> dict[str, Any]:
         """Where the run came from, as in environment.json; empty if it was not recorded, or is damaged."""
-        return self._damageable("environment.json")
-
-    def _damageable(self, name: str) -> dict[str, Any]:
-        """The table in a file that is of use but not needed; empty if it is absent or damaged."""
-        try:
-            return _json(self.path / name)
-        except TrainingError:
-            return {}
+        return _json(self.path / "environment.json", needed=False)
 
     def classes(self) -> tuple[str, ...]:
         """The names of the classes it was trained on, by label; empty if they were not stored, or are damaged."""
-        names = self._damageable("classes.json").get("classes")
+        names = _json(self.path / "classes.json", needed=False).get("classes")
         return tuple(map(str, names)) if isinstance(names, list) else ()
 
     def evaluation(self) -> dict[str, Any]:
@@ -395,12 +388,12 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return result.stdout.strip() if result.returncode == 0 else None
 
 
-def _json(path: Path) -> dict[str, Any]:
-    """The table in a JSON file; empty if there is no such file."""
-    if not path.exists():
-        return {}
+def _json(path: Path, needed: bool = True) -> dict[str, Any]:
+    """The table in a JSON file; empty if there is no such file, or it is damaged and not `needed`."""
+    found = None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     except (OSError, ValueError, RecursionError) as error:
-        raise TrainingError(f"{path} is damaged: {error}.") from None
+        if needed:
+            raise TrainingError(f"{path} is damaged: {error}.") from None
     return found if isinstance(found, dict) else {}

@@ -71,29 +71,13 @@ RunFolder = Annotated[
 RunFolders = Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN")]
 AllRuns = Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Checkpoint = Annotated[
+    str, typer.Option(help="best (on the held-out images) or last.", autocompletion=lambda: ["best", "last"])
+]
 
 DEMO_MODELS = ("geq-tiny", "mopteq-tiny", "opteq-tiny", "geq-dense-tiny", "resnet-tiny")
 TOGETHER = 256  # picture files that are in the memory at once
 NUMBERED = "The names of the classes are not known without the folder of pictures that the run was trained on."
-
-
-def check_checkpoint(name: str) -> str:
-    """Refuse a checkpoint that is neither the best nor the last."""
-    from .run.config import ConfigError
-
-    if name not in ("best", "last"):
-        raise ConfigError(f"--checkpoint must be best or last, got `{name}`.")
-    return name
-
-
-Checkpoint = Annotated[
-    str,
-    typer.Option(
-        help="best (on the held-out images) or last.",
-        autocompletion=lambda: ["best", "last"],
-        callback=check_checkpoint,
-    ),
-]
 
 
 def _version(asked: bool) -> None:
@@ -297,7 +281,7 @@ def evaluate_one(
             say("Not written: these weights are part of the installation.")
             continue
         try:
-            say(f"Written to {', '.join(str(run.path / file) for file in measured.write(run))}")
+            say(f"Written to {', '.join(str(run.path / file) for file in measured.write())}")
         except TrainingError as error:  # a folder that cannot be written costs nobody a result
             unwritten = unwritten or error
     if unwritten is not None:
@@ -626,7 +610,7 @@ def demo(
         trained = TrainedRun.open(folder, device="cpu")
         for name in ("scores", "behaviour"):
             with suppress(NotApplicableError):  # a model without equilibria has no behaviour
-                measure_part(trained, name, PARTS[name]).write(trained.run)
+                measure_part(trained, name, PARTS[name]).write()
     render(folders, output / "report.html")
     shown = [metric for metric in METRICS if metric.demo]
     table = Table(title="Embedded digits: 8×8 pictures, 10 classes")

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from .cells import AbstractCell
 from .equation import AbstractMap, Function
 from .gradients import AbstractGradient, Implicit
+from .gradients.transforms import opaque
 from .solution import OnFailure, Solution, Status, check_limits, check_on_failure
 from .solvers import AbstractSolver, Anderson, Proximal, solve
 from .solvers.base import untraced
-from .tensors import check_kind, check_whole, is_traced
+from .tensors import check_kind, check_whole, is_traced, is_transformed
 
 Look = Callable[[AbstractMap, Tensor], None]
 
@@ -34,7 +35,7 @@ class Equilibrium(nn.Module):
     `solver` finds z*, to a relative residual of `tol` within `max_steps` evaluations; `gradient` says how ∂L/∂z*
     reaches the parameters. `on_failure` says what happens when a sample does not converge: "return" leaves it to the
     reader of the solution, "warn" and "raise" wait for the device after every solve to find out. `check_every`: see
-    `kerneq.solve`.
+    `kerneq.solve`. In `eval()` the transforms of `torch.func` go through it; their derivatives solve again.
     """
 
     def __init__(
@@ -68,6 +69,8 @@ class Equilibrium(nn.Module):
         return untraced(self._run, x)
 
     def _run(self, x: Tensor) -> Solution:
+        if is_transformed():
+            return self._transformed(x)
         f = self.cell.bind(x)
         solution = solve(
             f,
@@ -86,6 +89,23 @@ class Equilibrium(nn.Module):
         wanted = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
         z = _attach(self.gradient, f, solution) if wanted else solution.value
         return dataclasses.replace(solution, value=self.cell.output(f, z), backward=f.backward)
+
+    def _transformed(self, x: Tensor) -> Solution:
+        """The same for `torch.func`: a function of x, the parameters, and the buffers that a transform follows."""
+        if self.training:
+            raise RuntimeError(
+                "`torch.func` needs a layer in `eval()`, got one in `train()`, which changes when it is called (it "
+                "follows the norm of W): call `layer.eval()` first, or differentiate with `torch.autograd.grad`."
+            )
+        is_followed = torch._C._functorch.is_functorch_wrapped_tensor
+        named = dict(self.named_parameters()) | {name: b for name, b in self.named_buffers() if is_followed(b)}
+
+        def run(x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+            s = torch.func.functional_call(self, dict(zip(named, tensors, strict=True)), (x,))
+            return s.value, s.residual, s.steps, s.codes, *([] if s.error_bound is None else [s.error_bound])
+
+        value, residual, steps, codes, *bound = opaque(run, x, *named.values())
+        return Solution(value, residual, steps, codes, self.tol, bound[0] if bound else None)
 
 
 def _attach(gradient: AbstractGradient, f: AbstractMap, solution: Solution) -> Tensor:
@@ -144,6 +164,11 @@ def fixed_point(
     That is for functions in which the samples of a batch do not meet (in batch norm they do).
     """
     check_kind("gradient", gradient, AbstractGradient)
+    if is_transformed():
+        raise RuntimeError(
+            "`torch.func` cannot go through `fixed_point`, which does not know what f depends on: use "
+            "`torch.autograd.grad`, or an `Equilibrium` layer."
+        )
     if any(not isinstance(x, Tensor) or x.shape[:1] != z0.shape[:1] for x in inputs):
         got = ", ".join(str(tuple(x.shape) if isinstance(x, Tensor) else x) for x in inputs)
         raise ValueError(f"The inputs behind `z0` must be tensors of its {len(z0)} samples, got {got}.")
@@ -198,7 +223,10 @@ def _exact(rule: AbstractGradient) -> Implicit:
 
 @final
 class Value(nn.Module):
-    """A `Solution` ↦ its value, for a layer between others: `nn.Sequential(layer, kerneq.Value(), nn.ReLU())`."""
+    """A `Solution` ↦ its value, for a layer between others: `nn.Sequential(layer, kerneq.Value(), nn.ReLU())`.
+
+    It is also where backward hooks go: PyTorch calls those of modules that give tensors only.
+    """
 
     def forward(self, solution: Solution) -> Tensor:
         return solution.value

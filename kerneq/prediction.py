@@ -99,17 +99,13 @@ class Predictor:
             names = [tuple(self.trained.classes[label] for label in row) for row in best.indices.tolist()]
             here = paths[len(found) : len(found) + len(x)]
             rows = zip(here, names, best.values.tolist(), _outcomes(list(solutions.values()), len(x)), strict=True)
-            radii = self._radii(x) if certified else [None] * len(x)
+            radius = certify(self.trained.model, x, std=images.std).pixel_radius if certified else None
+            radii = [None] * len(x) if radius is None else radius.tolist()
             found += [
-                Prediction(Path(path), classes, tuple(shares), *outcome, radius)
-                for (path, classes, shares, outcome), radius in zip(rows, radii, strict=True)
+                Prediction(Path(path), classes, tuple(shares), *outcome, certain)
+                for (path, classes, shares, outcome), certain in zip(rows, radii, strict=True)
             ]
         return found
-
-    def _radii(self, x: Tensor) -> list[float]:
-        radius = certify(self.trained.model, x, std=self.trained.seen.std).pixel_radius
-        assert radius is not None
-        return radius.tolist()
 
 
 def _outcomes(solves: list[Solution], count: int) -> list[tuple[Status | None, int | None, float | None]]:

@@ -19,19 +19,19 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, final
 
 import torch
-from matplotlib.figure import Figure
 
 from .data import DataError
 from .evaluate import evaluate
 from .evaluate.scores import spread
-from .report.figures import COLOURS
+from .report.figures import COLOURS, Canvas, drawn, shown
 from .run import Run, Stopped, TrainingError, write_atomically
 from .run.config import EXPERIMENTS, Config, ConfigError, check, overlay, put, read_toml, resolve
-from .run.folder import to_json
+from .run.folder import write_json
 from .settings import Written, suggestion
 from .training import AbstractLogger, train
 
@@ -191,10 +191,6 @@ class SweepResult:
     points: Sequence[Point]
     cells: Sequence[CellResult]
 
-    def write(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / "sweep.json", (to_json(dataclasses.asdict(self), indent=2) + "\n").encode())
-
 
 def run_sweep(sweep: Sweep, folder: Path, *, test: bool = False, loggers: Loggers = lambda folder: ()) -> SweepResult:
     """Train every cell that is not finished, each in its folder under `folder`; writes sweep.json and sweep.svg there.
@@ -210,12 +206,13 @@ def run_sweep(sweep: Sweep, folder: Path, *, test: bool = False, loggers: Logger
             problems[cell.name] = str(error)
     if not configs:
         raise ConfigError(next(iter(problems.values())))
+    folder.mkdir(parents=True, exist_ok=True)
     for name, config in configs.items():
         problems[name] = _train_cell(config, folder / name, test, loggers)
-        collect(sweep, folder, problems).write(folder)
-    result = collect(sweep, folder, problems)
+        result = collect(sweep, folder, problems)
+        write_json(folder / "sweep.json", dataclasses.asdict(result))
     if result.points:
-        draw(result).savefig(folder / "sweep.svg", metadata={"Date": None})
+        write_atomically(folder / "sweep.svg", draw(result).svg)
     return result
 
 
@@ -223,7 +220,9 @@ def _train_cell(config: Config, path: Path, test: bool, loggers: Loggers) -> str
     """Train and evaluate what has not been; the sentence that says why that failed, empty if it did not."""
     run = Run(path)
     try:
-        if not _finished(run, config):
+        if run.exists:
+            run.check_same(config)
+        if not _finished(run, config.training.epochs) or not run.checkpoint("last").exists():
             if config.training.compile:
                 torch.compiler.reset()  # or the limit on recompilations would count the cells before
             train(config, path, resume=True, loggers=loggers(path))
@@ -238,13 +237,8 @@ def _train_cell(config: Config, path: Path, test: bool, loggers: Loggers) -> str
     return ""
 
 
-def _finished(run: Run, config: Config) -> bool:
-    """Whether all epochs have been trained; a folder with a run of other settings is a `TrainingError`."""
-    if not run.exists:
-        return False
-    run.check_same(config)
-    rows = run.rows()
-    return bool(rows) and rows[-1]["epoch"] == config.training.epochs and run.checkpoint("last").exists()
+def _finished(run: Run, epochs: int) -> bool:
+    return any(row["epoch"] == epochs for row in run.rows())
 
 
 def collect(sweep: Sweep, folder: Path, problems: Mapping[str, str] | None = None) -> SweepResult:
@@ -254,7 +248,7 @@ def collect(sweep: Sweep, folder: Path, problems: Mapping[str, str] | None = Non
     for cell in sweep.cells():
         run = Run(folder / cell.name)
         rows, problem = run.rows(), problems.get(cell.name, "")
-        done = not problem and rows and rows[-1]["epoch"] == run.config().training.epochs
+        done = not problem and run.exists and _finished(run, run.config().training.epochs)
         accuracy = run.test().get("accuracy") if done else None
         validation = run.best_accuracy() if done else None
         results.append(CellResult(cell.name, cell.values, len(rows), run.seconds(), validation, accuracy, problem))
@@ -270,49 +264,37 @@ def collect(sweep: Sweep, folder: Path, problems: Mapping[str, str] | None = Non
     return SweepResult(sweep.name, "test" if tested else "validation", axes, points, results)
 
 
-def draw(result: SweepResult) -> Figure:
+def draw(result: SweepResult) -> Canvas:
     """Accuracy against the axis of the most values, ± one standard deviation over the seeds; the others are lines."""
-    figure = Figure(figsize=(6, 3.8), layout="constrained")
-    axes = figure.add_subplot()
     across = max(result.axes, key=lambda axis: len(result.axes[axis]), default="")
     labels = list(result.axes.get(across, [""]))
-    numbers = [_number(label) for label in labels]
-    places = [n for n in numbers if n is not None]
-    scaled = len(places) == len(labels)
+    places: list[float] = []
+    with suppress(ValueError):
+        places = [float(label) for label in labels]
+    scaled = len(places) > 0
     where = dict(zip(labels, places if scaled else map(float, range(len(labels))), strict=True))
     lines: dict[str, list[Point]] = {}
     for point in result.points:
         rest = ", ".join(value for axis, value in point.values.items() if axis != across)
         lines.setdefault(rest, []).append(point)
-    for place, (name, points) in enumerate(lines.items()):
-        axes.errorbar(
-            [where[point.values.get(across, "")] for point in points],
-            [100 * point.mean for point in points],
-            [100 * (point.std or 0.0) for point in points],
-            color=COLOURS[place % len(COLOURS)],
-            label=name.replace("$", r"\$"),
-            marker="o",
-            capsize=3,
-            linestyle="-" if scaled else "none",
-        )
-    if scaled and min(places) > 0 and max(places) >= 8 * min(places):
-        axes.set_xscale("log")
-        axes.minorticks_off()
-    axes.set_xticks(list(where.values()), labels)
-    if not scaled:
-        axes.tick_params("x", rotation=20)
-    axes.set_xlabel(across)
     seeds = max((point.seeds for point in result.points), default=1)
-    axes.set_ylabel(f"{result.split} accuracy in %" + (f", {seeds} seeds" if seeds > 1 else ""))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", alpha=0.25)
-    if len(lines) > 1:
-        axes.legend(frameon=False, fontsize=8)
-    return figure
-
-
-def _number(label: str) -> float | None:
-    try:
-        return float(label)
-    except ValueError:
-        return None
+    with drawn(3.6, labels=list(lines), width=6) as canvas:
+        (axes,) = canvas.axes
+        for place, (name, points) in enumerate(lines.items()):
+            axes.errorbar(
+                [where[point.values.get(across, "")] for point in points],
+                [100 * point.mean for point in points],
+                [100 * (point.std or 0.0) for point in points],
+                color=COLOURS[place % len(COLOURS)],
+                label=shown(name),
+                marker="o",
+                capsize=3,
+                linestyle="-" if scaled else "none",
+            )
+        if scaled and min(places) > 0 and max(places) >= 8 * min(places):
+            axes.set_xscale("log")
+            axes.minorticks_off()
+        axes.set_xticks(list(where.values()), labels)
+        axes.tick_params("x", rotation=0 if scaled else 20)
+        axes.set(xlabel=across, ylabel=f"{result.split} accuracy in %" + (f", {seeds} seeds" if seeds > 1 else ""))
+    return canvas

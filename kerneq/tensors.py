@@ -85,6 +85,11 @@ def is_exported() -> bool:
     return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
 
 
+def is_transformed() -> bool:
+    """Whether a transform of `torch.func` is under way; PyTorch's own `autograd.Function` asks it so."""
+    return torch._C._are_functorch_transforms_active()
+
+
 def check_positive(name: str, value: float) -> None:
     """Refuse what is not a positive, finite number."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < float("inf"):

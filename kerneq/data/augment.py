@@ -72,8 +72,6 @@ class Purpose(enum.IntEnum):
 
 def generator(purpose: Purpose, seed: int, epoch: int = 0, batch: int = 0) -> np.random.Generator:
     """The generator of one purpose at one place of the run."""
-    if min(seed, epoch, batch) < 0:
-        raise ValueError(f"`seed`, epoch and batch must not be negative, got {seed}, {epoch} and {batch}.")
     return np.random.default_rng([purpose, epoch, batch, seed])
 
 

@@ -173,7 +173,8 @@ def _upright(path: Path, picture: Image.Image) -> Image.Image:
     """
     frames = getattr(picture, "n_frames", 1)
     if frames > 1 and picture.format != "MPO":  # a camera's JPEG with a second view behind the first
-        raise DataError(f"{path} holds {frames} pictures, an animation or pages: save the one you mean by itself.")
+        what = f"{frames} pictures, an animation or pages"
+        raise DataError(f"{path} holds {what}: save the one you mean by itself, in its place, or remove the file.")
     if picture.mode in ("I", "F"):
         raise DataError(f"{path} has 32 bits a pixel, and none of them says which value is white: save it with 8.")
     ImageOps.exif_transpose(picture, in_place=True)

@@ -8,6 +8,7 @@ pictures made for another model, nor the gradient of the unrolled iterations may
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, final, get_args
@@ -25,6 +26,8 @@ Norm = Literal["linf", "l2"]
 Pictures = Sequence[tuple[Tensor, Tensor]]  # batches of pictures in [0, 1] and their labels
 Box = tuple[float, float] | None  # what every number of a picture lies between
 Objective = Callable[[Tensor, Tensor], Tensor]  # logits and labels ↦ what is climbed, (batch,)
+
+_cross_entropies: Objective = functools.partial(cross_entropy, reduction="none")
 
 STRIDE = 2.5  # the steps together are this many radii long (Madry et al., 2018)
 UNROLLED = 30  # proximal steps that the unrolled gradient is taken through
@@ -184,10 +187,6 @@ def margins(logits: Tensor, labels: Tensor) -> Tensor:
     own = logits.gather(1, labels[:, None])
     others = logits.scatter(1, labels[:, None], -torch.inf)
     return others.amax(1) - own[:, 0]
-
-
-def _cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
-    return cross_entropy(logits, labels, reduction="none")
 
 
 @contextlib.contextmanager

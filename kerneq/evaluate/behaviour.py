@@ -6,7 +6,6 @@ beside what its bound promises, and the accuracy of the same model stopped after
 
 import dataclasses
 import itertools
-import math
 from typing import Any, final
 
 import torch
@@ -91,7 +90,7 @@ def contraction(f: AbstractMap, z: Tensor, steps: int = POWER_STEPS, seed: int =
 class LayerBehaviour:
     """One equilibrium layer. Steps, residual and failures are as deployed, over all pictures; the rest is in float32.
 
-    A number that is not finite is None: E where a solver left the domain of φ, a trace that ran away.
+    Not every number is finite (null in JSON): E where a solver left the domain of φ, a trace that ran away.
     """
 
     name: str
@@ -104,10 +103,10 @@ class LayerBehaviour:
     most_contraction: float
     bound: float | None  # L: the contraction is at most this
     convexity: float | None  # μ of E: where it is positive there is one equilibrium
-    residuals: list[float | None]  # mean over the traced pictures at every step
-    energies: list[float | None] | None
-    sample_residuals: list[list[float | None]]  # the same for a few pictures
-    sample_energies: list[list[float | None]] | None
+    residuals: list[float]  # mean over the traced pictures at every step
+    energies: list[float] | None
+    sample_residuals: list[list[float]]  # the same for a few pictures
+    sample_energies: list[list[float]] | None
 
 
 @final
@@ -201,12 +200,8 @@ def _behaviour(name: str, layer: Equilibrium, f: AbstractMap, z: Tensor, solves:
         float(factor.max()),
         bound=float(f.bound.max()) if isinstance(f, Equation) else None,
         convexity=float(f.convexity.min()) if isinstance(f, Equation) else None,
-        residuals=_finite(residual.mean(1)),
-        energies=None if energy is None else _finite(energy.mean(1)),
-        sample_residuals=[_finite(column) for column in residual[:, :shown].unbind(1)],
-        sample_energies=None if energy is None else [_finite(column) for column in energy[:, :shown].unbind(1)],
+        residuals=residual.mean(1).tolist(),
+        energies=None if energy is None else energy.mean(1).tolist(),
+        sample_residuals=residual[:, :shown].mT.tolist(),
+        sample_energies=None if energy is None else energy[:, :shown].mT.tolist(),
     )
-
-
-def _finite(numbers: Tensor) -> list[float | None]:
-    return [number if math.isfinite(number) else None for number in numbers.tolist()]

@@ -74,13 +74,13 @@ def classify(logits: Tensor, labels: Tensor) -> Classification:
     return Classification(count, hits / count, wilson_interval(hits, count), top5, tuple(rates), table)
 
 
-def wilson_interval(hits: int, trials: int, quantile: float = NORMAL) -> tuple[float, float]:
+def wilson_interval(hits: int, trials: int) -> tuple[float, float]:
     """The shares that `hits` of `trials` do not contradict (Wilson, 1927): right for shares near 0 and 1, too.
 
     (h + q²/2 ± q √(h(n − h)/n + q²/4)) / (n + q²)
     """
-    square = quantile**2
-    spread = quantile * (hits * (trials - hits) / trials + square / 4) ** 0.5
+    square = NORMAL**2
+    spread = NORMAL * (hits * (trials - hits) / trials + square / 4) ** 0.5
     low, high = ((hits + square / 2 + sign * spread) / (trials + square) for sign in (-1, 1))
     return max(low, 0.0), min(high, 1.0)
 

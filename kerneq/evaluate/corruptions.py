@@ -9,10 +9,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from ..data import Images, data_root
+from ..data import data_root
 from ..data.corruptions import NAMES, STANDARD, corrupt, read_frost, read_published
 from ..run import Run, TrainingError
-from ..training.metrics import validate
+from .scores import score
 from .trained import TrainedRun
 
 PUBLISHED = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}  # folders under the data root, if they are there
@@ -88,12 +88,12 @@ def measure_corruptions(
     accuracy: dict[str, list[float]] = {}
     for name in trained.track(names, "corruptions", len(names)):
         sets = (dataclasses.replace(images, pixels=corrupted(name, severity)) for severity in SEVERITIES)
-        accuracy[name] = [_accuracy(trained, some) for some in sets]
+        accuracy[name] = [float(score(trained, some)[0]["accuracy"] or 0.0) for some in sets]
     mean = fmean(value for values in accuracy.values() for value in values)
     return CorruptionResult(
         source=source,
         images=len(images),
-        clean=_accuracy(trained, images),
+        clean=float(score(trained, images)[0]["accuracy"] or 0.0),
         accuracy=accuracy,
         mean_accuracy=mean,
         mean_error=mean_corruption_error(accuracy),
@@ -112,9 +112,3 @@ def _pictures(trained: TrainedRun, pixels: Tensor, seed: int) -> tuple[str, Call
     frost = read_frost(root)
     source = f"made here, seed {seed}, frost {'from pictures' if frost else 'without its pictures'}"
     return source, lambda name, s: corrupt(pixels, name, s, seed, frost=frost)
-
-
-def _accuracy(trained: TrainedRun, images: Images) -> float:
-    """The share of right answers."""
-    scores = validate(trained.fast, trained.batches(images), trained.process, trained.config.training.amp)
-    return float(scores["accuracy"] or 0.0)

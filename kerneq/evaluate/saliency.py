@@ -124,11 +124,12 @@ class Curves:
 
 
 @torch.no_grad()
-def replace_pixels(
-    model: nn.Module, x: Tensor, classes: Tensor, maps: Tensor, baseline: Tensor | float = 0.0, steps: int = 16
-) -> Curves:
-    """Deletion and insertion (Petsiuk et al., 2018) of all channels of a pixel at once, in `steps` equal parts."""
-    start = torch.as_tensor(baseline).to(x).expand_as(x)
+def replace_pixels(model: nn.Module, x: Tensor, classes: Tensor, maps: Tensor, steps: int = 16) -> Curves:
+    """Deletion and insertion (Petsiuk et al., 2018) of all channels of a pixel at once, in `steps` equal parts.
+
+    The baseline is 0, the data set's mean colour.
+    """
+    start = torch.zeros_like(x)
     rank = maps.flatten(1).argsort(dim=1, descending=True, stable=True).argsort(dim=1).view(len(x), 1, *x.shape[2:])
     deletion: list[Tensor] = []
     insertion: list[Tensor] = []

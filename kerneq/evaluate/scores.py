@@ -94,7 +94,7 @@ def evaluate(
     """Evaluate the best or the last weights of the run in `path`: writes RUN/evaluation.json and its mistakes.png."""
     trained = TrainedRun.open(path, checkpoint, device, build)
     measured = measure_part(trained, "scores", SCORES)
-    measured.write(trained.run)
+    measured.write()
     return measured.evidence
 
 

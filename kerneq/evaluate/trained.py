@@ -30,10 +30,6 @@ from ..training.process import Process
 T = TypeVar("T")
 
 
-def _unseen() -> Progress:
-    return Progress(disable=True, auto_refresh=False)
-
-
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainedRun:
@@ -50,7 +46,7 @@ class TrainedRun:
     named: bool  # whether the classes' names are known; otherwise they are numbers
     checkpoint: str  # best or last
     epoch: int
-    progress: Progress = dataclasses.field(default_factory=_unseen)  # where `track` draws its bars
+    progress: Progress | None = None  # where `track` draws its bars
 
     @classmethod
     def open(
@@ -71,7 +67,7 @@ class TrainedRun:
         seen, named = trained_on(config, len(weights["head.bias"]), run.classes())
         model = place(build(config, seen), config, process)
         load_weights(model, weights, file)
-        return cls(run, config, process, model.eval(), seen, named, checkpoint, epoch, progress or _unseen())
+        return cls(run, config, process, model.eval(), seen, named, checkpoint, epoch, progress)
 
     @property
     def parameters(self) -> int:
@@ -118,6 +114,9 @@ class TrainedRun:
 
     def track(self, items: Iterable[T], words: str, total: int) -> Iterator[T]:
         """The items one by one, `total` of them, with a bar where somebody is watching; bars may be nested."""
+        if self.progress is None:
+            yield from items
+            return
         task = self.progress.add_task(words, total=total)
         try:
             for item in items:
@@ -205,16 +204,15 @@ class Part(Generic[R]):
 class Measurements(Generic[R]):
     """A part of a run that was measured, and what was drawn of it; nothing is on the disk yet."""
 
+    trained: TrainedRun
     name: str
     evidence: R
     seconds: float
-    checkpoint: str
-    epoch: int
     pictures: Mapping[str, Image.Image]
 
-    def write(self, run: Run) -> list[str]:
+    def write(self) -> list[str]:
         """Write the part and its pictures into the run's folder; returns the names of the files."""
-        header = {"checkpoint": self.checkpoint, "epoch": self.epoch}
+        run, header = self.trained.run, {"checkpoint": self.trained.checkpoint, "epoch": self.trained.epoch}
         header |= {"seconds": round(self.seconds, 3), "kerneq": __version__}
         found = [run.write_part(self.name, header | dataclasses.asdict(self.evidence))]  # type: ignore[call-overload]
         for name, picture in self.pictures.items():
@@ -229,4 +227,4 @@ def measure_part(trained: TrainedRun, name: str, part: Part[R]) -> Measurements[
     began = time.monotonic()
     evidence = part.measure(trained)
     pictures = part.draw(trained, evidence) if part.draw is not None else {}
-    return Measurements(name, evidence, time.monotonic() - began, trained.checkpoint, trained.epoch, pictures)
+    return Measurements(trained, name, evidence, time.monotonic() - began, pictures)

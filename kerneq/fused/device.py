@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ..tensors import map_tensors
+from ..tensors import is_transformed, map_tensors
 
 T = TypeVar("T")
 
@@ -46,9 +46,9 @@ def runs_triton(t: Tensor, dtypes: Collection[torch.dtype] = FLOATS) -> bool:
     """Whether a Triton program may work on `t`.
 
     It takes Triton, an NVIDIA card with bfloat16 and asynchronous copies, and a known dtype. A program that is
-    compiled or exported holds plain operations: the compiler fuses by itself.
+    compiled or exported holds plain operations: the compiler fuses by itself. So do the transforms of `torch.func`.
     """
-    if torch.compiler.is_compiling() or t.dtype not in dtypes:
+    if torch.compiler.is_compiling() or is_transformed() or t.dtype not in dtypes:
         return False
     return HAS_TRITON and capability(t) >= (8, 0)
 

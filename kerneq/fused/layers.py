@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..tensors import is_channels_last
+from ..tensors import is_channels_last, is_transformed
 from .device import differentiable, needs_graph, runs_triton
 
 
@@ -93,7 +93,7 @@ def pool(x: Tensor, factor: int) -> Tensor:
 
 def unpool(x: Tensor, factor: int) -> Tensor:
     """Every pixel factor × factor times: nearest up-sampling."""
-    spread: Tensor = _Unpool.apply(x, factor)  # type: ignore[no-untyped-call]
+    spread: Tensor = _spread(x, factor, 1) if is_transformed() else _Unpool.apply(x, factor)  # type: ignore[no-untyped-call]
     return spread
 
 
@@ -102,7 +102,16 @@ def pyramid(x: Tensor, scales: Sequence[int]) -> dict[int, Tensor]:
     levels = sorted({1, *scales})
     parents = [max(finer for finer in levels if finer < level and level % finer == 0) for level in levels[1:]]
     steps = tuple((levels.index(p), level // p) for p, level in zip(parents, levels[1:], strict=True))
-    return dict(zip(levels, _Pyramid.apply(x, steps), strict=True))  # type: ignore[no-untyped-call]
+    made = _levels(x, steps) if is_transformed() else _Pyramid.apply(x, steps)  # type: ignore[no-untyped-call]
+    return dict(zip(levels, made, strict=True))
+
+
+def _levels(x: Tensor, steps: tuple[tuple[int, int], ...]) -> tuple[Tensor, ...]:
+    """x first; a step (parent, factor) pools the next level from one before it."""
+    levels = [x.view_as(x)]
+    for parent, factor in steps:
+        levels.append(_mean(levels[parent], factor, 1))
+    return tuple(levels)
 
 
 def _mean(x: Tensor, factor: int, scale: float) -> Tensor:
@@ -143,19 +152,13 @@ class _Unpool(torch.autograd.Function):
 
 
 class _Pyramid(torch.autograd.Function):
-    """All levels at once, x the first, so that their gradients are added up on the way: one pass a level.
-
-    A step (parent, factor) pools the next level from one before it.
-    """
+    """All levels at once, so that their gradients are added up on the way: one pass a level."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, steps: tuple[tuple[int, int], ...]) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)  # a level that nothing was made of costs nothing
         ctx.steps = steps
-        levels = [x.view_as(x)]
-        for parent, factor in steps:
-            levels.append(_mean(levels[parent], factor, 1))
-        return tuple(levels)
+        return _levels(x, steps)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None]:

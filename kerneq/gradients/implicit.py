@@ -131,7 +131,7 @@ class _Adjoint(torch.autograd.Function):
         if not torch.is_grad_enabled():
             return u.to(g.dtype), *[None] * (4 + ctx.count)
         if ctx.count == 0:
-            return _Once.apply(u.to(g.dtype), ctx.system.image), *[None] * 4  # type: ignore[no-untyped-call]
+            return _Once.apply(u.to(g.dtype), g, ctx.system.image), *[None] * 4  # type: ignore[no-untyped-call]
         return None, *[None] * 4, *_differentiable(ctx.rule, ctx.f, ctx.system.z, u, g)
 
 
@@ -155,14 +155,14 @@ class _Once(torch.autograd.Function):
     """u, which must not be differentiated: what a plain function depends on is not known."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, image: Tensor) -> Tensor:
+    def forward(ctx: Any, u: Tensor, g: Tensor, image: Tensor) -> Tensor:
         return u.clone()
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[None, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[None, None, None]:
         raise RuntimeError(
-            "`Implicit` differentiates a plain function once only; for second derivatives use the equation of a cell, "
-            "or `Phantom` or `Unrolled`."
+            "`Implicit` differentiates a plain function once only, and the equation of a cell twice (in `torch.func`: "
+            "`jacrev(grad(f))`, not `hessian(f)`); for more use `Phantom` or `Unrolled`."
         )
 
 

@@ -98,9 +98,6 @@ class Gaussian(AbstractFamily):
     def mean(self, eta: Tensor) -> Tensor:
         return eta / self.noise
 
-    def variance(self, eta: Tensor) -> Tensor:
-        return torch.full_like(eta, 1 / self.noise)
-
     def variance_range(self, below: float = math.inf) -> tuple[float, float]:
         return 1 / self.noise, 1 / self.noise
 
@@ -173,9 +170,6 @@ class Ising(AbstractFamily):
 
     def mean(self, eta: Tensor) -> Tensor:
         return (eta / self.temperature).tanh() / self.temperature
-
-    def variance(self, eta: Tensor) -> Tensor:
-        return (1 - (eta / self.temperature).tanh().square()) / self.temperature**2
 
     def variance_range(self, below: float = math.inf) -> tuple[float, float]:
         return 0.0, 1 / self.temperature**2

@@ -107,9 +107,7 @@ def certify(
     below = math.inf if drive is None or bool((K < 0).any()) else drive.max().item()
     lowest, highest = family.variance_range(below)
     # ρ′ = Q″ ∘ (A′)⁻¹ / A″ ∘ (A′)⁻¹; the published sup takes A″ and ρ′ at one z, but in the map they meet at two
-    steepest = 0.0
-    if curvature > 0:
-        steepest = curvature / lowest if lowest > 0 else math.inf
+    steepest = 0.0 if curvature == 0 else curvature / lowest if lowest > 0 else math.inf
     return Guarantee(
         smallest=eigenvalues.min().item(),
         norm=norm,

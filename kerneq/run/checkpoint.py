@@ -136,10 +136,11 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) ->
 def write_atomically(path: Path, data: bytes) -> None:
     """Make `path` hold `data`, or what it held before, never half of each, even if the power fails.
 
-    Written to a temporary file, brought to the disk, and renamed over `path`.
+    Written to a temporary file, brought to the disk, and renamed over `path`; its folder is made if need be.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
+        path.parent.mkdir(exist_ok=True)
         with open(temporary, "wb") as file:
             file.write(data)
             file.flush()

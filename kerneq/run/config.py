@@ -148,15 +148,13 @@ def resolve(table: Mapping[str, Any], folder: Path) -> Config:
 def read_toml(path: Path) -> dict[str, Any]:
     """What a file says itself, its `base` not yet looked for."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return _toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"There is no file {path}; ready ones are known by name, as geq-tiny-digits.") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as a configuration file: {error}.") from None
-    try:
-        return _toml(text)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as a configuration file: {error}.") from None
 
 
 def differences(first: Config, second: Config) -> list[str]:

@@ -68,18 +68,11 @@ class Run:
 
     def environment(self) -> dict[str, Any]:
         """Where the run came from, as in environment.json; empty if it was not recorded, or is damaged."""
-        return self._damageable("environment.json")
-
-    def _damageable(self, name: str) -> dict[str, Any]:
-        """The table in a file that is of use but not needed; empty if it is absent or damaged."""
-        try:
-            return _json(self.path / name)
-        except TrainingError:
-            return {}
+        return _json(self.path / "environment.json", needed=False)
 
     def classes(self) -> tuple[str, ...]:
         """The names of the classes it was trained on, by label; empty if they were not stored, or are damaged."""
-        names = self._damageable("classes.json").get("classes")
+        names = _json(self.path / "classes.json", needed=False).get("classes")
         return tuple(map(str, names)) if isinstance(names, list) else ()
 
     def evaluation(self) -> dict[str, Any]:
@@ -92,26 +85,17 @@ class Run:
 
     def part(self, name: str) -> dict[str, Any]:
         """A part of the evaluation by its name in `kerneq.evaluate.PARTS`; empty if it was not measured."""
-        return self.evaluation() if name == "scores" else _json(self._part(name))
+        return self.evaluation() if name == "scores" else _json(self.path / _part(name))
 
     def write_part(self, name: str, table: Mapping[str, Any]) -> str:
         """Write a part of the evaluation, atomically; returns the file's name in the folder."""
-        return self._write(self._part(name), (to_json(table, indent=2) + "\n").encode())
+        write_json(self.path / _part(name), table)
+        return _part(name)
 
     def write_picture(self, name: str, png: bytes) -> str:
         """Write evaluation/NAME.png, atomically; returns the file's name in the folder."""
-        return self._write(self.path / "evaluation" / f"{name}.png", png)
-
-    def _part(self, name: str) -> Path:
-        return self.path / ("evaluation.json" if name == "scores" else f"evaluation/{name}.json")
-
-    def _write(self, path: Path, data: bytes) -> str:
-        try:
-            path.parent.mkdir(exist_ok=True)
-        except OSError as error:
-            raise TrainingError(f"{path} could not be written: {error.strerror}.") from None
-        write_atomically(path, data)
-        return str(path.relative_to(self.path))
+        write_atomically(self.path / "evaluation" / f"{name}.png", png)
+        return f"evaluation/{name}.png"
 
     def test(self) -> Mapping[str, Any]:
         """Scores on the test images; empty if the run was not evaluated."""
@@ -141,6 +125,8 @@ class Run:
 
     def trained_weights(self, which: str) -> tuple[dict[str, Tensor], int]:
         """The best or last weights by name, and their epoch; those of other settings than config.toml's are refused."""
+        if which not in ("best", "last"):
+            raise ConfigError(f"`checkpoint` must be 'best' or 'last', got {which!r}.")
         path = self.checkpoint(which)
         if not path.exists():
             there = [name for name in ("best", "last") if self.checkpoint(name).exists()]
@@ -256,8 +242,7 @@ class Run:
             warnings.warn(f"{path}: skipped what is no row of metrics, line {', '.join(damaged)}.", stacklevel=2)
         self._write_rows([row for row in lines if row is not None and row["epoch"] <= epoch])
         write_atomically(self.path / "config.toml", write(config).encode())
-        names = to_json({"classes": list(classes)}, indent=2)
-        write_atomically(self.path / "classes.json", (names + "\n").encode(errors="replace"))
+        write_json(self.path / "classes.json", {"classes": list(classes)})
         origin = {
             "kerneq": __version__,
             "torch": torch.__version__,
@@ -277,13 +262,13 @@ class Run:
                 warnings.warn(f"{self.path / 'environment.json'} was missing or damaged: begun anew.", stacklevel=2)
                 before = written
             written = {**before, "resumed": [*before["resumed"], {**origin, "step": step}]}
-        write_atomically(self.path / "environment.json", (to_json(written, indent=2) + "\n").encode())
+        write_json(self.path / "environment.json", written)
 
     def finish(self, seconds: Mapping[str, float]) -> None:
         """Write down where the time of this start of the run went."""
         written = self.environment()
         (written.get("resumed") or [written])[-1]["seconds"] = {name: round(s, 3) for name, s in seconds.items()}
-        write_atomically(self.path / "environment.json", (to_json(written, indent=2) + "\n").encode())
+        write_json(self.path / "environment.json", written)
 
     def add_row(self, row: Mapping[str, Any]) -> None:
         """Add the metrics of an epoch; they are on the disk when this returns."""
@@ -344,6 +329,11 @@ def check_belongs(path: Path, facts: Mapping[str, Any], config: Config) -> None:
         )
 
 
+def write_json(path: Path, table: Mapping[str, Any]) -> None:
+    """Make `path` hold the table, atomically."""
+    write_atomically(path, (to_json(table, indent=2) + "\n").encode(errors="replace"))
+
+
 def to_json(tree: Any, indent: int | None = None) -> str:
     """JSON, which knows neither infinity nor NaN: they become null."""
 
@@ -357,6 +347,11 @@ def to_json(tree: Any, indent: int | None = None) -> str:
     text = json.dumps(finite(tree), indent=indent, allow_nan=False)
     # A list of numbers on one line: a confusion matrix has a line a row. (Strings have no line breaks of their own.)
     return re.sub(r"\[\n\s*([^\[\]{}\"]*?)\n\s*\]", lambda match: f"[{' '.join(match[1].split())}]", text)
+
+
+def _part(name: str) -> str:
+    """The file of a part of an evaluation, in the run's folder."""
+    return "evaluation.json" if name == "scores" else f"evaluation/{name}.json"
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
@@ -395,12 +390,12 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return result.stdout.strip() if result.returncode == 0 else None
 
 
-def _json(path: Path) -> dict[str, Any]:
-    """The table in a JSON file; empty if there is no such file."""
-    if not path.exists():
-        return {}
+def _json(path: Path, needed: bool = True) -> dict[str, Any]:
+    """The table in a JSON file; empty if there is no such file, or it is damaged and not `needed`."""
+    found = None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     except (OSError, ValueError, RecursionError) as error:
-        raise TrainingError(f"{path} is damaged: {error}.") from None
+        if needed:
+            raise TrainingError(f"{path} is damaged: {error}.") from None
     return found if isinstance(found, dict) else {}

@@ -19,6 +19,8 @@ def names() -> tuple[str, ...]:
 
 def find_run(name: Path | str) -> Run:
     """The run in a folder, or the one that ships under this name; a folder goes first."""
+    if not isinstance(name, Path | str):
+        raise TypeError(f"A run is a folder, or the name of weights that ship, got {name!r}.")
     path = Path(name)
     if path.exists() or len(path.parts) != 1:
         return Run(path)

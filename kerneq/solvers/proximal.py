@@ -50,8 +50,9 @@ class Proximal(AbstractSolver[History | None]):
         return self.memory > 0 and f.contraction is not None
 
     def needs(self, f: AbstractMap) -> tuple[bool, bool]:
-        descends = self.memory == 0 or f.contraction is None
-        return descends, descends and self.memory > 0
+        if self.memory == 0:
+            return True, False
+        return f.contraction is None and not isinstance(f, FeatureMap), f.contraction is None
 
     def space(self, f: AbstractMap) -> AbstractMap:
         return f.in_features() if self.memory and self.in_features and f.has_features else f

@@ -252,7 +252,8 @@ def _path(name: str, layer: Equilibrium, given: Tensor, before: float, rows: Ten
     """L, μ and the Lipschitz constant of x ↦ z* of one layer, for inputs of the size of `given`."""
     cell = layer.cell
     assert isinstance(cell, AbstractKernelCell)
-    weight, kernel, size = cell.bind(given[:1]).operator.weight, cell.kernel, _size(given)
+    weight, kernel = cell.bind(given[:1]).operator.weight, cell.kernel
+    size = (given.shape[2], given.shape[3]) if given.dim() == 4 else None
     norm = conv_norm(weight, size) if size is not None else matrix_norm(weight)
     if isinstance(kernel, AbstractRadialKernel):
         assert isinstance(cell.similarity, PatchParameters)
@@ -305,11 +306,6 @@ def _first_norm(model: Certified, x: Tensor, std: Sequence[float]) -> float:
         assert isinstance(model.equilibrium.cell, AbstractKernelCell)
         return _input_norm(model.equilibrium.cell, None, scale.repeat_interleave(x.shape[2] * x.shape[3]))
     return _layer_norm(_stem(model)[0], x, scale)
-
-
-def _size(x: Tensor) -> tuple[int, int] | None:
-    """Height and width of pictures; None for vectors."""
-    return (x.shape[2], x.shape[3]) if x.dim() == 4 else None
 
 
 def _weight(linear: nn.Module, norm: nn.Module | None = None) -> Tensor:

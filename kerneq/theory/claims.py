@@ -1,6 +1,7 @@
 """Every claim of GEQ and KerDEQ, how it is checked, and the table of all claims that `kerneq verify` goes through."""
 
 import dataclasses
+import itertools
 import math
 
 import torch
@@ -119,12 +120,11 @@ def lemma3() -> WorstCase:
 
 def proposition2() -> WorstCase:
     """GEQ Prop. 2: generalisation, GEQ: the change of the logits. Erratum: B + 1 becomes B."""
-    worst = 0.0
-    for c in (
+    cases = (
         Constants(W=0.9, U=0.9, b=0.5, head=0.9, inputs=1.0, gamma=1.0, reach=1 / math.sqrt(2 * math.e)),
         Constants(W=1.2, U=0.5, b=0.1, head=1.0, inputs=2.0, gamma=0.5, reach=1 / math.sqrt(math.e)),
-    ):
-        worst = max(worst, logit_change(c, 0.05, "geq", p.perturbation(c, 0.05).geq.corrected, steps=15))
+    )
+    worst = max(logit_change(c, 0.05, "geq", p.perturbation(c, 0.05).geq.corrected, steps=15) for c in cases)
     none = Constants(W=0.9, U=0.9, b=0.9, head=0.9, inputs=1e-9, gamma=0.1)
     printed = logit_change(none, 1e-3, "geq", p.perturbation(none, 1e-3).geq.published, steps=8)
     return WorstCase(printed, "x = 0: b alone moves the logits", worst)
@@ -170,13 +170,9 @@ def remark1() -> WorstCase:
 
 def _unconditional() -> float:
     """The largest ratio of the corrected remarks 1 and 2, over all norms below 1 and any β."""
-    ratios = []
-    for w in _grid(0.001, 0.9999, 25):
-        for u in _grid(0.01, 0.9999, 5):
-            for B in (0.01, 1.0, 100.0):
-                c = Constants(W=w, U=u, b=u, head=0.9, inputs=B)
-                ratios += [p.remark1(c).corrected, p.remark2(c).corrected]
-    return max(ratios)
+    norms = itertools.product(_grid(0.001, 0.9999, 25), _grid(0.01, 0.9999, 5), (0.01, 1.0, 100.0))
+    cases = [Constants(W=w, U=u, b=u, head=0.9, inputs=B) for w, u, B in norms]
+    return max(max(p.remark1(c).corrected, p.remark2(c).corrected) for c in cases)
 
 
 def kerdeq_remark1() -> WorstCase:
@@ -350,13 +346,10 @@ def remark3() -> WorstCase:
     c = Constants(W=1.0, inputs=1.0, gamma=0.04)
     away = p.remark3(c, 1.0)
     factor = [math.exp(c.gamma - c.gamma / 4 * distance**2) for distance in (away.published, away.corrected)]
-    ratios = []
-    for angle in _grid(0.0, math.pi, 7):
-        for w in _grid(0.01, 0.99, 15):
-            x1, x2 = _directions(angle)
-            both = p.proposition4(dataclasses.replace(c, W=w), x1, x2, 0.5, 4, 0.0)
-            ratios.append(both.geq.corrected / both.opteq.corrected)
-    return WorstCase(factor[0], "B = ‖W‖ = σ_min = 1, γ = 0.04: D e^(−γδ²/4) at the distance", max(factor[1], *ratios))
+    grid = itertools.product(_grid(0.0, math.pi, 7), _grid(0.01, 0.99, 15))
+    both = [p.proposition4(dataclasses.replace(c, W=w), *_directions(angle), 0.5, 4, 0.0) for angle, w in grid]
+    fixed = max(factor[1], *(each.geq.corrected / each.opteq.corrected for each in both))
+    return WorstCase(factor[0], "B = ‖W‖ = σ_min = 1, γ = 0.04: D e^(−γδ²/4) at the distance", fixed)
 
 
 INFINITE_WIDTH = (proposition1, theorem1, proposition1_outputs)

@@ -11,10 +11,9 @@ from ..cells import AbstractKernelCell, DenseCell
 from ..fused.radial import patch_distances
 from ..kernels import AbstractRadialKernel, Gaussian
 from ..kernels.radial import PatchParameters
+from ..operators import SETTLE_STEPS, top_singular_vector
 from ..solvers import Proximal, solve
 from ..tensors import per_sample_norm
-
-POWER_STEPS = 200
 
 
 @final
@@ -65,8 +64,8 @@ class Constants:
 def measure(cell: AbstractKernelCell, x: Tensor, head: nn.Linear | None = None) -> Constants:
     """The constants of a cell (with a radial or the linear kernel) at the equilibria of a batch x, and of its head.
 
-    The cell is in `eval()`, and what makes a of x affine there; ‖U‖ is exact where it is a matrix, else found by power
-    iteration, from below. The largest ‖x‖, ‖z*‖ and β are those of the batch, where the statements mean all inputs. The
+    The cell is in `eval()`, and what makes a of x affine there; ‖U‖ is exact where it is a matrix, else found by
+    Lanczos, from below. The largest ‖x‖, ‖z*‖ and β are those of the batch, where the statements mean all inputs. The
     size of the weights, which Proposition 2 needs, is that of a dense cell with a head.
     """
     f = cell.bind(x)
@@ -122,14 +121,13 @@ def _affine_norm(inject: nn.Module, x: Tensor) -> float:
     """‖U‖ of x ↦ Ux + b."""
     if isinstance(inject, nn.Linear):
         return float(torch.linalg.matrix_norm(inject.weight, 2))
-    start = torch.randn(x[:1].shape, generator=torch.Generator().manual_seed(0)).to(x)
+    zero = torch.zeros_like(x[:1])
     with torch.enable_grad():
-        zero = torch.zeros_like(start).requires_grad_()
-        image = inject(zero)
-        found = torch.zeros(())
-        for _ in range(POWER_STEPS):
-            start = start / start.norm()
-            moved = (inject(start) - image).detach()
-            found = moved.norm()
-            (start,) = torch.autograd.grad(image, zero, moved, retain_graph=True)
-    return float(found)
+        image = inject(zero.requires_grad_())
+
+    def adjoint(v: Tensor) -> Tensor:
+        return torch.autograd.grad(image, zero, v, retain_graph=True)[0]
+
+    start = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(0)).to(x)
+    u = top_singular_vector(lambda u: inject(u) - image, adjoint, start, SETTLE_STEPS, lanczos=True)
+    return float((inject(u[None]) - image).norm())

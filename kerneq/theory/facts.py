@@ -64,14 +64,8 @@ def descent() -> WorstCase:
                 z = f.descend(at)
                 assert at.energy is not None
                 drop, least = at.energy - f.energy(z), 0.5 * (z - at.z).square().sum(1)
-                worst = max(worst, _largest(least, drop))
+                worst = max([worst, *(least / drop)[least > 1e-9].tolist()])  # where it is no rounding
     return WorstCase(worst, f"½‖T(z) − z‖² over the fall of E; plain iteration fails on {failed} of 384")
-
-
-def _largest(left: Tensor, right: Tensor) -> float:
-    """The largest ratio where the left-hand side is no rounding."""
-    counted = left > 1e-9
-    return float((left / right)[counted].max()) if bool(counted.any()) else 0.0
 
 
 @torch.no_grad()
@@ -151,16 +145,16 @@ def sigmoid() -> WorstCase:
 
 def robust_losses() -> WorstCase:
     """kerneq fact 9: radial kernels are robust losses."""
-    worst = 0.0
-    for kernel in RADIAL:
-        worst = max(worst, slopes(kernel, lambda e: e.abs().amax(1)) / kernel.steepest)
-        worst = max(worst, slopes(kernel, lambda e: 1 - e.amin(1)) / (1 - kernel.lowest))
+    steepest = max(slopes(kernel, lambda e: e.abs().amax(1)) / kernel.steepest for kernel in RADIAL)
+    lowest = max(slopes(kernel, lambda e: 1 - e.amin(1)) / (1 - kernel.lowest) for kernel in RADIAL)
     with torch.no_grad():
         f = cell_of(Multiquadric(split=3), 30.0).bind(3 * torch.randn(64, 3))
     one, two = (solve(f, 100 * s * torch.rand(64, 5), Proximal(), tol=1e-9, max_steps=20000) for s in (0, 1))
     assert one.error_bound is not None and two.error_bound is not None
     apart = (one.value - two.value).norm(dim=1) / (one.error_bound + two.error_bound)
-    return WorstCase(max(worst, float(apart.max())), "ascent on slopes; multiquadric of norm 30 from two starts")
+    return WorstCase(
+        max(steepest, lowest, float(apart.max())), "ascent on slopes; multiquadric of norm 30 from two starts"
+    )
 
 
 @torch.no_grad()

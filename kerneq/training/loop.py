@@ -27,7 +27,6 @@ from .state import State, Write, rate_multiple, set_rate, update_average
 
 Step = Callable[[Tensor, Tensor], None]
 EAGER_STEPS = 3  # before a step is captured: libraries choose their algorithms, optimizers make their buffers
-TIMED_STEPS = 1  # after which a run on a CPU says what it will take
 SHORT, LONG = 60.0, 600.0  # seconds that are no news, and those from which on it also says what takes less
 INTERVAL = 0.5  # seconds between two reports of progress, each of which makes the host wait for the device
 
@@ -113,8 +112,8 @@ def _train(
                 multiple = rate_multiple(config.schedule, state.step, steps, len(batches))
                 take_step(state, update, x, target, multiple * config.optimizer.lr)
                 state.seconds = time.monotonic() - began
-                if state.step == first + TIMED_STEPS and process.device.type == "cpu":
-                    announce_duration(state, (time.monotonic() - started) / TIMED_STEPS, steps, announce)
+                if state.step == first + 1 and process.device.type == "cpu":
+                    announce_duration(state, time.monotonic() - started, steps, announce)
                 if state.step == first + (EAGER_STEPS + 1 if state.captured else 1):
                     process.synchronise()
                     clock.lap("first steps")

@@ -7,7 +7,7 @@ them; a number that was not measured is None, or absent where an earlier version
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from operator import itemgetter
 from typing import Literal, final
 
 import torch
@@ -205,11 +205,7 @@ def validate(model: nn.Module, batches: Batches, process: Process, amp: bool) ->
             x = take_samples(x, torch.arange(whole, device=x.device) % count)
         with process.autocast(amp):
             logits, solutions = model(x, solutions=True)
-        logits, solutions = map_tensors(partial(_first, count=count), (logits, solutions))
+        logits, solutions = map_tensors(itemgetter(slice(count)), (logits, solutions))
         accumulator.add(cross_entropy(logits.float(), target), logits, target, solutions)
     model.train(training)
     return accumulator.read(process.total(accumulator.sums))
-
-
-def _first(t: Tensor, count: int) -> Tensor:
-    return t[:count]

@@ -90,7 +90,11 @@ def test_an_equilibrium_model_goes_the_same_way(kerneq):
         (["train", ".", "--resume"], 2, "There is no file config.toml"),
         (["evaluate"], 2, "Missing argument"),
         (["evaluate", "nowhere"], 1, "There is no run folder nowhere, and no weights of that name ship"),
-        (["evaluate", ".", "--checkpoint", "first"], 2, "--checkpoint must be best or last"),
+        (
+            ["evaluate", "geq-5m-cifar10", "--checkpoint", "first"],
+            2,
+            "`checkpoint` must be 'best' or 'last', got 'first'.",
+        ),
         (["report", "nowhere"], 1, "There is no run folder nowhere"),
         (["demo", "--epochs", "0"], 2, "Invalid value"),
     ],

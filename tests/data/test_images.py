@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from kerneq.data import DataError, Images, decode, split_validation
+from kerneq.data import Batches, DataError, Images, decode, split_validation
+from kerneq.data.images import ImageFiles
+from kerneq.prediction import read_picture
 
 
 def numbered(labels: list[int]) -> Images:
@@ -96,6 +98,18 @@ def test_a_photo_of_108_megapixels_is_resized_and_a_bomb_is_refused(tmp_path):
     larger.write_bytes(content[:at] + b"\xff\xdc\xff\xdc" + content[at + 4 :])
     with pytest.raises(DataError, match="larger.jpg has more than 178 megapixels"):
         decode(larger, 8)
+
+
+def test_an_animation_gets_the_same_sentence_from_training_and_predict(tmp_path):
+    path = tmp_path / "moving.gif"
+    first, second = (Image.new("RGB", (9, 9), colour) for colour in ("red", "blue"))
+    first.save(path, save_all=True, append_images=[second])
+    images = Images(ImageFiles((path, path), 8), torch.zeros(2, dtype=torch.int64), ("a",), (0.5,) * 3, (0.5,) * 3)
+    words = "moving.gif holds 2 pictures, an animation or pages: save the one you mean by itself, in its place, or"
+    with pytest.raises(DataError, match=words):
+        next(Batches(images, 2, workers=0).epoch(0))
+    with pytest.raises(DataError, match=words):
+        read_picture(path, 3, 8)
 
 
 @pytest.fixture(scope="module", params=["png", "jpg", "webp", "gif", "bmp", "tif", "ppm"])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from kerneq.evaluate.corruptions import mean_corruption_error, measure_corruptio
 from kerneq.run import TrainingError
 from kerneq.run.config import parse
 from kerneq.training import train
-from kerneq.training.build import make_batches
 
 NAMES = ("gaussian_noise", "contrast", "frost", "saturate")
 
@@ -66,11 +64,8 @@ def test_published_files_are_used_where_they_are(run, tmp_path, monkeypatch):
             logits[:, 1] = -x.mean((1, 2, 3))
             return logits, {}
 
-    def batches(images):
-        return make_batches(images, config, run.process, train=False)
-
-    places = {"config": config, "process": run.process, "fast": Light(), "test": images, "batches": batches}
-    trained = SimpleNamespace(**places, track=run.track)
+    trained = dataclasses.replace(run, config=config, model=Light())
+    vars(trained)["test"] = images
     folder = tmp_path / "CIFAR-10-C"
     folder.mkdir()
     np.save(folder / "labels.npy", np.tile(labels.numpy(), 5))

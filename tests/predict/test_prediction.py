@@ -17,6 +17,7 @@ from kerneq.cli import prediction_table, show_table
 from kerneq.data import DataError, load, normalise
 from kerneq.evaluate import evaluate
 from kerneq.prediction import Prediction, Predictor, predict
+from kerneq.prediction import load as load_model
 from kerneq.run import Run, TrainingError, checkpoint
 from kerneq.run.config import load as load_config
 from kerneq.solution import Status
@@ -167,7 +168,7 @@ def test_a_wrong_request_ends_in_a_sentence_and_a_code(kerneq, digits_run, tmp_p
     for arguments, code, words in (
         ([tmp_path, path], 1, "is not a run folder: it has no config.toml."),
         ([digits_run], 2, "Missing argument"),
-        ([digits_run, path, "--checkpoint", "first"], 2, "--checkpoint must be best or last, got `first`."),
+        ([digits_run, path, "--checkpoint", "first"], 2, "`checkpoint` must be 'best' or 'last', got 'first'."),
         ([digits_run, path, "--top", "0"], 2, "Invalid value"),
         ([digits_run, path, "--device", "tpu"], 1, "`device` must be auto, cpu, cuda or cuda:N"),
     ):
@@ -175,6 +176,10 @@ def test_a_wrong_request_ends_in_a_sentence_and_a_code(kerneq, digits_run, tmp_p
         assert got == code and out == "" and words in " ".join(err.split()) and "Traceback" not in err
     with pytest.raises(ValueError, match="`top` must be a whole number, at least 1, got 0."):
         predict(digits_run, [path], top=0, device="cpu")
+    with pytest.raises(ValueError, match="`checkpoint` must be 'best' or 'last', got 'first'."):
+        load_model(digits_run, checkpoint="first")
+    with pytest.raises(TypeError, match="A run is a folder, or the name of weights that ship, got 3."):
+        load_model(3)
 
 
 def test_a_damaged_or_absent_checkpoint_is_named(digits_run, tmp_path):

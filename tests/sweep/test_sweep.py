@@ -167,14 +167,15 @@ def test_the_figure_has_a_place_for_each_value_and_a_line_for_each_of_the_rest()
 
     axes = {"kernel": ["linear", "cauchy"], "norm": ["0.5", "1", "8"]}
     points = [point(norm, kernel) for kernel in axes["kernel"] for norm in axes["norm"]]
-    (plot,) = draw(SweepResult("s", "test", axes, points, [])).axes
+    canvas = draw(SweepResult("s", "test", axes, points, []))
+    (plot,) = canvas.axes
     assert plot.get_xscale() == "log" and plot.get_xlabel() == "norm"
     assert plot.get_ylabel() == "test accuracy in %, 3 seeds"
-    assert [text.get_text() for text in plot.get_legend().get_texts()] == ["linear", "cauchy"]
+    assert [text.get_text() for text in canvas.figure.legends[0].get_texts()] == ["linear", "cauchy"]
     line = plot.containers[0].lines[0]
     assert list(line.get_xdata()) == [0.5, 1, 8] and list(line.get_ydata()) == pytest.approx([2.5, 5, 40])
-    (plot,) = draw(SweepResult("s", "test", {"kernel": ["a", "b"]}, [Point({"kernel": "b"}, 1, 0.5, None)], [])).axes
-    assert [tick.get_text() for tick in plot.get_xticklabels()] == ["a", "b"] and plot.get_legend() is None
+    canvas = draw(SweepResult("s", "test", {"kernel": ["a", "b"]}, [Point({"kernel": "b"}, 1, 0.5, None)], []))
+    assert [tick.get_text() for tick in canvas.axes[0].get_xticklabels()] == ["a", "b"] and not canvas.figure.legends
 
 
 def test_the_command_trains_tells_and_draws(kerneq, tmp_path):

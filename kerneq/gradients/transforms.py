@@ -1,0 +1,91 @@
+"""The transforms of `torch.func` (grad, vjp, jvp, jacrev, vmap, …) through a solve, which they cannot look into."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Run = Callable[..., tuple[Tensor, ...]]
+
+
+class _Opaque(torch.autograd.Function):
+    """run(*tensors), a function that autograd can differentiate; it gets ordinary tensors, whatever the transforms.
+
+    Its derivatives are such functions again, which repeat what they differentiate. `vmap` is a loop.
+    """
+
+    @staticmethod
+    def forward(run: Run, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return run(*tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.run, *tensors = inputs
+        ctx.mark_non_differentiable(*[t for t in output if not t.is_floating_point()])
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *g: Tensor) -> tuple[Tensor | None, ...]:
+        pulled = opaque(partial(_pull, ctx.run, len(g)), *g, *ctx.saved_tensors)
+        return None, *[p if t.is_floating_point() else None for p, t in zip(pulled, ctx.saved_tensors, strict=True)]
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        moved = [torch.zeros_like(t) if d is None else d for t, d in zip(ctx.saved_tensors, tangents, strict=True)]
+        pushed = opaque(partial(_push, ctx.run), *moved, *ctx.saved_tensors)
+        return tuple(p if p.is_floating_point() else None for p in pushed)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], run: Run, *tensors: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        along = list(zip(tensors, in_dims[1:], strict=True))
+        rows = [
+            opaque(run, *[t if dim is None else t.select(dim, i) for t, dim in along]) for i in range(info.batch_size)
+        ]
+        stacked = tuple(torch.stack(column) for column in zip(*rows, strict=True))
+        return stacked, (0,) * len(stacked)
+
+
+def opaque(run: Run, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """run(*tensors), as no transform sees it."""
+    out: tuple[Tensor, ...] = _Opaque.apply(run, *tensors)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _graph(run: Run, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Inputs and outputs of run with a graph between them, which goes on into that of the tensors."""
+    inputs = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
+    return inputs, list(run(*inputs))
+
+
+def _vjp(outputs: list[Tensor], inputs: list[Tensor], g: Sequence[Tensor], create_graph: bool) -> tuple[Tensor, ...]:
+    """The sum of Jᵀg over the outputs that have a graph, for each input."""
+    known = [(out, each) for out, each in zip(outputs, g, strict=True) if out.requires_grad]
+    wanted = [t for t in inputs if t.requires_grad]
+    if not known or not wanted:
+        return tuple(map(torch.zeros_like, inputs))
+    ends, g = zip(*known, strict=True)
+    found = iter(torch.autograd.grad(ends, wanted, g, create_graph=create_graph, materialize_grads=True))
+    return tuple(next(found) if t.requires_grad else torch.zeros_like(t) for t in inputs)
+
+
+def _pull(run: Run, count: int, *arguments: Tensor) -> tuple[Tensor, ...]:
+    """(g, tensors) ↦ Jᵀg, J the derivative of run, and g for each of its `count` outputs."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        inputs, outputs = _graph(run, arguments[count:])
+        return _vjp(outputs, inputs, arguments[:count], again)
+
+
+def _push(run: Run, *arguments: Tensor) -> tuple[Tensor, ...]:
+    """(d, tensors) ↦ Jd, the derivative of g ↦ Jᵀg, which is linear, transposed."""
+    count, again = len(arguments) // 2, torch.is_grad_enabled()
+    with torch.enable_grad():
+        inputs, outputs = _graph(run, arguments[count:])
+        g = [torch.zeros_like(out, requires_grad=out.requires_grad) for out in outputs]
+        pulled = _vjp(outputs, inputs, g, True)
+        return _vjp(list(pulled), g, arguments[:count], again)

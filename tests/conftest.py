@@ -20,6 +20,8 @@ def one_thread():
 def frozen_modules():
     """What the imports made stays: the garbage collector need not look at those million objects again and again."""
     gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

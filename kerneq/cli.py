@@ -79,7 +79,7 @@ NUMBERED = "The names of the classes are not known without the folder of picture
 
 def check_checkpoint(name: str) -> str:
     """Refuse a checkpoint that is neither the best nor the last."""
-    from .run.config import ConfigError
+    from .settings import ConfigError  # not from .run, which imports torch: completion calls this
 
     if name not in ("best", "last"):
         raise ConfigError(f"--checkpoint must be best or last, got `{name}`.")

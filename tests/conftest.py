@@ -1,5 +1,6 @@
 """What tests of several folders share: threads, dtypes, and the program as one calls it."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -13,6 +14,14 @@ from kerneq.cli import main
 def one_thread():
     """Small models are fastest on one thread, and the tests share the machine."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def frozen_modules():
+    """What the imports made stays: the garbage collector need not look at those million objects again and again."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import kerneq as kq
 from kerneq.kernels import Multiquadric
 from kerneq.sklearn import EquilibriumClassifier, KernelGLMClassifier, KernelGLMRegressor
 
-SMALL = EquilibriumClassifier(state=16, features=8, epochs=5, batch_size=32, learning_rate=0.05, random_state=0)
+SMALL = EquilibriumClassifier(state=16, features=8, epochs=2, batch_size=32, learning_rate=0.05, random_state=0)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the checks themselves

@@ -91,7 +91,7 @@ def lipschitz() -> WorstCase:
             cell = cell_of(kernel(gamma=0.5, split=3), norm)
             x = torch.randn(64, 3)
             fs = [cell.bind(y) for y in (x, x + 0.1 * torch.randn(64, 3))]
-            one, two = (solve(f, None, Proximal(), tol=1e-11, max_steps=5000).value for f in fs)
+            one, two = (solve(f, None, Newton(), tol=1e-11, on_failure="raise").value for f in fs)
             moved = (fs[0].binding.a - fs[1].binding.a).norm(dim=1)
             assert isinstance(cell.similarity, PatchParameters)
             gain = float(cell.similarity.gain())
@@ -149,7 +149,7 @@ def robust_losses() -> WorstCase:
     lowest = max(slopes(kernel, lambda e: 1 - e.amin(1)) / (1 - kernel.lowest) for kernel in RADIAL)
     with torch.no_grad():
         f = cell_of(Multiquadric(split=3), 30.0).bind(3 * torch.randn(64, 3))
-    one, two = (solve(f, 100 * s * torch.rand(64, 5), Proximal(), tol=1e-9, max_steps=20000) for s in (0, 1))
+    one, two = (solve(f, 100 * s * torch.rand(64, 5), Newton(), tol=1e-9, on_failure="raise") for s in (0, 1))
     assert one.error_bound is not None and two.error_bound is not None
     apart = (one.value - two.value).norm(dim=1) / (one.error_bound + two.error_bound)
     return WorstCase(

@@ -186,7 +186,7 @@ def test_the_shell_completes_without_importing_torch(words, offered):
     code += "try: main()\nfinally: assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
     place = {"_KERNEQ_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
     done = subprocess.run([sys.executable, "-c", code], env=os.environ | place, capture_output=True, text=True)
-    assert set(done.stdout.split()) == offered, done.stderr
+    assert set(done.stdout.split()) == offered and done.returncode == 0, done.stderr
 
 
 def test_the_version_is_printed(kerneq):

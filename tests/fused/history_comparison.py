@@ -66,7 +66,7 @@ CASES = [
     (torch.float32, 3, 600, 0.7, None, False),
     (torch.float32, 1, 17, 1.0, None, True),
     (torch.float32, 16, 300, 1.0, "energy", False),
-    (torch.bfloat16, 5, 2100, 0.7, "energy", False),
+    (torch.bfloat16, 5, 1100, 0.7, "energy", False),
     (torch.float16, 2, 300, 0.5, None, True),
     (torch.float32, 4, 100, 1.0, "gap", True),
 ]

@@ -13,7 +13,7 @@ compare_all("cpu")
 
 torch.manual_seed(0)
 cell = ConvCell(Gaussian(gamma=0.5, patch=2, split=2, hidden=6), inputs=2, state=3, features=4, norm=1.6).eval()
-x = torch.randn(4, 2, 4, 6).to(memory_format=torch.channels_last)
+x = torch.randn(2, 2, 4, 6).to(memory_format=torch.channels_last)
 with torch.no_grad():
     f = cell.bind(x)
     for solver in (Anderson(3, relaxation=0.8), Proximal()):

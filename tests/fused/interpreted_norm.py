@@ -31,10 +31,10 @@ def agree_with_float64():
     for dtype, tol, shape, mean in [
         (torch.float32, 1e-6, (2, 64, 8, 8), 0.0),  # whole tiles, several a program
         (torch.float32, 1e-6, (3, 24, 5, 7), 3.0),  # missing pixels and channels
-        (torch.float32, 1e-6, (3, 192, 3, 5), 0.0),  # three blocks of channels
+        (torch.float32, 1e-6, (3, 192, 3, 5), 1.0),  # three blocks of channels
         (torch.float32, 2e-4, (2, 16, 12, 12), 1000.0),  # the mean alone rounds to 3e-5
         (torch.bfloat16, 4e-3, (2, 32, 13, 13), 1.0),  # the interpreter cuts where cards round
-        (torch.float16, 1e-3, (2, 512, 3, 3), 1.0),
+        (torch.float16, 1e-3, (2, 256, 3, 3), 1.0),
     ]:
         for relu in (False, True) if mean == 0 else (True,):
             x, norm = maps(shape, dtype, mean, relu)

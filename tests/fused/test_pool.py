@@ -12,7 +12,7 @@ from kerneq.fused.layers import pool, pyramid, unpool
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_pooling_is_the_mean_of_squares_and_so_is_its_gradient(factor, layout):
     torch.manual_seed(0)
-    x = torch.randn(2, 3, 8, 12, dtype=torch.float64).to(memory_format=layout).requires_grad_()
+    x = torch.randn(2, 2, 4, 8, dtype=torch.float64).to(memory_format=layout).requires_grad_()
     torch.testing.assert_close(pool(x, factor), avg_pool2d(x, factor))
     assert torch.autograd.gradcheck(lambda x: pool(x, factor), x)
     assert torch.autograd.gradgradcheck(lambda x: pool(x, factor), x)
@@ -28,7 +28,7 @@ def test_a_pyramid_holds_every_scale_pooled_from_the_picture():
 
 def test_the_gradients_of_a_pyramid_are_those_of_pooling_level_by_level():
     torch.manual_seed(0)
-    x = torch.randn(2, 3, 12, 12, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(1, 2, 6, 12, dtype=torch.float64, requires_grad=True)
 
     def levels(x):
         return tuple(pyramid(x, (2, 3, 6)).values())
@@ -41,7 +41,7 @@ def test_the_gradients_of_a_pyramid_are_those_of_pooling_level_by_level():
 
 def test_unpooling_is_nearest_upsampling_and_pooling_undoes_it():
     torch.manual_seed(0)
-    x = torch.randn(2, 3, 4, 6, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(unpool(x, 2), interpolate(x, scale_factor=2))
     torch.testing.assert_close(pool(unpool(x, 3), 3), x)
     assert torch.autograd.gradcheck(lambda x: unpool(x, 2), x)

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 import kerneq
 from kerneq.cells import ConvCell
 from kerneq.kernels import Gaussian, Linear, Multiquadric, Polynomial, Sigmoid
-from kerneq.solvers import Anderson, Broyden, Picard, Proximal
+from kerneq.solvers import Anderson, Broyden, Newton, Picard, Proximal
 
 pytestmark = pytest.mark.usefixtures("float64")
 seeds = st.integers(0, 10**6)
@@ -92,16 +92,26 @@ def test_the_formulas_and_constants_of_a_radial_kernel_belong_together(kernel):
     assert along.min() == pytest.approx(formula.lowest, abs=1e-8) and (formula.weight(s) >= 0).all()
 
 
+def multiquadric_from_afar(seed, gamma, norm, solver):
+    """What a solver finds from three starts, the last of them hundreds of lengths away."""
+    cell = cell_of("dense", Multiquadric(gamma=gamma, split=3), norm=norm, stretch=1000.0, seed=seed)
+    f = cell.eval().bind(input_of("dense", batch=1, seed=seed).expand(3, -1))
+    assert f.bound == pytest.approx(norm**2) and f.convexity == 1
+    starts = torch.tensor([[0.0], [3.0], [300.0]]) * torch.rand(3, 5)
+    return kerneq.solve(f, starts, solver, tol=1e-9, max_steps=20000, on_failure="raise")
+
+
 @examples
 @given(seed=seeds, gamma=gammas, norm=st.floats(1, 30))
 def test_the_multiquadric_has_one_equilibrium_whatever_the_norm(seed, gamma, norm):
-    cell = cell_of("dense", Multiquadric(gamma=gamma, split=3), norm=norm, stretch=1000.0, seed=seed)
-    f = cell.eval().bind(input_of("dense", batch=1, seed=seed))
-    assert f.bound == pytest.approx(norm**2) and f.convexity == 1
-    found = [kerneq.solve(f, size * torch.rand(1, 5), Proximal(), tol=1e-9, max_steps=20000) for size in (0, 3, 300)]
-    for s in found:
-        assert s.converged.all()
-        assert (s.value - found[0].value).norm() <= s.error_bound + found[0].error_bound
+    found = multiquadric_from_afar(seed, gamma, norm, Newton())
+    assert ((found.value - found.value[0]).norm(dim=1) <= found.error_bound + found.error_bound[0]).all()
+
+
+def test_proximal_reaches_the_equilibrium_of_the_multiquadric_whatever_the_norm():
+    for gamma, norm in ((0.01, 30.0), (1.0, 9.0), (86.0, 29.0)):
+        found, exact = (multiquadric_from_afar(262, gamma, norm, solver) for solver in (Proximal(), Newton()))
+        assert ((found.value - exact.value).norm(dim=1) <= found.error_bound + exact.error_bound).all()
 
 
 @examples
@@ -134,14 +144,12 @@ def test_the_constants_of_facts_1_and_2_cannot_be_improved():
 @given(seed=seeds, gamma=st.floats(0.01, 2))
 def test_between_contraction_and_the_convexity_limit_the_equilibrium_is_unique(seed, gamma):
     cell = cell_of("dense", Gaussian(gamma=gamma), norm=math.sqrt(2.2), stretch=50.0, seed=seed)
-    x = input_of("dense", batch=1, seed=seed)
-    f = cell.eval().bind(x)
+    f = cell.eval().bind(input_of("dense", batch=1, seed=seed).expand(3, -1))
     assert f.bound > 1 and f.convexity > 0
-    starts = [torch.zeros(1, 5), 3 * torch.rand(1, 5), 30 * torch.rand(1, 5)]
-    found = [kerneq.solve(f, z0, Proximal(), tol=1e-11, max_steps=5000) for z0 in starts]
-    for s in found:
-        assert s.converged.all()
-        torch.testing.assert_close(s.value, found[0].value, rtol=1e-6, atol=1e-7)
+    starts = torch.tensor([[0.0], [3.0], [30.0]]) * torch.rand(3, 5)
+    found = kerneq.solve(f, starts, Proximal(), tol=1e-11, max_steps=5000)
+    assert found.converged.all()
+    torch.testing.assert_close(found.value, found.value[:1].expand(3, -1), rtol=1e-6, atol=1e-7)
 
 
 @examples

@@ -33,9 +33,12 @@ def true_residuals(layer: kerneq.Equilibrium, x: torch.Tensor, solution: kerneq.
     return (fz - z).flatten(1).norm(dim=1) / fz.flatten(1).norm(dim=1)
 
 
+NARROW = {"geq-certified-tiny": {"width": 32, "features": [32]}}  # its bounds on norms make a step of it dear
+
+
 @pytest.mark.parametrize("name", ["geq-dense-tiny", "geq-tiny", "mopteq-sigmoid-tiny", "geq-certified-tiny"])
 def test_layers_converge_at_initialisation_during_50_training_steps_and_after_them(name):
-    model = build(name, channels=1)
+    model = build(name, channels=1, settings=NARROW.get(name))
     x, _ = digits()
     seen = watch(model)
     with torch.no_grad():
@@ -44,7 +47,7 @@ def test_layers_converge_at_initialisation_during_50_training_steps_and_after_th
     assert len(seen) % 51 == 0 and len(seen) >= 51
     assert all(bool(solution.converged.all()) for _, _, solution in seen)
     # It was a training, not a stroll; a 1-Lipschitz model starts with logits near zero and takes longer.
-    assert sum(losses[-5:]) / 5 < (0.995 if name == "geq-certified-tiny" else 0.7) * losses[0]
+    assert sum(losses[-5:]) / 5 < (0.9 if name == "geq-certified-tiny" else 0.7) * losses[0]
 
     seen.clear()
     model.eval()

@@ -235,9 +235,9 @@ def test_a_postscript_file_that_is_called_a_picture_is_not_run(kerneq, digits_ru
 
 
 def test_a_picture_may_be_certified_and_a_model_without_bounds_says_so(kerneq, tmp_path):
-    certified, other = (
-        trained(tmp_path / name, f"model.name={name}") for name in ("geq-certified-tiny", "resnet-tiny")
-    )
+    narrow = ("model.width=16", "model.features=[16]")
+    certified = trained(tmp_path / "certified", "model.name=geq-certified-tiny", *narrow)
+    other = trained(tmp_path / "other", "model.name=resnet-tiny")
     path = write_digits(tmp_path, 1)[0]
     code, out, _ = kerneq("predict", certified, path, "--certify", "--json", "--device", "cpu")
     radius = json.loads(out)["predictions"][0]["certified_radius"]

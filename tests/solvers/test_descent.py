@@ -22,7 +22,7 @@ def falls(energies: torch.Tensor) -> None:
     assert (rise <= 1e-12 * (1 + energies[:-1].abs())).all(), rise.max()
 
 
-@pytest.mark.parametrize("L, memory", [(0.8, 0), (5.0, 0), (20.0, 0), (5.0, 5), (20.0, 5)])  # accelerated below 1: next
+@pytest.mark.parametrize("L, memory", [(0.8, 0), (20.0, 0), (20.0, 5)])  # accelerated below 1: next
 @pytest.mark.parametrize("form", CELLS)
 @pytest.mark.parametrize("kernel", WIDE)
 def test_energy_never_rises_with_the_number_of_steps(kernel, form, L, memory):

@@ -63,7 +63,7 @@ def main(folder: Path, kills: int, seed: int) -> None:
         child = start(folder / "killed")
         while number % 2 and changed(last) == before:  # every second kill falls into an epoch, however slow the start
             time.sleep(0.001)
-        time.sleep(moments.uniform(0, 0.12) * length)
+        time.sleep(moments.uniform(0, 0.06) * length)  # a third in all: the machine may be less busy by then
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):

@@ -499,7 +499,7 @@ def data() -> None:
 
 @app.command()
 def verify(as_json: AsJson = False) -> None:
-    """Check every claim of the papers and of ours by numbers, half a minute on a CPU; fails where an error is unknown."""
+    """Check every claim of the papers and of ours by numbers, in half a minute; fails where an error is not known."""
     from .run.folder import to_json
     from .theory.claims import CLAIMS
     from .theory.verify import ROUNDING, Verdict

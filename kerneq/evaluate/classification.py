@@ -28,6 +28,7 @@ class Classification:
     top5: float | None  # whether the right class is among the five likeliest; None for five classes or fewer
     per_class: tuple[float | None, ...]  # accuracy on the images of each class; None where there are none
     confusion: tuple[tuple[int, ...], ...]  # row: the label, column: the prediction
+    wrong: tuple[int, ...]  # the places of the images whose likeliest class is not theirs
 
 
 @final
@@ -71,7 +72,8 @@ def classify(logits: Tensor, labels: Tensor) -> Classification:
     rates = [hits / size if size else None for hits, size in zip(right.tolist(), sizes.tolist(), strict=True)]
     top5 = float((logits.topk(5).indices == labels[:, None]).any(1).double().mean()) if classes > 5 else None
     hits, table = int(right.sum()), tuple(map(tuple, confusion.tolist()))
-    return Classification(count, hits / count, wilson_interval(hits, count), top5, tuple(rates), table)
+    wrong = tuple((predicted != labels).nonzero().flatten().tolist())
+    return Classification(count, hits / count, wilson_interval(hits, count), top5, tuple(rates), table, wrong)
 
 
 def wilson_interval(hits: int, trials: int) -> tuple[float, float]:

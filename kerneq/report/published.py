@@ -1,5 +1,6 @@
 """The papers' tables with our accuracies in them, and whether the orders they publish are found here, too."""
 
+import collections
 import dataclasses
 import itertools
 import math
@@ -75,7 +76,7 @@ class Task:
             if gap > math.hypot(*(paper.std or 0 for paper in papers)):
                 pairs = itertools.product(self.reached[high], self.reached[low])
                 a, b = min(pairs, key=lambda pair: len(self.unlike(*pair)))
-                sign = verdict(a.accuracy - b.accuracy, a.variance + b.variance)
+                sign = verdict(a.accuracy - b.accuracy, self.variance(a, b))
                 points, other = signed(100 * (a.accuracy - b.accuracy)), self.unlike(a, b)
                 words = f"{high} before {low} ({signed(gap, 'g')} / {points}{'*' if other else ''})"
                 if sign < 0:
@@ -85,6 +86,18 @@ class Task:
                     words += f", with another {', '.join(other)})" if other else ")"
                 verdicts.append((sign, words))
         return verdicts
+
+    def variance(self, a: Result, b: Result) -> float:
+        """Of the difference of two accuracies: picture by picture, where all their runs say which were wrong."""
+        lists = [[self.runs[path].wrong(found.split) for path in found.runs] for found in (a, b)]
+        if a.images != b.images or any(wrong is None for wrongs in lists for wrong in wrongs):
+            return a.variance + b.variance
+        apart: dict[int, float] = collections.defaultdict(float)  # by picture: the share of seeds wrong, a's less b's
+        for sign, wrongs in zip((1, -1), lists, strict=True):
+            for place in itertools.chain.from_iterable(wrong or () for wrong in wrongs):
+                apart[place] += sign / len(wrongs)
+        mean, square = sum(apart.values()) / a.images, sum(share**2 for share in apart.values()) / a.images
+        return (square - mean**2) / a.images + a.seed_variance + b.seed_variance
 
     def unlike(self, a: Result, b: Result) -> list[str]:
         """The settings outside [model] in which two results differ."""
@@ -129,7 +142,8 @@ def compare(runs: Sequence[Reported]) -> list[Section]:
         "standard deviation over seeds, or one run with its 95 % interval; the last column repeats it. An order is "
         "published where two figures differ by more than the ± of their difference; it is looked for in the two runs "
         "whose settings outside [model] differ least (*: they do differ). Noise is 1.96 standard errors: those of a "
-        "share of so many images, of the seeds where there are several, and the papers' ±. five-classes: classes 0 to "
+        "share of so many images (for an order, of differences picture by picture where both records have them), of "
+        "the seeds where there are several, and the papers' ±. five-classes: classes 0 to "
         "4 of CIFAR-10; super-classes, unseen-classes: the 20 super-classes of CIFAR-100, in pictures of the "
         "sub-classes that were, and were not, trained on."
     )

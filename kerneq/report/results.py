@@ -51,6 +51,11 @@ class Reported:
         """What was measured on the `test` images, or on those of `unknown` sub-classes; empty if nothing was."""
         return self.evaluation.get("scores", {}).get(split, {})
 
+    def wrong(self, split: str) -> Sequence[int] | None:
+        """The places of the images it is wrong about; None if they were not recorded."""
+        found: Sequence[int] | None = self.evaluation.get("classification", {}).get(split, {}).get("wrong")
+        return found
+
     @functools.cached_property
     def validation(self) -> float | None:
         """The best accuracy on held-out images."""
@@ -165,8 +170,11 @@ class Result:
     @property
     def variance(self) -> float:
         """Of the accuracy: that of a share of so many images, and that of the mean over the seeds."""
-        share = self.accuracy * (1 - self.accuracy) / max(self.images, 1)
-        return share + (0 if self.std is None else self.std**2 / self.seeds)
+        return self.accuracy * (1 - self.accuracy) / max(self.images, 1) + self.seed_variance
+
+    @property
+    def seed_variance(self) -> float:
+        return 0.0 if self.std is None else self.std**2 / self.seeds
 
 
 def results(runs: Sequence[Reported]) -> list[Result]:

@@ -30,6 +30,7 @@ def test_accuracy_top_5_and_confusion_are_sklearns(predictions):
     found = classify(logits, labels)
     matrix = confusion_matrix(labels, logits.argmax(1), labels=range(8))
     assert [list(row) for row in found.confusion] == matrix.tolist() and found.images == 700
+    assert [*found.wrong] == [i for i in range(700) if logits[i].argmax() != labels[i]]
     assert found.accuracy == pytest.approx(matrix.trace() / 700)
     assert found.top5 == pytest.approx(top_k_accuracy_score(labels, logits, k=5, labels=range(8)))
     assert found.per_class[:7] == pytest.approx([matrix[k, k] / matrix[k].sum() for k in range(7)])

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ from kerneq.evaluate.ood import Familiarity, OodResult
 from kerneq.evaluate.saliency import MethodScore, SaliencyResult
 from kerneq.models import MODELS, task
 from kerneq.report import gather, render
-from kerneq.report.results import experiments
+from kerneq.report.published import Task
+from kerneq.report.results import Result, experiments
 from kerneq.run import Run, TrainingError
 from kerneq.run.config import EXPERIMENTS, parse, write
 
@@ -207,6 +209,26 @@ def test_the_papers_tables_come_first_and_no_test_accuracy_chooses_what_counts(r
     found = next(result for result in results if result["model"] == "geq-5m")
     assert (found["seeds"], found["settings"], found["images"]) == (2, ["geq-5m-cifar10", "data.validation=0.0"], 10000)
     assert [Path(folder).name for folder in found["runs"]] == ["geq", "geq-seed1"]
+
+
+def test_accuracies_on_the_same_pictures_are_compared_picture_by_picture():
+    def reached(accuracy: float, *runs: str, std: float | None = None) -> Result:
+        words = dict.fromkeys(("model", "data", "subset", "device"), "")
+        return Result(
+            **words, split="test", accuracy=accuracy, std=std, seeds=len(runs), images=1000, parameters=None,
+            published=None, epochs=1, seconds=0.0, settings=(), runs=runs,
+        )  # fmt: skip
+
+    wrong = {"a": [*range(40)], "b": [*range(30), *range(50, 70)], "twin": [*range(40)], "old": None}
+    runs = {name: SimpleNamespace(wrong=lambda split, of=places: of) for name, places in wrong.items()}
+    pair = Task("cifar10", "cifar10", {}, runs)
+    a, b = reached(0.96, "a"), reached(0.95, "b")
+    # McNemar: 10 pictures are wrong in a only, 20 in b only.
+    assert pair.variance(a, b) == pytest.approx((30 - 10**2 / 1000) / 1000**2)
+    assert pair.variance(a, reached(0.96, "twin")) == 0
+    assert pair.variance(a, reached(0.95, "old")) == pytest.approx((0.96 * 0.04 + 0.95 * 0.05) / 1000)
+    seeds = reached(0.96, "a", "twin", std=0.002)  # two seeds that agree on every picture, and a std of other causes
+    assert pair.variance(seeds, b) == pytest.approx(pair.variance(a, b) + 0.002**2 / 2)
 
 
 def test_the_first_line_of_an_experiment_names_the_published_figure():

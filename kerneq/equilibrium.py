@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .cells import AbstractCell
 from .equation import AbstractMap, Function
-from .gradients import AbstractGradient, Implicit
+from .gradients import AbstractGradient, Implicit, Unrolled
 from .gradients.transforms import opaque
 from .solution import OnFailure, Solution, Status, check_limits, check_on_failure
 from .solvers import AbstractSolver, Anderson, Proximal, solve
@@ -87,6 +87,7 @@ class Equilibrium(nn.Module):
             self.look(f, solution.value)
         known = f.tensors()  # none for a map of one's own that does not say: then it may depend on anything
         wanted = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
+        wanted = wanted or isinstance(self.gradient, Unrolled)  # its steps are the model: validated as they are trained
         z = _attach(self.gradient, f, solution) if wanted else solution.value
         return dataclasses.replace(solution, value=self.cell.output(f, z), backward=f.backward)
 
@@ -176,7 +177,7 @@ def fixed_point(
     def run() -> Solution:
         g = Function(f, inputs) if inputs else f
         solution = solve(g, z0, solver, tol=tol, max_steps=max_steps, check_every=check_every, on_failure=on_failure)
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and not isinstance(gradient, Unrolled):
             return solution
         return dataclasses.replace(solution, value=gradient.attach(g, solution.value))
 

@@ -46,6 +46,16 @@ def test_the_value_carries_a_gradient_in_both_modes(gradient, mode):
     assert x.grad.abs().max() > 0 and all(p.grad.isfinite().all() for p in layer.parameters())
 
 
+def test_a_network_of_one_step_is_validated_as_it_is_trained():
+    """At L = 4 a proximal step from 0 is a third of a plain one: batch norms behind it would meet another scale."""
+    cell, x = cell_of("conv", KERNELS["gaussian"], norm=2.0, stretch=10.0), input_of("conv")
+    layer = kerneq.Equilibrium(cell, solver=Picard(), gradient=Unrolled(1), max_steps=1).eval()
+    trained = layer(x).value
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x).value, trained)
+        torch.testing.assert_close(kerneq.fixed_point(cell.bind(x), trained, gradient=Unrolled(1)).value, trained)
+
+
 def test_failure_is_the_callers_choice():
     hard = {"norm": 20**0.5, "stretch": 10.0}
     cell, x = cell_of("dense", Gaussian(gamma=0.02), **hard), 3 * input_of("dense")

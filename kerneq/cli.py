@@ -373,6 +373,9 @@ def predict(
         for reason, count in missed.items():
             words = f"{count} of {len(predictions)} predictions come from an unfinished equilibrium. {reason}"
             console.print(words, style="yellow", soft_wrap=True)
+        if certify and not any(p.radius for p in predictions):
+            words = "Radius 0: of this model no perturbation is certified. `geq-certified` is made for it."
+            console.print(words, style="yellow", soft_wrap=True)
         if not predictor.trained.named:
             console.print(NUMBERED, style="yellow", soft_wrap=True)
     if saliency is not None and predictions:

@@ -132,6 +132,10 @@ class ClassifierConfig(AbstractSolveConfig):
             raise ValueError(f"`lipschitz` needs `join` = mean, got {self.join}.")
         if self.lipschitz and self.refinements:
             raise ValueError(f"`lipschitz` needs `refinements` = 0: they have batch norms, got {self.refinements}.")
+        if self.width < 4 and (self.refinements or self.stem in ("cifar", "deep", "folded")):
+            raise ValueError(
+                f"`width` must be at least 4: this stem, or a refinement, has a quarter, got {self.width}."
+            )
         if len(self.features) != len(self.scales) or not self.features:
             got = f"{len(self.features)} and {len(self.scales)}"
             raise ValueError(f"`features` and `scales` need one entry a branch, got {got}.")

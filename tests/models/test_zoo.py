@@ -192,5 +192,8 @@ def test_joined_by_concatenation_every_branch_has_its_own_weights_in_the_head():
     assert model.head.weight.shape == (10, 2 * build("geq-tiny").head.in_features)
     with pytest.raises(ValueError, match="`lipschitz` needs `refinements` = 0"):
         build("geq-certified-tiny", settings={"refinements": 1})
+    for narrow in ({"refinements": 1}, {"stem": "deep"}):
+        with pytest.raises(ValueError, match="`width` must be at least 4.* got 2"):
+            build("geq-tiny", settings={"width": 2} | narrow)
     with pytest.raises(ValueError, match="`lipschitz` needs `join` = mean"):
         build("geq-certified-tiny", settings={"join": "concatenate"})

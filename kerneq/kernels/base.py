@@ -76,6 +76,10 @@ class AbstractKernel(abc.ABC):
     def hvp(self, at: Binding, v: Tensor) -> Callable[[Tensor], Tensor]:
         """y ↦ ±(∂²S/∂v²) y at v, without a graph, with the sign `hvp_sign`: a sign apart saves a pass over memory."""
 
+    def unit(self, norm: float, size: int) -> float:
+        """What a kernel that enters a in a unit of its own multiplies an a of `size` typical entries by, and so z."""
+        return 1.0
+
     def weights(self, at: Binding, v: Tensor) -> Tensor | None:
         """How much each patch counts at v, (batch, groups of channels, rows, columns); None where there are none."""
         return None

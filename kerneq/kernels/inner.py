@@ -55,6 +55,9 @@ class AbstractInnerKernel(AbstractKernel):
         """How long a may be."""
         return norm * (self.length_share / self.curvature) ** 0.5
 
+    def unit(self, norm: float, size: int) -> float:
+        return self.max_length(norm) / (TYPICAL * size**0.5) if self.curvature else 1.0
+
     @property
     def through_features(self) -> bool:
         return self.curvature == 0

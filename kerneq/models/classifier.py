@@ -254,7 +254,8 @@ class Refinement(nn.Module):
 class Branch(nn.Module):
     """The stem's output at one scale → its equilibrium → the scale of the fusion → batch norm.
 
-    Nothing is normalised inside the equation. A `lipschitz` branch has no batch norm, but three numbers that make it
+    Nothing is normalised inside the equation. A curved inner kernel enters a in a unit of its own, in which z comes
+    back; the branch gives z in the units of a. A `lipschitz` branch has no batch norm, but three numbers that make it
     1-Lipschitz: pooling by s shrinks differences to 1/s of their length, at least, up-sampling stretches them by s; and
     the equilibrium, from a to z*, by `kernel.input_lipschitz` · ‖W_h‖ at most.
     """
@@ -296,11 +297,20 @@ class Branch(nn.Module):
         z = solution.value
         if self.sensitivity is not None:
             z = z * self.gain()
+        elif (unit := self.unit(x)) != 1:
+            z = z / unit  # or the ε of the batch norm would outweigh it
         if self.scale < self.fusion:
             z = pool(z, self.fusion // self.scale)
         elif self.scale > self.fusion:
             z = unpool(z, self.scale // self.fusion)
         return self.norm(z), solution
+
+    def unit(self, x: Tensor) -> float:
+        """What a typical entry of a, and so of z, is multiplied by for pictures of this size."""
+        cell = self.equilibrium.cell
+        assert isinstance(cell, ConvCell)
+        state = cell.operator.weight.shape[1]
+        return cell.kernel.unit(cell.norm, state * x.shape[2] * x.shape[3])
 
     def gain(self) -> Tensor:
         """What the z of a `lipschitz` branch is multiplied by."""

@@ -112,6 +112,15 @@ def test_the_published_polynomial_kernel_makes_a_network_with_constant_logits():
     assert build("mopteq-polynomial-tiny")(pictures("mopteq-polynomial-tiny", batch=4)).std(0).min() > 1e-3
 
 
+@pytest.mark.parametrize("name", ["mopteq-tiny", "mopteq-polynomial-tiny", "mopteq-sigmoid-tiny"])
+def test_on_large_pictures_too_no_branch_disappears_in_the_epsilon_of_its_batch_norm(name):
+    """The curved kernels make a short, the shorter its entries the more there are of them; their branches undo it."""
+    torch.manual_seed(0)
+    model = build(name)
+    for branch, x in zip(model.branches, model.levels(model.stem(torch.randn(8, 3, 64, 64))), strict=True):
+        assert branch(x)[0].std((0, 2, 3)).median() > 0.95
+
+
 def test_mopteq_has_the_widths_of_geq_and_its_state_in_the_mid_channels():
     mopteq, geq = find("mopteq-8m").config, find("geq-8m").config
     assert (mopteq.width, mopteq.features, mopteq.scales) == (geq.width, geq.features, geq.scales)

@@ -1,0 +1,141 @@
+"""Train what docs/results/queue.toml waits for, in its order, as long as the time lasts.
+
+    python experiments/run_queue.py                             # what waits, and what it costs
+    python experiments/run_queue.py --runs /tmp/runs --seconds 1500 [NAME …]
+
+Run with the folder of the data sets as KERNEQ_DATA. An entry is started only if its seconds fit into what is left, and
+left alone if its record is in the repository or its run is complete; one that fails says so, and the others run. A run
+that holds no images out meets the test images once, at its end. What an entry printed is RUNS/NAME.log; the records
+of all runs, without weights, are RUNS/records.tar.gz after every entry: unpack them into docs/results.
+"""
+
+import argparse
+import dataclasses
+import os
+import shlex
+import subprocess
+import sys
+import tarfile
+import time
+import tomllib
+from pathlib import Path
+
+from kerneq.evaluate.export import RECORDS
+from kerneq.run import Run
+from kerneq.run.config import Config, load
+
+HERE = Path(__file__).resolve().parents[1]
+QUEUE = HERE / "docs/results/queue.toml"
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One thing that waits: a training, or any other command."""
+
+    name: str  # of its run folder
+    why: str
+    seconds: float  # that it takes, start-up included
+    train: str = ""  # the arguments of `kerneq train`
+    command: str = ""  # for a shell, in which $RUNS is the folder of the runs
+
+    def __post_init__(self) -> None:
+        if bool(self.train) == bool(self.command):
+            raise ValueError(f"`{self.name}` must have either `train` or `command`.")
+
+    def steps(self, runs: Path) -> list[list[str]]:
+        """The commands, one after another."""
+        if self.command:
+            return [["bash", "-c", self.command]]
+        kerneq = [sys.executable, "-m", "kerneq"]
+        train = [*kerneq, "train", *shlex.split(self.train), "--name", self.name, "--runs", str(runs), "--resume"]
+        return [train, [*kerneq, "evaluate", str(runs / self.name)]] if self.counts else [train]
+
+    @property
+    def config(self) -> Config:
+        """The settings of a training."""
+        file, *changes = shlex.split(self.train)
+        return load(file, changes)
+
+    @property
+    def counts(self) -> bool:
+        """Whether it trains on all images, so that it may meet the test images."""
+        return bool(self.train) and self.config.data.validation == 0
+
+
+def read(path: Path) -> list[Entry]:
+    """The entries of a queue; what stands under `always` is added to every training."""
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    always = table.get("always", "")
+    entries = [Entry(**entry) for entry in table["run"]]
+    return [dataclasses.replace(e, train=f"{e.train} {always}".strip()) if e.train else e for e in entries]
+
+
+def is_done(entry: Entry, runs: Path) -> bool:
+    """Whether the entry's record is in the repository, or its run, if it is one, is complete in `runs`."""
+    if any((HERE / folder / entry.name).is_dir() for folder in ("docs/results", "kerneq/weights")):
+        return True
+    run = Run(runs / entry.name)
+    trained = run.exists and len(run.rows()) == run.config().training.epochs
+    return trained and (bool(run.test()) or not entry.counts)
+
+
+def execute(entry: Entry, runs: Path, limit: float) -> str:
+    """Run an entry's commands; how that ended, in words."""
+    began = time.monotonic()
+    environment = os.environ | {"RUNS": str(runs)}
+    with (runs / f"{entry.name}.log").open("ab") as log:
+        for step in entry.steps(runs):
+            left = limit - (time.monotonic() - began)
+            try:
+                code = subprocess.run(step, cwd=HERE, env=environment, stdout=log, stderr=log, timeout=left).returncode
+            except subprocess.TimeoutExpired:
+                return f"stopped after {limit:.0f} s: the time is up"
+            if code:
+                return f"failed with code {code}: see {log.name}"
+    run, taken = Run(runs / entry.name), f"{time.monotonic() - began:.0f} s"
+    best, test = run.best_accuracy(), run.test().get("accuracy")
+    held_out = f", held out {best:.2%}" if best is not None else ""
+    return taken + held_out + (f", test {test:.2%}" if test is not None else "")
+
+
+def pack(runs: Path) -> None:
+    """The records of all runs in one file."""
+    partial = runs / ".records.tar.gz"
+    with tarfile.open(partial, "w:gz") as archive:
+        for path in sorted(path for pattern in RECORDS for path in runs.glob(f"*/{pattern}")):
+            archive.add(path, path.relative_to(runs))
+    partial.replace(runs / "records.tar.gz")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these, in the order of the queue")
+    parser.add_argument("--queue", type=Path, default=QUEUE)
+    parser.add_argument("--runs", type=Path, help="the folder of the runs; without it the queue is shown")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="how long there is")
+    arguments = parser.parse_args()
+    entries = read(arguments.queue)
+    if unknown := set(arguments.names) - {entry.name for entry in entries}:
+        parser.error(f"the queue has no {', '.join(sorted(unknown))}")
+    entries = [entry for entry in entries if not arguments.names or entry.name in arguments.names]
+    if arguments.runs is None:
+        for entry in entries:
+            print(f"{entry.seconds:6.0f} s  {entry.name}: {entry.why}")
+        print(f"{sum(entry.seconds for entry in entries):6.0f} s in all")
+        return
+    runs, end = arguments.runs.resolve(), time.monotonic() + arguments.seconds
+    runs.mkdir(parents=True, exist_ok=True)
+    for entry in entries:
+        left = end - time.monotonic()
+        if is_done(entry, runs):
+            outcome = "done before"
+        elif entry.seconds > left:
+            outcome = f"not started: takes {entry.seconds:.0f} s, {left:.0f} are left"
+        else:
+            outcome = execute(entry, runs, left)
+            pack(runs)
+        print(f"{entry.name}: {outcome}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""What waits for a GPU (docs/results/queue.toml) can be run: every entry is a valid experiment, and the runner runs."""
+
+import runpy
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from kerneq.run.config import check
+
+HERE = Path(__file__).parents[1]
+SCRIPT = HERE / "experiments/run_queue.py"
+ENTRIES = runpy.run_path(str(SCRIPT))["read"](HERE / "docs/results/queue.toml")
+
+SMALL = """
+always = "training.epochs=1"
+[[run]]
+name = "broken"
+why = "it fails, and the next runs"
+command = "echo no card; exit 3"
+seconds = 1
+[[run]]
+name = "counts"
+why = "all images, so the test images at its end"
+train = "geq-tiny-digits data.validation=0"
+seconds = 1
+[[run]]
+name = "long"
+why = "it does not fit"
+train = "geq-tiny-digits"
+seconds = 1e6
+"""
+
+
+@pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry.train], ids=lambda entry: entry.name)
+def test_every_training_that_waits_is_a_valid_experiment(entry):
+    check(entry.config)
+
+
+def test_names_are_not_used_twice():
+    assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
+
+
+def run_queue(*arguments: object) -> str:
+    done = subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True, cwd=HERE)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_it_runs_what_fits_goes_on_after_a_failure_and_does_nothing_twice(tmp_path):
+    (tmp_path / "queue.toml").write_text(SMALL)
+    arguments = ("--queue", tmp_path / "queue.toml", "--runs", tmp_path / "runs", "--seconds", 600)
+    first = run_queue(*arguments).splitlines()
+    assert first[0].startswith("broken: failed with code 3")
+    assert "test " in first[1] and "not started" in first[2]
+    assert (tmp_path / "runs/broken.log").read_text() == "no card\n"
+    with tarfile.open(tmp_path / "runs/records.tar.gz") as records:
+        assert {"counts/config.toml", "counts/metrics.jsonl", "counts/evaluation.json"} <= set(records.getnames())
+    assert run_queue(*arguments, "counts") == "counts: done before\n"

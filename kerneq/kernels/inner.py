@@ -25,7 +25,8 @@ class AbstractInnerKernel(AbstractKernel):
     On feature maps t sums thousands of terms, so where κ is curved a enters in units of its length: n entries of root
     mean square `TYPICAL` become `max_length`, fewer less in proportion, more no longer. So samples keep their lengths
     relative to each other, κ′ differs between them, and yet with norm ≤ 1 there is one equilibrium, for every input
-    (docs/theory.md, fact 8). A new kernel is κ, κ′ and a bound on |κ″|; one that is concave somewhere may say more.
+    (docs/theory.md, fact 8). z comes back in the same units: divided by `unit` it is of the size of Ux + b. A new
+    kernel is κ, κ′ and a bound on |κ″|; one that is concave somewhere may say more.
     """
 
     in_state: ClassVar[bool] = True

@@ -7,6 +7,7 @@ import pytest
 
 from kerneq.run import Run, Stopped
 from kerneq.run.config import ConfigError, load, write
+from kerneq.solvers import Picard
 from kerneq.sweep import SWEEPS, Point, Sweep, SweepResult, collect, draw, load_sweep, run_sweep
 from kerneq.training import AbstractLogger, train
 
@@ -61,6 +62,16 @@ def test_on_the_command_line_commas_part_values_and_a_single_value_is_a_setting(
     assert all(config.seed == 3 for config in configs)
     digits = load_sweep("digits", ["model.norm=0.7", "training.epochs=2"])
     assert {digits.config(cell).model.settings.norm for cell in digits.cells()} == {0.7}
+
+
+@pytest.mark.filterwarnings("ignore:.*form of version 0.1")
+def test_every_cell_of_a_sweep_over_an_old_run_has_the_settings_of_the_run(tmp_path):
+    flat = 'solver = "picard"\nrelaxation = 0.5\nmax_steps = 7\n'
+    (tmp_path / "old.toml").write_text(f'[model]\nname = "geq-tiny"\n[model.settings]\n{flat}')
+    sweep = load_sweep(str(tmp_path / "old.toml"), ["model.solver.relaxation=0.5,0.7", "seed=0,1"])
+    found = [sweep.config(cell).model.settings for cell in sweep.cells()]
+    assert [model.solver for model in found] == [Picard(0.5)] * 2 + [Picard(0.7)] * 2
+    assert {model.max_steps for model in found} == {7}
 
 
 @pytest.mark.parametrize(

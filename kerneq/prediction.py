@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .data import SUFFIXES, DataError, decode, grey, pictures_in
 from .evaluate import TrainedRun
-from .evaluate.saliency import all_maps, contact_sheet
+from .evaluate.saliency import contact_sheet, map_each
 from .solution import Solution, Status
 from .tensors import check_whole
 from .theory import certify
@@ -128,8 +128,7 @@ def draw_predictions(predictor: Predictor, predictions: Sequence[Prediction]) ->
     pixels = torch.stack([predictor.read(p.path) for p in shown])
     labels = torch.tensor([trained.classes.index(p.classes[0]) for p in shown])
     images = dataclasses.replace(trained.seen, pixels=pixels, labels=labels)
-    found = [all_maps(trained.model, x, classes) for x, classes in trained.batches(images).epoch(0)]
-    maps = {name: torch.cat([some[name] for some in found]) for name in found[0] if "branch" not in name}
+    maps = {name: some for name, some in map_each(trained, images).items() if "branch" not in name}
     names = [f"{p.path.name}: {p.classes[0]}, {p.probabilities[0]:.0%}" for p in shown]
     return contact_sheet(pixels, names, maps), len(shown)
 

@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+from ..data import Images
 from ..equation import Equation
 from ..equilibrium import Equilibrium, solving, watching
 from ..solution import Solution
@@ -269,13 +270,18 @@ def predicted(model: nn.Module, x: Tensor) -> Tensor:
     return classes
 
 
+def map_each(trained: TrainedRun, images: Images) -> dict[str, Tensor]:
+    """Every map of each of the images, for the class that its label names; batch by batch, so that all fit."""
+    found = [all_maps(trained.model, x, classes) for x, classes in trained.batches(images).epoch(0)]
+    return {name: torch.cat([maps[name] for maps in found]) for name in found[0]}
+
+
 def draw_saliency(trained: TrainedRun, result: SaliencyResult) -> dict[str, Image.Image]:
     """Contact sheets of a few of the pictures: the maps of the whole model, and those of its branches one by one."""
-    chosen = trained.test.sample(result.images).select(torch.arange(min(SHOWN, result.images)))
-    x, labels = next(iter(trained.batches(chosen).epoch(0)))
-    classes = predicted(trained.model, x)
-    maps = all_maps(trained.model, x, classes)
-    pairs = [(chosen.classes[label], chosen.classes[seen]) for label, seen in zip(labels, classes, strict=True)]
+    chosen = trained.test.sample(min(SHOWN, result.images))
+    classes = torch.cat([predicted(trained.model, x) for x, _ in trained.batches(chosen).epoch(0)]).cpu()
+    maps = map_each(trained, dataclasses.replace(chosen, labels=classes))
+    pairs = [(chosen.classes[label], chosen.classes[seen]) for label, seen in zip(chosen.labels, classes, strict=True)]
     names = [label if label == seen else f"{label}, seen as {seen}" for label, seen in pairs]
     whole = {name: some for name, some in maps.items() if "branch" not in name}
     parts = {name: some for name, some in maps.items() if "branch" in name}

@@ -75,3 +75,6 @@ def test_saliency_of_a_run(geq, resnet):
     sheets = draw_saliency(geq, found)
     assert list(sheets) == ["saliency", "saliency-branches"] and sheets["saliency"].height > 4 * 112
     assert list(draw_saliency(resnet, found)) == ["saliency"]
+    few = dataclasses.replace(geq.config.training, batch_size=3)  # fewer than a sheet has pictures
+    again = draw_saliency(dataclasses.replace(geq, config=dataclasses.replace(geq.config, training=few)), found)
+    assert again["saliency"].size == sheets["saliency"].size

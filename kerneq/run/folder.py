@@ -68,16 +68,16 @@ class Run:
 
     def environment(self) -> dict[str, Any]:
         """Where the run came from, as in environment.json; empty if it was not recorded, or is damaged."""
-        return _json(self.path / "environment.json", needed=False)
+        return read_json(self.path / "environment.json", needed=False)
 
     def classes(self) -> tuple[str, ...]:
         """The names of the classes it was trained on, by label; empty if they were not stored, or are damaged."""
-        names = _json(self.path / "classes.json", needed=False).get("classes")
+        names = read_json(self.path / "classes.json", needed=False).get("classes")
         return tuple(map(str, names)) if isinstance(names, list) else ()
 
     def evaluation(self) -> dict[str, Any]:
         """The scores on the test images and what they belong to, as in evaluation.json; empty before an evaluation."""
-        found = _json(self.path / "evaluation.json")
+        found = read_json(self.path / "evaluation.json")
         scores = found.get("scores", {})
         if not isinstance(scores, dict) or not all(isinstance(value, dict) for value in scores.values()):
             raise TrainingError(f"{self.path / 'evaluation.json'} is damaged: evaluate the run again.")
@@ -85,7 +85,7 @@ class Run:
 
     def part(self, name: str) -> dict[str, Any]:
         """A part of the evaluation by its name in `kerneq.evaluate.PARTS`; empty if it was not measured."""
-        return self.evaluation() if name == "scores" else _json(self.path / _part(name))
+        return self.evaluation() if name == "scores" else read_json(self.path / _part(name))
 
     def write_part(self, name: str, table: Mapping[str, Any]) -> str:
         """Write a part of the evaluation, atomically; returns the file's name in the folder."""
@@ -390,7 +390,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return result.stdout.strip() if result.returncode == 0 else None
 
 
-def _json(path: Path, needed: bool = True) -> dict[str, Any]:
+def read_json(path: Path, needed: bool = True) -> dict[str, Any]:
     """The table in a JSON file; empty if there is no such file, or it is damaged and not `needed`."""
     found = None
     try:

@@ -7,12 +7,10 @@ from typing import Any, final
 
 from ..evaluate.ood import TITLES
 from . import figures
-from .page import Drawing, Paragraph, Table
+from .page import DASH, Block, Drawing, Paragraph, Table, cell
 from .results import Reported
 
-Block = Paragraph | Table | list[Drawing]
 PartByRun = Mapping[str, Mapping[str, Any]]  # what a part found, by the labels of the runs that have it
-DASH = "–"
 NORMS = {"linf": "ℓ∞", "l2": "ℓ2"}
 
 
@@ -37,15 +35,20 @@ class Findings:
         words = "a point is a bin of predictions, larger with more of them; on the dotted line 80% means 80%."
         counts = "rows are labels, columns predictions; blue is right, orange wrong, deeper for more of its row."
         pictures = self.pictures(measured, "mistakes", "The most confident mistakes of")
-        texts = Paragraph(f"Reliability: {words}"), Paragraph(f"Confusion: {counts}")
-        return [texts[0], reliability, texts[1], confusion, *pictures]
+        return [
+            Paragraph(f"Reliability: {words}"),
+            reliability,
+            Paragraph(f"Confusion: {counts}"),
+            confusion,
+            *pictures,
+        ]
 
     def behaviour(self, measured: PartByRun) -> list[Block]:
         rows, drawings = [], []
         stopped: dict[str, figures.Curve] = {}
         for label, found in measured.items():
             for layer in found["layers"]:
-                limits = [f"{layer[key]:.2f}" if layer[key] is not None else DASH for key in ("bound", "convexity")]
+                limits = [cell(layer[key], ".2f") for key in ("bound", "convexity")]
                 factor = f"{layer['contraction']:.2f} (at most {layer['most_contraction']:.2f})"
                 steps = f"{layer['steps']:.1f} (at most {layer['most_steps']})"
                 failures = f"{layer['unconverged']:.1%}"
@@ -63,7 +66,7 @@ class Findings:
     def corruptions(self, measured: PartByRun) -> list[Block]:
         rows = []
         for label, found in measured.items():
-            shares = (share(found[key]) for key in ("clean", "mean_accuracy", "mean_error"))
+            shares = (cell(found[key]) for key in ("clean", "mean_accuracy", "mean_error"))
             rows.append((label, *shares, f"{found['images']} pictures, {found['source']}"))
         bars = {k: {name: fmean(values) for name, values in v["accuracy"].items()} for k, v in measured.items()}
         colours = {one.label: figures.COLOURS[i % len(figures.COLOURS)] for i, one in enumerate(self.runs)}
@@ -81,7 +84,7 @@ class Findings:
                 norm = t["norm"]
                 ball = f"{NORMS.get(norm, norm)} ≤ {t['radius'] * 255:g}/255, PGD-{t['steps']} × {t['restarts']}"
                 signs = [words.partition(": ")[2] for words in found["concerns"] if words.startswith(f"{norm}: ")]
-                accuracies = (share(found["clean"]), share(threat["accuracy"]), share(threat["noise"]))
+                accuracies = (cell(found["clean"]), cell(threat["accuracy"]), cell(threat["noise"]))
                 rows.append((label, ball, *accuracies, "; ".join(signs) or "none"))
                 radii, shares = zip(*threat["radii"], strict=True)
                 curves.setdefault(norm, {})[label] = [0.0, *(255 * r for r in radii)], [found["clean"], *shares]
@@ -96,9 +99,9 @@ class Findings:
     def certificates(self, measured: PartByRun) -> list[Block]:
         rows = []
         for label, found in measured.items():
-            distance = f"{found['found_radius']:.3f}" if found["found_radius"] is not None else DASH
-            numbers = (share(found["accuracy"]), f"{found['mean_radius']:.3f}", distance, f"{found['broken']}")
-            rows.append((label, "yes" if found["unique"] else "no", *numbers))
+            radii = [cell(found[key], ".3f") for key in ("mean_radius", "found_radius")]
+            unique = "yes" if found["unique"] else "no"
+            rows.append((label, unique, cell(found["accuracy"]), *radii, f"{found['broken']}"))
         curves = {label: (found["radii"], found["certified"]) for label, found in measured.items()}
         svg = figures.draw_radii(self.aligned(curves), "ℓ2 radius, pixels in [0, 1]", "certified accuracy")
         heads = ("run", "unique equilibrium", "accuracy", "mean certified radius", "distance an attack needs", "broken")
@@ -108,9 +111,9 @@ class Findings:
         rows = []
         for label, found in measured.items():
             keys = ("known_kl", "unknown_kl_uniform_q", "unknown_kl_q_uniform")
-            scores = [found["familiarity"].get(name) for name in TITLES]
-            aurocs = [f"{score['auroc']:.4f}" if score else DASH for score in scores]
-            rows.append((label, share(found["accuracy"]), *(f"{found[key]:.4f}" for key in keys), *aurocs))
+            aurocs = [found["familiarity"].get(name, {}).get("auroc") for name in TITLES]
+            numbers = (cell(number, ".4f") for number in (*(found[key] for key in keys), *aurocs))
+            rows.append((label, cell(found["accuracy"]), *numbers))
         kl = ("known KL(label ‖ q)", "unknown KL(uniform ‖ q)", "unknown KL(q ‖ uniform)")
         words = (
             "Published (KerDEQ, Table 3): OptEq known KL 0.38, unknown KL 1.51; KerDEQ 0.306, 1.21. "
@@ -146,8 +149,3 @@ class Findings:
         """The name of a drawing's file."""
         text = " ".join((self.runs[0].data, *words))
         return "-".join("".join(c if c.isascii() and (c.isalnum() or c in ".-") else " " for c in text).split())
-
-
-def share(value: float | None, digits: int = 2) -> str:
-    """A share in percent; a dash where there is none."""
-    return f"{value:.{digits}%}" if value is not None else DASH

@@ -12,6 +12,8 @@ from jinja2 import Environment
 
 from ..run import TrainingError, write_atomically
 
+DASH = "–"  # in the cell of a table for which there is no number
+
 
 @final
 @dataclasses.dataclass(frozen=True)
@@ -58,13 +60,16 @@ class Drawing:
         return f"data:{kind};base64,{base64.b64encode(self.data).decode()}"
 
 
+Block = Paragraph | Table | list[Drawing]
+
+
 @final
 @dataclasses.dataclass(frozen=True)
 class Section:
     """A heading and what stands below it; a chapter has sections."""
 
     title: str
-    blocks: list[Paragraph | Table | list[Drawing]]
+    blocks: list[Block]
     chapter: bool = False
 
 
@@ -81,6 +86,11 @@ class Page:
         """All pictures, in their order."""
         lists = [block for section in self.sections for block in section.blocks if isinstance(block, list)]
         return [drawing for drawings in lists for drawing in drawings]
+
+
+def cell(value: float | None, form: str = ".2%") -> str:
+    """A number, by default a share, in the cell of a table; a dash where there is none."""
+    return f"{value:{form}}" if value is not None else DASH
 
 
 def write_page(page: Page, output: Path) -> None:

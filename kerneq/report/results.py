@@ -192,7 +192,7 @@ def results(runs: Sequence[Reported]) -> list[Result]:
         first, words = group[0], group[0].settings
         rank = (len(words[0]) if words else 0, not any(one.weights for one in group), len(words), first.label)
         for split in [split for split in ("test", "unknown") if first.scores(split)] or ["validation"]:
-            every = (one.validation if split == "validation" else one.scores(split)["accuracy"] for one in group)
+            every = (one.validation if split == "validation" else one.scores(split).get("accuracy") for one in group)
             shares = [share for share in every if share is not None]
             if not shares:
                 continue

@@ -11,8 +11,8 @@ from ..models import KernelConfig, ResNetConfig
 from ..run import TrainingError
 from ..training import metrics
 from . import figures
-from .findings import DASH, Block, Findings, PartByRun, share
-from .page import Drawing, Page, Paragraph, Section, Table
+from .findings import Findings, PartByRun
+from .page import DASH, Block, Drawing, Page, Paragraph, Section, Table, cell
 from .published import compare
 from .results import Reported, Result, changes, results
 
@@ -77,7 +77,7 @@ class Chapter:
                 if missing:
                     shown.append(self.missing("Not measured", part, missing))
                 found.append(Section(title, shown))
-            elif missing and part in PARTS:
+            elif missing:
                 absent.append((title, PARTS[part].sentence, command(part, missing)))
         found.append(Section("Settings and environment", [self.origins()]))
         if absent:
@@ -90,17 +90,17 @@ class Chapter:
         rows = []
         for one in self.runs:
             numbers = (
-                f"{one.parameters:,}" if one.parameters else DASH,
-                share(one.test) if one.test is not None else "not evaluated",
+                cell(one.parameters, ","),
+                cell(one.test) if one.test is not None else "not evaluated",
                 f"{100 * interval[0]:.2f}–{interval[1]:.2%}" if (interval := one.interval()) else DASH,
-                share(one.validation),
+                cell(one.validation),
                 f"{len(one.run.rows())}",
                 f"{one.seconds:.0f}",
             )
             rows.append((one.label, one.config.model.name, f"{one.config.seed}", *numbers))
         labels = {one.run.path.as_posix(): one.label for one in self.runs}
         for found in (found for found in self.reached if found.std is not None):
-            name, size = f"{labels[found.runs[0]]}, mean ± std", f"{found.parameters:,}" if found.parameters else DASH
+            name, size = f"{labels[found.runs[0]]}, mean ± std", cell(found.parameters, ",")
             text = (f"{found.accuracy:.2%} ± {found.std:.2%}", DASH, DASH, f"{found.epochs}", f"{found.seconds:.0f}")
             rows.append((name, found.model, f"{found.seeds} seeds", size, *text))
         best = 0 if self.runs[0].test is not None else None
@@ -130,7 +130,7 @@ class Chapter:
             before, after = found.get("calibration") or {}, found.get("scaled") or {}
             numbers = (before.get("brier"), before.get("ece"), after.get("ece"), after.get("temperature"))
             scores = (metric.text(one.run.test()) for metric in columns)
-            rows.append((one.label, *scores, share(top5), *(f"{n:.4f}" if n is not None else DASH for n in numbers)))
+            rows.append((one.label, *scores, cell(top5), *(cell(number, ".4f") for number in numbers)))
         return without_empty(Table(("run", *(metric.heading for metric in columns), *extra), rows))
 
     def costs(self) -> list[Drawing]:

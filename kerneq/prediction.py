@@ -98,13 +98,12 @@ class Predictor:
             best = logits.double().softmax(1).topk(min(top, logits.shape[1]))
             names = [tuple(self.trained.classes[label] for label in row) for row in best.indices.tolist()]
             here = paths[len(found) : len(found) + len(x)]
-            rows = zip(here, names, best.values.tolist(), _outcomes(list(solutions.values()), len(x)), strict=True)
-            radius = certify(self.trained.model, x, std=images.std).pixel_radius if certified else None
-            radii = [None] * len(x) if radius is None else radius.tolist()
-            found += [
-                Prediction(Path(path), classes, tuple(shares), *outcome, certain)
-                for (path, classes, shares, outcome), certain in zip(rows, radii, strict=True)
-            ]
+            outcomes = _outcomes(list(solutions.values()), len(x))
+            bound = certify(self.trained.model, x, std=images.std).pixel_radius if certified else None
+            radii = [None] * len(x) if bound is None else bound.tolist()
+            columns = (here, names, best.values.tolist(), outcomes, radii)
+            for path, classes, shares, outcome, radius in zip(*columns, strict=True):
+                found.append(Prediction(Path(path), classes, tuple(shares), *outcome, radius))
         return found
 
 

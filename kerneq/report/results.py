@@ -14,7 +14,7 @@ from ..evaluate import over_seeds
 from ..evaluate.classification import wilson_interval
 from ..evaluate.scores import spread
 from ..models import MODELS, ModelConfig, from_config, parameters, task
-from ..run import Run, find_run, find_runs
+from ..run import Run, find_runs
 from ..run.config import EXPERIMENTS, Config, differences, load
 from ..run.folder import INCIDENTAL
 from ..settings import rows as settings_of
@@ -116,7 +116,7 @@ class Reported:
 
 def gather(folders: Sequence[Path]) -> list[Reported]:
     """The runs in some folders, or that ship under some names: the best on test images first, then on held-out ones."""
-    runs = find_runs([find_run(folder).path for folder in folders])
+    runs = find_runs(folders)
     found = [Reported(run, label) for run, label in zip(runs, labels([run.path for run in runs]), strict=True)]
     return sorted(found, key=lambda one: (one.test or -1.0, one.validation or -1.0), reverse=True)
 

@@ -278,33 +278,6 @@ class Run:
         write_atomically(self.path / "metrics.jsonl", "".join(to_json(row) + "\n" for row in rows).encode())
 
 
-def find_runs(paths: Sequence[Path], depth: int = 3) -> list[Run]:
-    """The runs in some folders, each of which is one or holds some, at most `depth` folders further down.
-
-    In the order of `paths`, then of the names; a folder without any is a `TrainingError`.
-    """
-    found: dict[Path, Run] = {}
-    for path in paths:
-        if not path.is_dir():
-            raise TrainingError(f"{path} is not a run folder: it has no config.toml. kerneq train makes one.")
-        runs = list(_runs_in(path, depth))
-        found |= {run.path.resolve(): run for run in runs if run.path.resolve() not in found}
-        if not runs:
-            raise TrainingError(f"{path} holds no run: neither it nor a folder in it has a config.toml.")
-    return list(found.values())
-
-
-def _runs_in(folder: Path, depth: int) -> Iterator[Run]:
-    """The run that is this folder, or else those in its folders; what may not be listed is passed over."""
-    if Run(folder).exists:
-        yield Run(folder)
-    elif depth > 0:
-        with suppress(OSError):
-            inner = [p for p in sorted(folder.iterdir()) if p.is_dir() and not p.name.startswith(".")]
-            for path in inner:
-                yield from _runs_in(path, depth - 1)
-
-
 def check_belongs(path: Path, facts: Mapping[str, Any], config: Config) -> None:
     """Refuse the checkpoint at `path` where the settings it was saved with are not these; old ones do not say.
 
@@ -334,16 +307,17 @@ def write_json(path: Path, table: Mapping[str, Any]) -> None:
     write_atomically(path, (to_json(table, indent=2) + "\n").encode(errors="replace"))
 
 
+def finite(tree: Any) -> Any:
+    """A tree of mappings and lists as JSON can hold it, which knows neither infinity nor NaN: they become None."""
+    if isinstance(tree, Mapping):
+        return {key: finite(entry) for key, entry in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [finite(entry) for entry in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
 def to_json(tree: Any, indent: int | None = None) -> str:
-    """JSON, which knows neither infinity nor NaN: they become null."""
-
-    def finite(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: finite(entry) for key, entry in value.items()}
-        if isinstance(value, list | tuple):
-            return [finite(entry) for entry in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
+    """The tree as JSON."""
     text = json.dumps(finite(tree), indent=indent, allow_nan=False)
     # A list of numbers on one line: a confusion matrix has a line a row. (Strings have no line breaks of their own.)
     return re.sub(r"\[\n\s*([^\[\]{}\"]*?)\n\s*\]", lambda match: f"[{' '.join(match[1].split())}]", text)

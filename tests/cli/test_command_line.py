@@ -177,6 +177,7 @@ def test_a_checkpoint_that_is_not_there_comes_with_the_one_that_is_or_the_comman
     [
         ("kerneq pre", {"predict"}),
         ("kerneq train geq-tiny-d", {"geq-tiny-digits"}),
+        ("kerneq sweep gam", {"gamma"}),
         ("kerneq evaluate runs/x --checkpoint ", {"best", "last"}),
         ("kerneq predict geq-5m-cifar", {"geq-5m-cifar10", "geq-5m-cifar100"}),
     ],

@@ -4,33 +4,25 @@ import dataclasses
 import json
 
 import pytest
+from helpers import trained
 
 from kerneq.evaluate import TrainedRun
 from kerneq.evaluate.attack import Threat, measure_attack
 from kerneq.evaluate.behaviour import measure_behaviour
 from kerneq.evaluate.saliency import draw_saliency, measure_saliency
 from kerneq.run import TrainingError
-from kerneq.run.config import parse
-from kerneq.training import train
-
-
-def trained(folder, *settings: str) -> TrainedRun:
-    train(
-        parse("", ["training.epochs=1", "training.batch_size=64", "device=cpu", "optimizer.lr=0.1", *settings]), folder
-    )
-    return TrainedRun.open(folder, "last", "cpu")
 
 
 @pytest.fixture(scope="module")
 def geq(tmp_path_factory):
-    return trained(
-        tmp_path_factory.mktemp("runs") / "geq", "model.name=geq-tiny", "model.width=8", "model.features=[8, 8]"
-    )
+    settings = ("model.name=geq-tiny", "model.width=8", "model.features=[8, 8]")
+    return TrainedRun.open(trained(tmp_path_factory.mktemp("runs") / "geq", *settings), "last", "cpu")
 
 
 @pytest.fixture(scope="module")
 def resnet(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("runs") / "resnet", "model.name=resnet-tiny", "model.width=8")
+    settings = ("model.name=resnet-tiny", "model.width=8")
+    return TrainedRun.open(trained(tmp_path_factory.mktemp("runs") / "resnet", *settings), "last", "cpu")
 
 
 def told(result) -> str:

@@ -13,7 +13,7 @@ from ..data import DataError, find
 from ..evaluate import over_seeds
 from ..evaluate.classification import wilson_interval
 from ..evaluate.scores import spread
-from ..models import MODELS, ModelConfig, from_config, parameters, task
+from ..models import MODELS, from_config, parameters, task
 from ..run import Run, find_runs
 from ..run.config import EXPERIMENTS, Config, differences, load
 from ..run.folder import INCIDENTAL
@@ -87,10 +87,8 @@ class Reported:
     def parameters(self) -> int | None:
         """How many numbers training could change, from its evaluation or its settings; None for unknown classes."""
         known = self.evaluation.get("parameters")
-        return int(known) if known is not None else self._size(self.config.model.settings)
-
-    def _size(self, settings: ModelConfig) -> int | None:
-        """The size of a model for the data of this run."""
+        if known is not None:
+            return int(known)
         try:
             data_set = find(self.config.data.name)
         except DataError:
@@ -100,7 +98,7 @@ class Reported:
         if classes == 0:
             return None
         with torch.device("meta"):
-            return parameters(from_config(settings, classes, len(data_set.mean)))
+            return parameters(from_config(self.config.model.settings, classes, len(data_set.mean)))
 
     @property
     def weights(self) -> bool:

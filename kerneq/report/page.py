@@ -10,7 +10,7 @@ from typing import final
 
 from jinja2 import Environment
 
-from ..run import TrainingError, write_atomically
+from ..run import write_atomically
 
 DASH = "–"  # in the cell of a table for which there is no number
 
@@ -95,17 +95,13 @@ def cell(value: float | None, form: str = ".2%") -> str:
 
 def write_page(page: Page, output: Path) -> None:
     """Write a page as Markdown (.md; the figures into the folder STEM-figures beside it) or HTML (any other name)."""
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        if output.suffix == ".md":
-            folder = output.with_name(f"{output.stem}-figures")
-            for drawing in page.drawings():
-                folder.mkdir(exist_ok=True)
-                write_atomically(folder / f"{drawing.name}.{drawing.suffix}", drawing.data)
-    except OSError as error:
-        raise TrainingError(f"{output} could not be written: {error.strerror}.") from None
-    text = markdown(page, f"{output.stem}-figures") if output.suffix == ".md" else html(page)
-    write_atomically(output, text.encode())
+    if output.suffix != ".md":
+        write_atomically(output, html(page).encode())
+        return
+    folder = output.with_name(f"{output.stem}-figures")
+    for drawing in page.drawings():
+        write_atomically(folder / f"{drawing.name}.{drawing.suffix}", drawing.data)
+    write_atomically(output, markdown(page, folder.name).encode())
 
 
 def html(page: Page) -> str:

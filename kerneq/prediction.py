@@ -1,6 +1,7 @@
 """What a trained run says about picture files that are not in its data set."""
 
 import dataclasses
+import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -134,11 +135,8 @@ def draw_predictions(predictor: Predictor, predictions: Sequence[Prediction]) ->
 
 def find_pictures(path: Path) -> list[Path]:
     """The picture files of a folder and of the folders in it, hidden ones left out; a file stands for itself."""
-    try:
-        if not path.is_dir():
-            return [path]
-    except OSError:
-        return [path]  # whoever reads it says what is wrong
+    if not os.path.isdir(path):  # which does not mind that it may be too long for a name; whoever reads it will say so
+        return [path]
     found = pictures_in(path)
     if not found:
         raise DataError(f"{path} holds no pictures: it has no file that ends in {', '.join(sorted(SUFFIXES))}.")

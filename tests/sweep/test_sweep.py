@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +36,8 @@ def test_a_grid_is_every_combination_of_its_axes_the_seed_moving_fastest(grid):
     found = [sweep.config(cell) for cell in sweep.cells()]
     assert [(config.model.settings.norm, config.seed) for config in found] == [(0.5, 0), (0.5, 1), (1, 0), (1, 1)]
     assert all(config.optimizer.lr == 0.1 and config.training.epochs == 1 for config in found)
+    Path("mine").write_bytes(Path("mine.toml").read_bytes())
+    assert load_sweep("mine").cells() == load_sweep("mine.toml").cells() == sweep.cells()
 
 
 def test_values_may_be_tables_of_settings_or_other_experiments(grid):

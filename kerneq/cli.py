@@ -66,22 +66,9 @@ def _offered(start: str, *patterns: str) -> list[str]:
 Device = Annotated[
     str, typer.Option(help="auto, cpu, cuda or cuda:N.", autocompletion=lambda: ["auto", "cpu", "cuda", "cuda:0"])
 ]
-RunFolder = Annotated[
-    Path,
-    typer.Argument(
-        help="A run folder, or the name of weights that ship (kerneq models).",
-        metavar="RUN",
-        autocompletion=trained_runs,
-    ),
-]
-RunFolders = Annotated[
-    list[Path],
-    typer.Argument(
-        help="Run folders, folders that hold some, or names of weights that ship.",
-        metavar="RUN",
-        autocompletion=trained_runs,
-    ),
-]
+_run = partial(typer.Argument, metavar="RUN", autocompletion=trained_runs)
+RunFolder = Annotated[Path, _run(help="A run folder, or the name of weights that ship (kerneq models).")]
+RunFolders = Annotated[list[Path], _run(help="Run folders, folders that hold some, or names of weights that ship.")]
 AllRuns = Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Checkpoint = Annotated[

@@ -1,6 +1,7 @@
 """What a report is made of, and its two forms: one HTML file that needs nothing else, or Markdown and its figures."""
 
 import base64
+import collections
 import dataclasses
 import importlib.resources
 import re
@@ -44,7 +45,7 @@ class Table:
 class Drawing:
     """An SVG drawing, or a PNG picture."""
 
-    name: str  # of its file, without the suffix
+    name: str  # of its file, without the suffix; other drawings may have the same
     caption: str
     data: bytes
     wide: bool = False  # whether it wants a row for itself
@@ -82,10 +83,16 @@ class Page:
     lead: str
     sections: list[Section]
 
-    def drawings(self) -> list[Drawing]:
-        """All pictures, in their order."""
+    def files(self) -> dict[Drawing, str]:
+        """All pictures, in their order, with the names of their files; a second one of a name has ~2 in it."""
         lists = [block for section in self.sections for block in section.blocks if isinstance(block, list)]
-        return [drawing for drawings in lists for drawing in drawings]
+        found: dict[Drawing, str] = {}
+        count: collections.Counter[str] = collections.Counter()
+        for drawing in (drawing for drawings in lists for drawing in drawings):
+            count[drawing.name] += 1
+            number = f"~{count[drawing.name]}" if count[drawing.name] > 1 else ""
+            found[drawing] = f"{drawing.name}{number}.{drawing.suffix}"
+        return found
 
 
 def cell(value: float | None, form: str = ".2%") -> str:
@@ -99,8 +106,8 @@ def write_page(page: Page, output: Path) -> None:
         write_atomically(output, html(page).encode())
         return
     folder = output.with_name(f"{output.stem}-figures")
-    for drawing in page.drawings():
-        write_atomically(folder / f"{drawing.name}.{drawing.suffix}", drawing.data)
+    for drawing, name in page.files().items():
+        write_atomically(folder / name, drawing.data)
     write_atomically(output, markdown(page, folder.name).encode())
 
 
@@ -113,7 +120,7 @@ def html(page: Page) -> str:
 
 def markdown(page: Page, folder: str) -> str:
     """The page as Markdown, its figures in `folder`."""
-    lines = [f"# {plain(page.title)}", "", plain(page.lead)]
+    files, lines = page.files(), [f"# {plain(page.title)}", "", plain(page.lead)]
     for section in page.sections:
         lines += ["", f"{'##' if section.chapter else '###'} {plain(section.title)}"]
         for block in section.blocks:
@@ -129,7 +136,7 @@ def markdown(page: Page, folder: str) -> str:
                     lines.append(f"| {' | '.join(row)} |")
             else:
                 for drawing in block:
-                    lines += [f"![{plain(drawing.caption)}]({folder}/{drawing.name}.{drawing.suffix})", ""]
+                    lines += [f"![{plain(drawing.caption)}]({folder}/{files[drawing]})", ""]
                 lines.pop()
     return "\n".join(lines) + "\n"
 

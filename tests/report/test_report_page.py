@@ -22,7 +22,7 @@ from kerneq.evaluate.saliency import MethodScore, SaliencyResult
 from kerneq.models import MODELS, task
 from kerneq.report import gather, render
 from kerneq.report.findings import SECTIONS
-from kerneq.report.page import write_page
+from kerneq.report.page import Drawing, Page, Section, write_page
 from kerneq.report.published import Task
 from kerneq.report.results import Result, experiments
 from kerneq.report.sections import compose
@@ -273,6 +273,13 @@ def test_a_name_from_a_folder_cannot_write_into_the_page(run, tmp_path):
     assert "<b>" not in read(tmp_path / "page.html")
     render([tmp_path], tmp_path / "page.md")
     assert r"\<b\>bold\<b\> $x\_1$ \| \`\*" in (tmp_path / "page.md").read_text()
+
+
+def test_drawings_of_runs_whose_names_are_alike_have_files_of_their_own(tmp_path):
+    drawings = [Drawing("run-1", f"Confusion of {name}", name.encode()) for name in ("run_1", "run-1", "run 1")]
+    write_page(Page("", "", [Section("", [drawings[:2], drawings[2:]])]), tmp_path / "page.md")
+    shown = re.findall(r"!\[Confusion of (.*?)\]\((.*?)\)", (tmp_path / "page.md").read_text())
+    assert [(tmp_path / file).read_text() for _, file in shown] == [name.replace("\\", "") for name, _ in shown]
 
 
 def test_without_an_equilibrium_there_is_no_figure_of_its_steps(run, tmp_path):

@@ -208,12 +208,13 @@ def test_data_and_models_are_listed_in_80_columns(kerneq, monkeypatch):
 
 
 def test_the_demo_ends_in_a_table_and_a_page(kerneq, monkeypatch):
-    from kerneq import cli
-
     monkeypatch.setattr(cli, "DEMO_MODELS", ("geq-dense-tiny", "resnet-tiny"))
-    for _ in range(2):  # the second replaces the first
-        code, said = kerneq("demo", "--epochs", "1", "--output", "out")
-        assert code == 0 and "test accuracy" in said and "out/report.html" in said
+    Path("out/resnet-tiny").mkdir(parents=True)
+    for name in ("config.toml", "left by an earlier demo"):
+        Path("out/resnet-tiny", name).touch()
+    code, said = kerneq("demo", "--epochs", "1", "--output", "out")
+    assert code == 0 and "test accuracy" in said and "out/report.html" in said
+    assert not Path("out/resnet-tiny/left by an earlier demo").exists()
     Path("out/resnet-tiny/config.toml").unlink()
     code, said = kerneq("demo", "--epochs", "1", "--output", "out")
     assert code == 2 and "not a run of the demo" in said and Path("out/resnet-tiny").exists()

@@ -7,7 +7,7 @@ from typing import Any, final
 
 from ..evaluate.ood import TITLES
 from . import figures
-from .page import DASH, Block, Drawing, Paragraph, Table, cell
+from .page import DASH, Block, Drawing, Paragraph, Table, number
 from .results import Reported
 
 PartByRun = Mapping[str, Mapping[str, Any]]  # what a part found, by the labels of the runs that have it
@@ -68,7 +68,7 @@ def behaviour(chapter: Chapter, measured: PartByRun) -> list[Block]:
     stopped: dict[str, figures.Curve] = {}
     for label, found in measured.items():
         for layer in found["layers"]:
-            limits = [cell(layer[key], ".2f") for key in ("bound", "convexity")]
+            limits = [number(layer[key], ".2f") for key in ("bound", "convexity")]
             factor = f"{layer['contraction']:.2f} (at most {layer['most_contraction']:.2f})"
             steps = f"{layer['steps']:.1f} (at most {layer['most_steps']})"
             failures = f"{layer['unconverged']:.1%}"
@@ -87,7 +87,7 @@ def behaviour(chapter: Chapter, measured: PartByRun) -> list[Block]:
 def corruptions(chapter: Chapter, measured: PartByRun) -> list[Block]:
     rows = []
     for label, found in measured.items():
-        shares = (cell(found[key]) for key in ("clean", "mean_accuracy", "mean_error"))
+        shares = (number(found[key]) for key in ("clean", "mean_accuracy", "mean_error"))
         rows.append((label, *shares, f"{found['images']} pictures, {found['source']}"))
     bars = {k: {name: fmean(values) for name, values in v["accuracy"].items()} for k, v in measured.items()}
     colours = {one.label: figures.COLOURS[i % len(figures.COLOURS)] for i, one in enumerate(chapter.runs)}
@@ -106,7 +106,7 @@ def attack(chapter: Chapter, measured: PartByRun) -> list[Block]:
             norm = t["norm"]
             ball = f"{NORMS.get(norm, norm)} ≤ {t['radius'] * 255:g}/255, PGD-{t['steps']} × {t['restarts']}"
             signs = [words.partition(": ")[2] for words in found["concerns"] if words.startswith(f"{norm}: ")]
-            accuracies = (cell(found["clean"]), cell(threat["accuracy"]), cell(threat["noise"]))
+            accuracies = (number(found["clean"]), number(threat["accuracy"]), number(threat["noise"]))
             rows.append((label, ball, *accuracies, "; ".join(signs) or "none"))
             radii, shares = zip(*threat["radii"], strict=True)
             curves.setdefault(norm, {})[label] = [0.0, *(255 * r for r in radii)], [found["clean"], *shares]
@@ -122,9 +122,9 @@ def attack(chapter: Chapter, measured: PartByRun) -> list[Block]:
 def certificates(chapter: Chapter, measured: PartByRun) -> list[Block]:
     rows = []
     for label, found in measured.items():
-        radii = [cell(found[key], ".3f") for key in ("mean_radius", "found_radius")]
+        radii = [number(found[key], ".3f") for key in ("mean_radius", "found_radius")]
         unique = "yes" if found["unique"] else "no"
-        rows.append((label, unique, cell(found["accuracy"]), *radii, f"{found['broken']}"))
+        rows.append((label, unique, number(found["accuracy"]), *radii, f"{found['broken']}"))
     curves = {label: (found["radii"], found["certified"]) for label, found in measured.items()}
     svg = figures.draw_radii(chapter.aligned(curves), "ℓ2 radius, pixels in [0, 1]", "certified accuracy")
     heads = ("run", "unique equilibrium", "accuracy", "mean certified radius", "distance an attack needs", "broken")
@@ -136,8 +136,8 @@ def ood(chapter: Chapter, measured: PartByRun) -> list[Block]:
     for label, found in measured.items():
         keys = ("known_kl", "unknown_kl_uniform_q", "unknown_kl_q_uniform")
         aurocs = [found["familiarity"].get(name, {}).get("auroc") for name in TITLES]
-        numbers = (cell(number, ".4f") for number in (*(found[key] for key in keys), *aurocs))
-        rows.append((label, cell(found["accuracy"]), *numbers))
+        numbers = (number(value, ".4f") for value in (*(found[key] for key in keys), *aurocs))
+        rows.append((label, number(found["accuracy"]), *numbers))
     kl = ("known KL(label ‖ q)", "unknown KL(uniform ‖ q)", "unknown KL(q ‖ uniform)")
     words = (
         "Published (KerDEQ, Table 3): OptEq known KL 0.38, unknown KL 1.51; KerDEQ 0.306, 1.21. "

@@ -90,12 +90,12 @@ class Page:
         count: collections.Counter[str] = collections.Counter()
         for drawing in (drawing for drawings in lists for drawing in drawings):
             count[drawing.name] += 1
-            number = f"~{count[drawing.name]}" if count[drawing.name] > 1 else ""
-            found[drawing] = f"{drawing.name}{number}.{drawing.suffix}"
+            again = f"~{count[drawing.name]}" if count[drawing.name] > 1 else ""
+            found[drawing] = f"{drawing.name}{again}.{drawing.suffix}"
         return found
 
 
-def cell(value: float | None, form: str = ".2%") -> str:
+def number(value: float | None, form: str = ".2%") -> str:
     """A number, by default a share, in the cell of a table; a dash where there is none."""
     return f"{value:{form}}" if value is not None else DASH
 

@@ -10,7 +10,7 @@ from ..run import TrainingError
 from ..training import metrics
 from . import figures
 from .findings import SECTIONS, Chapter
-from .page import DASH, Block, Drawing, Page, Paragraph, Section, Table, cell
+from .page import DASH, Block, Drawing, Page, Paragraph, Section, Table, number
 from .published import compare
 from .results import Reported, Result, changes, results
 
@@ -69,17 +69,17 @@ def tabulate(chapter: Chapter, reached: Sequence[Result]) -> list[Block]:
     rows = []
     for one in chapter.runs:
         numbers = (
-            cell(one.parameters, ","),
-            cell(one.test) if one.test is not None else "not evaluated",
+            number(one.parameters, ","),
+            number(one.test) if one.test is not None else "not evaluated",
             f"{100 * interval[0]:.2f}–{interval[1]:.2%}" if (interval := one.interval()) else DASH,
-            cell(one.validation),
+            number(one.validation),
             f"{len(one.run.rows())}",
             f"{one.seconds:.0f}",
         )
         rows.append((one.label, one.config.model.name, f"{one.config.seed}", *numbers))
     labels = {one.run.path.as_posix(): one.label for one in chapter.runs}
     for found in (found for found in reached if found.std is not None):
-        name, size = f"{labels[found.runs[0]]}, mean ± std", cell(found.parameters, ",")
+        name, size = f"{labels[found.runs[0]]}, mean ± std", number(found.parameters, ",")
         text = (f"{found.accuracy:.2%} ± {found.std:.2%}", DASH, DASH, f"{found.epochs}", f"{found.seconds:.0f}")
         rows.append((name, found.model, f"{found.seeds} seeds", size, *text))
     best = 0 if chapter.runs[0].test is not None else None
@@ -106,7 +106,7 @@ def detail(chapter: Chapter) -> Table:
         before, after = found.get("calibration") or {}, found.get("scaled") or {}
         numbers = (before.get("brier"), before.get("ece"), after.get("ece"), after.get("temperature"))
         scores = (metric.text(one.scores("test")) for metric in columns)
-        rows.append((one.label, *scores, cell(top5), *(cell(number, ".4f") for number in numbers)))
+        rows.append((one.label, *scores, number(top5), *(number(value, ".4f") for value in numbers)))
     return without_empty(Table(("run", *(metric.heading for metric in columns), *extra), rows))
 
 

@@ -103,12 +103,12 @@ def number(value: float | None, form: str = ".2%") -> str:
 def write_page(page: Page, output: Path) -> None:
     """Write a page as Markdown (.md; the figures into the folder STEM-figures beside it) or HTML (any other name)."""
     if output.suffix != ".md":
-        write_atomically(output, html(page).encode())
+        write_atomically(output, html(page).encode(errors="replace"))  # a folder's name may be no text
         return
     folder = output.with_name(f"{output.stem}-figures")
     for drawing, name in page.files().items():
         write_atomically(folder / name, drawing.data)
-    write_atomically(output, markdown(page, folder.name).encode())
+    write_atomically(output, markdown(page, folder.name).encode(errors="replace"))
 
 
 def html(page: Page) -> str:

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -273,6 +274,13 @@ def test_a_name_from_a_folder_cannot_write_into_the_page(run, tmp_path):
     assert "<b>" not in read(tmp_path / "page.html")
     render([tmp_path], tmp_path / "page.md")
     assert r"\<b\>bold\<b\> $x\_1$ \| \`\*" in (tmp_path / "page.md").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes any bytes as a file's name")
+@pytest.mark.parametrize("form", ["html", "md", "json"])
+def test_a_name_that_is_no_text_is_reported_all_the_same(run, tmp_path, form):
+    render([run("a\udcff", steps=None)], tmp_path / f"page.{form}")
+    assert "digits" in (tmp_path / f"page.{form}").read_text()
 
 
 def test_drawings_of_runs_whose_names_are_alike_have_files_of_their_own(tmp_path):

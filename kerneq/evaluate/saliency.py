@@ -232,13 +232,14 @@ class SaliencyResult:
         return [(name, words.format(score)) for name, score in self.methods.items()]
 
 
+@torch.no_grad()
 def measure_saliency(trained: TrainedRun, *, images: int = 256, steps: int = 16, seed: int = 0) -> SaliencyResult:
     """Deletion and insertion of every map on a random choice of test pictures, for the class the model sees."""
     chosen = trained.test.sample(images, seed)
     noise = torch.Generator().manual_seed(seed)
     sums: dict[str, Tensor] = {}
     for x, _ in trained.batches(chosen).epoch(0):
-        classes = predicted(trained.model, x)
+        classes = trained.model(x).argmax(1)
         maps = all_maps(trained.model, x, classes)
         maps["random"] = torch.rand(len(x), *x.shape[2:], generator=noise).to(x)
         for name, some in trained.track(maps.items(), "maps", len(maps)):
@@ -248,23 +249,17 @@ def measure_saliency(trained: TrainedRun, *, images: int = 256, steps: int = 16,
     return SaliencyResult(len(chosen), steps, methods)
 
 
-@torch.no_grad()
-def predicted(model: nn.Module, x: Tensor) -> Tensor:
-    """The class a model sees in each picture, (batch,)."""
-    classes: Tensor = model(x).argmax(1)
-    return classes
-
-
 def map_each(trained: TrainedRun, images: Images) -> dict[str, Tensor]:
     """Every map of each of the images, for the class that its label names; batch by batch, so that all fit."""
     found = [all_maps(trained.model, x, classes) for x, classes in trained.batches(images).epoch(0)]
     return {name: torch.cat([maps[name] for maps in found]) for name in found[0]}
 
 
+@torch.no_grad()
 def draw_saliency(trained: TrainedRun, result: SaliencyResult) -> dict[str, Image.Image]:
     """Contact sheets of a few of the pictures: the maps of the whole model, and those of its branches one by one."""
     chosen = trained.test.sample(min(SHOWN, result.images))
-    classes = torch.cat([predicted(trained.model, x) for x, _ in trained.batches(chosen).epoch(0)]).cpu()
+    classes = torch.cat([trained.model(x).argmax(1) for x, _ in trained.batches(chosen).epoch(0)]).cpu()
     maps = map_each(trained, dataclasses.replace(chosen, labels=classes))
     pairs = [(chosen.classes[label], chosen.classes[seen]) for label, seen in zip(chosen.labels, classes, strict=True)]
     names = [label if label == seen else f"{label}, seen as {seen}" for label, seen in pairs]

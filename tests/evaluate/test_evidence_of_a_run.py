@@ -60,7 +60,7 @@ def test_attack_on_a_run(geq, resnet):
 
 
 def test_saliency_of_a_run(geq, resnet):
-    found = measure_saliency(geq, images=4, steps=4)
+    found = measure_saliency(geq, images=4, steps=2)
     assert {"Grad-CAM", "Grad-CAM branch1", "integrated gradients", "weights", "random"} <= found.methods.keys()
     assert found.methods["integrated gradients"].insertion > found.methods["random"].insertion
     assert "weights: deletion" in told(found)

@@ -6,7 +6,6 @@ torch, and all that imports it, is imported inside the commands, so that `kerneq
 import csv
 import glob
 import json
-import math
 import os
 import shutil
 import sys
@@ -45,30 +44,31 @@ app = typer.Typer(
 
 def experiments(start: str) -> list[str]:
     """What Tab offers where an experiment is wanted: those that ship, and what lies in the folder."""
-    return _offered(start, [path.stem for path in sorted((Path(__file__).parent / "experiments").glob("*.toml"))])
+    return _offered(start, "experiments/*.toml")
+
+
+def sweeps(start: str) -> list[str]:
+    """What Tab offers where a sweep is wanted: those that ship, and what could be varied."""
+    return _offered(start, "experiments/sweeps/*.toml", "experiments/*.toml")
 
 
 def trained_runs(start: str) -> list[str]:
     """What Tab offers where a trained run is wanted: the weights that ship, and what lies in the folder."""
-    return _offered(start, [path.name for path in sorted((Path(__file__).parent / "weights").glob("*"))])
+    return _offered(start, "weights/*")
 
 
-def _offered(start: str, names: Sequence[str]) -> list[str]:
+def _offered(start: str, *patterns: str) -> list[str]:
+    ship = [path for pattern in patterns for path in sorted(Path(__file__).parent.glob(pattern))]
+    names = (path.name.removesuffix(".toml") for path in ship)
     return [name for name in [*names, *sorted(glob.glob(glob.escape(start) + "*"))] if name.startswith(start)]
 
 
 Device = Annotated[
     str, typer.Option(help="auto, cpu, cuda or cuda:N.", autocompletion=lambda: ["auto", "cpu", "cuda", "cuda:0"])
 ]
-RunFolder = Annotated[
-    Path,
-    typer.Argument(
-        help="A run folder, or the name of weights that ship (kerneq models).",
-        metavar="RUN",
-        autocompletion=trained_runs,
-    ),
-]
-RunFolders = Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN")]
+_run = partial(typer.Argument, metavar="RUN", autocompletion=trained_runs)
+RunFolder = Annotated[Path, _run(help="A run folder, or the name of weights that ship (kerneq models).")]
+RunFolders = Annotated[list[Path], _run(help="Run folders, folders that hold some, or names of weights that ship.")]
 AllRuns = Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Checkpoint = Annotated[
@@ -170,7 +170,7 @@ def sweep(
     file: Annotated[
         str,
         typer.Argument(
-            help="A sweep or an experiment by its name, or a TOML file with a [grid].", autocompletion=experiments
+            help="A sweep or an experiment by its name, or a TOML file with a [grid].", autocompletion=sweeps
         ),
     ],
     axes: Annotated[
@@ -188,10 +188,8 @@ def sweep(
     grid = load_sweep(file, axes or [])
     folder = runs / (name or grid.name)
     result = collect(grid, folder) if show else run_sweep(grid, folder, test=test, loggers=loggers)
-    table = Table(title=Text(printable(f"{grid.name}: accuracy of each run")))
-    table.add_column("run", overflow="fold")
-    for heading in ("epochs", "seconds", "validation", "test"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    title = Text(printable(f"{grid.name}: accuracy of each run"))
+    table = Table(Column("run", overflow="fold"), *numbers("epochs", "seconds", "validation", "test"), title=title)
     for cell in result.cells:
         shares = [f"{value:.2%}" if value is not None else "–" for value in (cell.validation, cell.test)]
         table.add_row(Text(printable(cell.name)), f"{cell.epochs}", f"{cell.seconds:.1f}", *shares)
@@ -221,7 +219,7 @@ def evaluate(
 ) -> None:
     """What trained runs are worth on the test images; also written to RUN/evaluation.json and RUN/evaluation/."""
     from .evaluate import PARTS
-    from .run import find_run, find_runs
+    from .run import find_runs
     from .run.config import ConfigError
     from .settings import suggestion
 
@@ -230,7 +228,7 @@ def evaluate(
         if name not in PARTS:
             known = "".join(f"\n{known}: {entry.sentence}" for known, entry in PARTS.items())
             raise ConfigError(f"There is no part `{name}`.{suggestion(name, PARTS)} There are:{known}")
-    runs = find_runs([find_run(folder).path for folder in folders])
+    runs = find_runs(folders)
     failures: list[Exception] = []
     for run in runs:
         try:
@@ -272,11 +270,11 @@ def evaluate_one(
             if everything:
                 say(f"{run.path}, {name}: {error}")
             continue
-        console, table = Console(), Table.grid(padding=(0, 2), pad_edge=True)
+        table = Table.grid(padding=(0, 2), pad_edge=True)
         for title, value in measured.evidence.summary():
             table.add_row(Text(printable(title), "dim"), Text(printable(value)))
-        console.print(Text(printable(f"{run.path}: {PARTS[name].sentence}"), "bold"), soft_wrap=True)
-        console.print(table)
+        say(f"{run.path}: {PARTS[name].sentence}", "bold")
+        Console().print(table)
         if run.path.parent == SHIPPED:
             say("Not written: these weights are part of the installation.")
             continue
@@ -297,8 +295,7 @@ def compare(runs: "Sequence[Run]") -> None:
     from .training.metrics import METRICS
 
     shown = [metric for metric in METRICS if metric.over != "adjoints"]  # those are of training
-    numbers = [Column(metric.title, justify="right", no_wrap=True) for metric in shown]
-    table = Table(Column("run", overflow="fold"), *numbers)
+    table = Table(Column("run", overflow="fold"), *numbers(*(metric.title for metric in shown)))
     for run in runs:
         table.add_row(Text(printable(str(run.path))), *(metric.text(run.test()) for metric in shown))
     show_table(table)
@@ -366,18 +363,16 @@ def predict(
     elif as_csv:
         write_csv(predictions, min(top, len(predictor.trained.classes)))
     elif predictions:
-        console = Console()
         title = f"{predictor.trained.config.model.name}, {checkpoint} weights of {run}"
         show_table(prediction_table(predictions, title))
         missed = Counter(p.status.value for p in predictions if p.status is not None and not p.converged)
         for reason, count in missed.items():
-            words = f"{count} of {len(predictions)} predictions come from an unfinished equilibrium. {reason}"
-            console.print(words, style="yellow", soft_wrap=True)
+            words = f"{count} of {len(predictions)} predictions come from an unfinished equilibrium."
+            say(f"{words} {reason}", "yellow")
         if certify and not any(p.radius for p in predictions):
-            words = "Radius 0: of this model no perturbation is certified. `geq-certified` is made for it."
-            console.print(words, style="yellow", soft_wrap=True)
+            say("Radius 0: of this model no perturbation is certified. `geq-certified` is made for it.", "yellow")
         if not predictor.trained.named:
-            console.print(NUMBERED, style="yellow", soft_wrap=True)
+            say(NUMBERED, "yellow")
     if saliency is not None and predictions:
         sheet, drawn = draw_predictions(predictor, predictions)
         sheet.save(saliency, format="PNG")
@@ -403,21 +398,20 @@ def write_csv(predictions: "Sequence[Prediction]", top: int) -> None:
 
 def prediction_row(prediction: "Prediction") -> dict[str, Any]:
     """A prediction as JSON has it, which knows no infinity."""
-
-    def finite(number: float | None) -> float | None:
-        return number if number is not None and math.isfinite(number) else None
+    from .run.folder import finite
 
     status = prediction.status
     top = zip(prediction.classes, prediction.probabilities, strict=True)
-    return {
+    row = {
         "path": str(prediction.path),
-        "top": [{"class": name, "probability": finite(share)} for name, share in top],
+        "top": [{"class": name, "probability": share} for name, share in top],
         "converged": prediction.converged if status is not None else None,
         "status": status.name.lower() if status is not None else None,
         "steps": prediction.steps,
-        "residual": finite(prediction.residual),
-        "certified_radius": finite(prediction.radius),
+        "residual": prediction.residual,
+        "certified_radius": prediction.radius,
     }
+    return dict(finite(row))
 
 
 def prediction_table(predictions: "Sequence[Prediction]", title: str) -> Table:
@@ -426,14 +420,18 @@ def prediction_table(predictions: "Sequence[Prediction]", title: str) -> Table:
     A class stands in a row of its own with its probability, so that no fold can part them. All fits into 80 columns.
     """
     longest = max((len(printable(name)) for p in predictions for name in p.classes), default=0)
-    words = [Column("picture", overflow="fold", min_width=12)]
-    words.append(Column("class", overflow="fold", min_width=min(longest, 16)))
-    numbers = [Column(h, justify="right", no_wrap=True) for h in ("share", "steps", "residual")]
-    table = Table(*words, *numbers, Column("equilibrium", no_wrap=True), title=Text(printable(title)))
-    table.box, table.show_edge, table.padding = box.HORIZONTALS, False, (0, 0)
     certified = any(p.radius is not None for p in predictions)
-    if certified:
-        table.add_column("radius", justify="right", no_wrap=True)
+    table = Table(
+        Column("picture", overflow="fold", min_width=12),
+        Column("class", overflow="fold", min_width=min(longest, 16)),
+        *numbers("share", "steps", "residual"),
+        Column("equilibrium", no_wrap=True),
+        *(numbers("radius") if certified else ()),
+        title=Text(printable(title)),
+        box=box.HORIZONTALS,
+        show_edge=False,
+        padding=0,
+    )
     for p in predictions:
         solver = [Text("–")] * 3
         if p.status is not None:
@@ -484,9 +482,8 @@ def data() -> None:
     from .data import data_root, describe
 
     title = Text(printable(f"Data sets under {data_root()} (set KERNEQ_DATA to look elsewhere)"))
-    table = Table(title=title, show_lines=True)
-    for heading in ("name", "found", "where, or how to get it"):
-        table.add_column(heading, overflow="fold", no_wrap=heading in ("name", "found"))
+    narrow = [Column(heading, no_wrap=True) for heading in ("name", "found")]
+    table = Table(*narrow, Column("where, or how to get it", overflow="fold"), title=title, show_lines=True)
     for row in describe():
         if row.found:
             where = str(row.path or "part of the installation")
@@ -519,8 +516,8 @@ def verify(as_json: AsJson = False) -> None:
     else:
         colours = {Verdict.HOLDS: "green", Verdict.CORRECTED: "yellow", Verdict.FAILS: "bold red"}
         title = "Worst case found: left-hand side over right-hand side, as published → corrected"
-        numbers = [Column(heading, justify="right", no_wrap=True) for heading in ("worst", "s")]
-        table = Table("claim", Column("verdict", no_wrap=True), *numbers, title=title, box=None, padding=(0, 1, 0, 0))
+        columns = [Column("claim"), Column("verdict", no_wrap=True), *numbers("worst", "s")]
+        table = Table(*columns, title=title, box=None, padding=(0, 1, 0, 0))
         for finding in findings:
             why = finding.evidence.where if finding.erratum is None else f"{finding.erratum}. {finding.evidence.where}"
             words = Text.assemble(f"{finding.published}: {finding.claim}\n", (why, "dim"))
@@ -616,10 +613,9 @@ def demo(
                 measure_part(trained, name, PARTS[name]).write()
     render(folders, output / "report.html")
     shown = [metric for metric in METRICS if metric.demo]
-    table = Table(title="Embedded digits: 8×8 pictures, 10 classes")
-    table.add_column("model", no_wrap=True)
-    for heading in (*(metric.heading for metric in shown), "size", "seconds"):
-        table.add_column(heading, justify="right")
+    headings = (*(metric.heading for metric in shown), "size", "seconds")
+    columns = [Column("model", no_wrap=True), *(Column(heading, justify="right") for heading in headings)]
+    table = Table(*columns, title="Embedded digits: 8×8 pictures, 10 classes")
     for run in (one.run for one in gather(folders)):
         size = millions(run.evaluation()["parameters"])
         scores = (metric.text(run.test()) for metric in shown)
@@ -674,6 +670,11 @@ def exit_code(error: Exception) -> int | None:
     return next((code for kinds, code in codes if isinstance(error, kinds)), None)
 
 
+def numbers(*headings: str) -> list[Column]:
+    """The columns of a table that hold numbers."""
+    return [Column(heading, justify="right", no_wrap=True) for heading in headings]
+
+
 def show_table(table: Table) -> None:
     """Print a table; in a terminal of fewer than 80 columns its lines are broken, but no cell is cut."""
     console = Console()
@@ -681,9 +682,9 @@ def show_table(table: Table) -> None:
     console.print(table)
 
 
-def say(sentence: str) -> None:
+def say(sentence: str, style: str = "") -> None:
     """Print a sentence as it is, on one line however long it is."""
-    Console().print(Text(printable(sentence)), soft_wrap=True)
+    Console().print(Text(printable(sentence), style), soft_wrap=True)
 
 
 def complain(sentence: str) -> None:

@@ -1,6 +1,7 @@
 """What a trained run says about picture files that are not in its data set."""
 
 import dataclasses
+import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from .data import SUFFIXES, DataError, decode, grey, pictures_in
 from .evaluate import TrainedRun
-from .evaluate.saliency import all_maps, contact_sheet
+from .evaluate.saliency import contact_sheet, map_each
 from .solution import Solution, Status
 from .tensors import check_whole
 from .theory import certify
@@ -98,13 +99,12 @@ class Predictor:
             best = logits.double().softmax(1).topk(min(top, logits.shape[1]))
             names = [tuple(self.trained.classes[label] for label in row) for row in best.indices.tolist()]
             here = paths[len(found) : len(found) + len(x)]
-            rows = zip(here, names, best.values.tolist(), _outcomes(list(solutions.values()), len(x)), strict=True)
-            radius = certify(self.trained.model, x, std=images.std).pixel_radius if certified else None
-            radii = [None] * len(x) if radius is None else radius.tolist()
-            found += [
-                Prediction(Path(path), classes, tuple(shares), *outcome, certain)
-                for (path, classes, shares, outcome), certain in zip(rows, radii, strict=True)
-            ]
+            outcomes = _outcomes(list(solutions.values()), len(x))
+            bound = certify(self.trained.model, x, std=images.std).pixel_radius if certified else None
+            radii = [None] * len(x) if bound is None else bound.tolist()
+            columns = (here, names, best.values.tolist(), outcomes, radii)
+            for path, classes, shares, outcome, radius in zip(*columns, strict=True):
+                found.append(Prediction(Path(path), classes, tuple(shares), *outcome, radius))
         return found
 
 
@@ -128,19 +128,15 @@ def draw_predictions(predictor: Predictor, predictions: Sequence[Prediction]) ->
     pixels = torch.stack([predictor.read(p.path) for p in shown])
     labels = torch.tensor([trained.classes.index(p.classes[0]) for p in shown])
     images = dataclasses.replace(trained.seen, pixels=pixels, labels=labels)
-    found = [all_maps(trained.model, x, classes) for x, classes in trained.batches(images).epoch(0)]
-    maps = {name: torch.cat([some[name] for some in found]) for name in found[0] if "branch" not in name}
+    maps = {name: some for name, some in map_each(trained, images).items() if "branch" not in name}
     names = [f"{p.path.name}: {p.classes[0]}, {p.probabilities[0]:.0%}" for p in shown]
     return contact_sheet(pixels, names, maps), len(shown)
 
 
 def find_pictures(path: Path) -> list[Path]:
     """The picture files of a folder and of the folders in it, hidden ones left out; a file stands for itself."""
-    try:
-        if not path.is_dir():
-            return [path]
-    except OSError:
-        return [path]  # whoever reads it says what is wrong
+    if not os.path.isdir(path):  # which does not mind that it may be too long for a name; whoever reads it will say so
+        return [path]
     found = pictures_in(path)
     if not found:
         raise DataError(f"{path} holds no pictures: it has no file that ends in {', '.join(sorted(SUFFIXES))}.")

@@ -25,6 +25,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, NoReturn, TypeVar, final
 
 T = TypeVar("T")
@@ -242,12 +243,9 @@ def _read(written: Written, members: tuple[Any, ...]) -> Any:
     text = written.strip()
     if str in members:
         return text.strip("\"'")
-    try:
+    with suppress(RecursionError, ValueError):
         # A newline would let one override carry further keys.
         return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
-    except (RecursionError, ValueError):
-        pass
-    try:
+    with suppress(ValueError):
         return float(text) if float in members else text
-    except ValueError:
-        return text
+    return text

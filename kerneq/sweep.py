@@ -89,15 +89,15 @@ def load_sweep(file: str, changes: Sequence[str] = ()) -> Sweep:
     """A sweep of the package by its name, a file with a [grid], or any experiment, over the values of `key=a,b,c`.
 
     A change replaces the axis of its key; one of a single value is a setting of all cells."""
-    path, name = Path(file), Path(file).name.removesuffix(".toml")
-    bare = "/" not in file and not file.endswith(".toml")
+    path, bare = Path(file), "/" not in file and not file.endswith(".toml")
     if bare and (SWEEPS / f"{file}.toml").is_file():
         path = SWEEPS / f"{file}.toml"
-    elif bare and not (EXPERIMENTS / f"{file}.toml").is_file() and not path.is_file():
+    experiment = bare and path.parent != SWEEPS and (EXPERIMENTS / f"{file}.toml").is_file()
+    if bare and not experiment and not path.is_file():
         hint = suggestion(file, [known.stem for known in (*SWEEPS.glob("*.toml"), *EXPERIMENTS.glob("*.toml"))])
         known = ", ".join(sorted(known.stem for known in SWEEPS.glob("*.toml")))
         raise ConfigError(f"There is no sweep or experiment {file!r}.{hint} The sweeps are: {known}.")
-    table: dict[str, Any] = {"base": file} if bare and path.parent != SWEEPS else read_toml(path)
+    table: dict[str, Any] = {"base": file} if experiment else read_toml(path)
     grid = table.pop("grid", {})
     axes = _axes(grid) if isinstance(grid, Mapping) else {}
     for change in changes:
@@ -109,7 +109,7 @@ def load_sweep(file: str, changes: Sequence[str] = ()) -> Sweep:
         raise ConfigError(f"{file} has no [grid] of several values: say what to vary, for example seed=0,1,2.")
     if "seed" in axes:  # fastest, so that a sweep that is cut short has whole points
         axes["seed"] = axes.pop("seed")
-    return Sweep(name, table, path.parent, axes)
+    return Sweep(path.name.removesuffix(".toml"), table, path.parent, axes)
 
 
 def _axes(grid: Mapping[str, Any], path: str = "") -> dict[str, Mapping[str, Mapping[str, Any]]]:

@@ -1,6 +1,7 @@
-"""What the tests of the core share: every solver, kernel, cell and gradient, and problems with exact answers."""
+"""What tests share: every solver, kernel, cell and gradient, problems with exact answers, and runs of an epoch."""
 
 import math
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,9 @@ from kerneq.kernels import (
     Polynomial,
     Sigmoid,
 )
+from kerneq.run.config import parse
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal, solve
+from kerneq.training import train
 
 examples = settings(max_examples=25, deadline=None, derandomize=True, database=None)
 
@@ -216,3 +219,9 @@ class Counting(AbstractMap):
 
     def rows(self, index: Tensor) -> "Counting":
         return Counting(self.rates[index], self.b[index], self.seen)
+
+
+def trained(path: Path, *settings: str) -> Path:
+    """A run of an epoch on the embedded digits."""
+    train(parse("", ["training.epochs=1", "training.batch_size=64", "device=cpu", *settings]), path)
+    return path

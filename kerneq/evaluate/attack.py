@@ -287,7 +287,7 @@ def measure_attack(
     tracked = trained.track(threats, "attacks", len(threats))
     found = [attack(model, pictures, threat, source) for threat in tracked]
     concerns = [f"{result.threat.norm}: {words}" for result in found for words in result.concerns()]
-    tested = len(_tested(pictures)[0][1])
+    tested = sum(len(labels) for _, labels in _tested(pictures))
     return AttackResult(len(chosen), tested, accuracy(model, pictures), found, concerns)
 
 
@@ -319,5 +319,11 @@ def accuracy(model: nn.Module, pictures: Pictures) -> float:
 
 
 def _tested(pictures: Pictures) -> Pictures:
-    x, labels = pictures[0]
-    return [(x[:TESTED], labels[:TESTED])]
+    """The first of the pictures, in batches like theirs."""
+    some: list[tuple[Tensor, Tensor]] = []
+    left = TESTED
+    for x, labels in pictures:
+        if left > 0:
+            some.append((x[:left], labels[:left]))
+            left -= len(some[-1][1])
+    return some

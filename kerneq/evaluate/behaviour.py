@@ -190,14 +190,14 @@ def _behaviour(name: str, layer: Equilibrium, f: AbstractMap, z: Tensor, solves:
     factor = contraction(f, solve(f, z, layer.solver, tol=SETTLED, max_steps=LONGEST).value)
     steps, gap, failed = solves.mean(0).tolist()
     return LayerBehaviour(
-        name,
-        repr(layer.solver),
-        steps,
-        int(solves[:, 0].max()),
-        gap,
-        failed,
-        float(factor.mean()),
-        float(factor.max()),
+        name=name,
+        solver=repr(layer.solver),
+        steps=steps,
+        most_steps=int(solves[:, 0].max()),
+        residual=gap,
+        unconverged=failed,
+        contraction=float(factor.mean()),
+        most_contraction=float(factor.max()),
         bound=float(f.bound.max()) if isinstance(f, Equation) else None,
         convexity=float(f.convexity.min()) if isinstance(f, Equation) else None,
         residuals=residual.mean(1).tolist(),

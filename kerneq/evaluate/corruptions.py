@@ -85,17 +85,19 @@ def measure_corruptions(
     images = trained.test if most is None else trained.test.select(torch.arange(min(most, len(trained.test))))
     images = dataclasses.replace(images, pixels=images.in_memory()).to(trained.process.device)
     source, corrupted = _pictures(trained, images.in_memory(), seed)
+
+    def share(pixels: Tensor) -> float:
+        return float(score(trained, dataclasses.replace(images, pixels=pixels))[0]["accuracy"] or 0.0)
+
     accuracy: dict[str, list[float]] = {}
     for name in trained.track(names, "corruptions", len(names)):
-        sets = (dataclasses.replace(images, pixels=corrupted(name, severity)) for severity in SEVERITIES)
-        accuracy[name] = [float(score(trained, some)[0]["accuracy"] or 0.0) for some in sets]
-    mean = fmean(value for values in accuracy.values() for value in values)
+        accuracy[name] = [share(corrupted(name, severity)) for severity in SEVERITIES]
     return CorruptionResult(
         source=source,
         images=len(images),
-        clean=float(score(trained, images)[0]["accuracy"] or 0.0),
+        clean=share(images.in_memory()),
         accuracy=accuracy,
-        mean_accuracy=mean,
+        mean_accuracy=fmean(value for values in accuracy.values() for value in values),
         mean_error=mean_corruption_error(accuracy),
         baseline=baseline.name if baseline is not None else None,
         relative_error=mean_corruption_error(accuracy, others) if others is not None else None,

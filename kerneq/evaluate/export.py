@@ -11,6 +11,7 @@ from jinja2 import Template
 from ..run import Run, TrainingError, write_atomically
 from ..run.checkpoint import copied, save
 from ..run.config import write
+from ..run.folder import read_json
 from .trained import TrainedRun
 
 RECORDS = ("config.toml", "classes.json", "environment.json", "metrics.jsonl", "evaluation.json", "evaluation/*.json")
@@ -21,7 +22,7 @@ def export(path: Path | str, folder: Path, checkpoint: str = "best") -> Run:
 
     Matrices and convolutions are stored in half precision, norms, biases and statistics, which are small and span more
     than half precision does, as they are. The norms of W are measured once more and stored, so that whoever loads the
-    weights need not wait for that.
+    weights need not wait for that. What was measured on the weights of another epoch is left behind.
     """
     if folder.exists():
         raise TrainingError(f"{folder} already exists: choose another folder.")
@@ -39,7 +40,9 @@ def export(path: Path | str, folder: Path, checkpoint: str = "best") -> Run:
         for folder_of in ("checkpoints", "evaluation"):
             (partial / folder_of).mkdir(parents=True)
         for file in (path for pattern in RECORDS for path in trained.run.path.glob(pattern)):
-            shutil.copyfile(file, partial / file.relative_to(trained.run.path))
+            measured_at = read_json(file, needed=False).get("epoch") if file.suffix == ".json" else None
+            if measured_at in (None, trained.epoch):
+                shutil.copyfile(file, partial / file.relative_to(trained.run.path))
     except OSError as error:
         raise TrainingError(f"{folder} could not be written: {error.strerror}.") from None
     facts = {"epoch": trained.epoch, "config": write(trained.run.config())}

@@ -70,8 +70,7 @@ def measure_ood(trained: TrainedRun) -> OodResult:
         raise NotApplicableError(f"Out-of-distribution calibration needs {wanted}, and {got}.")
     unknown = trained.unknown()
     assert unknown is not None
-    (logits, known_scores), (others, unknown_scores) = (look_at(trained, images) for images in (trained.test, unknown))
-    scores = {name: (score, unknown_scores[name]) for name, score in known_scores.items()}
+    (logits, known), (others, strange) = (look_at(trained, images) for images in (trained.test, unknown))
     found = classify(logits, trained.test.labels)
     return OodResult(
         known_images=len(logits),
@@ -82,8 +81,8 @@ def measure_ood(trained: TrainedRun) -> OodResult:
         unknown_kl_uniform_q=float(kl_uniform_q(others).mean()),
         unknown_kl_q_uniform=float(kl_q_uniform(others).mean()),
         familiarity={
-            name: Familiarity(float(known.mean()), float(unknown.mean()), auroc(known, unknown))
-            for name, (known, unknown) in scores.items()
+            name: Familiarity(float(known[name].mean()), float(strange[name].mean()), auroc(known[name], strange[name]))
+            for name in known
         },
     )
 

@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+from ..data import Images
 from ..equation import Equation
 from ..equilibrium import Equilibrium, solving, watching
 from ..solution import Solution
@@ -109,36 +110,21 @@ def patch_weights(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return {name: _resized(weights.mean(1).to(x.dtype), x) for name, weights in named if weights is not None}
 
 
-@final
-@dataclasses.dataclass(frozen=True, eq=False)
-class Curves:
-    """The probability of the class as pixels are replaced in the order of a map, (batch, steps + 1) each."""
-
-    deletion: Tensor  # from the picture to the baseline; falls early if the map is right
-    insertion: Tensor  # from the baseline to the picture; rises early
-
-    def areas(self) -> tuple[Tensor, Tensor]:
-        """The areas under both curves, (batch,): deletion, the lower the better, and insertion, the higher."""
-        deletion, insertion = (torch.trapezoid(c, dx=1 / (c.shape[1] - 1)) for c in (self.deletion, self.insertion))
-        return deletion, insertion
-
-
 @torch.no_grad()
-def replace_pixels(model: nn.Module, x: Tensor, classes: Tensor, maps: Tensor, steps: int = 16) -> Curves:
-    """Deletion and insertion (Petsiuk et al., 2018) of all channels of a pixel at once, in `steps` equal parts.
+def replace_pixels(model: nn.Module, x: Tensor, classes: Tensor, maps: Tensor, steps: int = 16) -> Tensor:
+    """The areas of deletion and of insertion (Petsiuk et al., 2018), (2, batch): under the probability of the class.
 
-    The baseline is 0, the data set's mean colour.
+    In `steps` equal parts and in the order of the map pixels, all channels at once, are replaced: in deletion those of
+    the picture by the baseline 0, the data set's mean colour (the probability should fall early, the area be small), in
+    insertion those of the baseline by the picture's (it should be large).
     """
-    start = torch.zeros_like(x)
     rank = maps.flatten(1).argsort(dim=1, descending=True, stable=True).argsort(dim=1).view(len(x), 1, *x.shape[2:])
-    deletion: list[Tensor] = []
-    insertion: list[Tensor] = []
+    curves = []
     for step in range(steps + 1):
         first = rank < step * rank[0].numel() / steps
-        for curve, here, there in ((deletion, start, x), (insertion, x, start)):
-            logits = model(torch.where(first, here, there))
-            curve.append(logits.softmax(1).gather(1, classes[:, None])[:, 0])
-    return Curves(torch.stack(deletion, 1), torch.stack(insertion, 1))
+        both = torch.where(first, 0, x), torch.where(first, x, 0)
+        curves.append(torch.stack([model(some).softmax(1).gather(1, classes[:, None])[:, 0] for some in both]))
+    return torch.trapezoid(torch.stack(curves, dim=2), dx=1 / steps)
 
 
 def feature_layers(model: nn.Module, x: Tensor) -> dict[str, nn.Module]:
@@ -246,36 +232,36 @@ class SaliencyResult:
         return [(name, words.format(score)) for name, score in self.methods.items()]
 
 
+@torch.no_grad()
 def measure_saliency(trained: TrainedRun, *, images: int = 256, steps: int = 16, seed: int = 0) -> SaliencyResult:
     """Deletion and insertion of every map on a random choice of test pictures, for the class the model sees."""
     chosen = trained.test.sample(images, seed)
     noise = torch.Generator().manual_seed(seed)
     sums: dict[str, Tensor] = {}
     for x, _ in trained.batches(chosen).epoch(0):
-        classes = predicted(trained.model, x)
+        classes = trained.model(x).argmax(1)
         maps = all_maps(trained.model, x, classes)
         maps["random"] = torch.rand(len(x), *x.shape[2:], generator=noise).to(x)
         for name, some in trained.track(maps.items(), "maps", len(maps)):
-            areas = replace_pixels(trained.model, x, classes, some, steps=steps).areas()
-            sums[name] = sums.get(name, 0) + torch.stack([area.double().sum() for area in areas])
+            areas = replace_pixels(trained.model, x, classes, some, steps=steps)
+            sums[name] = sums.get(name, 0) + areas.double().sum(1)
     methods = {name: MethodScore(*(total / len(chosen)).tolist()) for name, total in sums.items()}
     return SaliencyResult(len(chosen), steps, methods)
 
 
+def map_each(trained: TrainedRun, images: Images) -> dict[str, Tensor]:
+    """Every map of each of the images, for the class that its label names; batch by batch, so that all fit."""
+    found = [all_maps(trained.model, x, classes) for x, classes in trained.batches(images).epoch(0)]
+    return {name: torch.cat([maps[name] for maps in found]) for name in found[0]}
+
+
 @torch.no_grad()
-def predicted(model: nn.Module, x: Tensor) -> Tensor:
-    """The class a model sees in each picture, (batch,)."""
-    classes: Tensor = model(x).argmax(1)
-    return classes
-
-
 def draw_saliency(trained: TrainedRun, result: SaliencyResult) -> dict[str, Image.Image]:
     """Contact sheets of a few of the pictures: the maps of the whole model, and those of its branches one by one."""
-    chosen = trained.test.sample(result.images).select(torch.arange(min(SHOWN, result.images)))
-    x, labels = next(iter(trained.batches(chosen).epoch(0)))
-    classes = predicted(trained.model, x)
-    maps = all_maps(trained.model, x, classes)
-    pairs = [(chosen.classes[label], chosen.classes[seen]) for label, seen in zip(labels, classes, strict=True)]
+    chosen = trained.test.sample(min(SHOWN, result.images))
+    classes = torch.cat([trained.model(x).argmax(1) for x, _ in trained.batches(chosen).epoch(0)]).cpu()
+    maps = map_each(trained, dataclasses.replace(chosen, labels=classes))
+    pairs = [(chosen.classes[label], chosen.classes[seen]) for label, seen in zip(chosen.labels, classes, strict=True)]
     names = [label if label == seen else f"{label}, seen as {seen}" for label, seen in pairs]
     whole = {name: some for name, some in maps.items() if "branch" not in name}
     parts = {name: some for name, some in maps.items() if "branch" in name}

@@ -163,8 +163,7 @@ def draw_mistakes(trained: TrainedRun, result: EvaluationResult) -> dict[str, Im
     width, height = TILE + 8, TILE + 2 * LINE + 8
     sheet = Image.new("RGB", (COLUMNS * width + 8, rows * height + LINE + 12), "white")
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
-    test = result.classification["test"]
-    wrong = test.images - sum(row[label] for label, row in enumerate(test.confusion))
+    wrong = len(result.classification["test"].wrong)
     title = f"{wrong} mistakes" if wrong != 1 else "1 mistake"
     title += f", the {len(found)} most confident" if wrong > len(found) else ", the most confident first"
     pen.text((8, 6), f"{title}: prediction with its probability, and the label", "black", font)

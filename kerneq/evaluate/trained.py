@@ -6,6 +6,7 @@ This is the only place that reads the test images. Evidence is measured, told in
 import dataclasses
 import functools
 import io
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -100,8 +101,8 @@ class TrainedRun:
     def _checked(self, images: Images) -> Images:
         """The images, unless their classes are not those that the run was trained on: its labels mean others now."""
         if len(images.classes) != len(self.classes) or (self.named and images.classes != self.classes):
-            pairs = zip((*self.classes, "none"), (*images.classes, "none"), strict=False)
-            then, now = next((pair for pair in pairs if pair[0] != pair[1]), ("none", "none"))
+            pairs = itertools.zip_longest(self.classes, images.classes)
+            then, now = next(pair for pair in pairs if pair[0] != pair[1])
             raise TrainingError(
                 f"{self.run.path} was trained on {len(self.classes)} classes and {self.config.data.name} has "
                 f"{len(images.classes)}; the first that differs was {then!r} and is {now!r}: bring back its data set."

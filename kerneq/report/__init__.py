@@ -22,6 +22,10 @@ def render(folders: Sequence[Path], output: Path, title: str = "kerneq report") 
     if output.suffix not in (".html", ".md", ".json"):
         raise TrainingError(f"A report is .html, .md or .json by the name of its file, got {output}.")
     runs = gather(folders)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainingError(f"{output} could not be written: {error.strerror}.") from None
     if output.suffix == ".json":
         table = {"results": [dataclasses.asdict(result) for result in results(runs)]}
         write_atomically(output, (to_json(table, indent=2) + "\n").encode())

@@ -1,12 +1,13 @@
 """The drawings of a report, as SVG that is readable on light and on dark ground: numbers in, a file's bytes out."""
 
 import contextlib
+import dataclasses
 import io
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, final
 
 import matplotlib
 import numpy as np
@@ -36,46 +37,43 @@ Curve = tuple[Sequence[float], Sequence[float | None]]  # x and y; None where th
 Point = tuple[str, int, float, float]  # label, place among the runs, x, accuracy
 
 
+@final
+@dataclasses.dataclass
 class Canvas:
     """A figure with its axes side by side, and the SVG it becomes."""
 
-    def __init__(self, height: float, columns: int = 1, labels: Sequence[str] = (), width: float = 4.4):
-        rows = math.ceil(len(labels) / _columns(labels, width * columns))
-        self.figure = Figure(figsize=(width * columns, height + 0.19 * rows), layout="constrained")
-        self.axes: list[Axes] = list(np.atleast_1d(self.figure.subplots(1, columns)))
-        self.labels, self.width, self.svg = labels, width * columns, b""
-        for axes in self.axes:
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.grid(axis="y", alpha=0.25)
-
-    def finish(self) -> None:
-        """Below the axes the legend, beside each other as many names as there is room for."""
-        found = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in self.axes]
-        handles = {text: handle for pairs in found for handle, text in pairs}
-        if handles:
-            columns = _columns(self.labels, self.width)
-            self.figure.legend(handles.values(), handles, loc="outside lower left", ncols=columns)
-        buffer = io.StringIO()
-        self.figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
-        text = buffer.getvalue()
-        head, _, rest = text[text.index("<svg") :].partition(">")  # without the header of a document
-        self.svg = f"{head}>{STYLE}{rest.replace(INK, 'currentColor')}".encode()
-
-
-def _columns(labels: Sequence[str], width: float) -> int:
-    """How many names stand beside each other in a legend below a figure."""
-    longest = max(map(len, labels), default=1)
-    return max(1, min(4, int(width / (0.075 * longest + 0.45))))
+    figure: Figure
+    axes: list[Axes]
+    svg: bytes = b""
 
 
 @contextlib.contextmanager
 def drawn(height: float = 2.7, columns: int = 1, labels: Sequence[str] = (), width: float = 4.4) -> Iterator[Canvas]:
-    """A canvas to draw on, finished when the block ends; letters that no font has become boxes."""
+    """A canvas to draw on; its legend and its SVG are made when the block ends.
+
+    Below the axes the legend has as many of the `labels` beside each other as there is room for. Letters that no font
+    has become boxes.
+    """
+    longest = max((len(shown(label)) for label in labels), default=1)
+    beside = max(1, min(4, int(columns * width / (0.075 * longest + 0.45))))
+    size = columns * width, height + 0.19 * math.ceil(len(labels) / beside)
     with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")
-        canvas = Canvas(height, columns, [shown(label) for label in labels], width)
+        figure = Figure(figsize=size, layout="constrained")
+        canvas = Canvas(figure, list(np.atleast_1d(figure.subplots(1, columns))))
+        for axes in canvas.axes:
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(axis="y", alpha=0.25)
         yield canvas
-        canvas.finish()
+        found = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in canvas.axes]
+        handles = {text: handle for pairs in found for handle, text in pairs}
+        if handles:
+            figure.legend(handles.values(), handles, loc="outside lower left", ncols=beside)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
+    text = buffer.getvalue()
+    head, _, rest = text[text.index("<svg") :].partition(">")  # without the header of a document
+    canvas.svg = f"{head}>{STYLE}{rest.replace(INK, 'currentColor')}".encode()
 
 
 def shown(label: str) -> str:
@@ -240,7 +238,7 @@ def draw_traces(layers: Sequence[Mapping[str, Any]], tol: float) -> bytes:
     """
     energies = any(layer["energies"] for layer in layers)
     labels = [layer["name"] for layer in layers]
-    with drawn(2.9, 2 if energies else 1, labels=labels, width=4.4) as canvas:
+    with drawn(2.9, 2 if energies else 1, labels) as canvas:
         for place, layer in enumerate(layers):
             several = [(layer["residuals"], layer["sample_residuals"], canvas.axes[0])]
             if layer["energies"]:

@@ -1,133 +1,25 @@
-"""What evaluations found, as tables and drawings: a method for each part, which gets what the runs have of it."""
+"""What evaluations found, as tables and drawings: a function for each part, which gets what the runs have of it."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any, final
 
 from ..evaluate.ood import TITLES
 from . import figures
-from .page import Drawing, Paragraph, Table
+from .page import DASH, Block, Drawing, Paragraph, Table, number
 from .results import Reported
 
-Block = Paragraph | Table | list[Drawing]
 PartByRun = Mapping[str, Mapping[str, Any]]  # what a part found, by the labels of the runs that have it
-DASH = "–"
 NORMS = {"linf": "ℓ∞", "l2": "ℓ2"}
 
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Findings:
-    """The parts of the evaluations of runs on one data set."""
+class Chapter:
+    """The runs on one data set, the best first, and what their drawings share."""
 
     runs: tuple[Reported, ...]
-
-    def scores(self, measured: PartByRun) -> list[Block]:
-        reliability, confusion = [], []
-        for label, found in measured.items():
-            steps = {f"as trained, ECE {found['calibration']['ece']:.3f}": found["calibration"]["bins"]}
-            if found.get("scaled"):
-                scaled = found["scaled"]
-                steps[f"T = {scaled['temperature']:.2f}, ECE {scaled['ece']:.3f}"] = scaled["bins"]
-            name = f"Reliability of {label}"
-            reliability.append(Drawing(self.file("reliability", label), name, figures.draw_reliability(steps)))
-            svg = figures.draw_confusion(found["classes"], found["classification"]["test"]["confusion"])
-            confusion.append(Drawing(self.file("confusion", label), f"Confusion of {label}", svg))
-        words = "a point is a bin of predictions, larger with more of them; on the dotted line 80% means 80%."
-        counts = "rows are labels, columns predictions; blue is right, orange wrong, deeper for more of its row."
-        pictures = self.pictures(measured, "mistakes", "The most confident mistakes of")
-        texts = Paragraph(f"Reliability: {words}"), Paragraph(f"Confusion: {counts}")
-        return [texts[0], reliability, texts[1], confusion, *pictures]
-
-    def behaviour(self, measured: PartByRun) -> list[Block]:
-        rows, drawings = [], []
-        stopped: dict[str, figures.Curve] = {}
-        for label, found in measured.items():
-            for layer in found["layers"]:
-                limits = [f"{layer[key]:.2f}" if layer[key] is not None else DASH for key in ("bound", "convexity")]
-                factor = f"{layer['contraction']:.2f} (at most {layer['most_contraction']:.2f})"
-                steps = f"{layer['steps']:.1f} (at most {layer['most_steps']})"
-                failures = f"{layer['unconverged']:.1%}"
-                rows.append((label, layer["name"], steps, f"{layer['residual']:.1e}", failures, factor, *limits))
-            svg = figures.draw_traces(found["layers"], found["tol"])
-            drawings.append(Drawing(self.file("traces", label), f"Within a solve: {label}", svg, wide=True))
-            stopped[label] = [s["steps"] for s in found["stopped"]], [s["accuracy"] for s in found["stopped"]]
-        svg = figures.draw_stopped(self.aligned(stopped))
-        worth = Drawing(self.file("stopped"), "What the equilibrium is worth: solves stopped early", svg)
-        heads = ("run", "layer", "steps", "residual", "not converged", "contraction", "bound L", "convexity μ")
-        words = "Contraction is the spectral radius of ∂f/∂z at z*, at most L; with μ > 0 the equilibrium is unique."
-        words += " Traces go on past the tolerance; thick lines are means, thin ones single pictures."
-        return [Paragraph(words), Table(heads, rows, ("layer",)), [worth], drawings]
-
-    def corruptions(self, measured: PartByRun) -> list[Block]:
-        rows = []
-        for label, found in measured.items():
-            shares = (share(found[key]) for key in ("clean", "mean_accuracy", "mean_error"))
-            rows.append((label, *shares, f"{found['images']} pictures, {found['source']}"))
-        bars = {k: {name: fmean(values) for name, values in v["accuracy"].items()} for k, v in measured.items()}
-        colours = {one.label: figures.COLOURS[i % len(figures.COLOURS)] for i, one in enumerate(self.runs)}
-        svg = figures.draw_bars(bars, {label: found["clean"] for label, found in measured.items()}, colours)
-        heads = ("run", "clean accuracy", "mean accuracy, corrupted", "mean corruption error", "pictures")
-        drawing = Drawing(self.file("corruptions"), "Accuracy under the corruptions of CIFAR-10-C", svg, wide=True)
-        return [Table(heads, rows, ("pictures",)), [drawing]]
-
-    def attack(self, measured: PartByRun) -> list[Block]:
-        rows: list[tuple[str, ...]] = []
-        curves: dict[str, dict[str, figures.Curve]] = {}
-        for label, found in measured.items():
-            for threat in found["threats"]:
-                t = threat["threat"]
-                norm = t["norm"]
-                ball = f"{NORMS.get(norm, norm)} ≤ {t['radius'] * 255:g}/255, PGD-{t['steps']} × {t['restarts']}"
-                signs = [words.partition(": ")[2] for words in found["concerns"] if words.startswith(f"{norm}: ")]
-                accuracies = (share(found["clean"]), share(threat["accuracy"]), share(threat["noise"]))
-                rows.append((label, ball, *accuracies, "; ".join(signs) or "none"))
-                radii, shares = zip(*threat["radii"], strict=True)
-                curves.setdefault(norm, {})[label] = [0.0, *(255 * r for r in radii)], [found["clean"], *shares]
-        heads = ("run", "attack", "clean", "attacked", "random noise", "signs of a masked gradient")
-        drawings = []
-        for norm, some in curves.items():
-            title = NORMS.get(norm, norm)
-            svg = figures.draw_radii(self.aligned(some), f"radius ({title}) in units of 1/255", "accuracy")
-            drawings.append(Drawing(self.file("attack", norm), f"Accuracy under PGD, {title}", svg))
-        return [Table(heads, rows, ("attack", "signs of a masked gradient")), drawings]
-
-    def certificates(self, measured: PartByRun) -> list[Block]:
-        rows = []
-        for label, found in measured.items():
-            distance = f"{found['found_radius']:.3f}" if found["found_radius"] is not None else DASH
-            numbers = (share(found["accuracy"]), f"{found['mean_radius']:.3f}", distance, f"{found['broken']}")
-            rows.append((label, "yes" if found["unique"] else "no", *numbers))
-        curves = {label: (found["radii"], found["certified"]) for label, found in measured.items()}
-        svg = figures.draw_radii(self.aligned(curves), "ℓ2 radius, pixels in [0, 1]", "certified accuracy")
-        heads = ("run", "unique equilibrium", "accuracy", "mean certified radius", "distance an attack needs", "broken")
-        return [Table(heads, rows), [Drawing(self.file("certificates"), "Certified accuracy", svg)]]
-
-    def ood(self, measured: PartByRun) -> list[Block]:
-        rows = []
-        for label, found in measured.items():
-            keys = ("known_kl", "unknown_kl_uniform_q", "unknown_kl_q_uniform")
-            scores = [found["familiarity"].get(name) for name in TITLES]
-            aurocs = [f"{score['auroc']:.4f}" if score else DASH for score in scores]
-            rows.append((label, share(found["accuracy"]), *(f"{found[key]:.4f}" for key in keys), *aurocs))
-        kl = ("known KL(label ‖ q)", "unknown KL(uniform ‖ q)", "unknown KL(q ‖ uniform)")
-        words = (
-            "Published (KerDEQ, Table 3): OptEq known KL 0.38, unknown KL 1.51; KerDEQ 0.306, 1.21. "
-            "Which of the two unknown KL is meant is not said there."
-        )
-        heads = ("run", "known accuracy", *kl, *(f"AUROC of {title}" for title in TITLES.values()))
-        return [Paragraph(words), Table(heads, rows)]
-
-    def saliency(self, measured: PartByRun) -> list[Block]:
-        names = list(dict.fromkeys(name for found in measured.values() for name in found["methods"]))
-        rows: list[tuple[str, ...]] = []
-        for name in names:
-            scores = [found["methods"].get(name) for found in measured.values()]
-            rows.append((name, *(f"{s['deletion']:.3f} / {s['insertion']:.3f}" if s else DASH for s in scores)))
-        words = "Deletion (lower is better) / insertion (higher is better): areas under the probability of the class."
-        pictures = self.pictures(measured, "saliency", "Where it looks:")
-        return [Paragraph(words), Table(("map", *measured), rows), *pictures]
 
     def pictures(self, measured: PartByRun, name: str, words: str) -> list[Block]:
         """The pictures of this name that the runs have, as one block, if they have any."""
@@ -148,6 +40,131 @@ class Findings:
         return "-".join("".join(c if c.isascii() and (c.isalnum() or c in ".-") else " " for c in text).split())
 
 
-def share(value: float | None, digits: int = 2) -> str:
-    """A share in percent; a dash where there is none."""
-    return f"{value:.{digits}%}" if value is not None else DASH
+def scores(chapter: Chapter, measured: PartByRun) -> list[Block]:
+    reliability, confusion = [], []
+    for label, found in measured.items():
+        steps = {f"as trained, ECE {found['calibration']['ece']:.3f}": found["calibration"]["bins"]}
+        if found.get("scaled"):
+            scaled = found["scaled"]
+            steps[f"T = {scaled['temperature']:.2f}, ECE {scaled['ece']:.3f}"] = scaled["bins"]
+        name = f"Reliability of {label}"
+        reliability.append(Drawing(chapter.file("reliability", label), name, figures.draw_reliability(steps)))
+        svg = figures.draw_confusion(found["classes"], found["classification"]["test"]["confusion"])
+        confusion.append(Drawing(chapter.file("confusion", label), f"Confusion of {label}", svg))
+    words = "a point is a bin of predictions, larger with more of them; on the dotted line 80% means 80%."
+    counts = "rows are labels, columns predictions; blue is right, orange wrong, deeper for more of its row."
+    pictures = chapter.pictures(measured, "mistakes", "The most confident mistakes of")
+    return [
+        Paragraph(f"Reliability: {words}"),
+        reliability,
+        Paragraph(f"Confusion: {counts}"),
+        confusion,
+        *pictures,
+    ]
+
+
+def behaviour(chapter: Chapter, measured: PartByRun) -> list[Block]:
+    rows, drawings = [], []
+    stopped: dict[str, figures.Curve] = {}
+    for label, found in measured.items():
+        for layer in found["layers"]:
+            limits = [number(layer[key], ".2f") for key in ("bound", "convexity")]
+            factor = f"{layer['contraction']:.2f} (at most {layer['most_contraction']:.2f})"
+            steps = f"{layer['steps']:.1f} (at most {layer['most_steps']})"
+            failures = f"{layer['unconverged']:.1%}"
+            rows.append((label, layer["name"], steps, f"{layer['residual']:.1e}", failures, factor, *limits))
+        svg = figures.draw_traces(found["layers"], found["tol"])
+        drawings.append(Drawing(chapter.file("traces", label), f"Within a solve: {label}", svg, wide=True))
+        stopped[label] = [s["steps"] for s in found["stopped"]], [s["accuracy"] for s in found["stopped"]]
+    svg = figures.draw_stopped(chapter.aligned(stopped))
+    worth = Drawing(chapter.file("stopped"), "What the equilibrium is worth: solves stopped early", svg)
+    heads = ("run", "layer", "steps", "residual", "not converged", "contraction", "bound L", "convexity μ")
+    words = "Contraction is the spectral radius of ∂f/∂z at z*, at most L; with μ > 0 the equilibrium is unique."
+    words += " Traces go on past the tolerance; thick lines are means, thin ones single pictures."
+    return [Paragraph(words), Table(heads, rows, ("layer",)), [worth], drawings]
+
+
+def corruptions(chapter: Chapter, measured: PartByRun) -> list[Block]:
+    rows = []
+    for label, found in measured.items():
+        shares = (number(found[key]) for key in ("clean", "mean_accuracy", "mean_error"))
+        rows.append((label, *shares, f"{found['images']} pictures, {found['source']}"))
+    bars = {k: {name: fmean(values) for name, values in v["accuracy"].items()} for k, v in measured.items()}
+    colours = {one.label: figures.COLOURS[i % len(figures.COLOURS)] for i, one in enumerate(chapter.runs)}
+    svg = figures.draw_bars(bars, {label: found["clean"] for label, found in measured.items()}, colours)
+    heads = ("run", "clean accuracy", "mean accuracy, corrupted", "mean corruption error", "pictures")
+    drawing = Drawing(chapter.file("corruptions"), "Accuracy under the corruptions of CIFAR-10-C", svg, wide=True)
+    return [Table(heads, rows, ("pictures",)), [drawing]]
+
+
+def attack(chapter: Chapter, measured: PartByRun) -> list[Block]:
+    rows: list[tuple[str, ...]] = []
+    curves: dict[str, dict[str, figures.Curve]] = {}
+    for label, found in measured.items():
+        for threat in found["threats"]:
+            t = threat["threat"]
+            norm = t["norm"]
+            ball = f"{NORMS.get(norm, norm)} ≤ {t['radius'] * 255:g}/255, PGD-{t['steps']} × {t['restarts']}"
+            signs = [words.partition(": ")[2] for words in found["concerns"] if words.startswith(f"{norm}: ")]
+            accuracies = (number(found["clean"]), number(threat["accuracy"]), number(threat["noise"]))
+            rows.append((label, ball, *accuracies, "; ".join(signs) or "none"))
+            radii, shares = zip(*threat["radii"], strict=True)
+            curves.setdefault(norm, {})[label] = [0.0, *(255 * r for r in radii)], [found["clean"], *shares]
+    heads = ("run", "attack", "clean", "attacked", "random noise", "signs of a masked gradient")
+    drawings = []
+    for norm, some in curves.items():
+        title = NORMS.get(norm, norm)
+        svg = figures.draw_radii(chapter.aligned(some), f"radius ({title}) in units of 1/255", "accuracy")
+        drawings.append(Drawing(chapter.file("attack", norm), f"Accuracy under PGD, {title}", svg))
+    return [Table(heads, rows, ("attack", "signs of a masked gradient")), drawings]
+
+
+def certificates(chapter: Chapter, measured: PartByRun) -> list[Block]:
+    rows = []
+    for label, found in measured.items():
+        radii = [number(found[key], ".3f") for key in ("mean_radius", "found_radius")]
+        unique = "yes" if found["unique"] else "no"
+        rows.append((label, unique, number(found["accuracy"]), *radii, f"{found['broken']}"))
+    curves = {label: (found["radii"], found["certified"]) for label, found in measured.items()}
+    svg = figures.draw_radii(chapter.aligned(curves), "ℓ2 radius, pixels in [0, 1]", "certified accuracy")
+    heads = ("run", "unique equilibrium", "accuracy", "mean certified radius", "distance an attack needs", "broken")
+    return [Table(heads, rows), [Drawing(chapter.file("certificates"), "Certified accuracy", svg)]]
+
+
+def ood(chapter: Chapter, measured: PartByRun) -> list[Block]:
+    rows = []
+    for label, found in measured.items():
+        keys = ("known_kl", "unknown_kl_uniform_q", "unknown_kl_q_uniform")
+        aurocs = [found["familiarity"].get(name, {}).get("auroc") for name in TITLES]
+        numbers = (number(value, ".4f") for value in (*(found[key] for key in keys), *aurocs))
+        rows.append((label, number(found["accuracy"]), *numbers))
+    kl = ("known KL(label ‖ q)", "unknown KL(uniform ‖ q)", "unknown KL(q ‖ uniform)")
+    words = (
+        "Published (KerDEQ, Table 3): OptEq known KL 0.38, unknown KL 1.51; KerDEQ 0.306, 1.21. "
+        "Which of the two unknown KL is meant is not said there."
+    )
+    heads = ("run", "known accuracy", *kl, *(f"AUROC of {title}" for title in TITLES.values()))
+    return [Paragraph(words), Table(heads, rows)]
+
+
+def saliency(chapter: Chapter, measured: PartByRun) -> list[Block]:
+    names = list(dict.fromkeys(name for found in measured.values() for name in found["methods"]))
+    rows: list[tuple[str, ...]] = []
+    for name in names:
+        scores = [found["methods"].get(name) for found in measured.values()]
+        rows.append((name, *(f"{s['deletion']:.3f} / {s['insertion']:.3f}" if s else DASH for s in scores)))
+    words = "Deletion (lower is better) / insertion (higher is better): areas under the probability of the class."
+    pictures = chapter.pictures(measured, "saliency", "Where it looks:")
+    return [Paragraph(words), Table(("map", *measured), rows), *pictures]
+
+
+# The sections of a chapter that show a part of an evaluation, by its name: their titles, and who makes their blocks.
+SECTIONS: dict[str, tuple[str, Callable[[Chapter, PartByRun], list[Block]]]] = {
+    "scores": ("Calibration, confusion and mistakes", scores),
+    "behaviour": ("Equilibria", behaviour),
+    "corruptions": ("Corruptions", corruptions),
+    "attack": ("Attacks", attack),
+    "certificates": ("Certificates", certificates),
+    "ood": ("Known and unknown classes", ood),
+    "saliency": ("Saliency", saliency),
+}

@@ -1,6 +1,7 @@
 """What a report is made of, and its two forms: one HTML file that needs nothing else, or Markdown and its figures."""
 
 import base64
+import collections
 import dataclasses
 import importlib.resources
 import re
@@ -10,7 +11,9 @@ from typing import final
 
 from jinja2 import Environment
 
-from ..run import TrainingError, write_atomically
+from ..run import write_atomically
+
+DASH = "–"  # in the cell of a table for which there is no number
 
 
 @final
@@ -42,7 +45,7 @@ class Table:
 class Drawing:
     """An SVG drawing, or a PNG picture."""
 
-    name: str  # of its file, without the suffix
+    name: str  # of its file, without the suffix; other drawings may have the same
     caption: str
     data: bytes
     wide: bool = False  # whether it wants a row for itself
@@ -58,13 +61,16 @@ class Drawing:
         return f"data:{kind};base64,{base64.b64encode(self.data).decode()}"
 
 
+Block = Paragraph | Table | list[Drawing]
+
+
 @final
 @dataclasses.dataclass(frozen=True)
 class Section:
     """A heading and what stands below it; a chapter has sections."""
 
     title: str
-    blocks: list[Paragraph | Table | list[Drawing]]
+    blocks: list[Block]
     chapter: bool = False
 
 
@@ -77,25 +83,32 @@ class Page:
     lead: str
     sections: list[Section]
 
-    def drawings(self) -> list[Drawing]:
-        """All pictures, in their order."""
+    def files(self) -> dict[Drawing, str]:
+        """All pictures, in their order, with the names of their files; a second one of a name has ~2 in it."""
         lists = [block for section in self.sections for block in section.blocks if isinstance(block, list)]
-        return [drawing for drawings in lists for drawing in drawings]
+        found: dict[Drawing, str] = {}
+        count: collections.Counter[str] = collections.Counter()
+        for drawing in (drawing for drawings in lists for drawing in drawings):
+            count[drawing.name] += 1
+            again = f"~{count[drawing.name]}" if count[drawing.name] > 1 else ""
+            found[drawing] = f"{drawing.name}{again}.{drawing.suffix}"
+        return found
+
+
+def number(value: float | None, form: str = ".2%") -> str:
+    """A number, by default a share, in the cell of a table; a dash where there is none."""
+    return f"{value:{form}}" if value is not None else DASH
 
 
 def write_page(page: Page, output: Path) -> None:
     """Write a page as Markdown (.md; the figures into the folder STEM-figures beside it) or HTML (any other name)."""
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        if output.suffix == ".md":
-            folder = output.with_name(f"{output.stem}-figures")
-            for drawing in page.drawings():
-                folder.mkdir(exist_ok=True)
-                write_atomically(folder / f"{drawing.name}.{drawing.suffix}", drawing.data)
-    except OSError as error:
-        raise TrainingError(f"{output} could not be written: {error.strerror}.") from None
-    text = markdown(page, f"{output.stem}-figures") if output.suffix == ".md" else html(page)
-    write_atomically(output, text.encode())
+    if output.suffix != ".md":
+        write_atomically(output, html(page).encode(errors="replace"))  # a folder's name may be no text
+        return
+    folder = output.with_name(f"{output.stem}-figures")
+    for drawing, name in page.files().items():
+        write_atomically(folder / name, drawing.data)
+    write_atomically(output, markdown(page, folder.name).encode(errors="replace"))
 
 
 def html(page: Page) -> str:
@@ -107,7 +120,7 @@ def html(page: Page) -> str:
 
 def markdown(page: Page, folder: str) -> str:
     """The page as Markdown, its figures in `folder`."""
-    lines = [f"# {plain(page.title)}", "", plain(page.lead)]
+    files, lines = page.files(), [f"# {plain(page.title)}", "", plain(page.lead)]
     for section in page.sections:
         lines += ["", f"{'##' if section.chapter else '###'} {plain(section.title)}"]
         for block in section.blocks:
@@ -123,7 +136,7 @@ def markdown(page: Page, folder: str) -> str:
                     lines.append(f"| {' | '.join(row)} |")
             else:
                 for drawing in block:
-                    lines += [f"![{plain(drawing.caption)}]({folder}/{drawing.name}.{drawing.suffix})", ""]
+                    lines += [f"![{plain(drawing.caption)}]({folder}/{files[drawing]})", ""]
                 lines.pop()
     return "\n".join(lines) + "\n"
 

@@ -10,8 +10,7 @@ from typing import final
 from ..models import MODELS, Published, task
 from ..run.config import differences
 from ..run.folder import INCIDENTAL
-from .findings import DASH
-from .page import Paragraph, Section, Table
+from .page import DASH, Paragraph, Section, Table, number
 from .results import Reported, Result, results
 
 Verdict = tuple[int, str]  # 1 above the noise, 0 within it, −1 below; and what it is about
@@ -38,7 +37,7 @@ class Task:
                 members = [self.runs[path] for path in found.runs]
                 first, *others = (one.label for one in members)
                 names = ", ".join((first, *(label.replace(first, "…") for label in others)))
-                size, ours = f"{found.parameters:,}" if found.parameters else DASH, f"{100 * found.accuracy:.2f}"
+                size, ours = number(found.parameters, ","), f"{100 * found.accuracy:.2f}"
                 if found.std is not None:
                     ours += f" ± {100 * found.std:.2f}, {found.seeds} seeds"
                 elif interval := members[0].interval(found.split):

@@ -13,8 +13,8 @@ from ..data import DataError, find
 from ..evaluate import over_seeds
 from ..evaluate.classification import wilson_interval
 from ..evaluate.scores import spread
-from ..models import MODELS, ModelConfig, from_config, parameters, task
-from ..run import Run, find_run, find_runs
+from ..models import MODELS, from_config, parameters, task
+from ..run import Run, find_runs
 from ..run.config import EXPERIMENTS, Config, differences, load
 from ..run.folder import INCIDENTAL
 from ..settings import rows as settings_of
@@ -87,10 +87,8 @@ class Reported:
     def parameters(self) -> int | None:
         """How many numbers training could change, from its evaluation or its settings; None for unknown classes."""
         known = self.evaluation.get("parameters")
-        return int(known) if known is not None else self._size(self.config.model.settings)
-
-    def _size(self, settings: ModelConfig) -> int | None:
-        """The size of a model for the data of this run."""
+        if known is not None:
+            return int(known)
         try:
             data_set = find(self.config.data.name)
         except DataError:
@@ -100,7 +98,7 @@ class Reported:
         if classes == 0:
             return None
         with torch.device("meta"):
-            return parameters(from_config(settings, classes, len(data_set.mean)))
+            return parameters(from_config(self.config.model.settings, classes, len(data_set.mean)))
 
     @property
     def weights(self) -> bool:
@@ -116,7 +114,7 @@ class Reported:
 
 def gather(folders: Sequence[Path]) -> list[Reported]:
     """The runs in some folders, or that ship under some names: the best on test images first, then on held-out ones."""
-    runs = find_runs([find_run(folder).path for folder in folders])
+    runs = find_runs(folders)
     found = [Reported(run, label) for run, label in zip(runs, labels([run.path for run in runs]), strict=True)]
     return sorted(found, key=lambda one: (one.test or -1.0, one.validation or -1.0), reverse=True)
 
@@ -192,7 +190,7 @@ def results(runs: Sequence[Reported]) -> list[Result]:
         first, words = group[0], group[0].settings
         rank = (len(words[0]) if words else 0, not any(one.weights for one in group), len(words), first.label)
         for split in [split for split in ("test", "unknown") if first.scores(split)] or ["validation"]:
-            every = (one.validation if split == "validation" else one.scores(split)["accuracy"] for one in group)
+            every = (one.validation if split == "validation" else one.scores(split).get("accuracy") for one in group)
             shares = [share for share in every if share is not None]
             if not shares:
                 continue

@@ -1,18 +1,16 @@
 """From runs to the sections of a report: a chapter for each data set, a section for each kind of evidence."""
 
 import dataclasses
-import functools
 import shlex
-from collections.abc import Callable, Sequence
-from typing import final
+from collections.abc import Sequence
 
 from ..evaluate import PARTS
 from ..models import KernelConfig, ResNetConfig
 from ..run import TrainingError
 from ..training import metrics
 from . import figures
-from .findings import DASH, Block, Findings, PartByRun, share
-from .page import Drawing, Page, Paragraph, Section, Table
+from .findings import SECTIONS, Chapter
+from .page import DASH, Block, Drawing, Page, Paragraph, Section, Table, number
 from .published import compare
 from .results import Reported, Result, changes, results
 
@@ -27,160 +25,141 @@ def compose(runs: Sequence[Reported], title: str) -> Page:
     lead += (
         "validation accuracies are of images held out of training, and as the best of all epochs they flatter a little."
     )
-    sections = [section for chapter in chapters.values() for section in Chapter(tuple(chapter)).sections()]
+    sections = [section for some in chapters.values() for section in sections_of(Chapter(tuple(some)))]
     return Page(title, lead, [*compare(runs), *sections])
 
 
-@final
-@dataclasses.dataclass(frozen=True)
-class Chapter:
-    """The runs on one data set, the best first."""
+def sections_of(chapter: Chapter) -> list[Section]:
+    """Results and learning curves, a section for each part that was measured, and where the runs come from."""
+    reached = [found for found in results(chapter.runs) if found.split != "unknown"]
+    costs, curves = draw_costs(chapter, reached), draw_metrics(chapter)
+    found = [
+        Section(chapter.runs[0].data, [], chapter=True),
+        Section("Results", [*tabulate(chapter, reached), *([costs] if costs else [])]),
+        *([Section("Learning curves", [curves])] if curves else []),
+    ]
+    absent: list[tuple[str, str, str]] = []
+    for part, (title, blocks) in SECTIONS.items():
+        tables = [(one.label, one.run.part(part)) for one in chapter.runs]
+        measured = {k: table for k, table in tables if table and (part != "scores" or "calibration" in table)}
+        runs = [one for one in chapter.runs if one.label not in measured and applies(part, one)]
+        missing = [one for one in runs if one.weights]  # of records without weights there is nothing to measure
+        if measured:
+            try:
+                shown = blocks(chapter, measured)
+            except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+                damaged = f"The part {part} of {', '.join(measured)} is damaged ({error!r})"
+                raise TrainingError(f"{damaged}: {command(part, chapter.runs)}") from None
+            if missing:
+                words = f"Not measured: {', '.join(one.label for one in missing)}."
+                shown.append(Paragraph(words, command(part, missing)))
+            found.append(Section(title, shown))
+        elif missing:
+            absent.append((title, PARTS[part].sentence, command(part, missing)))
+    found.append(Section("Settings and environment", [origins(chapter)]))
+    if absent:
+        headings = ("not measured yet", "what it is", "the command that does it")
+        found.append(Section("Still to measure", [Table(headings, absent, headings)]))
+    return found
 
-    runs: tuple[Reported, ...]
 
-    @property
-    def findings(self) -> Findings:
-        return Findings(self.runs)
-
-    @functools.cached_property
-    def reached(self) -> list[Result]:
-        return [found for found in results(self.runs) if found.split != "unknown"]
-
-    def sections(self) -> list[Section]:
-        data = self.runs[0].data
-        found = [
-            Section(data, [], chapter=True),
-            Section("Results", self.results()),
-            *([Section("Learning curves", [curves])] if (curves := self.curves()) else []),
-        ]
-        sections: dict[str, tuple[str, Callable[[PartByRun], list[Block]]]] = {
-            "scores": ("Calibration, confusion and mistakes", self.findings.scores),
-            "behaviour": ("Equilibria", self.findings.behaviour),
-            "corruptions": ("Corruptions", self.findings.corruptions),
-            "attack": ("Attacks", self.findings.attack),
-            "certificates": ("Certificates", self.findings.certificates),
-            "ood": ("Known and unknown classes", self.findings.ood),
-            "saliency": ("Saliency", self.findings.saliency),
-        }
-        absent: list[tuple[str, str, str]] = []
-        for part, (title, blocks) in sections.items():
-            tables = [(one.label, one.run.part(part)) for one in self.runs]
-            measured = {k: found for k, found in tables if found and (part != "scores" or "calibration" in found)}
-            runs = [one for one in self.runs if one.label not in measured and applies(part, one)]
-            missing = [one for one in runs if one.weights]  # of records without weights there is nothing to measure
-            if measured:
-                try:
-                    shown = blocks(measured)
-                except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-                    damaged = f"The part {part} of {', '.join(measured)} is damaged ({error!r})"
-                    raise TrainingError(f"{damaged}: {command(part, self.runs)}") from None
-                if missing:
-                    shown.append(self.missing("Not measured", part, missing))
-                found.append(Section(title, shown))
-            elif missing and part in PARTS:
-                absent.append((title, PARTS[part].sentence, command(part, missing)))
-        found.append(Section("Settings and environment", [self.origins()]))
-        if absent:
-            headings = ("not measured yet", "what it is", "the command that does it")
-            found.append(Section("Still to measure", [Table(headings, absent, headings)]))
-        return found
-
-    def results(self) -> list[Block]:
-        heads = ("run", "model", "seed", "parameters", "test accuracy", "95 % interval")
-        rows = []
-        for one in self.runs:
-            numbers = (
-                f"{one.parameters:,}" if one.parameters else DASH,
-                share(one.test) if one.test is not None else "not evaluated",
-                f"{100 * interval[0]:.2f}–{interval[1]:.2%}" if (interval := one.interval()) else DASH,
-                share(one.validation),
-                f"{len(one.run.rows())}",
-                f"{one.seconds:.0f}",
-            )
-            rows.append((one.label, one.config.model.name, f"{one.config.seed}", *numbers))
-        labels = {one.run.path.as_posix(): one.label for one in self.runs}
-        for found in (found for found in self.reached if found.std is not None):
-            name, size = f"{labels[found.runs[0]]}, mean ± std", f"{found.parameters:,}" if found.parameters else DASH
-            text = (f"{found.accuracy:.2%} ± {found.std:.2%}", DASH, DASH, f"{found.epochs}", f"{found.seconds:.0f}")
-            rows.append((name, found.model, f"{found.seeds} seeds", size, *text))
-        best = 0 if self.runs[0].test is not None else None
-        blocks: list[Block] = [Table((*heads, "best validation", "epochs", "device-seconds"), rows, ("model",), best)]
-        missing = [one for one in self.runs if one.test is None]
-        if missing:
-            blocks.append(self.missing("Not evaluated on the test images", "scores", missing))
-        detail, costs = self.detail(), self.costs()
-        return blocks + ([detail] if detail.rows else []) + ([costs] if costs else [])
-
-    def missing(self, words: str, part: str, runs: Sequence[Reported]) -> Paragraph:
-        """That a part of some runs was not measured, and the command that does it for those whose weights are here."""
-        here = [one for one in runs if one.weights]
+def tabulate(chapter: Chapter, reached: Sequence[Result]) -> list[Block]:
+    """The accuracy of each run and over the seeds, what was not evaluated, and the other metrics on test images."""
+    heads = ("run", "model", "seed", "parameters", "test accuracy", "95 % interval")
+    rows = []
+    for one in chapter.runs:
+        numbers = (
+            number(one.parameters, ","),
+            number(one.test) if one.test is not None else "not evaluated",
+            f"{100 * interval[0]:.2f}–{interval[1]:.2%}" if (interval := one.interval()) else DASH,
+            number(one.validation),
+            f"{len(one.run.rows())}",
+            f"{one.seconds:.0f}",
+        )
+        rows.append((one.label, one.config.model.name, f"{one.config.seed}", *numbers))
+    labels = {one.run.path.as_posix(): one.label for one in chapter.runs}
+    for found in (found for found in reached if found.std is not None):
+        name, size = f"{labels[found.runs[0]]}, mean ± std", number(found.parameters, ",")
+        text = (f"{found.accuracy:.2%} ± {found.std:.2%}", DASH, DASH, f"{found.epochs}", f"{found.seconds:.0f}")
+        rows.append((name, found.model, f"{found.seeds} seeds", size, *text))
+    best = 0 if chapter.runs[0].test is not None else None
+    blocks: list[Block] = [Table((*heads, "best validation", "epochs", "device-seconds"), rows, ("model",), best)]
+    missing = [one for one in chapter.runs if one.test is None]
+    if missing:
+        here = [one for one in missing if one.weights]
         gone = " (some are records only)" if here else " (without weights: records only)"
-        gone = "" if len(here) == len(runs) else gone
-        text = f"{words}: {', '.join(one.label for one in runs)}{gone}."
-        return Paragraph(text, command(part, here) if here else "")
+        words = ", ".join(one.label for one in missing) + (gone if len(here) < len(missing) else "")
+        asked = command("scores", here) if here else ""
+        blocks.append(Paragraph(f"Not evaluated on the test images: {words}.", asked))
+    details = detail(chapter)
+    return [*blocks, details] if details.rows else blocks
 
-    def detail(self) -> Table:
-        """Every metric on the test images, and calibration."""
-        columns = [metric for metric in metrics.METRICS if metric.name != "accuracy"]
-        extra = ("top-5", "Brier score", "ECE", "ECE, scaled", "temperature")
-        rows = []
-        for one in (one for one in self.runs if one.test is not None):
-            found = one.evaluation
-            top5 = found.get("classification", {}).get("test", {}).get("top5")
-            before, after = found.get("calibration") or {}, found.get("scaled") or {}
-            numbers = (before.get("brier"), before.get("ece"), after.get("ece"), after.get("temperature"))
-            scores = (metric.text(one.run.test()) for metric in columns)
-            rows.append((one.label, *scores, share(top5), *(f"{n:.4f}" if n is not None else DASH for n in numbers)))
-        return without_empty(Table(("run", *(metric.heading for metric in columns), *extra), rows))
 
-    def costs(self) -> list[Drawing]:
-        """Accuracy against parameters and against training time, where there is something to compare.
+def detail(chapter: Chapter) -> Table:
+    """Every metric on the test images, and calibration."""
+    columns = [metric for metric in metrics.METRICS if metric.name != "accuracy"]
+    extra = ("top-5", "Brier score", "ECE", "ECE, scaled", "temperature")
+    rows = []
+    for one in (one for one in chapter.runs if one.test is not None):
+        found = one.evaluation
+        top5 = found.get("classification", {}).get("test", {}).get("top5")
+        before, after = found.get("calibration") or {}, found.get("scaled") or {}
+        numbers = (before.get("brier"), before.get("ece"), after.get("ece"), after.get("temperature"))
+        scores = (metric.text(one.scores("test")) for metric in columns)
+        rows.append((one.label, *scores, number(top5), *(number(value, ".4f") for value in numbers)))
+    return without_empty(Table(("run", *(metric.heading for metric in columns), *extra), rows))
 
-        One point a run or a group of seeds; on held-out images only where no two were tested.
-        """
-        tested = [found for found in self.reached if found.split == "test"]
-        shown = tested if len(tested) > 1 else [found for found in self.reached if found.split != "test"]
-        drawings, y = [], "test accuracy" if shown is tested else "accuracy on held-out images"
-        places = {one.run.path.as_posix(): place for place, one in enumerate(self.runs)}
-        for name, words in (("parameters", "parameters"), ("seconds", "training time in device-seconds")):
-            points: list[figures.Point] = []
-            for found in sorted(shown, key=lambda found: places[found.runs[0]]):
-                place, across = places[found.runs[0]], found.parameters if name == "parameters" else found.seconds
-                label = self.runs[place].label + (f", mean of {found.seeds} seeds" if found.seeds > 1 else "")
-                points += [(label, place, across, found.accuracy)] if across is not None else []
-            if len(points) > 1:
-                title, wide = f"Accuracy against {words.partition(' in ')[0]}", len(points) > len(figures.COLOURS)
-                svg = figures.draw_points(points, words, y)
-                drawings.append(Drawing(self.findings.file(name), title, svg, wide))
-        return drawings
 
-    def curves(self) -> list[Drawing]:
-        drawings = []
-        for metric in metrics.METRICS:
-            if metric.caption:
-                curves: dict[str, figures.Curve] = {}
-                for one in self.runs:
-                    rows = one.run.rows()
-                    values = [(row[metric.drawn] or {}).get(metric.name) for row in rows]
-                    curves[one.label] = ([row["epoch"] for row in rows], values)
-                percent = metric.format.endswith("%}")
-                svg = figures.draw_curves(curves, x="epoch", y=metric.title, log=metric.log, percent=percent)
-                if svg:
-                    drawings.append(Drawing(self.findings.file(metric.name), metric.caption, svg))
-        return drawings
+def draw_costs(chapter: Chapter, reached: Sequence[Result]) -> list[Drawing]:
+    """Accuracy against parameters and against training time, where there is something to compare.
 
-    def origins(self) -> Table:
-        """What repeats each run, or makes it of the first one where no experiment of the package is near; and where."""
-        heads = ("run", "kerneq train …", "device", "processes", "PyTorch", "kerneq", "source revision", "started")
-        rows, first = [], self.runs[0]
-        for one in self.runs:
-            told = one.settings or (f"({first.label})", *changes(first.config, one.config))
-            origin = one.run.environment()
-            facts = [str(origin.get(key) or DASH) for key in ("device", "processes", "torch", "kerneq")]
-            revision = str(origin.get("revision") or DASH)
-            revision = revision[:10] + ("+changes" if revision.endswith("+changes") else "")
-            rows.append((one.label, " ".join(told), *facts, revision, str(origin.get("started") or DASH)))
-        return Table(heads, rows, heads)
+    One point a run or a group of seeds; on held-out images only where no two were tested.
+    """
+    tested = [found for found in reached if found.split == "test"]
+    shown = tested if len(tested) > 1 else [found for found in reached if found.split != "test"]
+    drawings, y = [], "test accuracy" if shown is tested else "accuracy on held-out images"
+    places = {one.run.path.as_posix(): place for place, one in enumerate(chapter.runs)}
+    for name, words in (("parameters", "parameters"), ("seconds", "training time in device-seconds")):
+        points: list[figures.Point] = []
+        for found in sorted(shown, key=lambda found: places[found.runs[0]]):
+            place, across = places[found.runs[0]], found.parameters if name == "parameters" else found.seconds
+            label = chapter.runs[place].label + (f", mean of {found.seeds} seeds" if found.seeds > 1 else "")
+            points += [(label, place, across, found.accuracy)] if across is not None else []
+        if len(points) > 1:
+            title, wide = f"Accuracy against {words.partition(' in ')[0]}", len(points) > len(figures.COLOURS)
+            svg = figures.draw_points(points, words, y)
+            drawings.append(Drawing(chapter.file(name), title, svg, wide))
+    return drawings
+
+
+def draw_metrics(chapter: Chapter) -> list[Drawing]:
+    """Each metric that has a caption, epoch by epoch."""
+    drawings = []
+    every = {one.label: one.run.rows() for one in chapter.runs}
+    for metric in (metric for metric in metrics.METRICS if metric.caption):
+        curves: dict[str, figures.Curve] = {}
+        for label, rows in every.items():
+            values = [(row[metric.drawn] or {}).get(metric.name) for row in rows]
+            curves[label] = ([row["epoch"] for row in rows], values)
+        percent = metric.format.endswith("%}")
+        svg = figures.draw_curves(curves, x="epoch", y=metric.title, log=metric.log, percent=percent)
+        if svg:
+            drawings.append(Drawing(chapter.file(metric.name), metric.caption, svg))
+    return drawings
+
+
+def origins(chapter: Chapter) -> Table:
+    """What repeats each run, or makes it of the first one where no experiment of the package is near; and where."""
+    heads = ("run", "kerneq train …", "device", "processes", "PyTorch", "kerneq", "source revision", "started")
+    rows, first = [], chapter.runs[0]
+    for one in chapter.runs:
+        told = one.settings or (f"({first.label})", *changes(first.config, one.config))
+        origin = one.run.environment()
+        facts = [str(origin.get(key) or DASH) for key in ("device", "processes", "torch", "kerneq")]
+        revision = str(origin.get("revision") or DASH)
+        revision = revision[:10] + ("+changes" if revision.endswith("+changes") else "")
+        rows.append((one.label, " ".join(told), *facts, revision, str(origin.get("started") or DASH)))
+    return Table(heads, rows, heads)
 
 
 def applies(part: str, one: Reported) -> bool:

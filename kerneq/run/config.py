@@ -137,12 +137,12 @@ def load(path: Path | str | None, overrides: Iterable[str] = ()) -> Config:
 
 def parse(text: str, overrides: Iterable[str] = ()) -> Config:
     """The configuration in a text, changed by `key=value` overrides; a `base` is looked for from where we are."""
-    return _config(_based(_toml(text), Path(), ()), overrides)
+    return resolve(_toml(text), Path(), overrides)
 
 
-def resolve(table: Mapping[str, Any], folder: Path) -> Config:
+def resolve(table: Mapping[str, Any], folder: Path, overrides: Iterable[str] = ()) -> Config:
     """The configuration of a table as a file has it; a `base` is looked for from `folder`."""
-    return _config(_based(dict(table), folder, ()), ())
+    return _config(_based(table, folder, ()), overrides)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -264,11 +264,13 @@ def _toml(text: str) -> dict[str, Any]:
         raise ConfigError(f"This is not valid TOML: {error}.") from None
 
 
-def _based(table: dict[str, Any], folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
-    """The table in today's form, laid over that of its base."""
-    model = table.get("model")
-    if isinstance(model, dict) and isinstance(model.get("settings"), dict):
-        table["model"] = upgrade(model.get("name", DEFAULT_MODEL), model.pop("settings")) | model
+def _based(table: Mapping[str, Any], folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
+    """The table in today's form, laid over that of its base; the one that was given stays as it is."""
+    table, model = dict(table), table.get("model")
+    if isinstance(model, Mapping) and isinstance(model.get("settings"), Mapping):
+        today = {key: value for key, value in model.items() if key != "settings"}
+        old = upgrade(model.get("name", DEFAULT_MODEL), model["settings"])
+        table["model"] = overlay(old, today, depth=1)
     if "base" not in table:
         return table
     base = convert("base", table.pop("base"), str)

@@ -68,16 +68,16 @@ class Run:
 
     def environment(self) -> dict[str, Any]:
         """Where the run came from, as in environment.json; empty if it was not recorded, or is damaged."""
-        return _json(self.path / "environment.json", needed=False)
+        return read_json(self.path / "environment.json", needed=False)
 
     def classes(self) -> tuple[str, ...]:
         """The names of the classes it was trained on, by label; empty if they were not stored, or are damaged."""
-        names = _json(self.path / "classes.json", needed=False).get("classes")
+        names = read_json(self.path / "classes.json", needed=False).get("classes")
         return tuple(map(str, names)) if isinstance(names, list) else ()
 
     def evaluation(self) -> dict[str, Any]:
         """The scores on the test images and what they belong to, as in evaluation.json; empty before an evaluation."""
-        found = _json(self.path / "evaluation.json")
+        found = read_json(self.path / "evaluation.json")
         scores = found.get("scores", {})
         if not isinstance(scores, dict) or not all(isinstance(value, dict) for value in scores.values()):
             raise TrainingError(f"{self.path / 'evaluation.json'} is damaged: evaluate the run again.")
@@ -85,7 +85,7 @@ class Run:
 
     def part(self, name: str) -> dict[str, Any]:
         """A part of the evaluation by its name in `kerneq.evaluate.PARTS`; empty if it was not measured."""
-        return self.evaluation() if name == "scores" else _json(self.path / _part(name))
+        return self.evaluation() if name == "scores" else read_json(self.path / _part(name))
 
     def write_part(self, name: str, table: Mapping[str, Any]) -> str:
         """Write a part of the evaluation, atomically; returns the file's name in the folder."""
@@ -278,33 +278,6 @@ class Run:
         write_atomically(self.path / "metrics.jsonl", "".join(to_json(row) + "\n" for row in rows).encode())
 
 
-def find_runs(paths: Sequence[Path], depth: int = 3) -> list[Run]:
-    """The runs in some folders, each of which is one or holds some, at most `depth` folders further down.
-
-    In the order of `paths`, then of the names; a folder without any is a `TrainingError`.
-    """
-    found: dict[Path, Run] = {}
-    for path in paths:
-        if not path.is_dir():
-            raise TrainingError(f"{path} is not a run folder: it has no config.toml. kerneq train makes one.")
-        runs = list(_runs_in(path, depth))
-        found |= {run.path.resolve(): run for run in runs if run.path.resolve() not in found}
-        if not runs:
-            raise TrainingError(f"{path} holds no run: neither it nor a folder in it has a config.toml.")
-    return list(found.values())
-
-
-def _runs_in(folder: Path, depth: int) -> Iterator[Run]:
-    """The run that is this folder, or else those in its folders; what may not be listed is passed over."""
-    if Run(folder).exists:
-        yield Run(folder)
-    elif depth > 0:
-        with suppress(OSError):
-            inner = [p for p in sorted(folder.iterdir()) if p.is_dir() and not p.name.startswith(".")]
-            for path in inner:
-                yield from _runs_in(path, depth - 1)
-
-
 def check_belongs(path: Path, facts: Mapping[str, Any], config: Config) -> None:
     """Refuse the checkpoint at `path` where the settings it was saved with are not these; old ones do not say.
 
@@ -334,16 +307,17 @@ def write_json(path: Path, table: Mapping[str, Any]) -> None:
     write_atomically(path, (to_json(table, indent=2) + "\n").encode(errors="replace"))
 
 
+def finite(tree: Any) -> Any:
+    """A tree of mappings and lists as JSON can hold it, which knows neither infinity nor NaN: they become None."""
+    if isinstance(tree, Mapping):
+        return {key: finite(entry) for key, entry in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [finite(entry) for entry in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
 def to_json(tree: Any, indent: int | None = None) -> str:
-    """JSON, which knows neither infinity nor NaN: they become null."""
-
-    def finite(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: finite(entry) for key, entry in value.items()}
-        if isinstance(value, list | tuple):
-            return [finite(entry) for entry in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
+    """The tree as JSON."""
     text = json.dumps(finite(tree), indent=indent, allow_nan=False)
     # A list of numbers on one line: a confusion matrix has a line a row. (Strings have no line breaks of their own.)
     return re.sub(r"\[\n\s*([^\[\]{}\"]*?)\n\s*\]", lambda match: f"[{' '.join(match[1].split())}]", text)
@@ -390,7 +364,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return result.stdout.strip() if result.returncode == 0 else None
 
 
-def _json(path: Path, needed: bool = True) -> dict[str, Any]:
+def read_json(path: Path, needed: bool = True) -> dict[str, Any]:
     """The table in a JSON file; empty if there is no such file, or it is damaged and not `needed`."""
     found = None
     try:

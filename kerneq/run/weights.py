@@ -1,8 +1,10 @@
-"""Weights that ship: trained runs that are part of the installation, found by name.
+"""Runs by the names people give: their folders, folders that hold some, and weights that ship.
 
-Each is a run folder like any other, as `kerneq export` writes it.
+Weights that ship are run folders like any other, as `kerneq export` writes them, in the installation.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ..settings import suggestion
@@ -31,3 +33,30 @@ def find_run(name: Path | str) -> Run:
             f"{', '.join(names())}."
         )
     return Run(SHIPPED / str(name))
+
+
+def find_runs(paths: Sequence[Path | str]) -> list[Run]:
+    """The runs in some folders, each of which is one or holds some, or that ship under these names.
+
+    In the order of `paths`, then of the names; a folder without any is a `TrainingError`.
+    """
+    found: dict[Path, Run] = {}
+    for path in (find_run(path).path for path in paths):
+        if not path.is_dir():
+            raise TrainingError(f"{path} is not a run folder: it has no config.toml. kerneq train makes one.")
+        runs = list(_runs_in(path, depth=3))
+        found |= {run.path.resolve(): run for run in runs if run.path.resolve() not in found}
+        if not runs:
+            raise TrainingError(f"{path} holds no run: neither it nor a folder in it has a config.toml.")
+    return list(found.values())
+
+
+def _runs_in(folder: Path, depth: int) -> Iterator[Run]:
+    """The run that is this folder, or else those in its folders; what may not be listed is passed over."""
+    if Run(folder).exists:
+        yield Run(folder)
+    elif depth > 0:
+        with suppress(OSError):
+            inner = [p for p in sorted(folder.iterdir()) if p.is_dir() and not p.name.startswith(".")]
+            for path in inner:
+                yield from _runs_in(path, depth - 1)

@@ -1,5 +1,3 @@
-import errno
-import json
 import os
 import subprocess
 import sys
@@ -20,47 +18,31 @@ QUICK = ["model.name=resnet-tiny", "training.epochs=1", "training.batch_size=256
 
 
 @pytest.fixture
-def kerneq(monkeypatch, capsys):
+def kerneq(kerneq):
     """Call the program; returns (exit code, what it said)."""
 
     def call(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["kerneq", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-            raise SystemExit(0)
-        captured = capsys.readouterr()
-        code = ended.value.code
-        return (code if isinstance(code, int) else int(code is not None)), captured.out + captured.err
+        code, out, err = kerneq(*arguments)
+        return code, out + err
 
     return call
 
 
 def test_a_run_is_trained_evaluated_and_reported_on(kerneq):
-    code, said = kerneq("train", "resnet-tiny-digits", "training.epochs=2", "seed=1")
-    assert code == 0 and "best validation accuracy" in said and "kerneq evaluate runs/resnet-tiny-digits" in said
-    folder = Path("runs/resnet-tiny-digits")
-    assert list((folder / "tensorboard").iterdir())
-    code, said = kerneq("evaluate", str(folder))
-    assert code == 0 and "accuracy" in said
-    result = json.loads((folder / "evaluation.json").read_text())
-    assert result["scores"]["test"]["images"] == 355
-    assert 0.2 < result["scores"]["test"]["accuracy"] <= 1
-    code, said = kerneq("report", str(folder), "--output", "page.html")
-    assert code == 0 and "resnet-tiny" in Path("page.html").read_text()
-    code, _ = kerneq("train", str(folder), "--resume")
+    code, said = kerneq("train", "geq-dense-tiny-digits", "training.epochs=2", "training.ema=0.9", "seed=1")
+    assert code == 0 and "best validation accuracy" in said and "kerneq evaluate runs/geq-dense-tiny-digits" in said
+    assert "steps" in said and "residual" in said
+    run = Run(Path("runs/geq-dense-tiny-digits"))
+    row = run.rows()[-1]
+    assert row["validation"]["steps"] > 1 and row["validation"]["unconverged"] == 0 and "norm" in row["diagnostics"]
+    assert list((run.path / "tensorboard").iterdir())
+    code, said = kerneq("evaluate", str(run.path), "--checkpoint", "last")
+    assert code == 0 and "accuracy" in said and "solver steps" in said
+    assert run.test()["images"] == 355 and 0.2 < run.test()["accuracy"] <= 1
+    code, said = kerneq("report", str(run.path), "--output", "page.html")
+    assert code == 0 and "geq-dense-tiny" in Path("page.html").read_text()
+    code, _ = kerneq("train", str(run.path), "--resume")
     assert code == 0
-
-
-def test_an_equilibrium_model_goes_the_same_way(kerneq):
-    code, said = kerneq(
-        "train", "model.name=geq-dense-tiny", "training.epochs=1", "training.ema=0.9", "--name", "dense"
-    )
-    assert code == 0 and "steps" in said and "residual" in said
-    [row] = Run(Path("runs/dense")).rows()
-    assert row["validation"]["steps"] > 1 and row["validation"]["unconverged"] == 0
-    assert "norm" in row["diagnostics"]
-    code, said = kerneq("evaluate", "runs/dense", "--checkpoint", "last")
-    assert code == 0 and "solver steps" in said
 
 
 @pytest.mark.parametrize(
@@ -70,21 +52,14 @@ def test_an_equilibrium_model_goes_the_same_way(kerneq):
         (["train", "--lr", "3"], 2, "No such option"),
         (["train", "nowhere.toml"], 2, "There is no file nowhere.toml"),
         (["train", "optimizer.lrr=1"], 2, "Did you mean `optimizer.lr`?"),
-        (["train", "training.epochs=-1"], 2, "`training.epochs` must be at least 1, got -1."),
-        (["train", "geq-tiny-digit"], 2, "There is no experiment 'geq-tiny-digit'. Did you mean `geq-tiny-digits`?"),
-        (["train", "model.name=geq-tyni"], 2, "There is no model 'geq-tyni'. Did you mean `geq-tiny`?"),
-        (["train", "model.nrom=2.0"], 2, "There is no setting `model.nrom`. Did you mean `model.norm`?"),
         (["train", "model.kernel.split=5", "--show-config"], 2, "`split` must divide the number of features"),
         (["train", "data.name=cifar10"], 1, "The data set cifar10 is not in"),
         (["train", "data.name=digit"], 1, "Did you mean `digits`?"),
         (["train", "device=tpu"], 1, "`device` must be auto, cpu, cuda or cuda:N, got `tpu`."),
-        (["train", "training.batch_size=9999"], 1, "only 1298 pictures"),
         (["train", "model.name=resnet-tiny", "--name", "a/b"], 2, "without slashes"),
         (["train", "--runs", "/proc/nowhere"], 1, "cannot be used"),
         (["train", "...toml"], 2, "without slashes, got `..`"),
-        (["train", "model.width=-1"], 2, "`model.width` must be at least 1, got -1."),
         (["train", f"augment.cutout={10**400}"], 1, "`cutout` must be at most 16 here"),
-        (["train", f"augment.randaugment={10**6}"], 2, "`augment.randaugment` must be at most 100"),
         (["train", "geq-tiny-digits", "model." + "a." * 5000 + "a=1"], 2, "There is no setting `model.a`"),
         (["train", "."], 2, "add --resume"),
         (["train", ".", "--resume"], 2, "There is no file config.toml"),
@@ -106,21 +81,6 @@ def test_a_wrong_request_ends_in_a_sentence_and_a_code(kerneq, arguments, code, 
     assert not Path("runs").exists()
     assert words in " ".join(said.split())
     assert "Traceback" not in said
-
-
-def test_a_run_that_exists_or_is_damaged_is_refused(kerneq):
-    assert kerneq("train", *QUICK, "--name", "a")[0] == 0
-    code, said = kerneq("train", *QUICK, "--name", "a")
-    assert code == 1 and "already holds a run; add --resume" in said
-    code, said = kerneq("train", *QUICK, "optimizer.lr=0.7", "--name", "a", "--resume")
-    assert code == 1 and "another value of `optimizer.lr`" in said
-    best = Path("runs/a/checkpoints/best.safetensors")
-    best.write_bytes(best.read_bytes()[:-7])
-    code, said = kerneq("evaluate", "runs/a")
-    assert code == 1 and "best.safetensors is damaged" in said
-    Path("runs/a/config.toml").write_text("[data")
-    code, said = kerneq("evaluate", "runs/a")
-    assert code == 2 and "not valid TOML" in said
 
 
 def test_a_bug_is_not_hidden_behind_a_sentence(monkeypatch):
@@ -177,16 +137,26 @@ def test_a_checkpoint_that_is_not_there_comes_with_the_one_that_is_or_the_comman
     [
         ("kerneq pre", {"predict"}),
         ("kerneq train geq-tiny-d", {"geq-tiny-digits"}),
+        ("kerneq sweep gam", {"gamma"}),
         ("kerneq evaluate runs/x --checkpoint ", {"best", "last"}),
         ("kerneq predict geq-5m-cifar", {"geq-5m-cifar10", "geq-5m-cifar100"}),
     ],
 )
 def test_the_shell_completes_without_importing_torch(words, offered):
-    code = "import sys; sys.argv = ['kerneq']\nfrom kerneq.cli import main\n"
-    code += "try: main()\nfinally: assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
     place = {"_KERNEQ_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
-    done = subprocess.run([sys.executable, "-c", code], env=os.environ | place, capture_output=True, text=True)
-    assert set(done.stdout.split()) == offered and done.returncode == 0, done.stderr
+    assert set(said_without_torch("kerneq", place).split()) == offered
+
+
+def test_help_comes_without_importing_torch():
+    assert "Kernel equilibrium models" in said_without_torch("kerneq --help", {})
+
+
+def said_without_torch(command: str, environment: dict[str, str]) -> str:
+    code = f"import sys; sys.argv = {command.split()}\nfrom kerneq.cli import main\n"
+    code += "try: main()\nfinally: assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_the_version_is_printed(kerneq):
@@ -226,52 +196,28 @@ def test_features_that_are_no_numbers_are_a_sentence_in_evaluation(kerneq):
     assert code == 1 and "kerneq: The input has infinite or NaN entries" in said
 
 
-def test_a_folder_that_cannot_be_written_costs_nobody_the_result(kerneq, monkeypatch):
-    assert kerneq("train", *QUICK, "--name", "a")[0] == 0
-
-    def readonly(*arguments, **keywords):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(os, "replace", readonly)
-    code, said = kerneq("evaluate", "runs/a")
-    assert code == 1 and "accuracy" in said and "%" in said
-    assert "evaluation.json could not be written: Read-only file system" in said
-
-
-def test_the_models_fit_into_80_columns(kerneq, monkeypatch):
+def test_data_and_models_are_listed_in_80_columns(kerneq, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    _, said = kerneq("models")
-    assert "…" not in said.split("NAME")[1]
-    [row] = [line for line in said.splitlines() if line.startswith("geq-5m ")]
-    assert row.split()[:6] == ["geq-5m", "4.82", "M", "1", "cifar10", "94.8±0.1"]
-
-
-def test_data_and_models_are_listed(kerneq):
     code, said = kerneq("data")
     assert code == 0 and "digits" in said and "cifar10" in said and "licence" in said
     code, said = kerneq("models")
-    assert code == 0 and "geq-5m" in said and "4.8" in said and "94.8±0.1" in said
+    assert code == 0 and "…" not in said.split("NAME")[1]
+    [row] = [line for line in said.splitlines() if line.startswith("geq-5m ")]
+    assert row.split()[:6] == ["geq-5m", "4.82", "M", "1", "cifar10", "94.8±0.1"]
     assert "weights that ship, for kerneq predict: geq-5m-cifar10, geq-5m-cifar100" in said
 
 
 def test_the_demo_ends_in_a_table_and_a_page(kerneq, monkeypatch):
-    from kerneq import cli
-
     monkeypatch.setattr(cli, "DEMO_MODELS", ("geq-dense-tiny", "resnet-tiny"))
-    for _ in range(2):  # the second replaces the first
-        code, said = kerneq("demo", "--epochs", "1", "--output", "out")
-        assert code == 0 and "test accuracy" in said and "out/report.html" in said
+    Path("out/resnet-tiny").mkdir(parents=True)
+    for name in ("config.toml", "left by an earlier demo"):
+        Path("out/resnet-tiny", name).touch()
+    code, said = kerneq("demo", "--epochs", "1", "--output", "out")
+    assert code == 0 and "test accuracy" in said and "out/report.html" in said
+    assert not Path("out/resnet-tiny/left by an earlier demo").exists()
     Path("out/resnet-tiny/config.toml").unlink()
     code, said = kerneq("demo", "--epochs", "1", "--output", "out")
     assert code == 2 and "not a run of the demo" in said and Path("out/resnet-tiny").exists()
-
-
-def test_help_comes_without_importing_torch():
-    code = "import sys; sys.argv = ['kerneq', '--help']\nfrom kerneq.cli import main\n"
-    code += (
-        "try: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_the_module_runs_as_a_program_and_a_full_disk_gives_no_traceback(tmp_path):

@@ -1,7 +1,7 @@
 """Three trained runs."""
 
 import pytest
-from evaluate_helpers import trained
+from helpers import trained
 
 
 @pytest.fixture(scope="session")

@@ -106,6 +106,14 @@ def test_an_honest_gradient_raises_no_concern_and_the_unrolled_one_finds_no_more
     assert [radius for radius, _ in found.radii] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8])
 
 
+def test_the_tests_for_a_masked_gradient_look_at_as_many_pictures_whatever_the_batches_are():
+    model, x = Two().eval(), pictures(300)
+    labels, threat = model(x).argmax(1), Threat("linf", 0.02, steps=2, restarts=1)
+    whole, cut = (attack(model, list(zip(x.split(n), labels.split(n), strict=True)), threat) for n in (300, 7))
+    few = attack(model, [(x[:128], labels[:128])], threat)
+    assert whole.radii == cut.radii == few.radii and cut.tested == few.accuracy != cut.accuracy
+
+
 def test_a_gradient_that_is_zero_is_noticed():
     class Rounded(Two):
         def forward(self, x):

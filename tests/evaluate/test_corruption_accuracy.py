@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from helpers import trained
 
 from kerneq.data import Images
 from kerneq.data.corruptions import STANDARD, corrupt
@@ -13,17 +14,13 @@ from kerneq.evaluate import TrainedRun
 from kerneq.evaluate.corruptions import mean_corruption_error, measure_corruptions
 from kerneq.run import TrainingError
 from kerneq.run.config import parse
-from kerneq.training import train
 
 NAMES = ("gaussian_noise", "contrast", "frost", "saturate")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    path = tmp_path_factory.mktemp("corruptions") / "run"
-    settings = ["model.name=geq-dense-tiny", "training.epochs=2", "training.batch_size=128", "device=cpu"]
-    train(parse("", settings), path)
-    return TrainedRun.open(path)
+    return TrainedRun.open(trained(tmp_path_factory.mktemp("corruptions") / "run", "model.name=geq-dense-tiny"))
 
 
 def test_accuracy_is_that_of_the_model_on_the_corrupted_pictures(run, tmp_path, monkeypatch):
@@ -64,15 +61,15 @@ def test_published_files_are_used_where_they_are(run, tmp_path, monkeypatch):
             logits[:, 1] = -x.mean((1, 2, 3))
             return logits, {}
 
-    trained = dataclasses.replace(run, config=config, model=Light())
-    vars(trained)["test"] = images
+    light = dataclasses.replace(run, config=config, model=Light())
+    vars(light)["test"] = images
     folder = tmp_path / "CIFAR-10-C"
     folder.mkdir()
     np.save(folder / "labels.npy", np.tile(labels.numpy(), 5))
     pixels = np.zeros((5, 30, 32, 32, 3), dtype=np.uint8)
     pixels[3:] = 255
     np.save(folder / "fog.npy", pixels.reshape(150, 32, 32, 3))
-    result = measure_corruptions(trained, names=["fog"])
+    result = measure_corruptions(light, names=["fog"])
     dark, bright = ((labels == label).double().mean().item() for label in (1, 0))
     assert result.source == "published, CIFAR-10-C"
     assert result.accuracy["fog"] == pytest.approx([dark] * 3 + [bright] * 2) and result.clean == pytest.approx(dark)

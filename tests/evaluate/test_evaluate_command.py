@@ -8,7 +8,7 @@ import statistics
 import numpy as np
 import pytest
 import torch
-from evaluate_helpers import trained
+from helpers import trained
 from PIL import Image
 
 from kerneq import __version__, evaluate

@@ -125,9 +125,7 @@ def test_deletion_and_insertion_know_where_a_model_looks():
     x, classes = torch.ones(2, 3, 8, 8), torch.zeros(2, dtype=torch.long)
     right = torch.zeros(2, 8, 8)
     right[:, 2:4, 2:4] = 1
-    (low, high), (worst, least) = (
-        replace_pixels(Patch(), x, classes, maps, steps=16).areas() for maps in (right, -right)
-    )
+    (low, high), (worst, least) = (replace_pixels(Patch(), x, classes, maps, steps=16) for maps in (right, -right))
     # The patch is 4 of 64 pixels: gone, or there, after the first of 16 parts; a half is left of the probability.
     sure = torch.sigmoid(torch.tensor(16.0))
     torch.testing.assert_close(low, ((sure + 0.5) / 2 + 15 * 0.5).expand(2) / 16)

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from helpers import trained
 from PIL import Image
-from predict_helpers import trained
 
 
 @pytest.fixture(scope="session")

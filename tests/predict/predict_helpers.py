@@ -1,4 +1,4 @@
-"""Runs of an epoch or less, and pictures for them."""
+"""Pictures to predict."""
 
 from pathlib import Path
 
@@ -6,13 +6,6 @@ import numpy as np
 from PIL import Image
 
 from kerneq.data import load
-from kerneq.run.config import parse
-from kerneq.training import train
-
-
-def trained(path: Path, *settings: str) -> Path:
-    train(parse("", ["training.epochs=1", "training.batch_size=256", "device=cpu", *settings]), path)
-    return path
 
 
 def write_digits(folder: Path, count: int) -> list[Path]:

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from predict_helpers import painted
 
-from kerneq.data import DataError, decode
+from kerneq.data import decode
 from kerneq.prediction import read_picture
 
 ORIENTATION = 0x0112
@@ -68,12 +68,3 @@ def test_transparency_is_white_and_grey_is_luma_and_16_bits_become_8(tmp_path):
     assert read_picture(deep, 1, 4).unique().tolist() == [128]
     Image.new("RGB", (9, 9), (255, 0, 0)).save(red)
     assert read_picture(red, 1, 4).unique().tolist() == [76] and read_picture(red, 1, 4).shape == (1, 4, 4)
-
-
-def test_a_picture_made_to_fill_the_memory_is_refused_and_a_large_photo_is_not(tmp_path, monkeypatch):
-    monkeypatch.setattr("kerneq.data.images.LARGEST", 40_000)
-    for name in ("large.png", "large.jpg"):
-        painted(300, 200).save(tmp_path / name)
-    with pytest.raises(DataError, match="large.png has 0 megapixels, and at most 89 are read"):
-        read_picture(tmp_path / "large.png", 3, 8)
-    assert read_picture(tmp_path / "large.jpg", 3, 8).shape == (3, 8, 8)

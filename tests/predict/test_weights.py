@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 
@@ -61,6 +62,15 @@ def test_an_exported_run_is_a_small_run_that_says_what_it_is(trained, tmp_path):
     with pytest.raises(TrainingError, match="already exists"):
         export(trained.path, tmp_path / "mine")
     assert not list(tmp_path.glob(".*"))
+
+
+def test_what_was_measured_on_the_weights_of_another_epoch_is_not_handed_on(trained, tmp_path):
+    epoch = TrainedRun.open(trained.path).epoch
+    copy = Run(shutil.copytree(trained.path, tmp_path / "copy"))
+    for name, of in (("scores", epoch), ("count", epoch + 1)):
+        copy.write_part(name, {"epoch": of, "scores": {"test": {"accuracy": 0.5, "images": 3, "loss": 1.0}}})
+    exported = export(copy.path, tmp_path / "mine")
+    assert "50.00% on the 3 test images" in (exported.path / "README.md").read_text() and exported.part("count") == {}
 
 
 def test_the_command_hands_on_a_run(trained, tmp_path, capsys):

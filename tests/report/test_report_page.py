@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +22,11 @@ from kerneq.evaluate.ood import Familiarity, OodResult
 from kerneq.evaluate.saliency import MethodScore, SaliencyResult
 from kerneq.models import MODELS, task
 from kerneq.report import gather, render
+from kerneq.report.findings import SECTIONS
+from kerneq.report.page import Drawing, Page, Section, write_page
 from kerneq.report.published import Task
 from kerneq.report.results import Result, experiments
+from kerneq.report.sections import compose
 from kerneq.run import Run, TrainingError
 from kerneq.run.config import EXPERIMENTS, parse, write
 
@@ -168,8 +172,8 @@ def test_seeds_have_a_mean_and_a_deviation(run, tmp_path):
     assert (
         "| 3 seeds |" in (tmp_path / "page.md").read_text() and "92.00% ± 2.00%" in (tmp_path / "page.md").read_text()
     )
-    render([tmp_path], tmp_path / "page.json")
-    [result] = json.loads((tmp_path / "page.json").read_text())["results"]
+    render([tmp_path], tmp_path / "a" / "new" / "page.json")
+    [result] = json.loads((tmp_path / "a" / "new" / "page.json").read_text())["results"]
     assert (result["seeds"], result["accuracy"], result["std"]) == (3, pytest.approx(0.92), pytest.approx(0.02))
 
 
@@ -246,29 +250,22 @@ def test_the_first_line_of_an_experiment_names_the_published_figure():
 
 def test_every_kind_of_evidence_is_shown_and_what_is_missing_has_its_command(run, tmp_path):
     folders = [measured(run("full", 0.9)), run("bare", 0.8), run("record", checkpoint=False)]
-    render(folders, tmp_path / "page.html")
+    page = compose(gather(folders), "both forms")
+    write_page(page, tmp_path / "page.html")
     text = html.unescape(read(tmp_path / "page.html"))
-    for title in (
-        "Calibration, confusion and mistakes",
-        "Equilibria",
-        "Corruptions",
-        "Attacks",
-        "Certificates",
-        "Saliency",
-    ):
-        assert f"<h3>{title}</h3>" in text
+    assert all(f"<h3>{title}</h3>" in text for title, _ in SECTIONS.values())
     assert "random noise does better" in text and "0.200 / 0.700" in text
     assert (
         f"kerneq evaluate {folders[1]} --part corruptions" in text and "record (without weights: records only)" in text
     )
     assert f"evaluate {folders[2]}" not in text, "it has no weights to evaluate"
-    render(folders, tmp_path / "page.md")
+    write_page(page, tmp_path / "page.md")
     figures = re.findall(r"!\[.*?\]\((.*?)\)", (tmp_path / "page.md").read_text())
     assert len(figures) == len(set(figures)) >= 12
     assert all((tmp_path / figure).stat().st_size > 0 for figure in figures)
-    (folders[0] / "evaluation" / "attack.json").write_text('{"threats": 3}')
-    with pytest.raises(TrainingError, match="attack of full is damaged.*kerneq evaluate"):
-        render(folders, tmp_path / "page.html")
+    Run(folders[1]).write_part("attack", {"threats": 3})
+    with pytest.raises(TrainingError, match="attack of bare is damaged.*kerneq evaluate"):
+        render(folders[1:2], tmp_path / "page.html")
 
 
 def test_a_name_from_a_folder_cannot_write_into_the_page(run, tmp_path):
@@ -277,6 +274,20 @@ def test_a_name_from_a_folder_cannot_write_into_the_page(run, tmp_path):
     assert "<b>" not in read(tmp_path / "page.html")
     render([tmp_path], tmp_path / "page.md")
     assert r"\<b\>bold\<b\> $x\_1$ \| \`\*" in (tmp_path / "page.md").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes any bytes as a file's name")
+@pytest.mark.parametrize("form", ["html", "md", "json"])
+def test_a_name_that_is_no_text_is_reported_all_the_same(run, tmp_path, form):
+    render([run("a\udcff", steps=None)], tmp_path / f"page.{form}")
+    assert "digits" in (tmp_path / f"page.{form}").read_text()
+
+
+def test_drawings_of_runs_whose_names_are_alike_have_files_of_their_own(tmp_path):
+    drawings = [Drawing("run-1", f"Confusion of {name}", name.encode()) for name in ("run_1", "run-1", "run 1")]
+    write_page(Page("", "", [Section("", [drawings[:2], drawings[2:]])]), tmp_path / "page.md")
+    shown = re.findall(r"!\[Confusion of (.*?)\]\((.*?)\)", (tmp_path / "page.md").read_text())
+    assert [(tmp_path / file).read_text() for _, file in shown] == [name.replace("\\", "") for name, _ in shown]
 
 
 def test_without_an_equilibrium_there_is_no_figure_of_its_steps(run, tmp_path):
@@ -296,6 +307,8 @@ def test_what_cannot_be_reported_is_a_sentence(run, tmp_path):
     folder = run("first", 0.9)
     with pytest.raises(TrainingError, match="page.pdf"):
         render([folder], tmp_path / "page.pdf")
+    with pytest.raises(TrainingError, match="config.toml/page.html could not be written: "):
+        render([folder], folder / "config.toml" / "page.html")
     (folder / "evaluation.json").write_text("{")
     with pytest.raises(TrainingError, match="evaluation.json is damaged"):
         gather([folder])

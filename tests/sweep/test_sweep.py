@@ -2,11 +2,13 @@
 
 import json
 import statistics
+from pathlib import Path
 
 import pytest
 
 from kerneq.run import Run, Stopped
 from kerneq.run.config import ConfigError, load, write
+from kerneq.solvers import Picard
 from kerneq.sweep import SWEEPS, Point, Sweep, SweepResult, collect, draw, load_sweep, run_sweep
 from kerneq.training import AbstractLogger, train
 
@@ -34,6 +36,8 @@ def test_a_grid_is_every_combination_of_its_axes_the_seed_moving_fastest(grid):
     found = [sweep.config(cell) for cell in sweep.cells()]
     assert [(config.model.settings.norm, config.seed) for config in found] == [(0.5, 0), (0.5, 1), (1, 0), (1, 1)]
     assert all(config.optimizer.lr == 0.1 and config.training.epochs == 1 for config in found)
+    Path("mine").write_bytes(Path("mine.toml").read_bytes())
+    assert load_sweep("mine").cells() == load_sweep("mine.toml").cells() == sweep.cells()
 
 
 def test_values_may_be_tables_of_settings_or_other_experiments(grid):
@@ -61,6 +65,16 @@ def test_on_the_command_line_commas_part_values_and_a_single_value_is_a_setting(
     assert all(config.seed == 3 for config in configs)
     digits = load_sweep("digits", ["model.norm=0.7", "training.epochs=2"])
     assert {digits.config(cell).model.settings.norm for cell in digits.cells()} == {0.7}
+
+
+@pytest.mark.filterwarnings("ignore:.*form of version 0.1")
+def test_every_cell_of_a_sweep_over_an_old_run_has_the_settings_of_the_run(tmp_path):
+    flat = 'solver = "picard"\nrelaxation = 0.5\nmax_steps = 7\n'
+    (tmp_path / "old.toml").write_text(f'[model]\nname = "geq-tiny"\n[model.settings]\n{flat}')
+    sweep = load_sweep(str(tmp_path / "old.toml"), ["model.solver.relaxation=0.5,0.7", "seed=0,1"])
+    found = [sweep.config(cell).model.settings for cell in sweep.cells()]
+    assert [model.solver for model in found] == [Picard(0.5)] * 2 + [Picard(0.7)] * 2
+    assert {model.max_steps for model in found} == {7}
 
 
 @pytest.mark.parametrize(

@@ -139,13 +139,16 @@ class ClassifierConfig(AbstractSolveConfig):
         if len(self.features) != len(self.scales) or not self.features:
             got = f"{len(self.features)} and {len(self.scales)}"
             raise ValueError(f"`features` and `scales` need one entry a branch, got {got}.")
+        if any(scale % self.fusion and self.fusion % scale for scale in self.scales):
+            got = f"{list(self.scales)} and {self.fusion}"
+            raise ValueError(f"Each of `scales` must divide `fusion` or be a multiple of it, got {got}.")
 
     @property
     def multiple(self) -> int:
         """What the sides of a picture must be multiples of: every branch has to end in whole patches."""
         patch = self.kernel.patch if isinstance(self.kernel, AbstractRadialKernel) else 1
         stride = 4 if self.stem in ("imagenet", "folded") else 1
-        return stride * max(max(self.scales) * patch, self.fusion)
+        return stride * math.lcm(self.fusion, *(scale * patch for scale in self.scales))
 
 
 @final

@@ -27,9 +27,9 @@ SIDES = {
 }
 
 
-def pictures(name: str, batch: int = 2, seed: int = 1, channels: int = 3) -> Tensor:
+def pictures(name: str, batch: int = 2) -> Tensor:
     side = SIDES.get(name, 8)
-    return torch.randn(batch, channels, side, side, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(1))
 
 
 def digits() -> tuple[Tensor, Tensor]:

@@ -74,6 +74,8 @@ CONSTRUCTED = {
     "memory zero": (lambda: Anderson(memory=0), ValueError, "`memory` must be a whole number, at least 1, got 0"),
     "memory a fraction": (lambda: Broyden(memory=2.5), ValueError, "`memory` must be a whole number"),
     "memory negative": (lambda: Proximal(memory=-1), ValueError, "`memory` must be a whole number, at least 0, got -1"),
+    "relaxation text": (lambda: Picard("1"), ValueError, r"`relaxation` must lie in \(0, 1\], got '1'"),
+    "ridge text": (lambda: Anderson(ridge="0"), ValueError, "`ridge` must not be negative, got '0'"),
     "ridge": (lambda: Anderson(ridge=-1.0), ValueError, "`ridge` must not be negative, got -1.0"),
     "proximal ridge": (lambda: Proximal(ridge=-1.0), ValueError, "`ridge` must not be negative, got -1.0"),
     "fraction": (lambda: Proximal(fraction=0.0), ValueError, r"`fraction` must lie in \(0, 1\], got 0.0"),

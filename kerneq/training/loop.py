@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from ..run import CheckpointError, Run, Stopped, TrainingError
 from ..run.checkpoint import Writer
 from ..run.config import Config
 from ..solution import NonfiniteInputError
-from .build import Builder, Trainable, build_model, place, training_batches
+from .build import Builder, build_model, place, training_batches
 from .logger import AbstractLogger, Clock, Progress
 from .metrics import validate
 from .process import Process, finish, start, stopping, waking
@@ -90,7 +90,7 @@ def _train(
     if process.rank > 0:
         torch.manual_seed(config.seed + process.rank)
     if config.training.compile:
-        cast(Trainable, model).compile_map()
+        model.compile_map()
     state = State(model, config, process)
     open_run(run, state, batches.images.classes, resume)
     network = process.wrap(model)
@@ -120,9 +120,10 @@ def _train(
                 if time.monotonic() - reported >= INTERVAL:
                     report(state, steps, loggers)
                     reported = time.monotonic()
-                if (every > 0 and state.step % every == 0) or asked_to_stop():
+                stopped = asked_to_stop()  # once: asked between two looks, it would stop without saving this step
+                if stopped or (every > 0 and state.step % every == 0):
                     writer.submit(state.checkpoint(run))
-                if asked_to_stop():
+                if stopped:
                     raise Stopped(f"Stopped after step {state.step}; {run.path} continues with --resume.")
             process.synchronise()
             state.seconds = time.monotonic() - began
@@ -316,7 +317,7 @@ def finish_epoch(state: State, run: Run, held_out: Batches | None) -> tuple[dict
             state.best = accuracy if better else state.best
         if better:
             writes += state.best_weights(run)
-        diagnostics = cast(Trainable, state.model).diagnostics()
+        diagnostics = state.model.diagnostics()
     row = {
         "epoch": epoch,
         "step": state.step,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from ..graphs import capture
+from ..models import AbstractModel
 from ..run import CheckpointError, Run, TrainingError, checkpoint
 from ..run.config import Config, Optimizer, Schedule, write
 from ..run.folder import check_belongs
@@ -30,7 +31,7 @@ class State:
     A run that restores it goes on bit for bit as if it had never stopped.
     """
 
-    def __init__(self, model: nn.Module, config: Config, process: Process):
+    def __init__(self, model: AbstractModel, config: Config, process: Process):
         self.model = model
         self.config = config
         self.process = process

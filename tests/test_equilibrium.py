@@ -6,6 +6,7 @@ from helpers import CELLS, KERNELS, SOLVERS, cell_of, descend, input_of
 
 import kerneq
 from kerneq import EquilibriumError, Status
+from kerneq.equilibrium import solving
 from kerneq.gradients import Implicit, Phantom, Unrolled
 from kerneq.kernels import Gaussian
 from kerneq.solvers import Picard, Proximal
@@ -54,6 +55,8 @@ def test_a_network_of_one_step_is_validated_as_it_is_trained():
     with torch.no_grad():
         torch.testing.assert_close(layer(x).value, trained)
         torch.testing.assert_close(kerneq.fixed_point(cell.bind(x), trained, gradient=Unrolled(1)).value, trained)
+    with solving(layer, exact=True):  # attacked and explained, too
+        torch.testing.assert_close(layer(x).value, trained)
 
 
 def test_failure_is_the_callers_choice():

@@ -55,7 +55,8 @@ def train(
         # A worker that torchrun restarts may have to wait until the killed one is gone.
         held = run.locked(patience=30.0 if process.restarts else 0.0) if process.leads else nullcontext()
         with held:
-            return _train(config, run, process, resume or process.restarts > 0, build, loggers, clock)
+            told = loggers if process.leads else ()
+            return _train(config, run, process, resume or process.restarts > 0, build, told, clock)
     except RuntimeError as error:
         if "closed by peer" not in str(error) and "reset by peer" not in str(error):
             raise
@@ -80,7 +81,7 @@ def _train(
     clock.lap("device")
 
     def announce(text: str) -> None:
-        for logger in loggers if process.leads else ():
+        for logger in loggers:
             logger.log_message(text)
 
     with waking(process.device, config.training.amp):
@@ -130,9 +131,8 @@ def _train(
             clock.lap("training")
             row, writes = finish_epoch(state, run, held_out)
             writer.submit(writes)
-            if process.leads:
-                for logger in loggers:
-                    logger.log_epoch(row)
+            for logger in loggers:
+                logger.log_epoch(row)
             clock.lap("validation")
     clock.lap("writing")
     if process.leads:

@@ -170,7 +170,7 @@ def fixed_point(
             "`torch.func` cannot go through `fixed_point`, which does not know what f depends on: use "
             "`torch.autograd.grad`, or an `Equilibrium` layer."
         )
-    if any(not isinstance(x, Tensor) or x.shape[:1] != z0.shape[:1] for x in inputs):
+    if isinstance(z0, Tensor) and any(not isinstance(x, Tensor) or x.shape[:1] != z0.shape[:1] for x in inputs):
         got = ", ".join(str(tuple(x.shape) if isinstance(x, Tensor) else x) for x in inputs)
         raise ValueError(f"The inputs behind `z0` must be tensors of its {len(z0)} samples, got {got}.")
 

@@ -113,6 +113,11 @@ SOLVED = {
     ),
     "check_every": (lambda: solved(check_every=0), ValueError, "`check_every` must be a whole number"),
     "start no tensor": (lambda: solved(z0=0.5), TypeError, "`z0` must be a tensor.*got float"),
+    "start no tensor, with an input": (
+        lambda: kerneq.fixed_point(lambda z, x: x, 0.5, torch.zeros(2, 3)),
+        TypeError,
+        "`z0` must be a tensor.*got float",
+    ),
     "start a scalar": (lambda: solved(torch.tensor(0.5)), ValueError, r"first dimension is the batch.*got.*\(\)"),
     "start integers": (lambda: solved(torch.zeros(2, 3, dtype=torch.int)), ValueError, "floating-point.*torch.int32"),
     "start empty": (lambda: solved(torch.zeros(0, 3)), ValueError, r"one sample at least.*\(0, 3\)"),

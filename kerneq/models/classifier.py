@@ -7,6 +7,7 @@ how an equilibrium layer is solved and differentiated, and what is said to an in
 import abc
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, final
 
 import torch
@@ -67,7 +68,10 @@ class AbstractModel(nn.Module, abc.ABC):
         """The logits and the solutions, for pictures that fit."""
 
     def forward(self, x: Tensor, solutions: bool = False) -> Tensor | tuple[Tensor, dict[str, Solution]]:
-        self._check(x)
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"The pictures must be a floating-point tensor, got {got}: scale the pixels first.")
+        self.check_shape(x.shape)
         logits, found = self.classify(x)
         return (logits, found) if solutions else logits
 
@@ -84,19 +88,16 @@ class AbstractModel(nn.Module, abc.ABC):
         for layer in self.layers():
             layer.cell.compile_map()
 
-    def _check(self, x: Tensor) -> None:
+    def check_shape(self, shape: Sequence[int]) -> None:
         """Refuse, in one sentence, what is not (batch, channels, height, width) with sides that fit."""
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(f"The pictures must be a floating-point tensor, got {got}: scale the pixels first.")
         wanted = f" and sides that are multiples of {self.multiple}" if self.multiple > 1 else ""
-        fit = all(side > 0 and side % self.multiple == 0 for side in x.shape[2:])
+        fit = all(side > 0 and side % self.multiple == 0 for side in shape[2:])
         if self.side is not None:
             wanted = f" and sides of {self.side}"
-            fit = all(side == self.side for side in x.shape[2:])
-        if x.dim() != 4 or x.shape[1] != self.channels or not fit:
+            fit = all(side == self.side for side in shape[2:])
+        if len(shape) != 4 or shape[1] != self.channels or not fit:
             wanted = f"pictures (batch, channels, height, width) with {self.channels} channels{wanted}"
-            raise ValueError(f"The input must be {wanted}, got {tuple(x.shape)}.")
+            raise ValueError(f"The input must be {wanted}, got {tuple(shape)}.")
 
 
 @final

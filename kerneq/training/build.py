@@ -23,9 +23,11 @@ Builder = Callable[[Config, Images], AbstractModel]
 def build_model(config: Config, images: Images) -> AbstractModel:
     """The configured model of the zoo, for pictures and classes like these."""
     try:
-        return models.from_config(config.model.settings, classes=len(images.classes), channels=images.shape[0])
+        model = models.from_config(config.model.settings, classes=len(images.classes), channels=images.shape[0])
+        model.check_shape((len(images), *images.shape))
     except ValueError as error:
         raise ConfigError(f"[model] {error}") from None
+    return model
 
 
 def place(model: AbstractModel, config: Config, process: Process) -> AbstractModel:

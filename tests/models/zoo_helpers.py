@@ -14,17 +14,7 @@ TINY = [name for name in MODELS if name.endswith("-tiny")]
 # One of each kind: another kernel or γ in the same network is a matter of the tests of kernels and solvers.
 KINDS = ["geq-dense-tiny", "geq-tiny", "mopteq-sigmoid-tiny", "mdeq-tiny", "resnet-tiny"]
 # Strides of the stem, pooling to the smallest branch, and patches all have to divide the picture.
-SIDES = {
-    "geq-5m": 16,
-    "geq-8m": 16,
-    "kerdeq-5m": 16,
-    "kerdeq-8m": 16,
-    "geq-6m-imagenet": 64,
-    "geq-13m-imagenet": 64,
-    "kerdeq-6m-imagenet": 128,
-    "kerdeq-13m-imagenet": 128,
-    "mdeq-10m-imagenet": 32,
-}
+SIDES = {"geq-5m": 16, "geq-6m-imagenet": 64, "mdeq-10m-imagenet": 32}
 
 
 def pictures(name: str, batch: int = 2) -> Tensor:

@@ -26,6 +26,14 @@ from ..solvers import AbstractSolver, Anderson, InFeatures, Proximal
 from .lipschitz import AlmostOrthogonal, MaxMin, UnitRows
 
 Stem = Literal["cifar", "deep", "paper", "imagenet", "folded", "plain"]
+STEMS: dict[Stem, tuple[tuple[int, int], ...]] = {  # of each convolution: by what it divides the width, its stride
+    "cifar": ((4, 1), (2, 1), (1, 1)),
+    "deep": ((4, 1), (4, 1), (2, 1), (2, 1), (1, 1)),
+    "paper": ((1, 1), (1, 1)),
+    "imagenet": ((1, 1), (1, 1), (1, 2), (1, 2)),
+    "folded": ((4, 1), (4, 1), (2, 2), (2, 1), (1, 2), (1, 1)),
+    "plain": ((1, 1),),
+}
 
 # While training, a backward solve that stops at its step limit is a choice, not an accident.
 _IMPLICIT = Implicit(InFeatures(Anderson(memory=3)), tol=1e-3, max_steps=20, on_failure="return")
@@ -133,7 +141,7 @@ class ClassifierConfig(AbstractSolveConfig):
             raise ValueError(f"`lipschitz` needs `join` = mean, got {self.join}.")
         if self.lipschitz and self.refinements:
             raise ValueError(f"`lipschitz` needs `refinements` = 0: they have batch norms, got {self.refinements}.")
-        if self.width < 4 and (self.refinements or self.stem in ("cifar", "deep", "folded")):
+        if self.width < 4 and (self.refinements or any(divisor == 4 for divisor, _ in STEMS[self.stem])):
             raise ValueError(
                 f"`width` must be at least 4: this stem, or a refinement, has a quarter, got {self.width}."
             )
@@ -148,7 +156,7 @@ class ClassifierConfig(AbstractSolveConfig):
     def multiple(self) -> int:
         """What the sides of a picture must be multiples of: every branch has to end in whole patches."""
         patch = self.kernel.patch if isinstance(self.kernel, AbstractRadialKernel) else 1
-        stride = 4 if self.stem in ("imagenet", "folded") else 1
+        stride = math.prod(stride for _, stride in STEMS[self.stem])
         return stride * math.lcm(self.fusion, *(scale * patch for scale in self.scales))
 
 
@@ -188,19 +196,10 @@ class Classifier(AbstractModel):
         return {f"branch{index}/{name}": value for index, numbers in enumerate(cells) for name, value in numbers}
 
 
-def make_stem(kind: Stem, channels: int, width: int, lipschitz: bool = False) -> nn.Sequential:
+def make_stem(kind: Stem, channels: int, width: int, lipschitz: bool) -> nn.Sequential:
     """Pixels → `width` channels. One convolution alone is markedly worse on CIFAR-10."""
-    quarter, half = width // 4, width // 2
-    widths = {
-        "cifar": (quarter, half, width),
-        "deep": (quarter, quarter, half, half, width),
-        "paper": (width, width),
-        "imagenet": (width, width, width, width),
-        "folded": (quarter, quarter, half, half, width, width),
-        "plain": (width,),
-    }
-    outputs = widths[kind]
-    strides = {"imagenet": (1, 1, 2, 2), "folded": (1, 1, 2, 1, 2, 1)}.get(kind, (1,) * len(outputs))
+    outputs = tuple(width // divisor for divisor, _ in STEMS[kind])
+    strides = [stride for _, stride in STEMS[kind]]
     if lipschitz and any(channels % 2 for channels in outputs):
         raise ValueError(f"`lipschitz` sorts channels in pairs: the stem needs even numbers of them, got {outputs}.")
     layer = fold_conv_sort if lipschitz else conv_norm_relu

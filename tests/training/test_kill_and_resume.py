@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import StopAt, build_toy, metrics, same_state
+from toys import build_toy, metrics, same_state
 
 from kerneq.run import Stopped, checkpoint
 from kerneq.training import loop, train
@@ -26,14 +26,8 @@ def test_ten_kills_at_random_moments_leave_no_trace_in_weights_or_metrics(tmp_pa
     ("kind", "mix"),
     [("step", "augment.mixup=0.2"), ("cosine", "augment.randaugment=1"), ("one-cycle", "training.ema=0.9")],
 )
-def test_control_c_saves_the_step_in_hand_and_the_run_goes_on_from_it_under_every_schedule(tmp_path, run, kind, mix):
-    settings = (f"schedule.kind={kind}", "training.epochs=2", "training.clip=1.0", mix)
-    run(*settings, folder="whole")
-    with pytest.raises(Stopped, match="Stopped after step 11; .*--resume"):
-        run(*settings, folder="stopped", loggers=[StopAt(1)])
-    run(*settings, folder="stopped", resume=True)
-    assert same_state(tmp_path / "whole", tmp_path / "stopped")
-    assert metrics(tmp_path / "whole") == metrics(tmp_path / "stopped")
+def test_control_c_saves_the_step_in_hand_and_the_run_goes_on_from_it_under_every_schedule(stop_and_resume, kind, mix):
+    stop_and_resume(f"schedule.kind={kind}", "training.epochs=2", "training.clip=1.0", mix)
 
 
 def test_a_stop_asked_for_between_two_looks_saves_the_step_all_the_same(tmp_path, run, monkeypatch):

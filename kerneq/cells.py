@@ -12,7 +12,7 @@ from .kernels.base import AbstractKernel
 from .operators import AbstractOperator, Conv, Dense
 from .prox import AbstractProx, ReLU
 from .solution import NonfiniteInputError
-from .tensors import check_positive, check_whole, is_traced
+from .tensors import check_kind, check_positive, check_whole, is_traced
 
 OBSERVED = 32  # samples of a batch that `diagnostics` tells of: enough for a mean, next to nothing in cost
 Output = Literal["state", "features"]  # what a layer gives: z*, or v* = Wz*
@@ -67,8 +67,7 @@ class AbstractKernelCell(AbstractCell):
         super().__init__()
         if output not in ("state", "features"):
             raise ValueError(f"`output` must be state or features, got {output!r}.")
-        if not isinstance(kernel, AbstractKernel):
-            raise TypeError(f"`kernel` must be a kernel such as `Gaussian()`, got {kernel!r}.")
+        check_kind("kernel", kernel, AbstractKernel)
         check_positive("norm", norm)
         self.kernel, self.operator = kernel, operator
         self.similarity = kernel.parameters(features, conv=operator.weight.dim() == 4)

@@ -45,7 +45,11 @@ REFUSED = {
     "inputs a fraction": (lambda: conv(inputs=2.5), ValueError, "`inputs` must be a whole number, at least 1, got 2.5"),
     "features negative": (lambda: dense(features=-4), ValueError, "`features` must be a whole number"),
     "even convolution": (lambda: conv(size=4), ValueError, "`size` must be odd.*got 4"),
-    "kernel by name": (lambda: dense(kernel="gaussian"), TypeError, "`kernel` must be a kernel.*got 'gaussian'"),
+    "kernel by name": (
+        lambda: dense(kernel="gaussian"),
+        TypeError,
+        "`kernel` must come from `kerneq.kernels`, got 'gaussian'",
+    ),
     "split does not divide": (
         lambda: conv(kernel=Gaussian(split=3)),
         ValueError,

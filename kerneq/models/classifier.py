@@ -88,7 +88,7 @@ class AbstractModel(nn.Module, abc.ABC):
         return [module for module in self.modules() if isinstance(module, Equilibrium)]
 
     def diagnostics(self) -> dict[str, float]:
-        """Numbers to follow over a run: for a kernel the norm bound, the raw weight's norm, and γ, as they are now."""
+        """Numbers to follow over a run, as the cells of the layers tell them."""
         return {name: value for layer in self.layers() for name, value in layer.cell.diagnostics().items()}
 
     def compile_map(self) -> None:
@@ -191,7 +191,7 @@ class Classifier(AbstractModel):
         return logits, {f"branch{index}": solution for index, (_, solution) in enumerate(results)}
 
     def diagnostics(self) -> dict[str, float]:
-        """The bound on ‖W‖‖W_h‖ that each branch is held under, its raw weight's norm, and γ, as they are now."""
+        """Those of the cell of every branch, under its name."""
         cells = [layer.cell.diagnostics().items() for layer in self.layers()]
         return {f"branch{index}/{name}": value for index, numbers in enumerate(cells) for name, value in numbers}
 

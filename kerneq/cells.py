@@ -78,12 +78,12 @@ class AbstractKernelCell(AbstractCell):
     def bind(self, x: Tensor) -> Equation:
         self._check(x)
         a = self.inject(x)
-        return self._equation(a, self.operator.norm(a))
+        return self._equation(a, self.operator.norm(a), self.compiled)
 
-    def _equation(self, a: Tensor, operator_norm: Tensor) -> Equation:
+    def _equation(self, a: Tensor, operator_norm: Tensor, compiled: bool) -> Equation:
         """The equation for a = Ux + b, where the norm of W as it is now is known."""
         binding = self.kernel.bind(self.similarity, a, self.norm, operator_norm)
-        return Equation(self.kernel, binding, self.operator.bind(binding.scale), self.prox, self.compiled)
+        return Equation(self.kernel, binding, self.operator.bind(binding.scale), self.prox, compiled)
 
     def initial(self, f: AbstractMap) -> None:
         """z = 0, whose evaluation needs no Wz."""
@@ -112,7 +112,7 @@ class AbstractKernelCell(AbstractCell):
         measured = self.operator.vector.numel() > 0
         norm = self.operator.last_norm() if measured else weight.new_ones(())
         a, z = self.seen if self.seen is not None else (weight.new_zeros(1), None)  # the bound does not depend on a
-        f = self._equation(a.to(weight), norm)
+        f = self._equation(a.to(weight), norm, compiled=False)  # a compiler would take longer than a run for one energy
         numbers = {} if f.binding.gamma is None else {"gamma": float(f.binding.gamma)}
         if not measured:
             return numbers

@@ -31,7 +31,7 @@ def test_the_map_is_compiled_when_asked_and_gives_the_same_run(run, monkeypatch)
     asked = []
     products = equation.Equation.products
     monkeypatch.setattr(equation, "_compiled", lambda kind: asked.append(kind) or products)  # no compiler
-    settings = (*DENSE, "training.epochs=1", "training.batch_size=256")
+    settings = (*DENSE, "model.solver.name=anderson", "training.epochs=1", "training.batch_size=256")
     plain = run(*settings, folder="plain", build=build_model)
     compiled = run(*settings, "training.compile=true", folder="compiled", build=build_model)
     assert asked and compiled[0]["train"] == plain[0]["train"]

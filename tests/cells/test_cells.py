@@ -127,7 +127,7 @@ def test_a_compiled_map_gives_the_same_equilibrium_and_gradient():
     equation._compiled.cache_clear()
     got = layer(x).value
     assert equation._compiled.cache_info().misses == 1
-    cell.train()
+    layer.train()
     layer(x)
     asked = equation._compiled.cache_info()
     cell.diagnostics()  # its energy is not worth a program of its own

@@ -12,7 +12,7 @@ from .kernels.base import AbstractKernel
 from .operators import AbstractOperator, Conv, Dense
 from .prox import AbstractProx, ReLU
 from .solution import NonfiniteInputError
-from .tensors import check_positive, check_whole, is_traced
+from .tensors import check_kind, check_positive, check_whole, is_traced
 
 OBSERVED = 32  # samples of a batch that `diagnostics` tells of: enough for a mean, next to nothing in cost
 Output = Literal["state", "features"]  # what a layer gives: z*, or v* = Wz*
@@ -67,8 +67,7 @@ class AbstractKernelCell(AbstractCell):
         super().__init__()
         if output not in ("state", "features"):
             raise ValueError(f"`output` must be state or features, got {output!r}.")
-        if not isinstance(kernel, AbstractKernel):
-            raise TypeError(f"`kernel` must be a kernel such as `Gaussian()`, got {kernel!r}.")
+        check_kind("kernel", kernel, AbstractKernel)
         check_positive("norm", norm)
         self.kernel, self.operator = kernel, operator
         self.similarity = kernel.parameters(features, conv=operator.weight.dim() == 4)
@@ -79,12 +78,12 @@ class AbstractKernelCell(AbstractCell):
     def bind(self, x: Tensor) -> Equation:
         self._check(x)
         a = self.inject(x)
-        return self._equation(a, self.operator.norm(a))
+        return self._equation(a, self.operator.norm(a), self.compiled)
 
-    def _equation(self, a: Tensor, operator_norm: Tensor) -> Equation:
+    def _equation(self, a: Tensor, operator_norm: Tensor, compiled: bool) -> Equation:
         """The equation for a = Ux + b, where the norm of W as it is now is known."""
         binding = self.kernel.bind(self.similarity, a, self.norm, operator_norm)
-        return Equation(self.kernel, binding, self.operator.bind(binding.scale), self.prox, self.compiled)
+        return Equation(self.kernel, binding, self.operator.bind(binding.scale), self.prox, compiled)
 
     def initial(self, f: AbstractMap) -> None:
         """z = 0, whose evaluation needs no Wz."""
@@ -113,7 +112,7 @@ class AbstractKernelCell(AbstractCell):
         measured = self.operator.vector.numel() > 0
         norm = self.operator.last_norm() if measured else weight.new_ones(())
         a, z = self.seen if self.seen is not None else (weight.new_zeros(1), None)  # the bound does not depend on a
-        f = self._equation(a.to(weight), norm)
+        f = self._equation(a.to(weight), norm, compiled=False)  # a compiler would take longer than a run for one energy
         numbers = {} if f.binding.gamma is None else {"gamma": float(f.binding.gamma)}
         if not measured:
             return numbers

@@ -170,7 +170,7 @@ def fixed_point(
             "`torch.func` cannot go through `fixed_point`, which does not know what f depends on: use "
             "`torch.autograd.grad`, or an `Equilibrium` layer."
         )
-    if any(not isinstance(x, Tensor) or x.shape[:1] != z0.shape[:1] for x in inputs):
+    if isinstance(z0, Tensor) and any(not isinstance(x, Tensor) or x.shape[:1] != z0.shape[:1] for x in inputs):
         got = ", ".join(str(tuple(x.shape) if isinstance(x, Tensor) else x) for x in inputs)
         raise ValueError(f"The inputs behind `z0` must be tensors of its {len(z0)} samples, got {got}.")
 
@@ -198,8 +198,8 @@ def solving(
         with solving(model, max_steps=4):
             logits = model(x)
 
-    `exact` is the implicit gradient to a residual of 1e-5, by the layer's own solver where its rule is implicit, and
-    convolutions without TF32, which rounds to three digits.
+    `exact` is the implicit gradient to a residual of 1e-5, by the layer's own solver where its rule is implicit (an
+    unrolled layer is its steps, and keeps them), and convolutions without TF32, which rounds to three digits.
     """
     layers = [module for module in model.modules() if isinstance(module, Equilibrium)]
     before, tf32 = [(layer.tol, layer.max_steps, layer.gradient) for layer in layers], torch.backends.cudnn.allow_tf32
@@ -208,7 +208,7 @@ def solving(
         for layer in layers:
             layer.tol = layer.tol if tol is None else tol
             layer.max_steps = layer.max_steps if max_steps is None else max_steps
-            layer.gradient = _exact(layer.gradient) if exact else gradient or layer.gradient
+            layer.gradient = exact_rule(layer.gradient) if exact else gradient or layer.gradient
             check_limits(layer.tol, layer.max_steps)
         yield
     finally:
@@ -217,7 +217,10 @@ def solving(
             layer.tol, layer.max_steps, layer.gradient = settings
 
 
-def _exact(rule: AbstractGradient) -> Implicit:
+def exact_rule(rule: AbstractGradient) -> AbstractGradient:
+    """The exact gradient of what a layer with this rule computes: of its equilibrium, or of its unrolled steps."""
+    if isinstance(rule, Unrolled):
+        return rule
     implicit = rule if isinstance(rule, Implicit) else Implicit(Anderson())
     return dataclasses.replace(implicit, tol=1e-5, max_steps=50, check_every=None, on_failure="return")
 

@@ -130,7 +130,7 @@ class KernelGLMRegressor(RegressorMixin, BaseEstimator):
 @final
 @dataclasses.dataclass(eq=False, repr=False)
 class EquilibriumClassifier(AbstractClassifier):
-    """One dense equilibrium layer between standardised features and a linear head, trained by Adam.
+    """One dense equilibrium layer between standardised features and a linear head, trained by AdamW.
 
     The equilibria of `predict` are found to a relative residual of 1e-4.
     """

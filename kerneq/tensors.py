@@ -92,20 +92,25 @@ def is_transformed() -> bool:
 
 def check_positive(name: str, value: float) -> None:
     """Refuse what is not a positive, finite number."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < float("inf"):
+    if not (_is_number(value) and 0 < value < float("inf")):
         raise ValueError(f"`{name}` must be positive and finite, got {value!r}.")
 
 
 def check_nonnegative(name: str, value: float) -> None:
     """Refuse a negative number, or none at all."""
-    if not value >= 0:
-        raise ValueError(f"`{name}` must not be negative, got {value}.")
+    if not (_is_number(value) and value >= 0):
+        raise ValueError(f"`{name}` must not be negative, got {value!r}.")
 
 
 def check_share(name: str, value: float) -> None:
-    """Refuse what does not lie in (0, 1]."""
-    if not 0 < value <= 1:
-        raise ValueError(f"`{name}` must lie in (0, 1], got {value}.")
+    """Refuse what is not a number in (0, 1]."""
+    if not (_is_number(value) and 0 < value <= 1):
+        raise ValueError(f"`{name}` must lie in (0, 1], got {value!r}.")
+
+
+def _is_number(value: object) -> bool:
+    """Not a truth value, nor a text that looks like one."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def check_whole(name: str, value: int, least: int = 1) -> None:

@@ -1,6 +1,7 @@
 """The shape of the package itself: imports point one way, classes are abstract or final, nothing is swallowed."""
 
 import ast
+import functools
 import pathlib
 import subprocess
 import sys
@@ -43,17 +44,13 @@ SHARED = {"Gaussian"}  # a kernel of equations and a family of kernel GLMs: both
 ENTRANCES = {"__init__", "__main__"}  # the names of the whole package, and `python -m kerneq`
 
 
+@functools.cache
 def parsed(path: pathlib.Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
-def named(parts: list[str]) -> str:
-    """The layer of a dotted name inside kerneq."""
-    return parts[0]
-
-
 def layer(path: pathlib.Path) -> str:
-    return named(list(path.relative_to(ROOT).with_suffix("").parts))
+    return path.relative_to(ROOT).with_suffix("").parts[0]
 
 
 def imported(path: pathlib.Path) -> set[str]:
@@ -70,7 +67,7 @@ def imported(path: pathlib.Path) -> set[str]:
             names = [[*base, alias.name] for alias in node.names]
         else:
             continue
-        found |= {named(name[1:]) for name in names if name[0] == "kerneq" and len(name) > 1}
+        found |= {name[1] for name in names if name[0] == "kerneq" and len(name) > 1}
     return found - {"__version__"}
 
 

@@ -6,6 +6,7 @@ from helpers import CELLS, KERNELS, SOLVERS, cell_of, descend, input_of
 
 import kerneq
 from kerneq import EquilibriumError, Status
+from kerneq.equilibrium import solving
 from kerneq.gradients import Implicit, Phantom, Unrolled
 from kerneq.kernels import Gaussian
 from kerneq.solvers import Picard, Proximal
@@ -54,6 +55,8 @@ def test_a_network_of_one_step_is_validated_as_it_is_trained():
     with torch.no_grad():
         torch.testing.assert_close(layer(x).value, trained)
         torch.testing.assert_close(kerneq.fixed_point(cell.bind(x), trained, gradient=Unrolled(1)).value, trained)
+    with solving(layer, exact=True):  # attacked and explained, too
+        torch.testing.assert_close(layer(x).value, trained)
 
 
 def test_failure_is_the_callers_choice():
@@ -101,30 +104,16 @@ def test_the_first_evaluation_of_a_layer_needs_no_wz():
     torch.testing.assert_close(s.value.detach(), f(torch.zeros(4, 3, 4, 4)).detach())
 
 
-class Value(torch.nn.Module):
-    def __init__(self, layer: kerneq.Equilibrium):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x).value
-
-
 def test_a_layer_exports_without_looks_once_its_norm_is_known():
     cell, x = cell_of("conv", KERNELS["gaussian"]), input_of("conv")
     # Four bare steps: every step becomes part of the program, and a long one takes minutes to trace.
-    model = Value(kerneq.Equilibrium(cell, solver=Proximal(memory=0), tol=1e-8, max_steps=4)).eval()
+    layer = kerneq.Equilibrium(cell, solver=Proximal(memory=0), tol=1e-8, max_steps=4)
+    model = torch.nn.Sequential(layer, kerneq.Value()).eval()
     with torch.no_grad():
         model(x)
         program = torch.export.export(model, (x,), strict=False).module()
         for given in (x, input_of("conv", seed=8)):
             torch.testing.assert_close(program(given), model(given))
-
-
-def test_a_norm_that_was_never_settled_is_not_exported():
-    model = Value(kerneq.Equilibrium(cell_of("conv", KERNELS["gaussian"]))).eval()
-    with torch.no_grad(), pytest.raises(RuntimeError, match="call the model once.*before it is exported"):
-        torch.export.export(model, (input_of("conv"),), strict=False)
 
 
 @pytest.mark.parametrize("gradient", [Implicit(tol=1e-12), Phantom(200, 1.0)], ids=["implicit", "phantom"])

@@ -36,14 +36,6 @@ def test_examples_are_short_and_there_is_a_test_for_each():
         assert f'run("{name}"' in here, name
         most = 130 if name == "see_an_equilibrium" else 60  # drawing takes lines
         assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= most, name
-    assert names == {
-        "choose_a_gradient",
-        "layer_in_your_network",
-        "lightning_module",
-        "own_kernel",
-        "own_pictures",
-        "see_an_equilibrium",
-    }
 
 
 def test_a_layer_learns_inside_a_network_of_ones_own(run):

@@ -24,18 +24,9 @@ from kerneq.training import metrics
 
 pytestmark = pytest.mark.usefixtures("float64")
 TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
-NAMES = (
-    dataclasses,
-    torch,
-    Tensor,
-    ClassVar,
-    final,
-    AbstractMap,
-    Evaluation,
-    AbstractRadialKernel,
-    AbstractSolver,
-    TrainedRun,
-)
+BASES = (AbstractMap, Evaluation, AbstractRadialKernel, AbstractSolver, TrainedRun)
+NAMES = {"dataclasses": dataclasses, "torch": torch, "Tensor": Tensor, "ClassVar": ClassVar, "final": final}
+NAMES |= {base.__name__: base for base in BASES}
 
 
 def block(name: str) -> str:
@@ -46,8 +37,7 @@ def block(name: str) -> str:
 
 def made_by(name: str, tmp_path: Path) -> dict:
     """The names a block defines; in a file, since Triton and dataclasses look up the source."""
-    space = {getattr(value, "__name__", str(value)).rpartition(".")[2]: value for value in NAMES}
-    space |= {"ClassVar": ClassVar, "__name__": __name__}
+    space = NAMES | {"__name__": __name__}
     exec(compile(block(name), str(tmp_path / f"{name}.py"), "exec"), space)
     return space
 

@@ -103,7 +103,8 @@ class Place:
 def random_boxes(place: Place, area: float) -> np.ndarray:
     """For each picture left, top, right, bottom, as shares of its sides, of a part of it, (batch, 4).
 
-    The part has `area` … 1 of the surface and is up to 4:3 out of the picture's own proportions."""
+    The part has `area` … 1 of the surface and is up to 4:3 out of the picture's own proportions. A side longer than the
+    picture's is cut to it, so that from an `area` of ¾ on a part may be smaller (at 0.9: 0.82)."""
     surface, ratio, y, x = place.uniform(Purpose.AREA, 4)
     side = np.sqrt(area + (1 - area) * surface)
     stretch = np.exp((ratio - 0.5) * np.log(4 / 3))  # (3/4)^½ … (4/3)^½, of width to √surface

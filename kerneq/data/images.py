@@ -73,7 +73,7 @@ class Images:
     A value: `to`, `select` and `split_validation` give new ones, and copy no picture file. Pixels are bytes until a
     batch normalises them, (pixels / 255 − mean) / std.
 
-    `mean` and `std` per channel, for pixels scaled to [0, 1], are those of the whole training split."""
+    `mean` and `std` per channel, for pixels scaled to [0, 1], are those of the whole training split, or ImageNet's."""
 
     pixels: Tensor | ImageFiles  # uint8 (count, channels, height, width)
     labels: Tensor  # int64 (count)

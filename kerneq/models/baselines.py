@@ -39,6 +39,11 @@ class MDEQConfig(AbstractSolveConfig):
     groups: int = setting(8, "of the group norms", low=2)
     stem: Literal["cifar", "imagenet"] = setting("cifar", "two 3×3 convolutions; imagenet: each with stride 2")
 
+    def __post_init__(self) -> None:
+        if len(self.widths) != len(self.head) or not self.widths:
+            got = f"{len(self.widths)} and {len(self.head)}"
+            raise ValueError(f"`widths` and `head` need one entry a scale, got {got}.")
+
 
 @final
 class ResidualBlock(nn.Module):

@@ -7,6 +7,7 @@ how an equilibrium layer is solved and differentiated, and what is said to an in
 import abc
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, final
 
 import torch
@@ -25,6 +26,14 @@ from ..solvers import AbstractSolver, Anderson, InFeatures, Proximal
 from .lipschitz import AlmostOrthogonal, MaxMin, UnitRows
 
 Stem = Literal["cifar", "deep", "paper", "imagenet", "folded", "plain"]
+STEMS: dict[Stem, tuple[tuple[int, int], ...]] = {  # of each convolution: by what it divides the width, its stride
+    "cifar": ((4, 1), (2, 1), (1, 1)),
+    "deep": ((4, 1), (4, 1), (2, 1), (2, 1), (1, 1)),
+    "paper": ((1, 1), (1, 1)),
+    "imagenet": ((1, 1), (1, 1), (1, 2), (1, 2)),
+    "folded": ((4, 1), (4, 1), (2, 2), (2, 1), (1, 2), (1, 1)),
+    "plain": ((1, 1),),
+}
 
 # While training, a backward solve that stops at its step limit is a choice, not an accident.
 _IMPLICIT = Implicit(InFeatures(Anderson(memory=3)), tol=1e-3, max_steps=20, on_failure="return")
@@ -67,7 +76,10 @@ class AbstractModel(nn.Module, abc.ABC):
         """The logits and the solutions, for pictures that fit."""
 
     def forward(self, x: Tensor, solutions: bool = False) -> Tensor | tuple[Tensor, dict[str, Solution]]:
-        self._check(x)
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"The pictures must be a floating-point tensor, got {got}: scale the pixels first.")
+        self.check_shape(x.shape)
         logits, found = self.classify(x)
         return (logits, found) if solutions else logits
 
@@ -76,7 +88,7 @@ class AbstractModel(nn.Module, abc.ABC):
         return [module for module in self.modules() if isinstance(module, Equilibrium)]
 
     def diagnostics(self) -> dict[str, float]:
-        """Numbers to follow over a run: for a kernel the norm bound, the raw weight's norm, and γ, as they are now."""
+        """Numbers to follow over a run, as the cells of the layers tell them."""
         return {name: value for layer in self.layers() for name, value in layer.cell.diagnostics().items()}
 
     def compile_map(self) -> None:
@@ -84,19 +96,16 @@ class AbstractModel(nn.Module, abc.ABC):
         for layer in self.layers():
             layer.cell.compile_map()
 
-    def _check(self, x: Tensor) -> None:
+    def check_shape(self, shape: Sequence[int]) -> None:
         """Refuse, in one sentence, what is not (batch, channels, height, width) with sides that fit."""
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(f"The pictures must be a floating-point tensor, got {got}: scale the pixels first.")
         wanted = f" and sides that are multiples of {self.multiple}" if self.multiple > 1 else ""
-        fit = all(side > 0 and side % self.multiple == 0 for side in x.shape[2:])
+        fit = all(side > 0 and side % self.multiple == 0 for side in shape[2:])
         if self.side is not None:
             wanted = f" and sides of {self.side}"
-            fit = all(side == self.side for side in x.shape[2:])
-        if x.dim() != 4 or x.shape[1] != self.channels or not fit:
+            fit = all(side == self.side for side in shape[2:])
+        if len(shape) != 4 or shape[1] != self.channels or not fit:
             wanted = f"pictures (batch, channels, height, width) with {self.channels} channels{wanted}"
-            raise ValueError(f"The input must be {wanted}, got {tuple(x.shape)}.")
+            raise ValueError(f"The input must be {wanted}, got {tuple(shape)}.")
 
 
 @final
@@ -132,20 +141,23 @@ class ClassifierConfig(AbstractSolveConfig):
             raise ValueError(f"`lipschitz` needs `join` = mean, got {self.join}.")
         if self.lipschitz and self.refinements:
             raise ValueError(f"`lipschitz` needs `refinements` = 0: they have batch norms, got {self.refinements}.")
-        if self.width < 4 and (self.refinements or self.stem in ("cifar", "deep", "folded")):
+        if self.width < 4 and (self.refinements or any(divisor == 4 for divisor, _ in STEMS[self.stem])):
             raise ValueError(
                 f"`width` must be at least 4: this stem, or a refinement, has a quarter, got {self.width}."
             )
         if len(self.features) != len(self.scales) or not self.features:
             got = f"{len(self.features)} and {len(self.scales)}"
             raise ValueError(f"`features` and `scales` need one entry a branch, got {got}.")
+        if any(scale % self.fusion and self.fusion % scale for scale in self.scales):
+            got = f"{list(self.scales)} and {self.fusion}"
+            raise ValueError(f"Each of `scales` must divide `fusion` or be a multiple of it, got {got}.")
 
     @property
     def multiple(self) -> int:
         """What the sides of a picture must be multiples of: every branch has to end in whole patches."""
         patch = self.kernel.patch if isinstance(self.kernel, AbstractRadialKernel) else 1
-        stride = 4 if self.stem in ("imagenet", "folded") else 1
-        return stride * max(max(self.scales) * patch, self.fusion)
+        stride = math.prod(stride for _, stride in STEMS[self.stem])
+        return stride * math.lcm(self.fusion, *(scale * patch for scale in self.scales))
 
 
 @final
@@ -179,24 +191,15 @@ class Classifier(AbstractModel):
         return logits, {f"branch{index}": solution for index, (_, solution) in enumerate(results)}
 
     def diagnostics(self) -> dict[str, float]:
-        """The bound on ‖W‖‖W_h‖ that each branch is held under, its raw weight's norm, and γ, as they are now."""
+        """Those of the cell of every branch, under its name."""
         cells = [layer.cell.diagnostics().items() for layer in self.layers()]
         return {f"branch{index}/{name}": value for index, numbers in enumerate(cells) for name, value in numbers}
 
 
-def make_stem(kind: Stem, channels: int, width: int, lipschitz: bool = False) -> nn.Sequential:
+def make_stem(kind: Stem, channels: int, width: int, lipschitz: bool) -> nn.Sequential:
     """Pixels → `width` channels. One convolution alone is markedly worse on CIFAR-10."""
-    quarter, half = width // 4, width // 2
-    widths = {
-        "cifar": (quarter, half, width),
-        "deep": (quarter, quarter, half, half, width),
-        "paper": (width, width),
-        "imagenet": (width, width, width, width),
-        "folded": (quarter, quarter, half, half, width, width),
-        "plain": (width,),
-    }
-    outputs = widths[kind]
-    strides = {"imagenet": (1, 1, 2, 2), "folded": (1, 1, 2, 1, 2, 1)}.get(kind, (1,) * len(outputs))
+    outputs = tuple(width // divisor for divisor, _ in STEMS[kind])
+    strides = [stride for _, stride in STEMS[kind]]
     if lipschitz and any(channels % 2 for channels in outputs):
         raise ValueError(f"`lipschitz` sorts channels in pairs: the stem needs even numbers of them, got {outputs}.")
     layer = fold_conv_sort if lipschitz else conv_norm_relu

@@ -5,40 +5,32 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, cast
 
 import torch
-from torch import nn
 
 from .. import models
 from ..data import Augment, Batches, Images, load, split_validation
 from ..fused.layers import synchronised
+from ..models import AbstractModel
 from ..run import TrainingError
 from ..run.config import Config, ConfigError
 from .process import Process, choose_device
 
-Builder = Callable[[Config, Images], nn.Module]
+Builder = Callable[[Config, Images], AbstractModel]
 
 
-class Trainable(Protocol):
-    """Beyond `model(x) -> logits` and `model(x, solutions=True) -> (logits, {name: Solution})`."""
-
-    def compile_map(self) -> None:
-        """torch.compile the part that a solve evaluates again and again."""
-
-    def diagnostics(self) -> dict[str, float]:
-        """Numbers to follow over a run: norm bounds, E at the last equilibrium, γ."""
-
-
-def build_model(config: Config, images: Images) -> nn.Module:
+def build_model(config: Config, images: Images) -> AbstractModel:
     """The configured model of the zoo, for pictures and classes like these."""
     try:
-        return models.from_config(config.model.settings, classes=len(images.classes), channels=images.shape[0])
+        model = models.from_config(config.model.settings, classes=len(images.classes), channels=images.shape[0])
+        model.check_shape((len(images), *images.shape))
     except ValueError as error:
         raise ConfigError(f"[model] {error}") from None
+    return model
 
 
-def place(model: nn.Module, config: Config, process: Process) -> nn.Module:
+def place(model: AbstractModel, config: Config, process: Process) -> AbstractModel:
     """The model on its device, in its memory format, its norms joined over the processes.
 
     On GPUs batch norms take their statistics over all processes. PyTorch has no such norm on CPU: there
@@ -47,7 +39,9 @@ def place(model: nn.Module, config: Config, process: Process) -> nn.Module:
     model = model.to(process.device)
     if config.training.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return synchronised(model) if process.world > 1 and process.device.type == "cuda" else model
+    if process.world > 1 and process.device.type == "cuda":
+        model = cast(AbstractModel, synchronised(model))
+    return model
 
 
 def for_inference(config: Config, device: str) -> tuple[Config, Process]:

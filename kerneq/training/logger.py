@@ -59,21 +59,19 @@ class Clock:
 
 
 class AbstractLogger(abc.ABC):
-    """Told about a run while it happens; must not change it."""
-
-    @abc.abstractmethod
-    def log_progress(self, progress: Progress) -> None:
-        """Called a few times a second."""
+    """Told about a run while it happens; must not change it. To write one: `log_epoch`, and what else it listens to."""
 
     @abc.abstractmethod
     def log_epoch(self, row: Mapping[str, Any]) -> None:
         """Called with each line of metrics.jsonl."""
 
+    def log_progress(self, progress: Progress) -> None:  # noqa: B027
+        """Called a few times a second."""
+
     def log_message(self, text: str) -> None:  # noqa: B027
         """Called with a sentence for whoever watches: what the run will take, that it is about to stop."""
 
-    @abc.abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Called once, however the run ended."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from ..run import CheckpointError, Run, Stopped, TrainingError
 from ..run.checkpoint import Writer
 from ..run.config import Config
 from ..solution import NonfiniteInputError
-from .build import Builder, Trainable, build_model, place, training_batches
+from .build import Builder, build_model, place, training_batches
 from .logger import AbstractLogger, Clock, Progress
 from .metrics import validate
 from .process import Process, finish, start, stopping, waking
@@ -55,7 +55,8 @@ def train(
         # A worker that torchrun restarts may have to wait until the killed one is gone.
         held = run.locked(patience=30.0 if process.restarts else 0.0) if process.leads else nullcontext()
         with held:
-            return _train(config, run, process, resume or process.restarts > 0, build, loggers, clock)
+            told = loggers if process.leads else ()
+            return _train(config, run, process, resume or process.restarts > 0, build, told, clock)
     except RuntimeError as error:
         if "closed by peer" not in str(error) and "reset by peer" not in str(error):
             raise
@@ -80,7 +81,7 @@ def _train(
     clock.lap("device")
 
     def announce(text: str) -> None:
-        for logger in loggers if process.leads else ():
+        for logger in loggers:
             logger.log_message(text)
 
     with waking(process.device, config.training.amp):
@@ -90,7 +91,7 @@ def _train(
     if process.rank > 0:
         torch.manual_seed(config.seed + process.rank)
     if config.training.compile:
-        cast(Trainable, model).compile_map()
+        model.compile_map()
     state = State(model, config, process)
     open_run(run, state, batches.images.classes, resume)
     network = process.wrap(model)
@@ -120,18 +121,18 @@ def _train(
                 if time.monotonic() - reported >= INTERVAL:
                     report(state, steps, loggers)
                     reported = time.monotonic()
-                if (every > 0 and state.step % every == 0) or asked_to_stop():
+                stopped = asked_to_stop()  # once: asked between two looks, it would stop without saving this step
+                if stopped or (every > 0 and state.step % every == 0):
                     writer.submit(state.checkpoint(run))
-                if asked_to_stop():
+                if stopped:
                     raise Stopped(f"Stopped after step {state.step}; {run.path} continues with --resume.")
             process.synchronise()
             state.seconds = time.monotonic() - began
             clock.lap("training")
             row, writes = finish_epoch(state, run, held_out)
             writer.submit(writes)
-            if process.leads:
-                for logger in loggers:
-                    logger.log_epoch(row)
+            for logger in loggers:
+                logger.log_epoch(row)
             clock.lap("validation")
     clock.lap("writing")
     if process.leads:
@@ -316,7 +317,7 @@ def finish_epoch(state: State, run: Run, held_out: Batches | None) -> tuple[dict
             state.best = accuracy if better else state.best
         if better:
             writes += state.best_weights(run)
-        diagnostics = cast(Trainable, state.model).diagnostics()
+        diagnostics = state.model.diagnostics()
     row = {
         "epoch": epoch,
         "step": state.step,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from ..graphs import capture
+from ..models import AbstractModel
 from ..run import CheckpointError, Run, TrainingError, checkpoint
 from ..run.config import Config, Optimizer, Schedule, write
 from ..run.folder import check_belongs
@@ -30,7 +31,7 @@ class State:
     A run that restores it goes on bit for bit as if it had never stopped.
     """
 
-    def __init__(self, model: nn.Module, config: Config, process: Process):
+    def __init__(self, model: AbstractModel, config: Config, process: Process):
         self.model = model
         self.config = config
         self.process = process
@@ -123,7 +124,7 @@ class State:
 
     def check_weights(self) -> None:
         """Refuse to go on, and above all to save, once a weight is infinite or NaN; waits for the device."""
-        found = (*tensors(self.model).values(), *tensors(self.candidate).values())
+        found = (*parameters_and_buffers(self.model).values(), *parameters_and_buffers(self.candidate).values())
         values = [value for value in found if value.is_floating_point()]
         if not math.isfinite(float(get_total_norm(values))):
             self.refuse("A weight became infinite or NaN")
@@ -186,7 +187,9 @@ def update_average(average: nn.Module, model: nn.Module, decay: float, step: int
     weights are forgotten at once.
     """
     averages, currents = [], []
-    for (name, value), mean in zip(tensors(model).items(), tensors(average).values(), strict=True):
+    means = parameters_and_buffers(average)
+    for name, value in parameters_and_buffers(model).items():
+        mean = means[name]
         if value.shape != mean.shape:  # a buffer that takes its shape from the first pictures
             average.load_state_dict({name: value}, strict=False)
         elif value.is_floating_point():
@@ -197,7 +200,7 @@ def update_average(average: nn.Module, model: nn.Module, decay: float, step: int
     torch._foreach_lerp_(averages, currents, 1 - min(decay, (1 + step) / (10 + step)))
 
 
-def tensors(model: nn.Module) -> dict[str, Tensor]:
+def parameters_and_buffers(model: nn.Module) -> dict[str, Tensor]:
     """The parameters and buffers of a model by name; unlike a state dict they cost no look at the device."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 

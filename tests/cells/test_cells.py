@@ -6,6 +6,7 @@ from helpers import CELLS, KERNELS, Reference, cell_of, input_of
 from torch import nn
 
 import kerneq
+from kerneq import equation
 from kerneq.cells import ConvCell, DenseCell
 from kerneq.equation import Equation
 from kerneq.kernels import Gaussian, Linear, Polynomial, Sigmoid
@@ -118,11 +119,19 @@ def test_the_defaults_of_the_design_page_can_be_built():
 def test_a_compiled_map_gives_the_same_equilibrium_and_gradient():
     # One sample: every batch size that finished samples leave behind is compiled anew.
     cell, x = cell_of("dense", KERNELS["gaussian"]), input_of("dense", batch=1)
-    layer = kerneq.Equilibrium(cell, tol=1e-10, max_steps=200).eval()
+    # Picard evaluates the map itself; where `Proximal` solves in the features there is none to compile.
+    layer = kerneq.Equilibrium(cell, solver=kerneq.solvers.Picard(), tol=1e-10, max_steps=200).eval()
     expected = layer(x).value
     (before,) = torch.autograd.grad(expected.square().sum(), cell.operator.weight)
     cell.compile_map()
+    equation._compiled.cache_clear()
     got = layer(x).value
+    assert equation._compiled.cache_info().misses == 1
+    layer.train()
+    layer(x)
+    asked = equation._compiled.cache_info()
+    cell.diagnostics()  # its energy is not worth a program of its own
+    assert equation._compiled.cache_info() == asked
     (after,) = torch.autograd.grad(got.square().sum(), cell.operator.weight)
     torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(after, before, rtol=1e-6, atol=1e-9)

@@ -1,11 +1,26 @@
-"""Writing data files as their publishers did, small or whole, and damaging them."""
+"""Images of noise; data files written as their publishers did, small or whole, and damaged."""
 
 import struct
 from pathlib import Path
 
 import numpy as np
+import torch
 from hypothesis import strategies as st
 from PIL import Image
+
+from kerneq.data import Images
+
+
+def noise(count: int, side: int = 8, channels: int = 3) -> Images:
+    """Noise in five classes, scaled to [−1, 1]."""
+    rng = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (count, channels, side, side), dtype=torch.uint8, generator=rng)
+    return Images(pixels, torch.arange(count) % 5, tuple("abcde"), (0.5,) * channels, (0.5,) * channels)
+
+
+def raw(x: torch.Tensor) -> torch.Tensor:
+    """The bytes of normalised noise."""
+    return x.mul(0.5).add(0.5).mul(255).round().to(torch.uint8)
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -22,26 +37,13 @@ def python2_pickle(pixels: np.ndarray, labels: list[int], key: bytes = b"labels"
         return b"K" + bytes([value]) if 0 <= value < 256 else b"J" + struct.pack("<i", value)
 
     rows, columns = pixels.shape
-    array = (
-        *(
-            b"cnumpy.core.multiarray\n_reconstruct\n",
-            b"cnumpy\nndarray\n",
-            whole(0),
-            b"\x85",
-            text(b"b"),
-            b"\x87R",
-        ),
-        *(b"(", whole(1), whole(rows), whole(columns), b"\x86"),
-        *(b"cnumpy\ndtype\n", text(b"u1"), whole(0), whole(1), b"\x87R"),
-        *(b"(", whole(3), text(b"|"), b"NNN", whole(-1), whole(-1), whole(0), b"tb"),
-        *(b"\x89T", struct.pack("<i", pixels.size), pixels.astype(np.uint8).tobytes(), b"tb"),
-    )
-    return b"".join(
-        (
-            *(b"\x80\x02}q\x00(", text(key), b"](", *(whole(label) for label in labels), b"e"),
-            *(text(b"data"), *array, b"u."),
-        )
-    )
+    parts = [b"\x80\x02}q\x00(", text(key), b"](", *map(whole, labels), b"e", text(b"data")]
+    parts += [b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n", whole(0), b"\x85", text(b"b"), b"\x87R"]
+    parts += [b"(", whole(1), whole(rows), whole(columns), b"\x86"]
+    parts += [b"cnumpy\ndtype\n", text(b"u1"), whole(0), whole(1), b"\x87R"]
+    parts += [b"(", whole(3), text(b"|"), b"NNN", whole(-1), whole(-1), whole(0), b"tb"]
+    parts += [b"\x89T", struct.pack("<i", pixels.size), pixels.astype(np.uint8).tobytes(), b"tb", b"u."]
+    return b"".join(parts)
 
 
 def picture(path: Path, colour: tuple[int, int, int], size: tuple[int, int] = (20, 12)) -> None:

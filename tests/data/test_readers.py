@@ -151,14 +151,14 @@ def test_a_damaged_cifar_record_file(tmp_path, content):
 
 @quick
 @given(
-    images=st.one_of(st.just(IDX_FILES["images"]), damaged(IDX_FILES["images"])),
-    labels=st.one_of(damaged(IDX_FILES["labels"]), st.binary(max_size=40)),
+    images=st.one_of(st.just(IDX_FILES["images"]), damaged(IDX_FILES["images"]), st.binary(max_size=60)),
+    labels=st.one_of(st.just(IDX_FILES["labels"]), damaged(IDX_FILES["labels"]), st.binary(max_size=60)),
 )
-def test_a_damaged_idx_file(tmp_path, images, labels):
+def test_damaged_idx_files(tmp_path, images, labels):
     (tmp_path / "images").write_bytes(images)
     (tmp_path / "labels").write_bytes(labels)
-    arrays = outcome(tmp_path, lambda: read(tmp_path))
-    assert arrays is None or arrays[0].shape == (6, *GREY)
+    files = File("images", len(images)), File("labels", len(labels))  # of the right size, whatever is in them
+    outcome(tmp_path, lambda: Release("idx", (), files).read(tmp_path, "test", GREY, "labels", 10))
 
 
 @quick
@@ -178,12 +178,3 @@ def test_with_a_published_size_and_md5_damage_never_passes(tmp_path, content):
     release = Release("cifar-python", (file,), ())
     arrays = outcome(tmp_path, lambda: release.read(tmp_path, "train", COLOUR, "labels", 10))
     assert (arrays is None) == (content != PICKLE)
-
-
-@quick
-@given(contents=st.tuples(st.binary(max_size=60), st.binary(max_size=60)))
-def test_idx_files_of_any_bytes(tmp_path, contents):
-    files = tuple(File(name, len(content)) for name, content in zip(("images", "labels"), contents, strict=True))
-    for file, content in zip(files, contents, strict=True):
-        (tmp_path / file.name).write_bytes(content)
-    outcome(tmp_path, lambda: Release("idx", (), files).read(tmp_path, "test", GREY, "labels", 10))

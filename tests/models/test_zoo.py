@@ -51,6 +51,8 @@ def test_solutions_come_by_name_one_for_each_equilibrium_layer(name):
     logits, solutions = model(pictures(name, batch=3), solutions=True)
     assert logits.shape == (3, 10)
     assert len(solutions) == len(layers)
+    if name == "geq-tiny":
+        assert list(solutions) == ["branch0", "branch1"]
     for solution in solutions.values():
         assert isinstance(solution, kerneq.Solution)
         assert len(solution.value) == len(solution.steps) == len(solution.residual) == 3
@@ -70,16 +72,6 @@ def test_refinements_start_as_the_means_they_refine_and_then_every_one_of_them_l
         torch.nn.init.ones_(block.expand[-1].weight)  # as after a first step: before it, they alone have a gradient
     model.train()(x).square().sum().backward()
     assert all(bool(p.grad.any()) for name, p in model.named_parameters() if name in added)
-
-
-def test_branches_are_named_in_order():
-    assert list(build("geq-tiny")(pictures("geq-tiny"), solutions=True)[1]) == ["branch0", "branch1"]
-    assert build("resnet-tiny")(pictures("resnet-tiny"), solutions=True)[1] == {}
-
-
-def test_pictures_of_one_channel_and_any_number_of_classes_are_a_matter_of_two_arguments():
-    for name in TINY:
-        assert build(name, classes=3, channels=1)(pictures(name, channels=1)).shape == (2, 3)
 
 
 def test_settings_change_the_model_that_is_built():
@@ -127,6 +119,12 @@ def test_every_backward_solve_gives_the_same_gradient(backward):
         ({"settings": {"overlap": 1}}, r"`overlap` must be true or false, got 1"),
         ({"settings": {"features": 16}}, r"`features` must be a list, got 16"),
         ({"settings": {"features": [16]}}, r"`features` and `scales` need one entry a branch, got 1 and 2"),
+        ({"settings": {"scales": [1, 3]}}, r"`scales` must divide `fusion` or be a multiple .*, got \[1, 3\] and 2"),
+        ({"name": "mdeq-tiny", "settings": {"head": [4]}}, r"`widths` and `head` need one entry a scale, got 2 and 1"),
+        ({"settings": {"refinements": 1, "width": 2}}, r"`width` must be at least 4.* got 2"),
+        ({"settings": {"stem": "deep", "width": 2}}, r"`width` must be at least 4.* got 2"),
+        ({"name": "geq-certified-tiny", "settings": {"refinements": 1}}, r"`lipschitz` needs `refinements` = 0"),
+        ({"name": "geq-certified-tiny", "settings": {"join": "concatenate"}}, r"`lipschitz` needs `join` = mean"),
         ({"settings": {"features": [16.5, 16]}}, r"`features\[0\]` must be a whole number, got 16\.5"),
         ({"settings": {"features": [16, 0]}}, r"`features\[1\]` must be at least 1, got 0"),
         ({"settings": {"features": [12, 16]}}, r"`split` must divide the number of features: 12 .* multiple of 8"),
@@ -190,10 +188,8 @@ def test_joined_by_concatenation_every_branch_has_its_own_weights_in_the_head():
     x = torch.randn(2, 3, 8, 8)
     assert model(x).shape == (2, 10)
     assert model.head.weight.shape == (10, 2 * build("geq-tiny").head.in_features)
-    with pytest.raises(ValueError, match="`lipschitz` needs `refinements` = 0"):
-        build("geq-certified-tiny", settings={"refinements": 1})
-    for narrow in ({"refinements": 1}, {"stem": "deep"}):
-        with pytest.raises(ValueError, match="`width` must be at least 4.* got 2"):
-            build("geq-tiny", settings={"width": 2} | narrow)
-    with pytest.raises(ValueError, match="`lipschitz` needs `join` = mean"):
-        build("geq-certified-tiny", settings={"join": "concatenate"})
+
+
+def test_scales_that_are_no_powers_of_two_need_sides_that_all_of_them_divide():
+    model = build("geq-tiny", settings={"scales": [2, 3], "fusion": 6})
+    assert model.multiple == 12 and model(torch.randn(2, 3, 12, 24)).shape == (2, 10)  # patches of 2 pixels

@@ -172,7 +172,8 @@ def test_two_ddp_processes_stay_together(tmp_path):
 def test_a_compiled_module_with_the_layer_inside_gives_the_same_value_and_gradient_and_holds_the_bound():
     torch.manual_seed(0)
     layer = layer_of("conv").eval()
-    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), Value(layer), torch.nn.Flatten(), torch.nn.Linear(48, 2))
+    linear = torch.nn.Flatten(), torch.nn.Linear(48, 2)
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), layer, kerneq.Value(), *linear)
     x = torch.randn(2, 1, 4, 4)
     model(x).sum().backward()
     expected, grads = model(x), [p.grad.clone() for p in model.parameters()]
@@ -187,12 +188,3 @@ def test_a_compiled_module_with_the_layer_inside_gives_the_same_value_and_gradie
         layer.cell.operator.weight.mul_(-30).add_(torch.randn_like(layer.cell.operator.weight))
         compiled(x)
     assert held(layer.cell, input_of("conv")) <= 0.9 * (1 + 1e-9)
-
-
-class Value(torch.nn.Module):
-    def __init__(self, layer: kerneq.Equilibrium):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x).value

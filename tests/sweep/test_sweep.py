@@ -152,14 +152,8 @@ def test_a_grid_of_which_nothing_can_be_configured_is_refused(grid, tmp_path):
 class Stopping(AbstractLogger):
     """Stops the run after its first epoch, as Ctrl-C would."""
 
-    def log_progress(self, progress):
-        pass
-
     def log_epoch(self, row):
         raise Stopped("stopped")
-
-    def close(self):
-        pass
 
 
 def test_a_sweep_that_was_stopped_goes_on_where_it_was(grid, tmp_path):

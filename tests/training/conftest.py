@@ -1,6 +1,7 @@
 import pytest
-from toys import build_toy
+from toys import StopAt, build_toy, metrics, same_state
 
+from kerneq.run import Stopped
 from kerneq.run.config import parse
 from kerneq.training import train
 
@@ -21,5 +22,21 @@ def run(tmp_path, small):
 
     def go(*overrides: str, folder="run", **keywords):
         return train(small(*overrides), tmp_path / folder, **{"build": build_toy, **keywords})
+
+    return go
+
+
+@pytest.fixture
+def stop_and_resume(tmp_path, run):
+    """Train once through, and once stopped in the second epoch and resumed: the same run; returns its rows."""
+
+    def go(*overrides: str, **keywords):
+        rows = run(*overrides, folder="whole", **keywords)
+        with pytest.raises(Stopped, match="Stopped after step .*--resume"):
+            run(*overrides, folder="stopped", loggers=[StopAt(1)], **keywords)
+        run(*overrides, folder="stopped", resume=True, **keywords)
+        assert same_state(tmp_path / "whole", tmp_path / "stopped")
+        assert metrics(tmp_path / "whole") == metrics(tmp_path / "stopped")
+        return rows
 
     return go

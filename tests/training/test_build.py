@@ -9,8 +9,8 @@ from PIL import Image
 from kerneq.data import DataError, Images
 from kerneq.report.results import Reported
 from kerneq.run import Run, TrainingError
-from kerneq.run.config import parse, write
-from kerneq.training import build
+from kerneq.run.config import ConfigError, parse, write
+from kerneq.training import build, train
 from kerneq.training.build import hold, read_images, training_batches
 from kerneq.training.process import Process
 
@@ -67,6 +67,12 @@ def test_the_held_out_images_are_not_trained_on():
 def test_a_size_that_would_change_fixed_pictures_is_refused():
     with pytest.raises(DataError, match="size"):
         read_images(parse("", ["data.size=12"]), "train")
+
+
+def test_a_model_whose_scales_do_not_fit_the_pictures_is_refused_before_it_trains(tmp_path):
+    with pytest.raises(ConfigError, match=r"\[model\] .* multiples of 16, got \(1298, 1, 8, 8\)\."):
+        train(parse("", ["model.name=geq-5m"]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_picture_files_stay_in_memory_if_they_fit(tmp_path, monkeypatch):

@@ -1,14 +1,15 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
-from toys import StopAt, build_toy, metrics, same_state
+from toys import build_toy, metrics, same_state
 
 from kerneq.run import Stopped, checkpoint
-from kerneq.training import train
+from kerneq.training import loop, train
 
 HERE = Path(__file__).parent
 
@@ -21,27 +22,20 @@ def test_ten_kills_at_random_moments_leave_no_trace_in_weights_or_metrics(tmp_pa
     assert any(start["step"] % 20 for start in resumed), "no kill fell into the middle of an epoch"
 
 
-def test_control_c_saves_the_step_in_hand_and_the_run_goes_on_from_it(tmp_path, small, run):
-    run("training.ema=0.9", folder="whole")
-    with pytest.raises(Stopped, match="Stopped after step 11; .*--resume"):
-        run("training.ema=0.9", folder="stopped", loggers=[StopAt(1)])
-    rows = run("training.ema=0.9", folder="stopped", resume=True)
-    assert [row["epoch"] for row in rows] == [1, 2, 3]
-    assert same_state(tmp_path / "whole", tmp_path / "stopped")
-
-
 @pytest.mark.parametrize(
     ("kind", "mix"),
-    [("step", "augment.mixup=0.2"), ("cosine", "augment.randaugment=1"), ("one-cycle", "augment.mixup=0.2")],
+    [("step", "augment.mixup=0.2"), ("cosine", "augment.randaugment=1"), ("one-cycle", "training.ema=0.9")],
 )
-def test_a_run_stopped_in_an_epoch_is_the_same_run_under_every_schedule(tmp_path, run, kind, mix):
-    settings = (f"schedule.kind={kind}", "training.epochs=2", "training.clip=1.0", mix)
-    run(*settings, folder="whole")
-    with pytest.raises(Stopped):
-        run(*settings, folder="stopped", loggers=[StopAt(1)])
-    run(*settings, folder="stopped", resume=True)
-    assert same_state(tmp_path / "whole", tmp_path / "stopped")
-    assert metrics(tmp_path / "whole") == metrics(tmp_path / "stopped")
+def test_control_c_saves_the_step_in_hand_and_the_run_goes_on_from_it_under_every_schedule(stop_and_resume, kind, mix):
+    stop_and_resume(f"schedule.kind={kind}", "training.epochs=2", "training.clip=1.0", mix)
+
+
+def test_a_stop_asked_for_between_two_looks_saves_the_step_all_the_same(tmp_path, run, monkeypatch):
+    answers = iter([False, True, True])
+    monkeypatch.setattr(loop, "stopping", lambda active, announce: nullcontext(lambda: next(answers)))
+    with pytest.raises(Stopped, match="Stopped after step 2;"):
+        run()
+    assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.safetensors")[1]["step"] == 2
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path, run):

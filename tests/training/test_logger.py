@@ -35,18 +35,12 @@ def test_a_long_run_on_a_cpu_says_what_it_will_take_and_a_stop_is_confirmed_at_o
     said = []
 
     class Stopping(AbstractLogger):
-        def log_progress(self, progress):
-            pass
-
         def log_epoch(self, row):
             os.kill(os.getpid(), signal.SIGINT)
             assert said[-1] == "stopping after this step …"
 
         def log_message(self, text):
             said.append(text)
-
-        def close(self):
-            pass
 
     with pytest.raises(Stopped):
         run("training.epochs=2", loggers=[Stopping()])

@@ -19,12 +19,8 @@ def test_the_toy_learns_the_digits(run):
     assert rows[-1]["validation"]["accuracy"] > 0.85
 
 
-def test_a_step_is_that_of_plain_sgd_on_the_same_batch(tmp_path, small, run):
-    config = small(
-        "training.epochs=1",
-        "training.batch_size=1293",
-        "optimizer.nesterov=false",
-    )
+def test_a_step_is_that_of_plain_sgd_on_the_same_batch(tmp_path, small):
+    config = small("training.epochs=1", "training.batch_size=1293", "optimizer.nesterov=false")
     train(config, tmp_path / "run", build=without_dropout)
     got, _ = checkpoint.load(Run(tmp_path / "run").checkpoint("last"))
     torch.manual_seed(0)
@@ -66,12 +62,7 @@ def test_bfloat16_channels_last_compiled_and_clipped_training_runs(run):
         built.append(build_toy(config, images))
         return built[-1]
 
-    settings = (
-        "training.amp=true",
-        "training.channels_last=true",
-        "training.compile=true",
-        "training.clip=0.5",
-    )
+    settings = ("training.amp=true", "training.channels_last=true", "training.compile=true", "training.clip=0.5")
     rows = run(*settings, "training.label_smoothing=0.1", "training.epochs=2", build=build)
     assert rows[-1]["train"]["loss"] < rows[0]["train"]["loss"]
     assert built[0].compiled

@@ -3,35 +3,20 @@
 import numpy as np
 import pytest
 from PIL import Image
-from toys import StopAt, metrics, same_state
 
 from kerneq import equation
 from kerneq.evaluate import evaluate
-from kerneq.run import Stopped
 from kerneq.training.build import build_model
 
-GEQ = (
-    "model.name=geq-tiny",
-    "model.width=16",
-    "model.features=[8, 8]",
-    "model.kernel.hidden=8",
-    "model.scales=[2, 4]",
-)
+GEQ = ("model.name=geq-tiny", "model.width=16", "model.features=[8, 8]", "model.kernel.hidden=8", "model.scales=[2, 4]")
 DENSE = ("model.name=geq-dense-tiny", "model.width=32", "model.features=16")
-SHORT = ("training.epochs=2", "training.batch_size=256")
 
 
 @pytest.mark.parametrize(
     ("model", "average"), [(GEQ, "training.ema=0.9"), (DENSE, "training.ema=0")], ids=["geq-tiny", "geq-dense-tiny"]
 )
-def test_a_stopped_equilibrium_model_goes_on_bit_for_bit(tmp_path, run, model, average):
-    settings = (*model, *SHORT, average)
-    run(*settings, folder="whole", build=build_model)
-    with pytest.raises(Stopped):
-        run(*settings, folder="stopped", build=build_model, loggers=[StopAt(1)])
-    run(*settings, folder="stopped", build=build_model, resume=True)
-    assert same_state(tmp_path / "whole", tmp_path / "stopped")
-    assert metrics(tmp_path / "whole") == metrics(tmp_path / "stopped")
+def test_a_stopped_equilibrium_model_goes_on_bit_for_bit(stop_and_resume, model, average):
+    stop_and_resume(*model, "training.epochs=2", "training.batch_size=256", average, build=build_model)
 
 
 def test_an_equilibrium_model_learns_the_digits_and_converges(run):
@@ -46,13 +31,13 @@ def test_the_map_is_compiled_when_asked_and_gives_the_same_run(run, monkeypatch)
     asked = []
     products = equation.Equation.products
     monkeypatch.setattr(equation, "_compiled", lambda kind: asked.append(kind) or products)  # no compiler
-    settings = (*DENSE, "training.epochs=1", "training.batch_size=256")
+    settings = (*DENSE, "model.solver.name=anderson", "training.epochs=1", "training.batch_size=256")
     plain = run(*settings, folder="plain", build=build_model)
     compiled = run(*settings, "training.compile=true", folder="compiled", build=build_model)
     assert asked and compiled[0]["train"] == plain[0]["train"]
 
 
-def test_a_folder_of_pictures_of_ones_own_trains_and_resumes(tmp_path, run):
+def test_a_folder_of_pictures_of_ones_own_trains_and_resumes(tmp_path, stop_and_resume):
     draw = np.random.default_rng(0)
     for split, count in (("train", 12), ("test", 3)):
         for place, kind in enumerate(("dark", "light")):
@@ -63,11 +48,7 @@ def test_a_folder_of_pictures_of_ones_own_trains_and_resumes(tmp_path, run):
                 Image.fromarray(pixels).save(folder / f"{i}.png")
     data = (f"data.name=folder:{tmp_path / 'pictures'}", "data.size=16", "data.validation=0.25", "augment.area=0.5")
     settings = (*data, "model.name=resnet-tiny", "training.batch_size=6", "training.epochs=2", "optimizer.lr=0.05")
-    rows = run(*settings, folder="whole", build=build_model)
+    rows = stop_and_resume(*settings, build=build_model)
     assert rows[0]["train"]["images"] == 18 and rows[0]["validation"]["images"] == 6
-    with pytest.raises(Stopped):
-        run(*settings, folder="stopped", build=build_model, loggers=[StopAt(1)])
-    run(*settings, folder="stopped", build=build_model, resume=True)
-    assert same_state(tmp_path / "whole", tmp_path / "stopped")
     result = evaluate(tmp_path / "stopped", device="cpu")
     assert result.scores["test"]["images"] == 6 and result.data.startswith("folder:")

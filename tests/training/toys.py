@@ -9,28 +9,28 @@ import torch
 from torch import Tensor, nn
 
 from kerneq.data import Images
+from kerneq.models import AbstractModel
 from kerneq.run import checkpoint
 from kerneq.run.config import Config
 from kerneq.solution import Solution, Status
 from kerneq.training import AbstractLogger
 
 
-class Toy(nn.Module):
+class Toy(AbstractModel):
     """All that a checkpoint must not lose: buffers, random state, and a `Solution` whose numbers are known."""
 
     def __init__(self, channels: int, classes: int, width: int = 8, dropout: float = 0.1, norm: bool = True):
-        super().__init__()
+        super().__init__(channels)
         self.stem = nn.Conv2d(channels, width, 3, padding=1)
         self.norm = nn.BatchNorm2d(width) if norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(4 * width, classes)
         self.compiled = False
 
-    def forward(self, x: Tensor, solutions: bool = False) -> Tensor | tuple[Tensor, dict[str, Solution]]:
+    def classify(self, x: Tensor) -> tuple[Tensor, dict[str, Solution]]:
         h = torch.relu(self.norm(self.stem(x)))
         h = nn.functional.adaptive_avg_pool2d(h, 2).flatten(1)
-        logits = self.head(self.dropout(h))
-        return (logits, {"branch": solution(len(x))}) if solutions else logits
+        return self.head(self.dropout(h)), {"branch": solution(len(x))}
 
     def compile_map(self) -> None:
         self.compiled = True
@@ -47,7 +47,7 @@ def solution(samples: int) -> Solution:
     return Solution(torch.zeros(samples, 1), residual, steps, codes, tol=1e-2)
 
 
-def build_toy(config: Config, images: Images, dropout: float = 0.1, norm: bool = True) -> nn.Module:
+def build_toy(config: Config, images: Images, dropout: float = 0.1, norm: bool = True) -> Toy:
     return Toy(images.shape[0], len(images.classes), dropout=dropout, norm=norm)
 
 
@@ -72,12 +72,6 @@ class StopAt(AbstractLogger):
     def __init__(self, epoch: int):
         self.at = epoch
 
-    def log_progress(self, progress):
-        pass
-
     def log_epoch(self, row):
         if row["epoch"] == self.at:
             os.kill(os.getpid(), signal.SIGINT)
-
-    def close(self):
-        pass

@@ -407,14 +407,18 @@ class Equation(AbstractMap):
         if not self.has_features:
             return None
         operator = bound(self.operator.weight.detach())
-        v = self.last.take(z)
+        known = self.last.take(z)
         z = z.detach()
-        v = operator(z) if v is None else v
+        v = operator(z) if known is None else known
         slope = self.kernel.differentiate(self.binding, z, v, value=False)
         assert slope.dv is not None
+        image = z  # found for v = Wz, it is a σ(…)
+        if known is None:  # a mixture of points is not: an entry that goes to 0 may be anything but 0
+            with torch.no_grad():
+                image = self.image(slope, drive=False)[0]
         hvp = self.kernel.hvp(self.binding, v)
         return FeatureAdjoint(
-            z, slope.dv, slope.dz, self.operator.weight, operator, self.prox, hvp, self.kernel.hvp_sign
+            z, image, slope.dv, slope.dz, self.operator.weight, operator, self.prox, hvp, self.kernel.hvp_sign
         )
 
     def rows(self, index: Tensor) -> Self:
@@ -533,6 +537,7 @@ class FeatureAdjoint:
     """
 
     z: Tensor  # the equilibrium
+    image: Tensor  # the same as a value of σ, whose entries say what D is
     m: Tensor  # with its graph, but for that of v
     dz: Tensor | None  # ∂S/∂z, with its graph
     weight: Tensor  # of W, with its graph
@@ -543,20 +548,20 @@ class FeatureAdjoint:
 
     def system(self, g: Tensor) -> "AdjointMap":
         """y ↦ WDg ± WDWᵀNy."""
-        return AdjointMap(self, self.operator(self.prox.vjp(self.z, g)))
+        return AdjointMap(self, self.operator(self.prox.vjp(self.image, g)))
 
     def recover(self, g: Tensor, n: Tensor, known: Tensor | None) -> Tensor:
         """w = D(g ± Wᵀn), n = Ny; DWᵀn may be known."""
         if known is None:
             return self.masked_adjoint(n, g, self.sign)
-        return torch.add(self.prox.vjp(self.z, g), known, alpha=self.sign)
+        return torch.add(self.prox.vjp(self.image, g), known, alpha=self.sign)
 
     def masked_adjoint(self, n: Tensor, g: Tensor | None, sign: int) -> Tensor:
         """D(g ± Wᵀn), or ±DWᵀn without g."""
         if isinstance(self.prox, ReLU):
-            return self.operator.adjoint_masked(n, self.z, g, sign)
+            return self.operator.adjoint_masked(n, self.image, g, sign)
         drive = sign * self.operator.adjoint(n)
-        return self.prox.vjp(self.z, drive if g is None else g + drive)
+        return self.prox.vjp(self.image, drive if g is None else g + drive)
 
 
 @final

@@ -176,3 +176,17 @@ def test_any_forward_solver_may_go_with_any_gradient():
         layer.solver = solver
         for name, got in gradients(layer, x).items():
             torch.testing.assert_close(got, expected[name], rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("kernel", ["linear", "multiquadric", "gaussian-adaptive"])
+@pytest.mark.parametrize("form", CELLS)
+def test_a_value_that_mixes_points_does_not_mislead_the_gradient_about_which_entries_are_zero(form, kernel):
+    """An entry that goes to 0 is 1e-14, say, in a mixture of iterates, and σ is flat there all the same."""
+    for solver in (Picard(relaxation=0.7), Anderson(relaxation=0.5), Broyden(), Proximal(in_features=False)):
+        layer, _ = layer_of(form, kernel, Implicit(tol=1e-12, max_steps=500))
+        x = away_from_kinks(layer.cell, form, batch=8)
+        layer.solver, layer.tol, layer.max_steps = solver, 1e-10, 1000
+        got = gradients(layer, x)
+        layer.gradient = Unrolled(400)
+        for name, expected in gradients(layer, x).items():
+            torch.testing.assert_close(got[name], expected, rtol=1e-7, atol=1e-8)

@@ -165,6 +165,9 @@ class AbstractMap(abc.ABC):
         """What a solve that ends at an evaluation returns, if the step from there, to `following`, is no loss."""
         return following
 
+    def found(self, z: Tensor) -> None:  # noqa: B027
+        """Told what a solve of this map returns; for maps that know more of it than others see."""
+
     def error_bound(self, gap: Tensor) -> Tensor | None:
         """A bound on ‖z − z*‖, given ‖f(z) − z‖ of each sample."""
         return None
@@ -407,15 +410,14 @@ class Equation(AbstractMap):
         if not self.has_features:
             return None
         operator = bound(self.operator.weight.detach())
-        known = self.last.take(z)
+        lifted = z is self.last.of  # found for v = Wz, it is a value of σ
+        v = self.last.take(z)
         z = z.detach()
-        v = operator(z) if known is None else known
+        v = operator(z) if v is None else v
         slope = self.kernel.differentiate(self.binding, z, v, value=False)
         assert slope.dv is not None
-        image = z  # found for v = Wz, it is a σ(…)
-        if known is None:  # a mixture of points is not: an entry that goes to 0 may be anything but 0
-            with torch.no_grad():
-                image = self.image(slope, drive=False)[0]
+        with torch.no_grad():  # a mixture of iterates is none: an entry that goes to 0 is small in it, and never 0
+            image = z if lifted else self.image(slope, drive=False)[0]
         hvp = self.kernel.hvp(self.binding, v)
         return FeatureAdjoint(
             z, image, slope.dv, slope.dz, self.operator.weight, operator, self.prox, hvp, self.kernel.hvp_sign
@@ -499,6 +501,12 @@ class FeatureMap(AbstractMap):
     def answer(self, at: Evaluation, following: Tensor) -> Tensor:
         """z = σ(…) is a step further than v already."""
         return at.value
+
+    def found(self, z: Tensor) -> None:
+        """The equation remembers z, a value of σ; not Wz, where samples that ended at different steps make it up."""
+        last = self.equation.last
+        if z is not last.of:
+            last.of, last.made = z, None
 
     def lift(self, v: Tensor | None) -> Tensor:
         """z = σ(Wᵀ∂S/∂v + ∂S/∂z) at v (None: 0)."""

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from helpers import CELLS, GRADIENTS, KERNELS, PLAIN_SOLVERS, affine, away_from_kinks, cell_of
+from helpers import CELLS, GRADIENTS, KERNELS, PLAIN_SOLVERS, affine, away_from_kinks, cell_of, input_of
 from torch.func import functional_call
 
 import kerneq
@@ -190,3 +190,16 @@ def test_a_value_that_mixes_points_does_not_mislead_the_gradient_about_which_ent
         layer.gradient = Unrolled(400)
         for name, expected in gradients(layer, x).items():
             torch.testing.assert_close(got[name], expected, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("solver", [Proximal(), InFeatures(), Anderson(), Picard()])
+@pytest.mark.parametrize("kernel", ["linear", "gaussian"])
+def test_the_gradient_of_a_sample_does_not_depend_on_its_batch_mates_even_at_a_loose_tolerance(kernel, solver):
+    layer = kerneq.Equilibrium(cell_of("conv", KERNELS[kernel]), solver=solver, tol=1e-2).eval()
+    x = input_of("conv", batch=8) * torch.logspace(-2, 1, 8).view(-1, 1, 1, 1)
+    assert len(set(layer(x).steps.tolist())) > 1
+    alone = torch.cat([gradients(layer, sample)["x"] for sample in x.split(1)])
+    value = layer(x.requires_grad_()).value
+    weight = torch.linspace(-1, 1, value[0].numel()).view_as(value[0])
+    (together,) = torch.autograd.grad((weight * value).sum(), x)
+    torch.testing.assert_close(together, alone, rtol=1e-10, atol=1e-14)

@@ -8,8 +8,8 @@ from helpers import CELLS, GRADIENTS, KERNELS, PLAIN_SOLVERS, affine, away_from_
 from torch.func import functional_call
 
 import kerneq
-from kerneq import kernels
 from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom, Unrolled
+from kerneq.kernels import Gaussian
 from kerneq.prox import Identity, SoftThreshold
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal
 
@@ -194,10 +194,9 @@ def test_a_value_that_mixes_points_does_not_mislead_the_gradient_about_which_ent
 
 
 @pytest.mark.parametrize("solver", [Proximal(), InFeatures(), Anderson(), Picard()])
-@pytest.mark.parametrize("kernel", [kernels.Linear(), kernels.Gaussian(gamma=0.2)])
-def test_the_gradient_of_a_sample_does_not_depend_on_its_batch_mates_even_at_a_loose_tolerance(kernel, solver):
+def test_the_gradient_of_a_sample_does_not_depend_on_its_batch_mates_even_at_a_loose_tolerance(solver):
     torch.manual_seed(0)
-    cell = kerneq.cells.ConvCell(kernel, inputs=2, state=16, features=8, norm=0.9)
+    cell = kerneq.cells.ConvCell(Gaussian(gamma=0.2), inputs=2, state=16, features=8, norm=0.9)
     layer = kerneq.Equilibrium(cell, solver=solver, tol=1e-2).eval()
     x = (torch.randn(8, 2, 8, 8) * torch.logspace(-2, 1, 8).view(-1, 1, 1, 1)).requires_grad_()
     s = layer(x)

@@ -121,6 +121,16 @@ def test_a_layer_exports_without_looks_once_its_norm_is_known():
             torch.testing.assert_close(program(given), model(given))
 
 
+@pytest.mark.parametrize("kernel", ["linear", "sigmoid", "gaussian"])
+def test_an_export_takes_batches_of_any_size(kernel):
+    layer = kerneq.Equilibrium(cell_of("conv", KERNELS[kernel]), solver=Picard(), max_steps=5, check_every=5).eval()
+    x = input_of("conv", batch=7)
+    layer(x)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(torch.nn.Sequential(layer, kerneq.Value()), (x[:4],), dynamic_shapes=({0: batch},))
+    torch.testing.assert_close(program.module()(x), layer(x).value)
+
+
 def test_a_norm_that_was_never_settled_is_not_exported():
     model = Value(kerneq.Equilibrium(cell_of("conv", KERNELS["gaussian"]))).eval()
     with torch.no_grad(), pytest.raises(RuntimeError, match="call the model once.*before it is exported"):

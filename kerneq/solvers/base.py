@@ -235,7 +235,7 @@ class SampleRecord:
     def single(cls, step: int, measured: Measurement, tol: float) -> "SampleRecord":
         """Of a solve that was looked at only once, at its end; on its device."""
         residual = measured.residual
-        rows = torch.arange(len(residual), device=residual.device)
+        rows = torch.arange(residual.shape[0], device=residual.device)
         missed = torch.where(residual.isfinite(), Status.MAX_STEPS.code, Status.NONFINITE.code)
         codes = torch.where(residual <= tol, Status.CONVERGED.code, missed)
         steps = torch.full_like(rows, step)

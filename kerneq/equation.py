@@ -354,7 +354,8 @@ class Equation(AbstractMap):
         """σ(∂S/∂z + Wᵀ ∂S/∂v) and, where it is wanted, its argument d."""
         if slope.dv is None:
             assert slope.dz is not None
-            return self.prox(slope.dz), slope.dz
+            dz = slope.dz.detach()  # at z = 0, the start of a solve; it may be a itself, and with σ = 1 the value
+            return self.prox(dz), dz
         if not drive and isinstance(self.prox, ReLU):
             return self.operator.adjoint_relu(slope.dv, slope.dz), None
         d = self.operator.adjoint(slope.dv)

@@ -253,7 +253,7 @@ class SampleRecord:
         slack = rest[1] if len(rest) == 2 else None
         limit = self.merit.numpy()
         if slack is not None:
-            with np.errstate(over="ignore"):  # an energy near the largest number
+            with np.errstate(over="ignore", invalid="ignore"):  # an energy near the largest number, or past it
                 limit = limit + slack
         finished = self.finished.numpy()
         running, finite = ~finished, np.isfinite(residual)

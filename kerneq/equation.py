@@ -165,6 +165,9 @@ class AbstractMap(abc.ABC):
         """What a solve that ends at an evaluation returns, if the step from there, to `following`, is no loss."""
         return following
 
+    def found(self, z: Tensor) -> None:  # noqa: B027
+        """Told what a solve of this map returns; for maps that know more of it than others see."""
+
     def error_bound(self, gap: Tensor) -> Tensor | None:
         """A bound on ‖z − z*‖, given ‖f(z) − z‖ of each sample."""
         return None
@@ -351,7 +354,8 @@ class Equation(AbstractMap):
         """σ(∂S/∂z + Wᵀ ∂S/∂v) and, where it is wanted, its argument d."""
         if slope.dv is None:
             assert slope.dz is not None
-            return self.prox(slope.dz), slope.dz
+            dz = slope.dz.detach()  # at z = 0, the start of a solve; it may be a itself, and with σ = 1 the value
+            return self.prox(dz), dz
         if not drive and isinstance(self.prox, ReLU):
             return self.operator.adjoint_relu(slope.dv, slope.dz), None
         d = self.operator.adjoint(slope.dv)
@@ -407,14 +411,17 @@ class Equation(AbstractMap):
         if not self.has_features:
             return None
         operator = bound(self.operator.weight.detach())
+        lifted = z is self.last.of  # found for v = Wz, it is a value of σ
         v = self.last.take(z)
         z = z.detach()
         v = operator(z) if v is None else v
         slope = self.kernel.differentiate(self.binding, z, v, value=False)
         assert slope.dv is not None
+        with torch.no_grad():  # a mixture of iterates is none: an entry that goes to 0 is small in it, and never 0
+            image = z if lifted else self.image(slope, drive=False)[0]
         hvp = self.kernel.hvp(self.binding, v)
         return FeatureAdjoint(
-            z, slope.dv, slope.dz, self.operator.weight, operator, self.prox, hvp, self.kernel.hvp_sign
+            z, image, slope.dv, slope.dz, self.operator.weight, operator, self.prox, hvp, self.kernel.hvp_sign
         )
 
     def rows(self, index: Tensor) -> Self:
@@ -496,6 +503,12 @@ class FeatureMap(AbstractMap):
         """z = σ(…) is a step further than v already."""
         return at.value
 
+    def found(self, z: Tensor) -> None:
+        """The equation remembers z, a value of σ; not Wz, where samples that ended at different steps make it up."""
+        last = self.equation.last
+        if z is not last.of:
+            last.of, last.made = z, None
+
     def lift(self, v: Tensor | None) -> Tensor:
         """z = σ(Wᵀ∂S/∂v + ∂S/∂z) at v (None: 0)."""
         f = self.equation
@@ -533,6 +546,7 @@ class FeatureAdjoint:
     """
 
     z: Tensor  # the equilibrium
+    image: Tensor  # the same as a value of σ, whose entries say what D is
     m: Tensor  # with its graph, but for that of v
     dz: Tensor | None  # ∂S/∂z, with its graph
     weight: Tensor  # of W, with its graph
@@ -543,20 +557,20 @@ class FeatureAdjoint:
 
     def system(self, g: Tensor) -> "AdjointMap":
         """y ↦ WDg ± WDWᵀNy."""
-        return AdjointMap(self, self.operator(self.prox.vjp(self.z, g)))
+        return AdjointMap(self, self.operator(self.prox.vjp(self.image, g)))
 
     def recover(self, g: Tensor, n: Tensor, known: Tensor | None) -> Tensor:
         """w = D(g ± Wᵀn), n = Ny; DWᵀn may be known."""
         if known is None:
             return self.masked_adjoint(n, g, self.sign)
-        return torch.add(self.prox.vjp(self.z, g), known, alpha=self.sign)
+        return torch.add(self.prox.vjp(self.image, g), known, alpha=self.sign)
 
     def masked_adjoint(self, n: Tensor, g: Tensor | None, sign: int) -> Tensor:
         """D(g ± Wᵀn), or ±DWᵀn without g."""
         if isinstance(self.prox, ReLU):
-            return self.operator.adjoint_masked(n, self.z, g, sign)
+            return self.operator.adjoint_masked(n, self.image, g, sign)
         drive = sign * self.operator.adjoint(n)
-        return self.prox.vjp(self.z, drive if g is None else g + drive)
+        return self.prox.vjp(self.image, drive if g is None else g + drive)
 
 
 @final

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .cells import AbstractCell
-from .equation import AbstractMap, Function
+from .equation import AbstractMap, Function, as_map
 from .gradients import AbstractGradient, Implicit, Unrolled
 from .gradients.transforms import opaque
 from .solution import OnFailure, Solution, Status, check_limits, check_on_failure
@@ -161,8 +161,9 @@ def fixed_point(
         s = kq.fixed_point(lambda z: torch.tanh(linear(z) + x), torch.zeros_like(x))
         s.value.sum().backward()
 
-    Inputs (batch, ...) given behind z0 are handed to f(z, x): samples that have converged then leave the computation.
-    That is for functions in which the samples of a batch do not meet (in batch norm they do).
+    Inputs (batch, ...) given behind z0 are handed to f(z, x): samples that have converged then leave the computation,
+    and one that is lost to NaN spoils no gradient. That is for functions in which the samples of a batch do not meet
+    (in batch norm they do).
     """
     check_kind("gradient", gradient, AbstractGradient)
     if is_transformed():
@@ -175,11 +176,11 @@ def fixed_point(
         raise ValueError(f"The inputs behind `z0` must be tensors of its {len(z0)} samples, got {got}.")
 
     def run() -> Solution:
-        g = Function(f, inputs) if inputs else f
+        g = Function(f, inputs) if inputs else as_map(f)
         solution = solve(g, z0, solver, tol=tol, max_steps=max_steps, check_every=check_every, on_failure=on_failure)
         if not torch.is_grad_enabled() and not isinstance(gradient, Unrolled):
             return solution
-        return dataclasses.replace(solution, value=gradient.attach(g, solution.value))
+        return dataclasses.replace(solution, value=_attach(gradient, g, solution))
 
     return untraced(run)
 

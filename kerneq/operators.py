@@ -220,7 +220,8 @@ class Conv(AbstractOperator):
 
 def limited(norm: Tensor, limit: float) -> Tensor:
     """The factor min(1, limit / norm) that holds an operator under its limit."""
-    return (limit / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0)
+    # Where the factor is 1 its slope is 0 times that of limit / norm, which must not be infinite.
+    return (limit / norm.clamp_min(limit / 2)).clamp_max(1.0)
 
 
 def top_singular_vector(

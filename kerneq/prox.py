@@ -81,7 +81,7 @@ class Identity(AbstractProx):
         return d
 
     def penalty(self, z: Tensor) -> Tensor:
-        return z.new_zeros(len(z), dtype=working_dtype(z.dtype))
+        return z.new_zeros(z.shape[0], dtype=working_dtype(z.dtype))
 
     def vjp(self, z: Tensor, g: Tensor) -> Tensor:
         return g

@@ -186,3 +186,16 @@ def test_a_sample_that_overflows_spoils_no_gradient_of_a_loss_that_masks_it(form
         grads.append([parameter.grad.clone() for parameter in layer.parameters()])
     for masked, without in zip(*grads, strict=True):
         torch.testing.assert_close(masked, without, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("gradient", [Implicit(tol=1e-10), Phantom(), Unrolled(20)])
+def test_a_sample_of_a_function_of_inputs_that_turns_nan_spoils_no_gradient_either(gradient):
+    linear, x, kept = torch.nn.Linear(4, 4), torch.randn(3, 4), torch.tensor([0, 2])
+    x[1] = torch.nan
+    grads = []
+    for rows in (torch.arange(3), kept):
+        s = kerneq.fixed_point(
+            lambda z, x: torch.tanh(0.5 * linear(z) + x), torch.zeros(len(rows), 4), x[rows], gradient=gradient
+        )
+        grads.append(torch.autograd.grad(s.value[s.converged].square().sum(), linear.weight)[0])
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-6)

@@ -116,6 +116,16 @@ def test_a_layer_exports_without_looks_once_its_norm_is_known():
             torch.testing.assert_close(program(given), model(given))
 
 
+@pytest.mark.parametrize("kernel", ["linear", "sigmoid", "gaussian"])
+def test_an_export_takes_batches_of_any_size(kernel):
+    layer = kerneq.Equilibrium(cell_of("conv", KERNELS[kernel]), solver=Picard(), max_steps=5, check_every=5).eval()
+    x = input_of("conv", batch=7)
+    layer(x)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(torch.nn.Sequential(layer, kerneq.Value()), (x[:4],), dynamic_shapes=({0: batch},))
+    torch.testing.assert_close(program.module()(x), layer(x).value)
+
+
 @pytest.mark.parametrize("gradient", [Implicit(tol=1e-12), Phantom(200, 1.0)], ids=["implicit", "phantom"])
 def test_a_fixed_point_of_any_function_carries_gradients_to_all_it_depends_on(gradient):
     torch.manual_seed(0)

@@ -82,7 +82,7 @@ class AbstractInnerKernel(AbstractKernel):
     def differentiate(self, at: Binding, z: Tensor | None, v: Tensor | None, value: bool) -> Slope:
         a = at.a
         if z is None:
-            t = a.new_zeros(len(a), dtype=working_dtype(a.dtype))
+            t = a.new_zeros(a.shape[0], dtype=working_dtype(a.dtype))
         elif self.curvature == 0 and not value:  # κ′ is a constant: no need of t
             return Slope(a, v)
         else:

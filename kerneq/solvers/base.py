@@ -108,6 +108,7 @@ def _solve(
         space = solver.space(f)
         at = space.start(z0, *solver.needs(space))
         record, value = _iterate(space, at, solver, tol, max_steps, stride)
+        space.found(value)
         if space is not f and stride < max_steps and bool((record.codes != Status.CONVERGED.code).any()):
             exact = f.measure(f.evaluate(value))  # what was measured on the way to a failure need not be z's residual
             record = dataclasses.replace(record, residual=exact.residual, gap=exact.gap)
@@ -234,7 +235,7 @@ class SampleRecord:
     def single(cls, step: int, measured: Measurement, tol: float) -> "SampleRecord":
         """Of a solve that was looked at only once, at its end; on its device."""
         residual = measured.residual
-        rows = torch.arange(len(residual), device=residual.device)
+        rows = torch.arange(residual.shape[0], device=residual.device)
         missed = torch.where(residual.isfinite(), Status.MAX_STEPS.code, Status.NONFINITE.code)
         codes = torch.where(residual <= tol, Status.CONVERGED.code, missed)
         steps = torch.full_like(rows, step)
@@ -252,7 +253,7 @@ class SampleRecord:
         slack = rest[1] if len(rest) == 2 else None
         limit = self.merit.numpy()
         if slack is not None:
-            with np.errstate(over="ignore"):  # an energy near the largest number
+            with np.errstate(over="ignore", invalid="ignore"):  # an energy near the largest number, or past it
                 limit = limit + slack
         finished = self.finished.numpy()
         running, finite = ~finished, np.isfinite(residual)

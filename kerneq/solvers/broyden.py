@@ -48,8 +48,8 @@ class Broyden(AbstractSolver[Secants]):
 
     def init(self, f: AbstractMap, z0: Tensor) -> Secants:
         numbers = z0[0].numel()
-        empty = z0.new_zeros(len(z0), numbers)
-        pairs = z0.new_zeros(2, len(z0), self.memory, numbers)
+        empty = z0.new_zeros(z0.shape[0], numbers)
+        pairs = z0.new_zeros(2, z0.shape[0], self.memory, numbers)
         return Secants(pairs[0], pairs[1], empty, empty)
 
     def step(self, f: AbstractMap, at: Evaluation, memory: Secants) -> tuple[Tensor, Secants]:

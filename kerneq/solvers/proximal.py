@@ -61,7 +61,7 @@ class Proximal(AbstractSolver[History | None]):
         if self.memory == 0:
             return None
         dtype, relaxation = working_dtype(z0.dtype), None
-        ceiling = None if f.contraction is not None else z0.new_full((len(z0),), torch.inf, dtype=dtype)
+        ceiling = None if f.contraction is not None else z0.new_full((z0.shape[0],), torch.inf, dtype=dtype)
         if f.contraction is not None:
             L = f.contraction.to(dtype)
             average, rate = 2 / (2 + L), (1 - self.fraction * (1 - L).clamp_min(0)).square()
@@ -72,7 +72,7 @@ class Proximal(AbstractSolver[History | None]):
         else:  # T is a whole step
             average = z0.new_ones((), dtype=dtype)
             rate = 0.5 * average
-        accepted = z0.new_zeros(len(z0), dtype=torch.bool)
+        accepted = z0.new_zeros(z0.shape[0], dtype=torch.bool)
         guard = Guard(accepted, average, rate, self.fraction, ceiling)
         return History.empty(z0, max(2, self.memory), relaxation, guard)
 

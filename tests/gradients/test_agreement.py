@@ -9,6 +9,7 @@ from torch.func import functional_call
 
 import kerneq
 from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom, Unrolled
+from kerneq.kernels import Gaussian
 from kerneq.prox import Identity, SoftThreshold
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal
 
@@ -176,3 +177,31 @@ def test_any_forward_solver_may_go_with_any_gradient():
         layer.solver = solver
         for name, got in gradients(layer, x).items():
             torch.testing.assert_close(got, expected[name], rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("kernel", ["linear", "multiquadric", "gaussian-adaptive"])
+@pytest.mark.parametrize("form", CELLS)
+def test_a_value_that_mixes_points_does_not_mislead_the_gradient_about_which_entries_are_zero(form, kernel):
+    """An entry that goes to 0 is 1e-14, say, in a mixture of iterates, and σ is flat there all the same."""
+    for solver in (Picard(relaxation=0.7), Anderson(relaxation=0.5), Broyden(), Proximal(in_features=False)):
+        layer, _ = layer_of(form, kernel, Implicit(tol=1e-12, max_steps=500))
+        x = away_from_kinks(layer.cell, form, batch=8)
+        layer.solver, layer.tol, layer.max_steps = solver, 1e-10, 1000
+        got = gradients(layer, x)
+        layer.gradient = Unrolled(400)
+        for name, expected in gradients(layer, x).items():
+            torch.testing.assert_close(got[name], expected, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("solver", [Proximal(), InFeatures(), Anderson(), Picard()])
+def test_the_gradient_of_a_sample_does_not_depend_on_its_batch_mates_even_at_a_loose_tolerance(solver):
+    torch.manual_seed(0)
+    cell = kerneq.cells.ConvCell(Gaussian(gamma=0.2), inputs=2, state=16, features=8, norm=0.9)
+    layer = kerneq.Equilibrium(cell, solver=solver, tol=1e-2).eval()
+    x = (torch.randn(8, 2, 8, 8) * torch.logspace(-2, 1, 8).view(-1, 1, 1, 1)).requires_grad_()
+    s = layer(x)
+    assert len(set(s.steps.tolist())) > 1
+    weight = torch.randn_like(s.value[0])
+    (together,) = torch.autograd.grad((weight * s.value).sum(), x)
+    alone = [torch.autograd.grad((weight * layer(sample).value).sum(), sample)[0] for sample in x.split(1)]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-10, atol=1e-14)

@@ -153,3 +153,13 @@ def test_normalisation_costs_once_a_solve_and_not_once_a_step(monkeypatch):
     monkeypatch.setattr(Conv, "norm", lambda self, example: calls.append(1) or norm(self, example))
     solution = kerneq.Equilibrium(cell, tol=1e-10, max_steps=100)(x)
     assert int(solution.steps.max()) > 5 and len(calls) == 1
+
+
+@pytest.mark.parametrize("kernel", ["linear", "sigmoid", "gaussian"])
+@pytest.mark.parametrize("scale", [0.0, 1e-19, 1e-22, 1e-30])
+def test_a_weight_that_has_decayed_to_next_to_nothing_has_a_finite_gradient(kernel, scale):
+    layer, x = kerneq.Equilibrium(cell_of("dense", KERNELS[kernel])).float(), input_of("dense").float()
+    with torch.no_grad():
+        layer.cell.operator.weight.mul_(scale)
+    layer(x).value.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())

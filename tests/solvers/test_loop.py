@@ -6,6 +6,7 @@ from helpers import CELLS, KERNELS, PLAIN_SOLVERS, SOLVERS, Counting, affine, ce
 
 import kerneq
 from kerneq.fused.iterates import History
+from kerneq.prox import Identity
 from kerneq.solution import Status
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal
 
@@ -174,6 +175,14 @@ def test_the_solve_leaves_no_graph_and_does_not_touch_the_start():
     for solver in (Picard(), Anderson(), Broyden()):
         s = kerneq.solve(lambda z: torch.cos(scale * z), z0, solver, tol=1e-6)
         assert not s.value.requires_grad and torch.equal(z0, torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("solver", [Picard(), Proximal(), Anderson()])
+def test_a_solve_that_ends_at_the_input_itself_leaves_no_graph_either(solver):
+    """With the linear kernel and σ = 1 the image of z = 0 is a."""
+    cell = cell_of("dense", KERNELS["linear"], norm=0.1, prox=Identity())
+    s = kerneq.solve(cell.bind(input_of("dense")), None, solver, tol=0.3)
+    assert bool(s.converged.all()) and not s.value.requires_grad
 
 
 def test_a_zero_image_is_far_from_an_equilibrium_and_not_an_infinite_value():

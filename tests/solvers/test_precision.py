@@ -7,8 +7,10 @@ import torch
 from helpers import CELLS, KERNELS, SOLVERS, affine, cell_of, descend, input_of
 
 import kerneq
+from kerneq.equation import Measurement
 from kerneq.solution import Status
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal
+from kerneq.solvers.base import SampleRecord
 
 pytestmark = pytest.mark.usefixtures("float64")
 LIMIT = 400
@@ -95,3 +97,12 @@ def test_no_solver_warns_on_its_way():
         warnings.simplefilter("error")
         for solver in (Picard(), Anderson(), Broyden()):
             kerneq.solve(lambda z: z * 1e200, torch.ones(2, 2), solver, tol=1e-6, max_steps=20)
+
+
+def test_an_energy_of_minus_infinity_is_no_reason_to_warn():
+    record = SampleRecord.open(1, 1e-6, torch.float64)
+    half, far = torch.tensor([0.5]), torch.tensor([torch.inf])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in (1, 2):
+            record.observe(step, Measurement(half, half, -far, far))

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from .cells import AbstractCell
-from .equation import AbstractMap, Function, as_map
+from .equation import AbstractMap, Equation, Function, as_map
 from .gradients import AbstractGradient, Implicit, Unrolled
 from .gradients.transforms import opaque
 from .solution import OnFailure, Solution, Status, check_limits, check_on_failure
-from .solvers import AbstractSolver, Anderson, Proximal, solve
+from .solvers import AbstractSolver, Anderson, Picard, Proximal, solve
 from .solvers.base import untraced
 from .tensors import check_kind, check_whole, is_traced, is_transformed
 
@@ -72,22 +72,14 @@ class Equilibrium(nn.Module):
         if is_transformed():
             return self._transformed(x)
         f = self.cell.bind(x)
-        solution = solve(
-            f,
-            self.cell.initial(f),
-            self.solver,
-            tol=self.tol,
-            max_steps=self.max_steps,
-            check_every=self.check_every,
-            on_failure=self.on_failure,
-        )
+        limits = self.tol, self.max_steps, self.check_every, self.on_failure
+        solution = _find(f, self.cell.initial(f), self.solver, self.gradient, *limits)
         if self.training:
             self.cell.observe(f, solution.value)
         if self.look is not None:
             self.look(f, solution.value)
         known = f.tensors()  # none for a map of one's own that does not say: then it may depend on anything
         wanted = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
-        wanted = wanted or isinstance(self.gradient, Unrolled)  # its steps are the model: validated as they are trained
         z = _attach(self.gradient, f, solution) if wanted else solution.value
         return dataclasses.replace(solution, value=self.cell.output(f, z), backward=f.backward)
 
@@ -107,6 +99,27 @@ class Equilibrium(nn.Module):
 
         value, residual, steps, codes, *bound = opaque(run, x, *named.values())
         return Solution(value, residual, steps, codes, self.tol, bound[0] if bound else None)
+
+
+def _find(
+    f: AbstractMap,
+    z0: Tensor | None,
+    solver: AbstractSolver[Any],
+    gradient: AbstractGradient,
+    tol: float,
+    max_steps: int,
+    check_every: int | None,
+    on_failure: OnFailure,
+) -> Solution:
+    """What the solver finds; where the gradient is that of unrolled steps, those steps: validated as they are trained.
+
+    As everywhere, the residual of a solve out of steps is that of the point from which its last step was made.
+    """
+    if isinstance(gradient, Unrolled):
+        solver = Proximal(memory=0) if isinstance(f, Equation) else Picard()
+        max_steps = check_every = gradient.steps
+        z0 = None if z0 is None else torch.zeros_like(z0)
+    return solve(f, z0, solver, tol=tol, max_steps=max_steps, check_every=check_every, on_failure=on_failure)
 
 
 def _attach(gradient: AbstractGradient, f: AbstractMap, solution: Solution) -> Tensor:
@@ -177,8 +190,8 @@ def fixed_point(
 
     def run() -> Solution:
         g = Function(f, inputs) if inputs else as_map(f)
-        solution = solve(g, z0, solver, tol=tol, max_steps=max_steps, check_every=check_every, on_failure=on_failure)
-        if not torch.is_grad_enabled() and not isinstance(gradient, Unrolled):
+        solution = _find(g, z0, solver, gradient, tol, max_steps, check_every, on_failure)
+        if not torch.is_grad_enabled():
             return solution
         return dataclasses.replace(solution, value=_attach(gradient, g, solution))
 

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from ..data import Images
 from ..equation import AbstractMap, Equation, Evaluation, Map, as_map
 from ..equilibrium import Equilibrium, solving, watching
+from ..gradients import Unrolled
 from ..solvers import AbstractSolver, solve
 from ..tensors import per_sample, per_sample_norm
 from .trained import NotApplicableError, TrainedRun
@@ -148,8 +149,9 @@ def measure_behaviour(
 ) -> BehaviourResult:
     """How the run's layers are solved on test images; `traced` of them are followed, `shown` of these one by one."""
     layers = [module for module in trained.model.modules() if isinstance(module, Equilibrium)]
-    if not layers:
-        raise NotApplicableError(f"{trained.run.path} has no equilibrium layer, and so no solver behaviour to measure.")
+    if not layers or any(isinstance(layer.gradient, Unrolled) for layer in layers):
+        what = "layers of unrolled steps" if layers else "no equilibrium layer"
+        raise NotApplicableError(f"{trained.run.path} has {what}, and so no solver behaviour to measure.")
     chosen = trained.test.sample(images, seed)
     own = max(layer.max_steps for layer in layers)
     stopped: list[StoppedScore] = []

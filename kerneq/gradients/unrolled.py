@@ -41,8 +41,8 @@ class Unrolled(AbstractGradient):
     """`steps` steps from z = 0, all of them differentiated.
 
     For an equation from a cell these are proximal steps, which converge for any weights; for a plain function they
-    are z ← f(z). They are the value of a layer with and without gradients, whatever its solver found, so `steps=1` is a
-    network of one step. Memory and time grow with the steps: a reference, not a method.
+    are z ← f(z). They are the value of a layer with and without gradients, in the place of its solver: `steps=1` is
+    a network of one step. Memory and time grow with the steps: a reference, not a method.
     """
 
     steps: int

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..cells import AbstractKernelCell
 from ..equilibrium import Equilibrium
+from ..gradients import Unrolled
 from ..kernels import AbstractRadialKernel, Linear
 from ..kernels.radial import PatchParameters
 from ..models import Classifier, DenseClassifier
@@ -106,6 +107,8 @@ def certify(
         raise TypeError(f"Certificates are made for {wanted}, got {type(model).__name__}.")
     exact = copy.deepcopy(model).double().eval()
     for layer in exact.layers():
+        if isinstance(layer.gradient, Unrolled):
+            raise TypeError(f"Certificates are about equilibria, got a layer that gives {layer.gradient.steps} steps.")
         layer.solver, layer.tol, layer.max_steps, layer.check_every = Proximal(), tol, MAX_STEPS, None
     with torch.autocast(x.device.type, enabled=False):
         seen = _run(exact, x[:1].double())[1]

@@ -88,7 +88,7 @@ def test_settings_change_the_model_that_is_built():
 @pytest.mark.parametrize("gradient", ["implicit", "phantom", "unrolled"])
 @pytest.mark.parametrize("solver", ["proximal", "picard", "anderson", "broyden"])
 def test_every_solver_and_gradient_can_be_asked_for_by_name(solver, gradient):
-    steps = {} if gradient == "implicit" else {"steps": 5}
+    steps = {} if gradient == "implicit" else {"steps": 30}
     model = build("geq-tiny", settings={"solver": {"name": solver}, "gradient": {"name": gradient} | steps})
     logits, solutions = model(pictures("geq-tiny"), solutions=True)
     logits.square().sum().backward()

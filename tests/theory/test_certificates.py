@@ -224,6 +224,11 @@ def test_the_same_whatever_the_batch_and_without_touching_the_model():
 def test_what_has_no_certificate_is_refused_in_a_sentence():
     with pytest.raises(TypeError, match="`Classifier` and `DenseClassifier`.*got ResNet"):
         certify(kq.models.build("resnet-tiny"), torch.zeros(1, 3, 8, 8))
+    with pytest.raises(TypeError, match="about equilibria, got a layer that gives 3 steps"):
+        certify(
+            kq.models.build("geq-tiny", settings={"gradient": {"name": "unrolled", "steps": 3}}),
+            torch.zeros(1, 3, 8, 8),
+        )
     with pytest.raises(TypeError, match="radial kernels and the linear one, got Sigmoid"):
         certify(kq.models.build("mopteq-sigmoid-tiny"), torch.zeros(1, 3, 8, 8))
     with pytest.raises(ValueError, match="each of the 3 channels, got 1"):

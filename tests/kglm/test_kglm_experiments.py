@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 import subprocess
 import sys
 
@@ -107,7 +108,7 @@ def test_a_seed_is_the_same_model_whatever_the_others_and_more_seeds_go_on_from_
     first = denoise.run(fewer, CPU, saved=saved)
     kept = (tmp_path / "seeds-0-1.pt").stat().st_mtime_ns
     both = denoise.run(dataclasses.replace(fewer, seeds=2), CPU, saved=saved)
-    assert (tmp_path / "seeds-0-1.pt").stat().st_mtime_ns == kept and not (tmp_path / "bank.pt").exists()
+    assert (tmp_path / "seeds-0-1.pt").stat().st_mtime_ns == kept and not list(tmp_path.glob("bank*"))
     got, wanted = torch.tensor(both["errors"]), torch.tensor(first["errors"])
     assert got.shape[-1] == 2 and torch.equal(got[..., :1], wanted)
 
@@ -276,6 +277,13 @@ def test_the_pages_figures_are_replaced_only_when_told_to(tmp_path, monkeypatch,
     assert [path.name for path in (page / "records").iterdir()] == ["cost.json"]
     assert denoise.label(SMALL) == "hsi-stand-in"
     assert denoise.label(denoise.Denoise(kernel="definite")) == "cifar10-definite"
+
+
+@pytest.mark.parametrize(("device", "words"), [("gpu", "must be auto, cpu, cuda or"), ("cuda:77", "cuda:77|GPU 77")])
+def test_a_device_that_is_none_is_answered_in_words(device, words, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        common.main(cost.EXPERIMENT, [*TINY, "--device", device, "--output", str(tmp_path / "out")])
+    assert re.search(words, capsys.readouterr().err)
 
 
 def test_a_record_that_is_none_is_answered_in_words(tmp_path, capsys):

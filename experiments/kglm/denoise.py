@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from bank import ConvBank, Iteration, plain, train
+from bank import ConvBank, Iteration, in_parts, plain, train
 from common import COLOURS, UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
 from pictures import NoisyPictures, Source, find_scenes, pictures
 from torch import Tensor
@@ -61,6 +61,10 @@ class Denoise:
         """The spectral norms, (norms,)."""
         return torch.logspace(math.log10(self.smallest), math.log10(self.largest), self.norms)
 
+    def pictures(self, train: int, test: int, device: torch.device | None = None) -> NoisyPictures:
+        """The first so many pictures to train and to test on."""
+        return pictures(self.source, train, test, self.channels, self.size, self.noise, device or torch.device("cpu"))
+
 
 def starts(
     settings: Denoise, size: tuple[int, int], seeds: range, device: torch.device
@@ -105,20 +109,13 @@ def norms_of(weights: Tensor, size: tuple[int, int], device: torch.device) -> Te
 
 def run(settings: Denoise, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
     """Test errors (epoch, scheme, norm, seed), each model's average spectral norm at the start, and Table 1's rows."""
-    data = pictures(
-        settings.source, settings.train, settings.test, settings.channels, settings.size, settings.noise, device
-    )
+    data = settings.pictures(settings.train, settings.test, device)
     per = max(1, settings.models_together // (len(SCHEMES) * settings.norms))
-    parts = []
-    for first in range(0, settings.seeds, per):
-        seeds = range(first, min(first + per, settings.seeds))
-        name = f"seeds-{seeds.start}-{seeds.stop}"
-        part = saved.load(name)
-        if part is None:
-            part = _part(settings, data, seeds, device, report, saved)
-            saved.save(name, part)
-            saved.drop("bank")
-        parts.append(part)
+
+    def part(seeds: range, name: str) -> dict[str, Tensor]:
+        return _part(settings, data, seeds, device, report, saved, name)
+
+    parts = in_parts(settings.seeds, per, saved, part)
     errors, norms = (torch.cat([part[key] for part in parts], -1) for key in ("errors", "norms"))
     result = {
         "source": data.source,
@@ -137,7 +134,13 @@ def parameters(settings: Denoise) -> int:
 
 
 def _part(
-    settings: Denoise, data: NoisyPictures, seeds: range, device: torch.device, report: Report, saved: Checkpoints
+    settings: Denoise,
+    data: NoisyPictures,
+    seeds: range,
+    device: torch.device,
+    report: Report,
+    saved: Checkpoints,
+    name: str,
 ) -> dict[str, Tensor]:
     """Errors (epoch, scheme, norm, seed) and average norms (scheme, norm, seed) of some seeds, trained side by side."""
     size = (data.train.shape[-2], data.train.shape[-1])
@@ -171,6 +174,7 @@ def _part(
         anneal_steps=steps * (settings.epochs + 1),
         report=say,
         saved=saved,
+        name=name,
     )
     return {"errors": history.view(len(history), *shape), "norms": norms}
 
@@ -229,9 +233,7 @@ def failures(result: Result, epoch: int) -> list[tuple[float, float, list[int], 
 
 def linear_filter(settings: Denoise, count: int = 1000) -> float:
     """Test error of the best f = V₂y, by least squares on `count` pictures: all that is left where every unit is 0."""
-    train = min(settings.train, count)
-    shape = (settings.channels, settings.size, settings.noise)
-    data = pictures(settings.source, train, settings.test, *shape, torch.device("cpu"))
+    data = settings.pictures(min(settings.train, count), settings.test)
 
     def rows(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """A pixel a row: its neighbourhood in every channel, and the clean pixel."""
@@ -311,7 +313,7 @@ def _grid(records: Sequence[Record[Denoise]]) -> "Figure":
 def _examples(records: Sequence[Record[Denoise]], count: int = 4) -> "Figure":
     """Figure 3: clean, noisy, then random and kernel start of each variant, at the grid's norm nearest to 0.9."""
     first = records[0].settings
-    data = pictures(first.source, 1, count, first.channels, first.size, first.noise, torch.device("cpu"))
+    data = first.pictures(1, count)
     size = (data.test.shape[-2], data.test.shape[-1])
     noisy, clean = next(data.testing(count))
     columns, titles = [clean, noisy], ["clean", "noisy"]

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 from common import UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
-from pictures import load_pixels
+from pictures import center_crop, load_pixels
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,6 +20,7 @@ from kerneq.kglm.declarative import dual
 from kerneq.kglm.glm import newton
 from kerneq.settings import setting
 from kerneq.solvers import Newton
+from kerneq.tensors import map_tensors
 
 NAMES = {
     "mean": "mean of the rest",
@@ -93,12 +94,6 @@ def quartets(images: Tensor, hole: int, moving: bool, seed: int) -> Quartets:
     if not moving:
         X, X2 = X[0], X2[0]
     return Quartets(X, values[~inside].view(count, -1), X2, values[inside].view(count, m), inside)
-
-
-def center_crop(images: Tensor, size: int) -> Tensor:
-    """The central square of side `size`."""
-    top, left = ((side - size) // 2 for side in images.shape[-2:])
-    return images[..., top : top + size, left : left + size]
 
 
 class Smooth(nn.Module):
@@ -185,10 +180,9 @@ def run(settings: Inpaint, device: torch.device, report: Report = silent, saved:
 
 def _data(settings: Inpaint, split: Literal["train", "test"], device: torch.device) -> Quartets:
     images = load_pixels(settings.source, split, settings.train if split == "train" else settings.test)
-    if settings.size:
-        images = center_crop(images, settings.size)
+    images = center_crop(images, settings.size)
     data = quartets(images, settings.hole, settings.moving, settings.seed + (split == "test"))
-    return Quartets(*(getattr(data, field.name).to(device) for field in dataclasses.fields(data)))
+    return map_tensors(lambda t: t.to(device), data)
 
 
 def _node(settings: Inpaint, device: torch.device) -> DeclarativeNode:

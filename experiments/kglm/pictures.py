@@ -71,7 +71,7 @@ def pictures(
             side = (size, size) if size else (192, 384)
             clean = _divide(synthetic_scenes(train + test, channels, side), train, test)
             words = f"synthetic stand-in for HSI Road, {channels} channels"
-    first, second = (_cut(part, size).to(device) for part in clean)
+    first, second = (center_crop(part, size).to(device) for part in clean)
     return NoisyPictures(first, second, deviation, words)
 
 
@@ -82,7 +82,7 @@ def _divide(scenes: Tensor, train: int, test: int) -> list[Tensor]:
     return [scenes[order[:edge][:train]], scenes[order[edge:][:test]]]
 
 
-def _cut(images: Tensor, size: int) -> Tensor:
+def center_crop(images: Tensor, size: int) -> Tensor:
     """The central square of side `size`; whole images for 0."""
     if not size:
         return images

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from bank import DenseBank, Iteration, plain, train
+from bank import DenseBank, Held, Iteration, in_parts, plain, train
 from common import COLOURS, UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
 from torch import Tensor
 
@@ -104,17 +104,12 @@ def start(settings: Smooth, seeds: range) -> DenseBank:
 def run(settings: Smooth, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
     """Test errors (look, seed, scheme) and after how many epochs each look was."""
     per = max(1, settings.models_together // len(SCHEMES))
-    errors = []
-    for first in range(0, settings.seeds, per):
-        seeds = range(first, min(first + per, settings.seeds))
-        name = f"seeds-{seeds.start}-{seeds.stop}"
-        part = saved.load(name)
-        if part is None:
-            part = {"errors": _errors(settings, seeds, device, report, saved)}
-            saved.save(name, part)
-            saved.drop("bank")
-        errors.append(part["errors"])
-    return {"schemes": SCHEMES, "looks": looks(settings.epochs), "errors": plain(torch.cat(errors, 1))}
+
+    def part(seeds: range, name: str) -> dict[str, Tensor]:
+        return {"errors": _errors(settings, seeds, device, report, saved, name)}
+
+    errors = torch.cat([found["errors"] for found in in_parts(settings.seeds, per, saved, part)], 1)
+    return {"schemes": SCHEMES, "looks": looks(settings.epochs), "errors": plain(errors)}
 
 
 def looks(epochs: int) -> list[int]:
@@ -122,12 +117,16 @@ def looks(epochs: int) -> list[int]:
     return sorted({*range(min(20, epochs) + 1), *range(0, epochs + 1, 10), epochs})
 
 
-def _schemes(bank: DenseBank, scheme: str) -> Tensor:
-    """Which models of the bank have this start."""
-    return torch.arange(bank.models, device=bank.W1.device) % len(SCHEMES) == SCHEMES.index(scheme)
+def held(settings: Smooth, bank: DenseBank) -> list[Held]:
+    """Naive models train their readout only, for a while; as released, random ones keep their skip for ever."""
+    start = torch.arange(bank.models, device=bank.W1.device) % len(SCHEMES)
+    found = [Held(start == SCHEMES.index("naive"), ("W1", "W2", "b"), settings.freeze)]
+    return [*found, Held(start == SCHEMES.index("random"), ("V2",))] if settings.skip == "zero" else found
 
 
-def _errors(settings: Smooth, seeds: range, device: torch.device, report: Report, saved: Checkpoints) -> Tensor:
+def _errors(
+    settings: Smooth, seeds: range, device: torch.device, report: Report, saved: Checkpoints, name: str
+) -> Tensor:
     """Test errors of some of the seeds, trained side by side."""
     at, bank = Coordinates.of(settings.points), start(settings, seeds).to(device)
     draws = [torch.Generator().manual_seed(10_000 + seed) for seed in seeds]
@@ -144,15 +143,14 @@ def _errors(settings: Smooth, seeds: range, device: torch.device, report: Report
 
     history = train(
         bank,
-        lambda epoch: iter(training),
-        lambda: iter(testing),
+        lambda epoch: training,
+        lambda: testing,
         looks=looks(settings.epochs),
         lr=settings.lr,
-        frozen=_schemes(bank, "naive"),
-        freeze=settings.freeze,
-        fixed=_schemes(bank, "random") if settings.skip == "zero" else None,
+        held=held(settings, bank),
         report=say,
         saved=saved,
+        name=name,
     )
     return history.view(len(history), len(seeds), len(SCHEMES))
 
@@ -173,16 +171,7 @@ def outputs(settings: Smooth, epochs: int, count: int = 6) -> Iterator[tuple[str
     y, target = testing[0]
     with torch.no_grad():
         informed = bank(y)[0][0]
-    train(
-        bank,
-        lambda epoch: iter(training),
-        lambda: iter(testing),
-        looks=[epochs],
-        lr=settings.lr,
-        frozen=_schemes(bank, "naive"),
-        freeze=settings.freeze,
-        fixed=_schemes(bank, "random") if settings.skip == "zero" else None,
-    )
+    train(bank, lambda epoch: training, lambda: testing, looks=[epochs], lr=settings.lr, held=held(settings, bank))
     with torch.no_grad():
         trained = bank(y)[0]
     yield "target", target[0]

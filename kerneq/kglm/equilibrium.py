@@ -27,6 +27,7 @@ from .guarantee import Guarantee, spectral_norm
 from .kernels import SquaredExponential, Truncated, as_kernel, coordinates, random_lengthscales
 
 MANY_STEPS = 10_000  # of relaxed iteration; beyond them n³ operations, a few times, are less
+Signed = list[tuple[Tensor, int]]  # weights that are ±K/λ, each with its sign
 
 
 @final
@@ -194,38 +195,32 @@ def initialise(
     check_positive("norm", norm)
     if isinstance(kernel, str) and kernel not in ("naive", "random"):
         raise ValueError(f"A scheme is a kernel, 'naive' or 'random', got {kernel!r}.")
-    random = isinstance(kernel, str) and kernel == "random"
-
-    def draw(weight: Tensor, rows: Tensor | None) -> Tensor:
-        """A weight of the shape of `weight`: k(rows, X) or its filters with spectral norm `norm`, or random."""
-        if random:
-            return uniform(weight, generator)
-        raw = _evaluate(kernel, weight, rows, X, generator)
-        return norm / spectral_norm(raw, size) * raw
-
     cell = layer.cell if isinstance(layer, Equilibrium | KernelEquilibrium) else layer
+    weights: Signed
     match cell:
-        case GLMCell():  # W₁ = W₃ = −K/λ and W₂ = K/λ; for a random start each weight is drawn for itself
-            K = draw(cell.W1, X)
-            cell.W1.copy_(-K)
-            cell.W2.copy_(draw(cell.W2, X) if random else K)
-            if cell.W3 is not None:
-                cell.W3.copy_(draw(cell.W3, X) if random else -K)
+        case GLMCell():
+            weights, rows = [(cell.W1, -1), (cell.W2, 1), *([] if cell.W3 is None else [(cell.W3, -1)])], X
         case DenseCell() | ConvCell():
-            cell.operator.weight.copy_(draw(cell.operator.weight, X2))
+            weights, rows = [(cell.operator.weight, 1)], X2
         case nn.Linear() | nn.Conv2d():
-            cell.weight.copy_(draw(cell.weight, X2))
+            weights, rows = [(cell.weight, 1)], X2
         case _:
             name = type(cell).__name__
             raise TypeError(f"`initialise` knows Equilibrium, kerneq's cells, nn.Linear and nn.Conv2d, got {name}.")
-    if isinstance(layer, KernelEquilibrium) and isinstance(kernel, str):
-        layer.V1.copy_(uniform(layer.V1, generator))
-        layer.V2.copy_(uniform(layer.V2, generator))
-    elif isinstance(layer, KernelEquilibrium):  # the readout has the hidden weight's λ, not a norm of its own
-        scale = norm / spectral_norm(_evaluate(kernel, layer.cell.W1, X, X, generator), size)
-        V = scale * _evaluate(kernel, layer.V1, X if X2 is None else X2, X, generator)
-        layer.V1.copy_(-V)
-        layer.V2.copy_(V)
+    readout: Signed = [(layer.V1, -1), (layer.V2, 1)] if isinstance(layer, KernelEquilibrium) else []
+    drawn = weights + readout
+    if not (isinstance(kernel, str) and kernel == "random"):
+        K = _evaluate(kernel, weights[0][0], rows, X, generator)
+        scale = norm / spectral_norm(K, size)  # 1/λ, the readout's too
+        for weight, sign in weights:
+            weight.copy_(sign * scale * K)
+        drawn = readout if isinstance(kernel, str) else []
+    for weight, _ in drawn:
+        weight.copy_(uniform(weight, generator))
+    if readout and not isinstance(kernel, str):
+        V = scale * _evaluate(kernel, readout[0][0], X if X2 is None else X2, X, generator)
+        for weight, sign in readout:
+            weight.copy_(sign * V)
     return layer
 
 

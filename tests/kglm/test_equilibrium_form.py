@@ -115,6 +115,9 @@ def test_a_poisson_layer_is_certified_by_its_data():
     layer = glm.as_equilibrium()
     assert layer.guarantee.assumption2
     torch.testing.assert_close(layer(Y).detach(), glm.canonical(), rtol=0, atol=1e-8)
+    # a prior pulls negative η up, past the drive
+    pulled = kglm.KernelGLM(kernel, kglm.Poisson(), lam=lam, prior=kglm.Normal(9.0)).fit(X, Y).as_equilibrium()
+    assert math.isinf(pulled.guarantee.lipschitz)
 
 
 def draw_counts(seed, n=25, batch=3):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..cells import AbstractKernelCell, DenseCell
 from ..fused.radial import patch_distances
-from ..kernels import AbstractRadialKernel, Gaussian
+from ..kernels import AbstractRadialKernel, Gaussian, Linear
 from ..kernels.radial import PatchParameters
 from ..operators import SETTLE_STEPS, top_singular_vector
 from ..solvers import Proximal, solve
@@ -68,6 +68,8 @@ def measure(cell: AbstractKernelCell, x: Tensor, head: nn.Linear | None = None) 
     Lanczos, from below. The largest ‖x‖, ‖z*‖ and β are those of the batch, where the statements mean all inputs. The
     size of the weights, which Proposition 2 needs, is that of a dense cell with a head.
     """
+    if not isinstance(cell.kernel, AbstractRadialKernel | Linear):
+        raise TypeError(f"The statements are about radial kernels and the linear one, got {cell.kernel!r}.")
     f = cell.bind(x)
     tol = torch.finfo(x.dtype).eps ** 0.75
     z = solve(f, None, Proximal(), tol=tol, max_steps=2000, on_failure="raise").value

@@ -14,7 +14,7 @@ from ..kernels.radial import PatchParameters, input_lipschitz
 from ..kglm import propositions as glm
 from ..solution import Status
 from ..solvers import InFeatures, Newton, Picard, Proximal, solve
-from .verify import RESTARTS, WorstCase, ascend, equilibrium, settled, times, with_norm
+from .verify import RESTARTS, WorstCase, ascend, drawn, equilibrium, settled, times, with_norm
 
 RADIAL = (Gaussian, Multiquadric, Cauchy)
 
@@ -36,7 +36,7 @@ def slopes(kernel: type[AbstractRadialKernel], of: Callable[[Tensor], Tensor]) -
         slope = slope + 2 * (log_gamma.exp() * kernel.slope(s))[:, None, None] * r[:, :, None] * r[:, None, :]
         return of(torch.linalg.eigvalsh(slope))
 
-    return ascend(ratio, torch.randn(RESTARTS, 3), torch.randn(RESTARTS), steps=60, rate=0.2)
+    return ascend(ratio, *drawn((3,), ()), steps=60, rate=0.2)
 
 
 def contraction() -> WorstCase:
@@ -163,9 +163,9 @@ def unit_of_length() -> WorstCase:
     worst = 0.0
     for kernel in RADIAL:
         for c in (0.1, 7.0):
-            r, gamma = torch.randn(RESTARTS, 3), 0.5
-            W = with_norm(torch.randn(RESTARTS, 3, 3), 1.2)
-            z, scaled = equilibrium(W, r, gamma, kernel), equilibrium(W, c * r, gamma / c**2, kernel)
+            (a, W), gamma = drawn((3,), (3, 3)), 0.5
+            W = with_norm(W, 1.2)
+            z, scaled = equilibrium(W, a, gamma, kernel), equilibrium(W, c * a, gamma / c**2, kernel)
             worst = max(worst, float((scaled - c * z).abs().max()) / (1e-7 * c))
     return WorstCase(worst, "z(ca, γ/c²) − c z(a, γ) over 10⁻⁷")
 
@@ -191,7 +191,7 @@ def sizes() -> WorstCase:
         beta, length = torch.exp(-0.5 * r.square().sum(1)), a.norm(dim=1)
         return torch.maximum(z.norm(dim=1) / (beta.sqrt() * length / 2), r.norm(dim=1) / length)
 
-    worst = ascend(ratio, torch.randn(RESTARTS, 3, 3), torch.randn(RESTARTS, 3), steps=25)
+    worst = ascend(ratio, *drawn((3, 3), (3,)), steps=25)
     with torch.no_grad():
         for kernel in RADIAL:
             f = cell_of(kernel(gamma=0.2, split=3), math.sqrt(20)).bind(3 * torch.randn(64, 3))

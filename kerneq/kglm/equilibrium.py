@@ -208,19 +208,16 @@ def initialise(
             name = type(cell).__name__
             raise TypeError(f"`initialise` knows Equilibrium, kerneq's cells, nn.Linear and nn.Conv2d, got {name}.")
     readout: Signed = [(layer.V1, -1), (layer.V2, 1)] if isinstance(layer, KernelEquilibrium) else []
-    drawn = weights + readout
-    if not (isinstance(kernel, str) and kernel == "random"):
+    scheme = kernel if isinstance(kernel, str) else "informed"
+    if scheme != "random":
         K = _evaluate(kernel, weights[0][0], rows, X, generator)
         scale = norm / spectral_norm(K, size)  # 1/λ, the readout's too
-        for weight, sign in weights:
-            weight.copy_(sign * scale * K)
-        drawn = readout if isinstance(kernel, str) else []
-    for weight, _ in drawn:
-        weight.copy_(uniform(weight, generator))
-    if readout and not isinstance(kernel, str):
+    for weight, sign in weights:
+        weight.copy_(sign * (uniform(weight, generator) if scheme == "random" else scale * K))
+    if scheme == "informed" and readout:
         V = scale * _evaluate(kernel, readout[0][0], X if X2 is None else X2, X, generator)
-        for weight, sign in readout:
-            weight.copy_(sign * V)
+    for weight, sign in readout:
+        weight.copy_(sign * V if scheme == "informed" else uniform(weight, generator))
     return layer
 
 

@@ -1,6 +1,7 @@
 """Image denoising over a grid of spectral norms, kernel against random starts (Figures 3, 6, 9 to 12, Table 1)."""
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -111,11 +112,7 @@ def run(settings: Denoise, device: torch.device, report: Report = silent, saved:
     """Test errors (epoch, scheme, norm, seed), each model's average spectral norm at the start, and Table 1's rows."""
     data = settings.pictures(settings.train, settings.test, device)
     per = max(1, settings.models_together // (len(SCHEMES) * settings.norms))
-
-    def part(seeds: range, name: str) -> dict[str, Tensor]:
-        return _part(settings, data, seeds, device, report, saved, name)
-
-    parts = in_parts(settings.seeds, per, saved, part)
+    parts = in_parts(settings.seeds, per, saved, functools.partial(_part, settings, data, device, report, saved))
     errors, norms = (torch.cat([part[key] for part in parts], -1) for key in ("errors", "norms"))
     result = {
         "source": data.source,
@@ -136,10 +133,10 @@ def parameters(settings: Denoise) -> int:
 def _part(
     settings: Denoise,
     data: NoisyPictures,
-    seeds: range,
     device: torch.device,
     report: Report,
     saved: Checkpoints,
+    seeds: range,
     name: str,
 ) -> dict[str, Tensor]:
     """Errors (epoch, scheme, norm, seed) and average norms (scheme, norm, seed) of some seeds, trained side by side."""

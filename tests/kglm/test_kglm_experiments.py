@@ -135,11 +135,11 @@ def test_models_trained_in_parts_are_the_same_models():
 
 
 def test_the_process_has_the_papers_mean_and_covariance():
-    at = smooth.Coordinates.of(10)
-    first, second = smooth.sample(40000, at, torch.Generator().manual_seed(0))
-    torch.testing.assert_close(first.mean(0).double(), smooth.mean(at.X[:, 0]), rtol=0, atol=0.01)
+    X, X2 = smooth.coordinates(10)
+    first, second = smooth.sample(40000, 10, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(first.mean(0).double(), smooth.mean(X[:, 0]), rtol=0, atol=0.01)
     cross = (first - first.mean(0)).mT @ (second - second.mean(0)) / len(first)
-    torch.testing.assert_close(cross.double(), smooth.TRUE(at.X, at.X2), rtol=0, atol=0.005)
+    torch.testing.assert_close(cross.double(), smooth.TRUE(X, X2), rtol=0, atol=0.005)
 
 
 @pytest.mark.parametrize("kernel", ["paper", "scripts", "definite"])

@@ -208,21 +208,14 @@ def run(settings: Mnist, device: torch.device, report: Report = silent, saved: C
     return {**sizes, **tally, "guarantee": str(certify(K, lam, family)), "closest": closest}  # closest: Table 2
 
 
-def _closest(
-    best: list[tuple[float, int, int, float, float]], deq: Tensor, klr: Tensor, first: int
-) -> list[tuple[float, int, int, float, float]]:
-    """The eleven images whose nearest pixel is nearest to probability ½, with both posterior probabilities."""
+def _closest(best: list[tuple[float, ...]], deq: Tensor, klr: Tensor, first: int) -> list[tuple[float, ...]]:
+    """The eleven images whose nearest pixel is nearest to probability ½: |f|, image, pixel, both probabilities."""
     size, pixel = klr.abs().min(-1)
-    order = size.argsort()[:11]
-    new = [
-        (size[i].item(), first + int(i), int(pixel[i]), _probability(deq, i, pixel), _probability(klr, i, pixel))
-        for i in order
-    ]
-    return sorted(best + new)[:11]
-
-
-def _probability(eta: Tensor, row: Tensor, pixel: Tensor) -> float:
-    return eta[row, pixel[row]].sigmoid().item()
+    images = size.argsort()[:11]
+    pixels = pixel[images]
+    probabilities = (eta[images, pixels].sigmoid() for eta in (deq, klr))
+    columns = (size[images], first + images, pixels, *probabilities)
+    return sorted([*best, *zip(*(column.tolist() for column in columns), strict=True)])[:11]
 
 
 @torch.no_grad()

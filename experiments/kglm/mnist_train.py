@@ -76,27 +76,24 @@ def run(settings: MnistTrain, device: torch.device, report: Report = silent, sav
         latest.copy_(loss.detach())
 
     update = GraphedStep(descend) if on_gpu and settings.graph else descend
-    looks: list[int] = []
-    test: list[Tensor] = []
-    residuals: list[Tensor] = []
+    seen: dict[str, list[Any]] = {"looks": [], "test": [], "residuals": []}
     training = torch.zeros(settings.steps, bank.models, device=device)
     name, first, began = f"seeds-{settings.seeds}", 0, time.perf_counter()
     kept = saved.load(name)
     if kept is not None:
         bank.load_state_dict(kept["bank"])
         optimizer.load_state_dict(kept["optimizer"])
-        first, looks, test, residuals = kept["step"], kept["looks"], kept["test"], kept["residuals"]
+        first, seen = kept["step"], {key: kept[key] for key in seen}
         training[:first] = kept["training"].to(device)
     for step in range(first, settings.steps + 1):
         if step > first and saved.due():
-            state: dict[str, Any] = {"bank": bank.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-            found = {"looks": looks, "test": test, "residuals": residuals, "training": training[:step].clone()}
-            saved.save(name, {**state, **found})
+            state = {"bank": bank.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+            saved.save(name, {**state, **seen, "training": training[:step].clone()})
         if step <= 10 or step % settings.measure == 0 or step == settings.steps:
-            looks.append(step)
             wrong, residual = _binarised_error(bank, held_out, target)
-            test.append(wrong)
-            residuals.append(residual)
+            seen["looks"].append(step)
+            seen["test"].append(wrong)
+            seen["residuals"].append(residual)
             words = (
                 f"step {step}, {time.perf_counter() - began:.1f} s: test error kernel {wrong[0]:.4f}, "
                 f"random {wrong[1:].mean():.4f}; residual at most {residual.max():.1e}"
@@ -107,11 +104,10 @@ def run(settings: MnistTrain, device: torch.device, report: Report = silent, sav
         update(noisy[batches[step]], clean[batches[step]])
         training[step] = latest
     saved.drop(name)
-    measured = {"test": test, "residuals": residuals}
     return {
         "schemes": SCHEMES,
-        "looks": looks,
-        **{key: plain(torch.stack(values)) for key, values in measured.items()},
+        "looks": seen["looks"],
+        **{key: plain(torch.stack(seen[key])) for key in ("test", "residuals")},
         "training": plain(training.cpu()),
     }
 

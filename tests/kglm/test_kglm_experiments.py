@@ -174,20 +174,21 @@ def test_the_best_linear_filter_is_the_identity_without_noise_and_better_than_it
     assert 0 < denoise.linear_filter(SMALL) < 0.5 * (noisy - clean).square().mean()
 
 
-def test_hyperspectral_scenes_are_read_from_their_pages(tmp_path):
+def test_hyperspectral_scenes_are_read_from_their_pages(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERNEQ_DATA", str(tmp_path))
     scenes = torch.randint(0, 256, (3, 5, 6, 8), dtype=torch.uint8).numpy()
     folder = tmp_path / "hsi_road" / "images"
     folder.mkdir(parents=True)
     for number, scene in enumerate(scenes):
         pages = [Image.fromarray(page) for page in scene]
         pages[0].save(folder / f"{number}_nir.tif", save_all=True, append_images=pages[1:])
-    paths = pictures.find_scenes(tmp_path)
+    paths = pictures.find_scenes()
     np.testing.assert_array_equal(pictures.read_scenes(paths, 4).numpy(), scenes[:, :4])
     with pytest.raises(data.DataError, match="9 or more channels"):
         pictures.read_scenes(paths, 9)
     (folder / "9_nir.tif").write_bytes(b"no picture")
     with pytest.raises(data.DataError, match="cannot be read as a hyperspectral scene"):
-        pictures.read_scenes(pictures.find_scenes(tmp_path), 4)
+        pictures.read_scenes(pictures.find_scenes(), 4)
 
 
 def test_hyperspectral_arrays_are_read_and_absence_falls_back_to_a_labelled_stand_in(tmp_path, monkeypatch):

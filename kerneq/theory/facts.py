@@ -236,11 +236,9 @@ def glm4_with_prior() -> WorstCase:
 
     ‖DH‖ = ‖K/λ‖ A″ at the image times 1 + ρ′ at z: printed as if they were taken at one point.
     """
-    family, q, z = kglm.Bernoulli(), 0.5, torch.tensor(0.01)
-    eta = family.canonical(z)
-    rho, rho_slope = q * eta, q / (z * (1 - z))
-    image = family.mean(z + rho - z - rho)  # K/λ = 1 and a target that brings the drive to 0, where A″ = ¼
-    steepest = float(image * (1 - image) * (1 + rho_slope))
+    q, z = 0.5, 0.01
+    # K/λ = 1 and a target that brings the drive to 0; ρ′ = q/A″ ∘ (A′)⁻¹ = q/z(1 − z)
+    steepest = float(kglm.Bernoulli().variance(torch.zeros(()))) * (1 + q / (z * (1 - z)))
     leaky, prior, K = kglm.LeakyReLU(0.3), kglm.Normal(0.3), torch.eye(4)
     t, points = torch.randn(4), leaky.mean(3 * torch.randn(400, 4))
     images = leaky.mean((t - points - prior.slope(leaky.canonical(points))) / 9.0)

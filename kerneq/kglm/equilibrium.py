@@ -71,7 +71,7 @@ class GLMCell(AbstractCell):
         self.family, self.prior = family, prior
 
     def bind(self, x: Tensor) -> GLMMap:
-        W1 = self.W1.to(x)  # in the dtype of the targets, which may be wider than that of the weights
+        W1 = self.W1.to(x)  # the targets' dtype may be wider than that of the weights
         W3 = None if self.W3 is None else bound(self.W3.to(x))
         constant = bound(W1 + self.W2.to(x))(x) + self.bias.to(x)
         return GLMMap(bound(W1), W3, x, constant, self.family, self.prior)
@@ -136,9 +136,9 @@ class KernelEquilibrium(nn.Module):
         return self.cell.family.mean(self._solve(self._statistic(Y))).to(self.V1.dtype)
 
     def _statistic(self, Y: Tensor) -> Tensor:
-        """T(Y), in the dtype of the computation."""
-        t = self.cell.family.statistic(Y)
-        return t.double() if self.in_double else t
+        """T(Y), in the dtype of the computation: that of the weights, or of the targets where it is wider."""
+        dtype = torch.float64 if self.in_double else torch.result_type(Y, self.V1)
+        return self.cell.family.statistic(Y.to(dtype))
 
     def _solve(self, t: Tensor) -> Tensor:
         """η*, the equilibrium in canonical coordinates."""

@@ -35,6 +35,13 @@ def test_the_equilibrium_is_newtons_solution_where_both_assumptions_hold(family,
     torch.testing.assert_close(glm.as_equilibrium(X2).mean(Y).detach(), glm.predict(X2), rtol=0, atol=1e-8)
 
 
+def test_targets_may_be_whole_numbers_or_of_fewer_bits_than_the_weights():
+    X, Y = draw(kglm.Bernoulli())
+    glm = kglm.KernelGLM(kglm.SquaredExponential(0.3), kglm.Bernoulli(), lam=5.0).fit(X, Y)
+    for given in (Y.long(), Y.bool(), Y.float()):
+        torch.testing.assert_close(glm.as_equilibrium()(given).detach(), glm.canonical(), rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize(("family", "factor"), CASES, ids=repr)
 def test_neither_assumption_is_needed_for_the_equivalence(family, factor):
     X, Y = draw(family)

@@ -39,6 +39,11 @@ def test_each_kernel_is_scikit_learns_which_is_accepted_as_it_is_symmetric_and_s
     assert torch.equal(K, K.mT) and torch.linalg.eigvalsh(K).min() > -1e-12
 
 
+@pytest.mark.parametrize("kernel", [ours for ours, _ in PAIRS[:5]], ids=repr)
+def test_gradients_reach_the_coordinates_also_where_two_are_one(kernel):
+    assert torch.autograd.gradcheck(lambda X: kernel(X, X), points(4, 2).requires_grad_())
+
+
 def test_the_papers_true_kernel_is_a_product_of_ours():
     x = torch.linspace(-6, 6, 9, dtype=torch.float64)[:, None]
     d = (x - x.mT).abs()

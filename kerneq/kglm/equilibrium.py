@@ -87,9 +87,10 @@ class KernelEquilibrium(nn.Module):
     """Y ↦ f* = V₁(z* + ρ(z*)) + V₂T(Y) + c, z* the equilibrium of `cell`; all weights can be trained further.
 
     Y is (batch, n) or (batch, c, h, w). `forward` gives f* (canonical), `mean` the response A′(f*), `embed` z*. A
-    solve that does not converge warns. `guarantee` says what is known of the closed-form weights and chooses solver
-    and step limit; they are those of `layer`, the `Equilibrium` inside, and can be set there. Where it
-    chooses Newton's method the layer computes in float64: at a small λ, f* is a small difference of large numbers.
+    solve that does not converge warns. `guarantee` says what is known of the closed-form weights (not of those that
+    training or `initialise` put in their place) and chooses solver and step limit; they are those of `layer`, the
+    `Equilibrium` inside, and can be set there. Where it chooses Newton's method the layer computes in float64: at a
+    small λ, f* is a small difference of large numbers.
     """
 
     def __init__(self, cell: GLMCell, V: Tensor, bias: Tensor, guarantee: Guarantee) -> None:

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, final
 
 import numpy as np
 import torch
@@ -42,16 +42,10 @@ S = TypeVar("S")
 Shared = bool | Literal["row", "col", "all"]
 Result = dict[str, Any]  # what goes into result.json
 Figures = dict[str, "Figure"]  # file name without .png → figure
+Report = Callable[[float, str], None]  # told the share of the work that is done, and words to print where there are any
 
 
-class Report(Protocol):
-    """How a running experiment tells how far it is."""
-
-    def __call__(self, share: float, words: str = "") -> None:
-        """`share` of the work is done; `words` are printed above the progress bar."""
-
-
-def silent(share: float, words: str = "") -> None:
+def silent(share: float, words: str) -> None:
     """Tell nobody."""
 
 
@@ -163,7 +157,7 @@ def _execute(experiment: Experiment[Any], settings: Any, folder: Path, threads: 
     with Progress(console=console) as progress:
         bar = progress.add_task(experiment.name, total=1.0)
 
-        def report(share: float, words: str = "") -> None:
+        def report(share: float, words: str) -> None:
             progress.update(bar, completed=share)
             if words:
                 console.print(words)

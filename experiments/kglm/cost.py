@@ -37,7 +37,7 @@ def run(settings: Cost, device: torch.device, report: Report = silent, saved: Ch
         start = functools.partial(initialise, kernel, "naive", size=(settings.size, settings.size))
         seconds[kind]["kernel"].append(_median(start, settings.runs, device))
         seconds[kind]["random"].append(_median(functools.partial(_random, random), settings.runs, device))
-        report(done / len(jobs))
+        report(done / len(jobs), "")
     return {"widths": settings.widths, "channels": settings.channels, **seconds}
 
 

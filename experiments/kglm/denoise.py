@@ -121,8 +121,7 @@ def run(settings: Denoise, device: torch.device, report: Report = silent, saved:
         "norms": plain(norms),
         "errors": plain(errors),
     }
-    rows = table(result, sorted({0, min(3, settings.epochs), settings.epochs}))
-    return {**result, "table": [dataclasses.asdict(row) for row in rows]}
+    return {**result, "table": table(result, sorted({0, min(3, settings.epochs), settings.epochs}))}
 
 
 def parameters(settings: Denoise) -> int:
@@ -182,20 +181,11 @@ def bank(settings: Denoise, weights: Sequence[Tensor]) -> ConvBank:
     return ConvBank(weights, torch.relu, iteration, rectified=settings.output == "relu")
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One entry of Table 1: log test error at the best norm, and how many models failed."""
+def table(result: Result, epochs: list[int]) -> list[Result]:
+    """Table 1: mean and deviation of log MSE at the norm where the mean is least, that norm, how many models failed.
 
-    epoch: int
-    scheme: str
-    mean: float  # of log MSE at the norm where it is least
-    deviation: float
-    norm: float  # that norm's average spectral norm
-    failed: int  # models of the whole grid whose error is not finite
-
-
-def table(result: Result, epochs: list[int]) -> list[Row]:
-    """As the paper counts: a failed model takes the largest finite error of its epoch and scheme."""
+    As the paper counts: a failed model takes the largest finite error of its epoch and scheme.
+    """
     errors = np.array(result["errors"], dtype=float)  # (epoch, scheme, norm, seed); null is NaN
     norms = np.array(result["norms"], dtype=float)
     rows = []
@@ -203,15 +193,13 @@ def table(result: Result, epochs: list[int]) -> list[Row]:
         for number, scheme in enumerate(result["schemes"]):
             values = errors[epoch, number]
             failed = ~np.isfinite(values)
-            if failed.all():
-                rows.append(Row(epoch, scheme, float("nan"), float("nan"), float("nan"), int(failed.sum())))
-                continue
-            logs = np.log(np.where(failed, values[~failed].max(), values))
-            best = int(logs.mean(1).argmin())
-            spread = logs[best].std(ddof=1) if logs.shape[1] > 1 else 0.0
-            rows.append(
-                Row(epoch, scheme, logs[best].mean(), float(spread), norms[number, best].mean(), int(failed.sum()))
-            )
+            row = {"epoch": epoch, "scheme": scheme, **dict.fromkeys(("mean", "deviation", "norm"), math.nan)}
+            if not failed.all():
+                logs = np.log(np.where(failed, values[~failed].max(), values))
+                best = int(logs.mean(1).argmin())
+                row |= {"mean": logs[best].mean(), "norm": norms[number, best].mean()}
+                row["deviation"] = logs[best].std(ddof=1) if logs.shape[1] > 1 else 0.0
+            rows.append({**row, "failed": int(failed.sum())})
     return rows
 
 

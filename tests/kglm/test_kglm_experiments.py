@@ -161,9 +161,9 @@ def test_the_table_counts_failures_and_reads_the_best_norm():
         "errors": [[[[0.5, 0.5], [0.1, 0.1]], [[0.5, 0.6], [None, 0.4]]]],
     }
     kernel, random = denoise.table(result, [0])
-    assert kernel.mean == pytest.approx(np.log(0.1)) and kernel.norm == 1.0 and kernel.failed == 0
-    assert random.failed == 1 and random.norm == pytest.approx(1.0)
-    assert random.mean == pytest.approx(np.log([0.6, 0.4]).mean())
+    assert kernel["mean"] == pytest.approx(np.log(0.1)) and kernel["norm"] == 1.0 and kernel["failed"] == 0
+    assert random["failed"] == 1 and random["norm"] == pytest.approx(1.0)
+    assert random["mean"] == pytest.approx(np.log([0.6, 0.4]).mean())
     low, high = denoise.failures(result, 0)
     assert low == (0.1, 0.1, [0, 0], 2) and high == (1.0, 1.0, [0, 1], 2)
 
@@ -325,7 +325,7 @@ def test_the_records_say_what_the_documentation_page_says(request):
     for name, best, failed in (("cifar10", [-5.31, -5.27], [0, 13]), ("cifar10-scripts", [-5.25, -4.42], [16, 38])):
         record = read(denoise.EXPERIMENT, name)
         rows = denoise.table(record.result, [5])
-        assert [round(row.mean, 2) for row in rows] == best and [row.failed for row in rows] == failed
+        assert [round(row["mean"], 2) for row in rows] == best and [row["failed"] for row in rows] == failed
         counts = [row[2] for row in denoise.failures(record.result, 5)]
         assert np.sum(counts, 0).tolist() == failed and not any(kernel for kernel, _ in counts[:3])
     last = [np.mean(read(smooth.EXPERIMENT, name).result["errors"][-1], 0) for name in ("smooth", "smooth-scripts")]

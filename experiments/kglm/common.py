@@ -42,11 +42,6 @@ S = TypeVar("S")
 Shared = bool | Literal["row", "col", "all"]
 Result = dict[str, Any]  # what goes into result.json
 Figures = dict[str, "Figure"]  # file name without .png → figure
-Report = Callable[[float, str], None]  # told the share of the work that is done, and words to print where there are any
-
-
-def silent(share: float, words: str) -> None:
-    """Tell nobody."""
 
 
 @final
@@ -89,6 +84,16 @@ class Checkpoints:
 UNSAVED = Checkpoints(None)
 
 
+@final
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Where an experiment computes, whom it tells how far it is, and where it keeps what it has done."""
+
+    device: torch.device = torch.device("cpu")
+    report: Callable[[float, str], None] = lambda share, words: None  # the share that is done, words to print or none
+    saved: Checkpoints = UNSAVED
+
+
 @dataclasses.dataclass(frozen=True)
 class Record(Generic[S]):
     """A finished run: what figures are drawn from."""
@@ -103,7 +108,7 @@ class Experiment(Generic[S]):
 
     name: str
     settings: type[S]
-    run: Callable[[S, torch.device, Report, Checkpoints], Result]
+    run: Callable[[S, Job], Result]
     draw: Callable[[Sequence[Record[S]]], Figures]  # records of variants are compared side by side
     summarise: Callable[[S, Result], list[str]]
     label: Callable[[S], str]  # the figures of docs/kglm are called LABEL-FIGURE.png
@@ -162,7 +167,7 @@ def _execute(experiment: Experiment[Any], settings: Any, folder: Path, threads: 
             if words:
                 console.print(words)
 
-        result = experiment.run(settings, device, report, saved)
+        result = experiment.run(settings, Job(device, report, saved))
     result = {**result, "wall_seconds": round(time.perf_counter() - start, 1)}
     written = write_record(folder, settings, device, result)
     if record is not None:

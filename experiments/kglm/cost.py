@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
-from common import COLOURS, UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
+from common import COLOURS, Experiment, Figures, Job, Record, Result, main, subplots
 from torch import nn
 
 from kerneq.kglm import initialise
@@ -26,18 +26,18 @@ class Cost:
     device: str = setting("cpu", "auto, cpu, cuda or cuda:N")
 
 
-def run(settings: Cost, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
+def run(settings: Cost, job: Job) -> Result:
     """Median seconds to start W₁ and W₂ of each layer; a kernel layer needs one matrix for both."""
     seconds = {kind: {"kernel": [], "random": []} for kind in ("dense", "convolutional")}
-    dense = functools.partial(nn.Linear, bias=False, device=device)
-    conv = functools.partial(nn.Conv2d, kernel_size=5, bias=False, device=device)
+    dense = functools.partial(nn.Linear, bias=False, device=job.device)
+    conv = functools.partial(nn.Conv2d, kernel_size=5, bias=False, device=job.device)
     jobs = [("dense", dense(settings.points or n, settings.points or n), dense(n, n)) for n in settings.widths]
     jobs += [("convolutional", layer, layer) for layer in (conv(n, n) for n in settings.channels)]
     for done, (kind, kernel, random) in enumerate(jobs, start=1):
         start = functools.partial(initialise, kernel, "naive", size=(settings.size, settings.size))
-        seconds[kind]["kernel"].append(_median(start, settings.runs, device))
-        seconds[kind]["random"].append(_median(functools.partial(_random, random), settings.runs, device))
-        report(done / len(jobs), "")
+        seconds[kind]["kernel"].append(_median(start, settings.runs, job.device))
+        seconds[kind]["random"].append(_median(functools.partial(_random, random), settings.runs, job.device))
+        job.report(done / len(jobs), "")
     return {"widths": settings.widths, "channels": settings.channels, **seconds}
 
 

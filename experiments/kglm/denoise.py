@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 from bank import ConvBank, Iteration, in_parts, plain, train
-from common import COLOURS, UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
+from common import COLOURS, Experiment, Figures, Job, Record, Result, main, subplots
 from pictures import NoisyPictures, Source, find_scenes, pictures
 from torch import Tensor
 from torch.nn import functional as F
@@ -108,11 +108,11 @@ def norms_of(weights: Tensor, size: tuple[int, int], device: torch.device) -> Te
     return torch.cat([spectral_norm(part.to(device), torus).cpu() for part in weights.split(64)])
 
 
-def run(settings: Denoise, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
+def run(settings: Denoise, job: Job) -> Result:
     """Test errors (epoch, scheme, norm, seed), each model's average spectral norm at the start, and Table 1's rows."""
-    data = settings.pictures(settings.train, settings.test, device)
+    data = settings.pictures(settings.train, settings.test, job.device)
     per = max(1, settings.models_together // (len(SCHEMES) * settings.norms))
-    parts = in_parts(settings.seeds, per, saved, functools.partial(_part, settings, data, device, report, saved))
+    parts = in_parts(settings.seeds, per, job.saved, functools.partial(_part, settings, data, job))
     errors, norms = (torch.cat([part[key] for part in parts], -1) for key in ("errors", "norms"))
     result = {
         "source": data.source,
@@ -129,24 +129,16 @@ def parameters(settings: Denoise) -> int:
     return 4 * settings.channels**2 * (2 * settings.radius + 1) ** 2
 
 
-def _part(
-    settings: Denoise,
-    data: NoisyPictures,
-    device: torch.device,
-    report: Report,
-    saved: Checkpoints,
-    seeds: range,
-    name: str,
-) -> dict[str, Tensor]:
+def _part(settings: Denoise, data: NoisyPictures, job: Job, seeds: range, name: str) -> dict[str, Tensor]:
     """Errors (epoch, scheme, norm, seed) and average norms (scheme, norm, seed) of some seeds, trained side by side."""
     size = (data.train.shape[-2], data.train.shape[-1])
-    weights = starts(settings, size, seeds, device)
+    weights = starts(settings, size, seeds, job.device)
     shape = (len(SCHEMES), settings.norms, len(seeds))
     half = settings.norms * len(seeds)  # kernel models have the norms of the grid, in all four filter banks
-    random = torch.stack([norms_of(weight[half:], size, device) for weight in weights]).mean(0)
+    random = torch.stack([norms_of(weight[half:], size, job.device) for weight in weights]).mean(0)
     norms = torch.cat([settings.grid().repeat_interleave(len(seeds)), random]).view(shape)
-    report(seeds.start / settings.seeds, f"seeds {seeds.start} to {seeds.stop - 1}: {2 * half} models")
-    models = bank(settings, [weight.to(device) for weight in weights])
+    job.report(seeds.start / settings.seeds, f"seeds {seeds.start} to {seeds.stop - 1}: {2 * half} models")
+    models = bank(settings, [weight.to(job.device) for weight in weights])
 
     def say(epoch: int, losses: Tensor | None) -> None:
         words = ""
@@ -155,7 +147,7 @@ def _part(
             median = finite.median().item() if len(finite) else math.nan
             words = f"epoch {epoch}: median test MSE {median:.4g}, failed {len(losses) - len(finite)}"
         done = (epoch + 1) / (settings.epochs + 1)
-        report((seeds.start + len(seeds) * done) / settings.seeds, words)
+        job.report((seeds.start + len(seeds) * done) / settings.seeds, words)
 
     def to_all(x: Tensor) -> Tensor:
         return x.expand(models.models, *x.shape)  # every model has the same target
@@ -169,7 +161,7 @@ def _part(
         lr=settings.lr,
         anneal_steps=steps * (settings.epochs + 1),
         report=say,
-        saved=saved,
+        saved=job.saved,
         name=name,
     )
     return {"errors": history.view(len(history), *shape), "norms": norms}

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Self
 
 import torch
-from common import UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
+from common import Experiment, Figures, Job, Record, Result, main, subplots
 from pictures import load_pixels
 from torch import Tensor
 from torch.nn import functional as F
@@ -149,12 +149,12 @@ def chunks(settings: Mnist, device: torch.device) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def run(settings: Mnist, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
+def run(settings: Mnist, job: Job) -> Result:
     """Solve every image both ways and compare the binarised predictions 1{σ(f) > ½} = 1{f > 0}."""
-    K, family = kernel_matrix(settings).to(device), Bernoulli()
+    K, family = kernel_matrix(settings).to(job.device), Bernoulli()
     norm = torch.linalg.matrix_norm(K, 2).item()
     lam = settings.ratio * norm
-    tally: dict[str, Any] = saved.load("tally") or {
+    tally: dict[str, Any] = job.saved.load("tally") or {
         "chunks": 0,
         **dict.fromkeys(COUNTS, 0),
         "largest_gap": 0.0,
@@ -163,7 +163,7 @@ def run(settings: Mnist, device: torch.device, report: Report = silent, saved: C
         "seconds": {"equilibrium": 0.0, "newton": 0.0},
         "closest": [],
     }
-    for number, t in enumerate(chunks(settings, device)):
+    for number, t in enumerate(chunks(settings, job.device)):
         if number < tally["chunks"]:
             continue
         problem, first = Problem(K, t, family, lam), number * settings.chunk
@@ -198,10 +198,10 @@ def run(settings: Mnist, device: torch.device, report: Report = silent, saved: C
         tally["closest"] = _closest(tally["closest"], deq.eta, klr.eta, first)
         tally["chunks"] = number + 1
         past = first + len(t)
-        report(past / settings.images, f"{past} of {settings.images} images")
-        if saved.due():
-            saved.save("tally", tally)
-    saved.drop("tally")
+        job.report(past / settings.images, f"{past} of {settings.images} images")
+        if job.saved.due():
+            job.saved.save("tally", tally)
+    job.saved.drop("tally")
     del tally["chunks"]
     closest = [{"image": i, "pixel": p, "equilibrium": a, "newton": b} for _, i, p, a, b in tally["closest"]]
     sizes = {"images": settings.images, "pixels": settings.images * 784}

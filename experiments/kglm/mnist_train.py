@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from bank import DenseBank, Iteration, plain, squared_error
-from common import COLOURS, UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
+from common import COLOURS, Experiment, Figures, Job, Record, Result, main, subplots
 from mnist import Mnist, binarised, corrupt, kernel_matrix
 from torch import Tensor
 
@@ -54,8 +54,9 @@ def start(settings: MnistTrain, rescue: bool = True) -> DenseBank:
     return DenseBank(weights, torch.sigmoid, Iteration(settings.tol, settings.max_steps, rescue=rescue))
 
 
-def run(settings: MnistTrain, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
+def run(settings: MnistTrain, job: Job) -> Result:
     """Per step the training error of the grey prediction, per look the test error of the binarised one."""
+    device, saved = job.device, job.saved
     on_gpu = device.type == "cuda"
     bank = start(settings, rescue=not on_gpu).to(device)
     clean = binarised("train", settings.images).float()
@@ -98,7 +99,7 @@ def run(settings: MnistTrain, device: torch.device, report: Report = silent, sav
                 f"step {step}, {time.perf_counter() - began:.1f} s: test error kernel {wrong[0]:.4f}, "
                 f"random {wrong[1:].mean():.4f}; residual at most {residual.max():.1e}"
             )
-            report(step / max(1, settings.steps), words if step % (10 * settings.measure) == 0 else "")
+            job.report(step / max(1, settings.steps), words if step % (10 * settings.measure) == 0 else "")
         if step == settings.steps:
             break
         update(noisy[batches[step]], clean[batches[step]])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 from bank import DenseBank, Held, Iteration, in_parts, plain, train
-from common import COLOURS, UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
+from common import COLOURS, Experiment, Figures, Job, Record, Result, main, subplots
 from torch import Tensor
 
 from kerneq.kglm import AbstractCovariance, Periodic, SquaredExponential, spectral_norm
@@ -93,10 +93,10 @@ def start(settings: Smooth, seeds: range) -> DenseBank:
     return DenseBank([torch.stack(weight) for weight in (W1, W2, V1, V2)], torch.tanh, iteration, warm=True)
 
 
-def run(settings: Smooth, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
+def run(settings: Smooth, job: Job) -> Result:
     """Test errors (look, seed, scheme) and after how many epochs each look was."""
     per = max(1, settings.models_together // len(SCHEMES))
-    parts = in_parts(settings.seeds, per, saved, functools.partial(_part, settings, device, report, saved))
+    parts = in_parts(settings.seeds, per, job.saved, functools.partial(_part, settings, job))
     errors = plain(torch.cat([part["errors"] for part in parts], 1))
     return {"schemes": SCHEMES, "looks": looks(settings.epochs), "errors": errors}
 
@@ -113,14 +113,12 @@ def held(settings: Smooth, bank: DenseBank) -> list[Held]:
     return [*found, Held(start == SCHEMES.index("random"), ("V2",))] if settings.skip == "zero" else found
 
 
-def _part(
-    settings: Smooth, device: torch.device, report: Report, saved: Checkpoints, seeds: range, name: str
-) -> dict[str, Tensor]:
+def _part(settings: Smooth, job: Job, seeds: range, name: str) -> dict[str, Tensor]:
     """Test errors (look, seed, scheme) of some of the seeds, trained side by side."""
-    bank = start(settings, seeds).to(device)
+    bank = start(settings, seeds).to(job.device)
     draws = [torch.Generator().manual_seed(10_000 + seed) for seed in seeds]
     training, testing = (
-        [_repeat([sample(count, settings.points, g) for g in draws], device)]
+        [_repeat([sample(count, settings.points, g) for g in draws], job.device)]
         for count in (settings.train, settings.test)
     )
 
@@ -130,7 +128,7 @@ def _part(
             means = losses.view(-1, len(SCHEMES)).mean(0).tolist()
             words = f"epoch {epoch}: " + ", ".join(f"{s} {m:.4f}" for s, m in zip(SCHEMES, means, strict=True))
         done = epoch / settings.epochs if settings.epochs else 1.0
-        report((seeds.start + len(seeds) * done) / settings.seeds, words)
+        job.report((seeds.start + len(seeds) * done) / settings.seeds, words)
 
     history = train(
         bank,
@@ -140,7 +138,7 @@ def _part(
         lr=settings.lr,
         held=held(settings, bank),
         report=say,
-        saved=saved,
+        saved=job.saved,
         name=name,
     )
     return {"errors": history.view(len(history), len(seeds), len(SCHEMES))}

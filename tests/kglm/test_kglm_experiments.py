@@ -57,7 +57,7 @@ def test_equilibrium_and_newton_agree_within_their_stated_errors_and_a_tie_is_se
 
 @needs_mnist
 def test_on_mnist_no_pixel_disagrees():
-    result = mnist.run(mnist.Mnist(images=60, exact=4, chunk=40), CPU)
+    result = mnist.run(mnist.Mnist(images=60, exact=4, chunk=40), common.Job())
     assert result["pixels"] == 60 * 784
     assert result["disagreements"] == result["beyond_bound"] == 0
     assert result["cholesky_gap"] < 1e-12 and len(result["closest"]) == 11
@@ -71,7 +71,7 @@ def test_corruption_flips_the_share_it_is_told_to():
 @needs_mnist
 def test_the_kernel_start_beats_the_random_one_on_mnist_before_training_and_after():
     options = mnist_train.MnistTrain(images=300, test=50, steps=3, batch=20)
-    result = mnist_train.run(options, CPU)
+    result = mnist_train.run(options, common.Job())
     for kernel, random in result["test"]:
         assert kernel < random
     assert torch.tensor(result["residuals"]).max() <= options.tol
@@ -79,7 +79,7 @@ def test_the_kernel_start_beats_the_random_one_on_mnist_before_training_and_afte
 
 def test_the_informed_start_beats_the_random_one_on_the_smooth_task():
     options = smooth.Smooth(seeds=2, train=80, test=40, points=30, epochs=12)
-    errors = torch.tensor(smooth.run(options, CPU)["errors"])
+    errors = torch.tensor(smooth.run(options, common.Job())["errors"])
     informed, naive, random = errors.mean(1).unbind(-1)
     assert (informed < random).all() and (informed < naive).all()
     assert informed[-1] < informed[0] and random[-1] < random[0]
@@ -90,7 +90,7 @@ def test_with_the_scripts_choices_random_models_have_no_skip_and_naive_ones_move
     bank = smooth.start(options, range(1))
     assert not bank.V2[1:].any() and bank.V2[0].any()
     released, text = (
-        torch.tensor(smooth.run(one, CPU)["errors"])
+        torch.tensor(smooth.run(one, common.Job())["errors"])
         for one in (options, dataclasses.replace(options, skip="drawn", freeze=10))
     )
     torch.testing.assert_close(released[..., 0], text[..., 0])  # informed is the same in both
@@ -105,9 +105,9 @@ def test_a_seed_is_the_same_model_whatever_the_others_and_more_seeds_go_on_from_
         torch.testing.assert_close(both.view(2, 2, 2, 3, 3, 5, 5)[:, :, 1:], alone.view(2, 2, 1, 3, 3, 5, 5))
     fewer = dataclasses.replace(SMALL, seeds=1, models_together=4, train=10, test=5, max_steps=5)
     saved = common.Checkpoints(tmp_path, "same")
-    first = denoise.run(fewer, CPU, saved=saved)
+    first = denoise.run(fewer, common.Job(saved=saved))
     kept = (tmp_path / "seeds-0-1.pt").stat().st_mtime_ns
-    both = denoise.run(dataclasses.replace(fewer, seeds=2), CPU, saved=saved)
+    both = denoise.run(dataclasses.replace(fewer, seeds=2), common.Job(saved=saved))
     assert (tmp_path / "seeds-0-1.pt").stat().st_mtime_ns == kept and not list(tmp_path.glob("bank*"))
     got, wanted = torch.tensor(both["errors"]), torch.tensor(first["errors"])
     assert got.shape[-1] == 2 and torch.equal(got[..., :1], wanted)
@@ -123,14 +123,14 @@ def test_parameters_are_as_many_as_table_1_counts(channels, count, request):
 def test_a_dense_kernel_has_as_many_points_as_its_width_or_as_the_scripts_fifty(points, sizes, monkeypatch):
     seen = []
     monkeypatch.setattr(cost, "initialise", lambda layer, kernel, size=None: seen.append(layer.weight.shape[1]))
-    cost.run(cost.Cost(widths=(10, 20), channels=(1,), points=points, runs=1), CPU)
+    cost.run(cost.Cost(widths=(10, 20), channels=(1,), points=points, runs=1), common.Job())
     assert seen == [*sizes, 1]
 
 
 def test_models_trained_in_parts_are_the_same_models():
     options = smooth.Smooth(seeds=2, train=40, test=20, points=20, epochs=2)
-    whole = torch.tensor(smooth.run(options, CPU)["errors"])
-    parts = torch.tensor(smooth.run(dataclasses.replace(options, models_together=3), CPU)["errors"])
+    whole = torch.tensor(smooth.run(options, common.Job())["errors"])
+    parts = torch.tensor(smooth.run(dataclasses.replace(options, models_together=3), common.Job())["errors"])
     torch.testing.assert_close(whole, parts, rtol=1e-5, atol=1e-6)
 
 
@@ -144,7 +144,7 @@ def test_the_process_has_the_papers_mean_and_covariance():
 
 @pytest.mark.parametrize("kernel", ["paper", "scripts", "definite"])
 def test_the_kernel_start_beats_the_random_one_on_denoising(kernel):
-    result = denoise.run(dataclasses.replace(SMALL, kernel=kernel), CPU)
+    result = denoise.run(dataclasses.replace(SMALL, kernel=kernel), common.Job())
     errors = torch.tensor(result["errors"])
     best = errors.mean(-1).amin(-1)  # (epoch, scheme)
     assert (best[:, 0] < best[:, 1]).all()

@@ -15,6 +15,7 @@ import torch
 from common import UNSAVED, Checkpoints
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 
 import kerneq
 from kerneq.fused.device import runs_triton
@@ -262,20 +263,20 @@ def train(
     `anneal_steps` > 0: the rate falls as a cosine to lr/1000 over so many steps. A training that was killed goes on
     from what was `saved` under its `name`.
     """
-    on_gpu = bank.W1.is_cuda
-    optimizer = torch.optim.Adam(bank.parameters(), lr=lr, fused=on_gpu)
-    schedule = None
+    optimizer = torch.optim.Adam(bank.parameters(), lr=lr, fused=bank.W1.is_cuda)
+    schedule: LRScheduler
     if anneal_steps:
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, anneal_steps, eta_min=lr / 1000)
-    history: list[Tensor] = []
+        schedule = CosineAnnealingLR(optimizer, anneal_steps, eta_min=lr / 1000)
+    else:
+        schedule = LambdaLR(optimizer, lambda step: 1.0)
+    learning = {"bank": bank, "optimizer": optimizer, "schedule": schedule}
+    first, history = 0, []
     state = saved.load(name)
     if state is not None:
-        bank.load_state_dict(state["bank"])
-        optimizer.load_state_dict(state["optimizer"])
-        if schedule is not None:
-            schedule.load_state_dict(state["schedule"])
-        history = list(state["history"].to(bank.W1.device))
-    for epoch in range(0 if state is None else state["epoch"], max(looks) + 1):
+        for part, learner in learning.items():
+            learner.load_state_dict(state[part])
+        first, history = state["epoch"], [errors.to(bank.W1.device) for errors in state["history"]]
+    for epoch in range(first, max(looks) + 1):
         if epoch in looks:
             history.append(test_error(bank, testing()))
         report(epoch, history[-1] if epoch in looks else None)
@@ -290,12 +291,10 @@ def train(
                     assert weight.grad is not None
                     weight.grad[hold.models] = 0.0
             optimizer.step()
-            if schedule is not None:
-                schedule.step()
+            schedule.step()
         if saved.due():
-            state = {"epoch": epoch + 1, "history": torch.stack(history) if history else torch.empty(0)}
-            state |= {"bank": bank.state_dict(), "optimizer": optimizer.state_dict()}
-            saved.save(name, state | {"schedule": None if schedule is None else schedule.state_dict()})
+            states = {part: learner.state_dict() for part, learner in learning.items()}
+            saved.save(name, {"epoch": epoch + 1, "history": history, **states})
     return torch.stack(history).cpu()
 
 

@@ -138,12 +138,13 @@ def test_a_rectified_output_is_never_negative_and_without_rescue_what_diverges_f
         assert errors[0].isfinite() and bool(errors[1].isfinite()) is rescue
 
 
-def test_a_killed_training_goes_on_where_it_was(tmp_path):
+@pytest.mark.parametrize("anneal_steps", [0, 9])
+def test_a_killed_training_goes_on_where_it_was(anneal_steps, tmp_path):
     y, target = gaussian(2, 6, 5, seed=5), gaussian(2, 6, 4, seed=6)
 
     def run(saved, last, kept=lambda epoch: [(y, target)]):
         bank = dense(2)
-        options = {"lr": 0.01, "anneal_steps": 9, "saved": saved}
+        options = {"lr": 0.01, "anneal_steps": anneal_steps, "saved": saved}
         return bank, train(bank, kept, lambda: [(y, target)], looks=range(last + 1), **options)
 
     bank, whole = run(Checkpoints(None), 6)

@@ -206,6 +206,8 @@ class FunctionKernel(AbstractCovariance):
             values = self.function(X, X2)
         if not isinstance(values, np.ndarray):
             values = values.to_dense()  # a tensor stays as it is, a lazy matrix is written out
+        elif torch.is_grad_enabled() and (X.requires_grad or X2.requires_grad):
+            raise ValueError("A kernel of arrays has no gradient in the coordinates: use a `kglm` one, or detach them.")
         matrix = torch.as_tensor(values, dtype=X.dtype, device=X.device)
         if matrix.shape != (X.shape[0], X2.shape[0]):
             wanted = f"a matrix ({X.shape[0]}, {X2.shape[0]})"

@@ -44,6 +44,14 @@ def test_gradients_reach_the_coordinates_also_where_two_are_one(kernel):
     assert torch.autograd.gradcheck(lambda X: kernel(X, X), points(4, 2).requires_grad_())
 
 
+def test_a_gradient_that_would_be_lost_in_an_array_is_refused_in_words():
+    X, kernel = points().requires_grad_(), kglm.as_kernel(sk.RBF())
+    with pytest.raises(ValueError, match="no gradient in the coordinates"):
+        kernel(X, X)
+    with torch.no_grad():
+        torch.testing.assert_close(kernel(X, X), kernels.SquaredExponential()(X, X))
+
+
 def test_the_papers_true_kernel_is_a_product_of_ours():
     x = torch.linspace(-6, 6, 9, dtype=torch.float64)[:, None]
     d = (x - x.mT).abs()

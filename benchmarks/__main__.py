@@ -12,6 +12,8 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
+from kerneq.run import TrainingError
+
 from .layer import bench_layer
 from .measure import Setup
 from .models import bench_inference, bench_train
@@ -43,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"Written to {options.page} and {options.page.with_suffix('')}.")
         else:
             measure(options)
-    except (BenchmarkError, OSError, torch.OutOfMemoryError) as error:
+    except (BenchmarkError, TrainingError, OSError, torch.OutOfMemoryError) as error:
         sys.exit(f"benchmarks: {error}")
     except KeyboardInterrupt:
         sys.exit("benchmarks: interrupted; the tables already printed are saved.")

@@ -75,7 +75,7 @@ def draw_figure(record: Record) -> Figure | None:
         return None
     kind, column, label = DOTS[record.name]
     tables = [table for table in record.tables(kind) if table.asked.get("tol", 1e-3) == 1e-3]
-    return dots([_panel(table, column) for table in tables], label, "÷" in column) if tables else None
+    return dots(tables, column, label) if tables else None
 
 
 # Dots
@@ -106,15 +106,7 @@ class Row:
         return "ResNet-18" if self.label.startswith("resnet18") else "kerneq"
 
 
-@dataclasses.dataclass(frozen=True)
-class Panel:
-    """One axis of dots."""
-
-    title: str
-    rows: Sequence[Row]
-
-
-def _panel(table: Result, column: str) -> Panel:
+def _rows(table: Result, column: str) -> list[Row]:
     """`column` and, if there is one, its captured form; with a remark where a gradient is too far off to compare."""
     rows = []
     for row in table.rows:
@@ -132,9 +124,13 @@ def _panel(table: Result, column: str) -> Panel:
         elif error > CLOSE:
             remark = f"gradient off {error:.2g}"
         rows.append(Row(label, found, remark))
-    asked = table.asked
+    return rows
+
+
+def _title(asked: dict[str, Any]) -> str:
+    """What a table of dots was measured on."""
     title = f"L = {asked['L']:g}" if "L" in asked else f"batch {asked['batch']}"
-    return Panel(f"{asked['map']} map, {title}" if "map" in asked else title, rows)
+    return f"{asked['map']} map, {title}" if "map" in asked else title
 
 
 def _spread(row: dict[str, Any], value: float, launch: str = "") -> tuple[float, float]:
@@ -143,29 +139,29 @@ def _spread(row: dict[str, Any], value: float, launch: str = "") -> tuple[float,
     return value * (1 - half), value * (1 + half)
 
 
-def dots(panels: Sequence[Panel], label: str, ratios: bool) -> Figure:
+def dots(tables: Sequence[Result], column: str, label: str) -> Figure:
     """A row of dots for every label, on a logarithmic axis, for ratios with a line at 1; words where a row has none."""
-    height = 0.6 + 0.3 * max(len(panel.rows) for panel in panels)
-    figure, grid = _grid(len(panels), columns=2, height=height)
-    for axes, panel in zip(grid, panels, strict=True):
-        ends = [end for row in panel.rows for dot in row.dots for end in (dot.low, dot.high)]
-        if ratios:
+    figure, grid = _grid(len(tables), columns=2, height=0.6 + 0.3 * max(len(table.rows) for table in tables))
+    panels = [_rows(table, column) for table in tables]
+    for axes, table, rows in zip(grid, tables, panels, strict=True):
+        ends = [end for row in rows for dot in row.dots for end in (dot.low, dot.high)]
+        if "÷" in column:
             ends.append(1.0)
             axes.axvline(1.0, color=GREY, linewidth=0.8, linestyle=":")
-        room = 60 if any(row.dots and row.remark for row in panel.rows) else 4  # for what is written behind the dots
+        room = 60 if any(row.dots and row.remark for row in rows) else 4  # for what is written behind the dots
         low, high = min(ends, default=1.0) / 1.5, max(ends, default=1.0) * room
         axes.set_xscale("log")
         axes.set_xlim(low, high)
         _few_ticks(axes.xaxis, high / low)
-        for i, row in enumerate(panel.rows):
+        for i, row in enumerate(rows):
             _draw_row(axes, i, row, low)
-        axes.set_yticks(range(len(panel.rows)), [row.label for row in panel.rows])
-        axes.set_ylim(len(panel.rows) - 0.5, -0.5)
-        axes.set_title(panel.title)
+        axes.set_yticks(range(len(rows)), [row.label for row in rows])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_title(_title(table.asked))
     figure.supxlabel(label)
-    rows = [row for panel in panels for row in panel.rows]
-    handles = [_handle(name, colour) for name, colour in LIBRARIES.items() if name in {row.library for row in rows}]
-    if any(dot.launch == GRAPH for row in rows for dot in row.dots):
+    every = [row for rows in panels for row in rows]
+    handles = [_handle(name, colour) for name, colour in LIBRARIES.items() if name in {row.library for row in every}]
+    if any(dot.launch == GRAPH for row in every for dot in row.dots):
         handles += [_handle(EAGER, GREY), _handle(GRAPH, GREY, hollow=True)]
     if len(handles) > 1:
         figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import kerneq as kq
 
-from .measure import SPREAD, Call, Setup, compare
+from .measure import SPREAD, Call, Setup, columns, compare
 from .problems import PRECISION, Problem, conv
 from .results import Result
 
@@ -67,8 +67,7 @@ def _table(problem: Problem, setup: Setup) -> Result:
         rows.append(
             {
                 "layer": name,
-                "time (ms)": 1e3 * timing.seconds,
-                "spread (%)": 100 * timing.spread,
+                **columns(timing),
                 "÷ bare f": timing.seconds / one,
                 "÷ torchdeq's best": timing.seconds / best.eager.seconds if best else None,
                 "peak (MiB)": peak / 2**20,
@@ -81,7 +80,7 @@ def _table(problem: Problem, setup: Setup) -> Result:
     notes = (
         f"Solved to a relative residual of {TOL:g}, at most {MAX_STEPS} steps, forward and backward.",
         f"÷ bare f: in bare evaluations of the map without gradients, {1e3 * one:.3g} ms each.",
-        "gradient off by: relative difference of ∂L/∂W to the first Proximal row (the tolerance shows in it).",
+        f"gradient off by: relative difference of ∂L/∂W to that of `{EXACT}` (the tolerance shows in it).",
         f"torchdeq's best: the fastest of its rows whose gradient is off by less than {CLOSE:g}.",
         SPREAD,
         PRECISION,
@@ -117,10 +116,7 @@ def _forward(layer: kq.Equilibrium, x: Tensor) -> Tensor:
 
 
 def _torchdeq(problem: Problem, settings: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    from torchdeq import get_deq
-
-    limits = {"f_max_iter": MAX_STEPS, "b_max_iter": MAX_STEPS, "f_tol": TOL, "b_tol": TOL}
-    deq = get_deq(**settings, **limits, f_stop_mode="rel", b_stop_mode="rel").train()
+    deq = _get_deq(settings, TOL, MAX_STEPS)
 
     def forward(x: Tensor) -> Tensor:
         f = problem.cell.bind(x)
@@ -129,6 +125,14 @@ def _torchdeq(problem: Problem, settings: dict[str, Any]) -> Callable[[Tensor], 
         return value
 
     return forward
+
+
+def _get_deq(settings: dict[str, Any], tol: float, max_steps: int) -> Any:
+    """torchdeq's layer, to a relative residual both ways."""
+    from torchdeq import get_deq
+
+    limits = {"f_max_iter": max_steps, "b_max_iter": max_steps, "f_tol": tol, "b_tol": tol}
+    return get_deq(**settings, **limits, f_stop_mode="rel", b_stop_mode="rel").train()
 
 
 # A function of one's own: the cell of the deep implicit layers tutorial, which torchdeq's examples begin with
@@ -165,12 +169,9 @@ def _tutorial(setup: Setup, batch: int, size: int) -> Result:
 
     forward = {"kq.fixed_point": ours}
     if importlib.util.find_spec("torchdeq") is not None:
-        from torchdeq import get_deq
-
-        limits = {"f_max_iter": most, "b_max_iter": most, "f_tol": tol, "b_tol": tol}
-        solvers = {"f_solver": "anderson", "b_solver": "anderson", "f_stop_mode": "rel", "b_stop_mode": "rel"}
-        deq = get_deq(ift=True, **limits, **solvers).train()
-        forward["torchdeq anderson, ift"] = lambda: deq(lambda z: cell(z, x), z0)[0][-1]
+        name = "torchdeq anderson, ift"
+        deq = _get_deq(TORCHDEQ[name], tol, most)
+        forward[name] = lambda: deq(lambda z: cell(z, x), z0)[0][-1]
 
     def step(value: Callable[[], Tensor]) -> None:
         cell.zero_grad(set_to_none=True)
@@ -178,15 +179,7 @@ def _tutorial(setup: Setup, batch: int, size: int) -> Result:
 
     calls: dict[str, Call] = {name: partial(step, value) for name, value in forward.items()}
     costs, _ = compare(calls, setup, "tutorial cell")
-    rows = [
-        {
-            "layer": name,
-            "time (ms)": 1e3 * cost.eager.seconds,
-            "spread (%)": 100 * cost.eager.spread,
-            "peak (MiB)": cost.peak / 2**20,
-        }
-        for name, cost in costs.items()
-    ]
+    rows = [{"layer": name} | columns(cost.eager) | {"peak (MiB)": cost.peak / 2**20} for name, cost in costs.items()]
     title = f"Forward + backward of a function of one's own, batch {batch}, 48 × {size} × {size} states, float32"
     notes = ("The residual block with group norms of the tutorials, by Anderson to 0.01 both ways.", SPREAD, PRECISION)
     return Result("layer", title, rows, notes, {"table": "function", "batch": batch})

@@ -57,6 +57,12 @@ class Timing:
         return cls(middle, (high - low) / middle, statistics.quantiles(times, n=10, method="inclusive")[8])
 
 
+def columns(timing: Timing | None, captured: bool = False) -> dict[str, float | None]:
+    """A timing in a row of a table, or the gap where there is none."""
+    time, spread = ("captured (ms)", "captured spread (%)") if captured else ("time (ms)", "spread (%)")
+    return {time: 1e3 * timing.seconds, spread: 100 * timing.spread} if timing else {time: None, spread: None}
+
+
 @dataclasses.dataclass(frozen=True)
 class Cost:
     """What one call takes."""

@@ -16,6 +16,7 @@ from .measure import (
     Cost,
     Limits,
     Setup,
+    columns,
     compare,
     convolution_flops,
     convolution_flops_per_image,
@@ -115,8 +116,7 @@ def _step_table(
         seconds, count = cost.best.seconds, flops[name]
         row: dict[str, Any] = {
             "model": name,
-            "time (ms)": 1e3 * seconds,
-            "spread (%)": 100 * cost.best.spread,
+            **columns(cost.best),
             "images/s": round(batch / seconds),
             "÷ resnet18": seconds / reference,
         }
@@ -178,8 +178,7 @@ def bench_inference(setup: Setup) -> Iterator[Result]:
             rows.append(
                 {
                     "model": name,
-                    "time (ms)": 1e3 * timing.seconds,
-                    "spread (%)": 100 * timing.spread,
+                    **columns(timing),
                     "late (ms)": 1e3 * timing.p90,
                     "images/s": round(batch / timing.seconds),
                     "÷ resnet18 likewise": timing.seconds / reference.seconds if reference else None,

@@ -13,8 +13,8 @@ from rich.table import Table
 
 import kerneq as kq
 
-# Internal to kerneq: the git revision that runs record too.
-from kerneq.run import revision
+# Internal to kerneq: the git revision that runs record too, and files that are never half written.
+from kerneq.run import revision, write_atomically
 
 NAMES = ("solvers", "layer", "train", "inference", "scaling")  # what the docs page shows
 DEVICES = ("cuda", "cpu")
@@ -115,9 +115,7 @@ def save(results: list[Result], folder: Path, device: torch.device) -> Path:
     content = {"environment": facts, "results": [dataclasses.asdict(result) for result in results]}
     path = folder / f"{results[0].name}-{device.type}.json"
     folder.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".part")  # so that an interruption never leaves half a file
-    unfinished.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    unfinished.replace(path)
+    write_atomically(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
     return path
 
 

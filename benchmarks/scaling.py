@@ -11,7 +11,7 @@ from torch import Tensor
 
 import kerneq as kq
 
-from .measure import SPREAD, Setup, compare, convolution_flops_per_image, in_layout, machine_limits
+from .measure import SPREAD, Setup, columns, compare, convolution_flops_per_image, in_layout, machine_limits
 from .results import Result
 
 GRID = {"batch": (1, 4, 16, 64, 256, 1024), "picture": (16, 32, 64, 128, 256), "steps": (2, 4, 8, 16, 32)}
@@ -51,10 +51,7 @@ def _measure_point(
     calls = {"layer": step, "bare f": bare}
     costs, failures = compare(calls, setup, what, calls)
     layer = costs["layer"]
-    row: dict[str, Any] = {"time (ms)": 1e3 * layer.eager.seconds, "spread (%)": 100 * layer.eager.spread}
-    if setup.cuda:
-        row["captured (ms)"] = 1e3 * layer.captured.seconds if layer.captured else None
-        row["captured spread (%)"] = 100 * layer.captured.spread if layer.captured else None
+    row: dict[str, Any] = columns(layer.eager) | (columns(layer.captured, captured=True) if setup.cuda else {})
     row["÷ bare f"] = layer.best.seconds / costs["bare f"].best.seconds
     row["% of matmul"] = 100 * flops(sizes) / layer.best.seconds / matmul
     row["peak (MiB)"] = layer.peak / 2**20

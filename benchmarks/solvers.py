@@ -11,7 +11,7 @@ from torch import Tensor
 
 import kerneq as kq
 
-from .measure import SPREAD, Call, Setup, compare
+from .measure import SPREAD, Call, Setup, columns, compare
 from .problems import PRECISION, Problem, conv, dense
 from .results import Result, ratio
 
@@ -109,14 +109,12 @@ def _cost_of_a_residual(problem: Problem, setup: Setup, tol: float) -> Result:
         row: dict[str, Any] = {
             "solver": name,
             "evaluations": evaluations[name] if cost else None,
-            "time (ms)": 1e3 * cost.eager.seconds if cost else None,
-            "spread (%)": 100 * cost.eager.spread if cost else None,
+            **columns(cost.eager if cost else None),
             "÷ torchdeq's best": ratio(cost.eager.seconds, best_time) if cost else None,
         }
         if setup.cuda:
             captured = cost.captured if cost else None
-            row["captured (ms)"] = 1e3 * captured.seconds if captured else None
-            row["captured spread (%)"] = 100 * captured.spread if captured else None
+            row |= columns(captured, captured=True)
             row["captured ÷ torchdeq's best"] = ratio(captured.seconds, best_time) if captured else None
         row["true residual"] = found if found is not None and math.isfinite(found) else None
         row["peak (MiB)"] = cost.peak / 2**20 if cost else None

@@ -15,6 +15,7 @@ import torch
 from common import UNSAVED, Checkpoints
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 
 import kerneq
 from kerneq.fused.device import runs_triton
@@ -73,12 +74,6 @@ class AbstractBank(nn.Module, abc.ABC):
     def models(self) -> int:
         """How many models there are."""
         return len(self.W1)
-
-    @property
-    def hidden(self) -> list[nn.Parameter]:
-        """The weights inside the equilibrium."""
-        readout = {"V1", "V2", "c"}
-        return [p for name, p in self.named_parameters() if name not in readout]
 
     @abc.abstractmethod
     def drive(self, y: Tensor) -> Tensor:
@@ -240,6 +235,16 @@ def tensor_cores(device: torch.device) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+@final
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """Weights that some models keep as they are for some epochs."""
+
+    models: Tensor  # (models,), bool
+    weights: tuple[str, ...]  # by their names in the bank
+    epochs: float = math.inf
+
+
 def train(
     bank: AbstractBank,
     training: Batches,
@@ -248,32 +253,30 @@ def train(
     looks: Collection[int],
     lr: float,
     anneal_steps: int = 0,
-    frozen: Tensor | None = None,
-    freeze: int = 0,
-    fixed: Tensor | None = None,
+    held: Sequence[Held] = (),
     report: Callable[[int, Tensor | None], None] = lambda epoch, errors: None,
     saved: Checkpoints = UNSAVED,
     name: str = "bank",
 ) -> Tensor:
     """Test errors (looks, models) after so many epochs each; the last look ends the training.
 
-    `anneal_steps` > 0: the rate falls as a cosine to lr/1000 over so many steps. Models marked in `frozen`
-    keep their hidden weights for the first `freeze` epochs, those marked in `fixed` their skip V₂ for ever.
+    `anneal_steps` > 0: the rate falls as a cosine to lr/1000 over so many steps. A training that was killed goes on
+    from what was `saved` under its `name`.
     """
-    on_gpu = bank.W1.is_cuda
-    optimizer = torch.optim.Adam(bank.parameters(), lr=lr, fused=on_gpu)
-    schedule = None
+    optimizer = torch.optim.Adam(bank.parameters(), lr=lr, fused=bank.W1.is_cuda)
+    schedule: LRScheduler
     if anneal_steps:
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, anneal_steps, eta_min=lr / 1000)
-    history: list[Tensor] = []
+        schedule = CosineAnnealingLR(optimizer, anneal_steps, eta_min=lr / 1000)
+    else:
+        schedule = LambdaLR(optimizer, lambda step: 1.0)
+    learning = {"bank": bank, "optimizer": optimizer, "schedule": schedule}
+    first, history = 0, []
     state = saved.load(name)
     if state is not None:
-        bank.load_state_dict(state["bank"])
-        optimizer.load_state_dict(state["optimizer"])
-        if schedule is not None:
-            schedule.load_state_dict(state["schedule"])
-        history = list(state["history"].to(bank.W1.device))
-    for epoch in range(0 if state is None else state["epoch"], max(looks) + 1):
+        for part, learner in learning.items():
+            learner.load_state_dict(state[part])
+        first, history = state["epoch"], [errors.to(bank.W1.device) for errors in state["history"]]
+    for epoch in range(first, max(looks) + 1):
         if epoch in looks:
             history.append(test_error(bank, testing()))
         report(epoch, history[-1] if epoch in looks else None)
@@ -283,20 +286,36 @@ def train(
             optimizer.zero_grad(set_to_none=True)
             with tensor_cores(y.device):
                 bank.error(y, target).sum().backward()
-            if fixed is not None and bank.V2.grad is not None:
-                bank.V2.grad[fixed] = 0.0
-            if frozen is not None and epoch < freeze:
-                for weight in bank.hidden:
-                    if weight.grad is not None:
-                        weight.grad[frozen] = 0.0
+            for hold in held:
+                for weight in map(bank.get_parameter, hold.weights if epoch < hold.epochs else ()):
+                    assert weight.grad is not None
+                    weight.grad[hold.models] = 0.0
             optimizer.step()
-            if schedule is not None:
-                schedule.step()
+            schedule.step()
         if saved.due():
-            found = {"epoch": epoch + 1, "history": torch.stack(history) if history else torch.empty(0)}
-            rest = {"schedule": None if schedule is None else schedule.state_dict(), "bank": bank.state_dict()}
-            saved.save(name, {**found, **rest, "optimizer": optimizer.state_dict()})
+            states = {part: learner.state_dict() for part, learner in learning.items()}
+            saved.save(name, {"epoch": epoch + 1, "history": history, **states})
     return torch.stack(history).cpu()
+
+
+def in_parts(
+    seeds: int, per: int, saved: Checkpoints, measure: Callable[[range, str], dict[str, Tensor]]
+) -> list[dict[str, Tensor]]:
+    """What `measure` finds for `per` seeds at a time: of parts that are done, what was found before.
+
+    `measure` is told the seeds and the name under which it may keep what it has not finished.
+    """
+    parts = []
+    for first in range(0, seeds, per):
+        part = range(first, min(first + per, seeds))
+        name = f"seeds-{part.start}-{part.stop}"
+        found = saved.load(name)
+        if found is None:
+            found = measure(part, f"bank-{name}")
+            saved.save(name, found)
+            saved.drop(f"bank-{name}")
+        parts.append(found)
+    return parts
 
 
 def plain(values: Tensor) -> list:

@@ -13,14 +13,12 @@ import dataclasses
 import importlib.util
 import io
 import json
-import os
 import platform
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, final
 
 import numpy as np
 import torch
@@ -29,7 +27,10 @@ from rich.progress import Progress
 
 import kerneq
 from kerneq import data
-from kerneq.run.config import ConfigError, build, write
+from kerneq.run import TrainingError, write_atomically
+from kerneq.run.config import ConfigError, read_toml
+from kerneq.settings import Written, build, write
+from kerneq.training.process import choose_device
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,17 +42,6 @@ S = TypeVar("S")
 Shared = bool | Literal["row", "col", "all"]
 Result = dict[str, Any]  # what goes into result.json
 Figures = dict[str, "Figure"]  # file name without .png → figure
-
-
-class Report(Protocol):
-    """How a running experiment tells how far it is."""
-
-    def __call__(self, share: float, words: str = "") -> None:
-        """`share` of the work is done; `words` are printed above the progress bar."""
-
-
-def silent(share: float, words: str = "") -> None:
-    """Tell nobody."""
 
 
 @final
@@ -73,7 +63,6 @@ class Checkpoints:
         """Keep tensors, numbers and containers of them."""
         if self.folder is None:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         buffer = io.BytesIO()
         torch.save({"key": self.key, "content": content}, buffer)
         write_atomically(self.folder / f"{name}.pt", buffer.getvalue())
@@ -95,6 +84,16 @@ class Checkpoints:
 UNSAVED = Checkpoints(None)
 
 
+@final
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Where an experiment computes, whom it tells how far it is, and where it keeps what it has done."""
+
+    device: torch.device = torch.device("cpu")
+    report: Callable[[float, str], None] = lambda share, words: None  # the share that is done, words to print or none
+    saved: Checkpoints = UNSAVED
+
+
 @dataclasses.dataclass(frozen=True)
 class Record(Generic[S]):
     """A finished run: what figures are drawn from."""
@@ -109,7 +108,7 @@ class Experiment(Generic[S]):
 
     name: str
     settings: type[S]
-    run: Callable[[S, torch.device, Report, Checkpoints], Result]
+    run: Callable[[S, Job], Result]
     draw: Callable[[Sequence[Record[S]]], Figures]  # records of variants are compared side by side
     summarise: Callable[[S, Result], list[str]]
     label: Callable[[S], str]  # the figures of docs/kglm are called LABEL-FIGURE.png
@@ -118,20 +117,18 @@ class Experiment(Generic[S]):
 def main(experiment: Experiment[Any], arguments: Sequence[str] | None = None) -> None:
     """The command line of a script; what the user can put right ends in one sentence."""
     options = _parse(experiment, arguments)
+    given = options.settings
+    title = Path(given[0]).stem if given and _is_file(given[0]) else experiment.name
     try:
-        folder = options.output or Path("runs") / "kglm" / _title(experiment, options.settings)
+        folder = options.output or Path("runs") / "kglm" / title
         if folder.resolve().is_relative_to(DOCS):
             raise ConfigError(f"{folder} holds tracked figures: choose another --output, and replace them by --record.")
         if options.draw:
-            _draw(
-                experiment, [read_record(experiment, Path(file)) for file in options.settings], folder, options.record
-            )
+            _draw(experiment, [read_record(experiment, Path(file)) for file in given], folder, options.record)
         else:
-            changes = [f"device={options.device}"] if options.device else []
-            settings = read(experiment.settings, [*options.settings, *changes])
-            title = _title(experiment, options.settings)
+            settings = read(experiment.settings, [*given, *([f"device={options.device}"] if options.device else [])])
             _execute(experiment, settings, folder, options.threads, title if options.record else None)
-    except (ConfigError, data.DataError, OSError) as error:
+    except (ConfigError, data.DataError, OSError, TrainingError) as error:
         print(f"{experiment.name}: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
 
@@ -154,15 +151,10 @@ def _parse(experiment: Experiment[Any], arguments: Sequence[str] | None) -> argp
     return parser.parse_intermixed_args(arguments)
 
 
-def _title(experiment: Experiment[Any], arguments: Sequence[str]) -> str:
-    """The name of the file of settings, or the experiment's."""
-    return Path(arguments[0]).stem if arguments and _is_file(arguments[0]) else experiment.name
-
-
 def _execute(experiment: Experiment[Any], settings: Any, folder: Path, threads: int, record: str | None) -> None:
     if threads:
         torch.set_num_threads(threads)
-    console, device = Console(highlight=False, soft_wrap=True), device_of(settings.device)
+    console, device = Console(highlight=False, soft_wrap=True), choose_device(settings.device)
     folder.mkdir(parents=True, exist_ok=True)  # now: not after hours of work
     kept = {key: value for key, value in dataclasses.asdict(settings).items() if key not in ("seeds", "device")}
     saved = Checkpoints(folder / "checkpoints", json.dumps(kept))  # more seeds go on from fewer
@@ -170,16 +162,15 @@ def _execute(experiment: Experiment[Any], settings: Any, folder: Path, threads: 
     with Progress(console=console) as progress:
         bar = progress.add_task(experiment.name, total=1.0)
 
-        def report(share: float, words: str = "") -> None:
+        def report(share: float, words: str) -> None:
             progress.update(bar, completed=share)
             if words:
                 console.print(words)
 
-        result = experiment.run(settings, device, report, saved)
+        result = experiment.run(settings, Job(device, report, saved))
     result = {**result, "wall_seconds": round(time.perf_counter() - start, 1)}
     written = write_record(folder, settings, device, result)
     if record is not None:
-        (DOCS / "records").mkdir(exist_ok=True)
         write_atomically(DOCS / "records" / f"{record}.json", written)
     for words in experiment.summarise(settings, result):
         console.print(words)
@@ -217,37 +208,20 @@ def read(cls: type[S], arguments: Sequence[str] = ()) -> S:
     table: dict[str, Any] = {}
     if arguments and _is_file(arguments[0]):
         file, *arguments = arguments
-        try:
-            table = tomllib.loads(Path(file).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(f"There is no file {file}; see experiments/kglm/ for ready ones.") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"{file} cannot be read as a configuration file: {error}.") from None
+        if not Path(file).exists():
+            raise ConfigError(f"There is no file {file}; see experiments/kglm/ for ready ones.")
+        table = read_toml(Path(file))
     for change in arguments:
         key, equals, text = change.partition("=")
         if not equals:
             raise ConfigError(f"A change of setting is written key=value, got `{change}`.")
-        table[key.strip()] = _value(text.strip())
+        table[key.strip()] = Written(text)
     return build(cls, table)
 
 
 def _is_file(argument: str) -> bool:
     """A first argument with `=` in it is a change, unless there is such a file; a path ends in .toml."""
     return Path(argument).exists() or (argument.endswith(".toml") and "=" not in argument)
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text  # a bare word is a text
-
-
-def device_of(name: str) -> torch.device:
-    """`auto` takes a GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
 
 
 def write_record(folder: Path, settings: Any, device: torch.device, result: Result) -> bytes:
@@ -264,13 +238,6 @@ def write_record(folder: Path, settings: Any, device: torch.device, result: Resu
     write_atomically(folder / "settings.toml", write(settings).encode())
     write_atomically(folder / "result.json", written)
     return written
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """The old file or the new one, never half of each."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
 
 
 def subplots(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
-from common import COLOURS, UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
+from common import COLOURS, Experiment, Figures, Job, Record, Result, main, subplots
 from torch import nn
 
 from kerneq.kglm import initialise
@@ -26,25 +26,19 @@ class Cost:
     device: str = setting("cpu", "auto, cpu, cuda or cuda:N")
 
 
-def run(settings: Cost, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
+def run(settings: Cost, job: Job) -> Result:
     """Median seconds to start W₁ and W₂ of each layer; a kernel layer needs one matrix for both."""
-    dense: dict[str, list[float]] = {"kernel": [], "random": []}
-    conv: dict[str, list[float]] = {"kernel": [], "random": []}
-    size, layers = (settings.size, settings.size), len(settings.widths) + len(settings.channels)
-    for width in settings.widths:
-        matrix = nn.Linear(width, width, bias=False, device=device)
-        points = settings.points or width
-        gram = nn.Linear(points, points, bias=False, device=device)
-        dense["kernel"].append(_median(functools.partial(initialise, gram, "naive"), settings.runs, device))
-        dense["random"].append(_median(functools.partial(_random, matrix), settings.runs, device))
-        report(len(dense["random"]) / layers)
-    for channels in settings.channels:
-        bank = nn.Conv2d(channels, channels, 5, bias=False, device=device)
-        kernel = functools.partial(initialise, bank, "naive", size=size)
-        conv["kernel"].append(_median(kernel, settings.runs, device))
-        conv["random"].append(_median(functools.partial(_random, bank), settings.runs, device))
-        report((len(settings.widths) + len(conv["random"])) / layers)
-    return {"widths": settings.widths, "channels": settings.channels, "dense": dense, "convolutional": conv}
+    seconds = {kind: {"kernel": [], "random": []} for kind in ("dense", "convolutional")}
+    dense = functools.partial(nn.Linear, bias=False, device=job.device)
+    conv = functools.partial(nn.Conv2d, kernel_size=5, bias=False, device=job.device)
+    jobs = [("dense", dense(settings.points or n, settings.points or n), dense(n, n)) for n in settings.widths]
+    jobs += [("convolutional", layer, layer) for layer in (conv(n, n) for n in settings.channels)]
+    for done, (kind, kernel, random) in enumerate(jobs, start=1):
+        start = functools.partial(initialise, kernel, "naive", size=(settings.size, settings.size))
+        seconds[kind]["kernel"].append(_median(start, settings.runs, job.device))
+        seconds[kind]["random"].append(_median(functools.partial(_random, random), settings.runs, job.device))
+        job.report(done / len(jobs), "")
+    return {"widths": settings.widths, "channels": settings.channels, **seconds}
 
 
 def _random(layer: nn.Module) -> None:

@@ -1,6 +1,7 @@
 """Image denoising over a grid of spectral norms, kernel against random starts (Figures 3, 6, 9 to 12, Table 1)."""
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -8,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from bank import ConvBank, Iteration, plain, train
-from common import COLOURS, UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
+from bank import ConvBank, Iteration, in_parts, plain, train
+from common import COLOURS, Experiment, Figures, Job, Record, Result, main, subplots
 from pictures import NoisyPictures, Source, find_scenes, pictures
 from torch import Tensor
 from torch.nn import functional as F
@@ -61,6 +62,10 @@ class Denoise:
         """The spectral norms, (norms,)."""
         return torch.logspace(math.log10(self.smallest), math.log10(self.largest), self.norms)
 
+    def pictures(self, train: int, test: int, device: torch.device | None = None) -> NoisyPictures:
+        """The first so many pictures to train and to test on."""
+        return pictures(self.source, train, test, self.channels, self.size, self.noise, device or torch.device("cpu"))
+
 
 def starts(
     settings: Denoise, size: tuple[int, int], seeds: range, device: torch.device
@@ -103,22 +108,11 @@ def norms_of(weights: Tensor, size: tuple[int, int], device: torch.device) -> Te
     return torch.cat([spectral_norm(part.to(device), torus).cpu() for part in weights.split(64)])
 
 
-def run(settings: Denoise, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
+def run(settings: Denoise, job: Job) -> Result:
     """Test errors (epoch, scheme, norm, seed), each model's average spectral norm at the start, and Table 1's rows."""
-    data = pictures(
-        settings.source, settings.train, settings.test, settings.channels, settings.size, settings.noise, device
-    )
+    data = settings.pictures(settings.train, settings.test, job.device)
     per = max(1, settings.models_together // (len(SCHEMES) * settings.norms))
-    parts = []
-    for first in range(0, settings.seeds, per):
-        seeds = range(first, min(first + per, settings.seeds))
-        name = f"seeds-{seeds.start}-{seeds.stop}"
-        part = saved.load(name)
-        if part is None:
-            part = _part(settings, data, seeds, device, report, saved)
-            saved.save(name, part)
-            saved.drop("bank")
-        parts.append(part)
+    parts = in_parts(settings.seeds, per, job.saved, functools.partial(_part, settings, data, job))
     errors, norms = (torch.cat([part[key] for part in parts], -1) for key in ("errors", "norms"))
     result = {
         "source": data.source,
@@ -127,8 +121,7 @@ def run(settings: Denoise, device: torch.device, report: Report = silent, saved:
         "norms": plain(norms),
         "errors": plain(errors),
     }
-    rows = table(result, sorted({0, min(3, settings.epochs), settings.epochs}))
-    return {**result, "table": [dataclasses.asdict(row) for row in rows]}
+    return {**result, "table": table(result, sorted({0, min(3, settings.epochs), settings.epochs}))}
 
 
 def parameters(settings: Denoise) -> int:
@@ -136,18 +129,16 @@ def parameters(settings: Denoise) -> int:
     return 4 * settings.channels**2 * (2 * settings.radius + 1) ** 2
 
 
-def _part(
-    settings: Denoise, data: NoisyPictures, seeds: range, device: torch.device, report: Report, saved: Checkpoints
-) -> dict[str, Tensor]:
+def _part(settings: Denoise, data: NoisyPictures, job: Job, seeds: range, name: str) -> dict[str, Tensor]:
     """Errors (epoch, scheme, norm, seed) and average norms (scheme, norm, seed) of some seeds, trained side by side."""
     size = (data.train.shape[-2], data.train.shape[-1])
-    weights = starts(settings, size, seeds, device)
+    weights = starts(settings, size, seeds, job.device)
     shape = (len(SCHEMES), settings.norms, len(seeds))
     half = settings.norms * len(seeds)  # kernel models have the norms of the grid, in all four filter banks
-    random = torch.stack([norms_of(weight[half:], size, device) for weight in weights]).mean(0)
+    random = torch.stack([norms_of(weight[half:], size, job.device) for weight in weights]).mean(0)
     norms = torch.cat([settings.grid().repeat_interleave(len(seeds)), random]).view(shape)
-    report(seeds.start / settings.seeds, f"seeds {seeds.start} to {seeds.stop - 1}: {2 * half} models")
-    models = bank(settings, [weight.to(device) for weight in weights])
+    job.report(seeds.start / settings.seeds, f"seeds {seeds.start} to {seeds.stop - 1}: {2 * half} models")
+    models = bank(settings, [weight.to(job.device) for weight in weights])
 
     def say(epoch: int, losses: Tensor | None) -> None:
         words = ""
@@ -156,7 +147,7 @@ def _part(
             median = finite.median().item() if len(finite) else math.nan
             words = f"epoch {epoch}: median test MSE {median:.4g}, failed {len(losses) - len(finite)}"
         done = (epoch + 1) / (settings.epochs + 1)
-        report((seeds.start + len(seeds) * done) / settings.seeds, words)
+        job.report((seeds.start + len(seeds) * done) / settings.seeds, words)
 
     def to_all(x: Tensor) -> Tensor:
         return x.expand(models.models, *x.shape)  # every model has the same target
@@ -170,7 +161,8 @@ def _part(
         lr=settings.lr,
         anneal_steps=steps * (settings.epochs + 1),
         report=say,
-        saved=saved,
+        saved=job.saved,
+        name=name,
     )
     return {"errors": history.view(len(history), *shape), "norms": norms}
 
@@ -181,20 +173,11 @@ def bank(settings: Denoise, weights: Sequence[Tensor]) -> ConvBank:
     return ConvBank(weights, torch.relu, iteration, rectified=settings.output == "relu")
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One entry of Table 1: log test error at the best norm, and how many models failed."""
+def table(result: Result, epochs: list[int]) -> list[Result]:
+    """Table 1: mean and deviation of log MSE at the norm where the mean is least, that norm, how many models failed.
 
-    epoch: int
-    scheme: str
-    mean: float  # of log MSE at the norm where it is least
-    deviation: float
-    norm: float  # that norm's average spectral norm
-    failed: int  # models of the whole grid whose error is not finite
-
-
-def table(result: Result, epochs: list[int]) -> list[Row]:
-    """As the paper counts: a failed model takes the largest finite error of its epoch and scheme."""
+    As the paper counts: a failed model takes the largest finite error of its epoch and scheme.
+    """
     errors = np.array(result["errors"], dtype=float)  # (epoch, scheme, norm, seed); null is NaN
     norms = np.array(result["norms"], dtype=float)
     rows = []
@@ -202,15 +185,13 @@ def table(result: Result, epochs: list[int]) -> list[Row]:
         for number, scheme in enumerate(result["schemes"]):
             values = errors[epoch, number]
             failed = ~np.isfinite(values)
-            if failed.all():
-                rows.append(Row(epoch, scheme, float("nan"), float("nan"), float("nan"), int(failed.sum())))
-                continue
-            logs = np.log(np.where(failed, values[~failed].max(), values))
-            best = int(logs.mean(1).argmin())
-            spread = logs[best].std(ddof=1) if logs.shape[1] > 1 else 0.0
-            rows.append(
-                Row(epoch, scheme, logs[best].mean(), float(spread), norms[number, best].mean(), int(failed.sum()))
-            )
+            row = {"epoch": epoch, "scheme": scheme, **dict.fromkeys(("mean", "deviation", "norm"), math.nan)}
+            if not failed.all():
+                logs = np.log(np.where(failed, values[~failed].max(), values))
+                best = int(logs.mean(1).argmin())
+                row |= {"mean": logs[best].mean(), "norm": norms[number, best].mean()}
+                row["deviation"] = logs[best].std(ddof=1) if logs.shape[1] > 1 else 0.0
+            rows.append({**row, "failed": int(failed.sum())})
     return rows
 
 
@@ -229,9 +210,7 @@ def failures(result: Result, epoch: int) -> list[tuple[float, float, list[int], 
 
 def linear_filter(settings: Denoise, count: int = 1000) -> float:
     """Test error of the best f = V₂y, by least squares on `count` pictures: all that is left where every unit is 0."""
-    train = min(settings.train, count)
-    shape = (settings.channels, settings.size, settings.noise)
-    data = pictures(settings.source, train, settings.test, *shape, torch.device("cpu"))
+    data = settings.pictures(min(settings.train, count), settings.test)
 
     def rows(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """A pixel a row: its neighbourhood in every channel, and the clean pixel."""
@@ -311,7 +290,7 @@ def _grid(records: Sequence[Record[Denoise]]) -> "Figure":
 def _examples(records: Sequence[Record[Denoise]], count: int = 4) -> "Figure":
     """Figure 3: clean, noisy, then random and kernel start of each variant, at the grid's norm nearest to 0.9."""
     first = records[0].settings
-    data = pictures(first.source, 1, count, first.channels, first.size, first.noise, torch.device("cpu"))
+    data = first.pictures(1, count)
     size = (data.test.shape[-2], data.test.shape[-1])
     noisy, clean = next(data.testing(count))
     columns, titles = [clean, noisy], ["clean", "noisy"]

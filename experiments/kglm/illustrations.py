@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from common import UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
+from common import Experiment, Figures, Job, Record, Result, main, subplots
 from inpaint import Smooth, quartets
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -80,12 +80,12 @@ def scene(side: int) -> Tensor:
     return (255 * (0.5 + 0.45 * waves)).to(torch.uint8)
 
 
-def run(settings: Illustrations, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
+def run(settings: Illustrations, job: Job) -> Result:
     """All that the figures show."""
     inpainting = _inpaint(settings)
-    report(0.5, f"Figure 1: (6) and (9) differ by {inpainting['difference']:.1e}")
+    job.report(0.5, f"Figure 1: (6) and (9) differ by {inpainting['difference']:.1e}")
     convolution = _convolve(settings)
-    report(0.9, f"Figure 4: matrix and filter differ by {convolution['difference']:.1e}")
+    job.report(0.9, f"Figure 4: matrix and filter differ by {convolution['difference']:.1e}")
     found = [fixed_points(layer.H) for layer in LAYERS]
     return {"inpainting": inpainting, "fixed_points": found, "convolution": convolution}
 

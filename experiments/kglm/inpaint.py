@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import torch
-from common import UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
-from pictures import load_pixels
+from common import Experiment, Figures, Job, Record, Result, main, subplots
+from pictures import center_crop, load_pixels
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,6 +20,7 @@ from kerneq.kglm.declarative import dual
 from kerneq.kglm.glm import newton
 from kerneq.settings import setting
 from kerneq.solvers import Newton
+from kerneq.tensors import map_tensors
 
 NAMES = {
     "mean": "mean of the rest",
@@ -95,12 +96,6 @@ def quartets(images: Tensor, hole: int, moving: bool, seed: int) -> Quartets:
     return Quartets(X, values[~inside].view(count, -1), X2, values[inside].view(count, m), inside)
 
 
-def center_crop(images: Tensor, size: int) -> Tensor:
-    """The central square of side `size`."""
-    top, left = ((side - size) // 2 for side in images.shape[-2:])
-    return images[..., top : top + size, left : left + size]
-
-
 class Smooth(nn.Module):
     """k = v exp(−½Σ(xᵢ − x2ᵢ)²/ℓᵢ²) + c: a smooth picture of unknown brightness; ℓ, v and c are trainable."""
 
@@ -145,30 +140,31 @@ def descend(
             schedule.step()
 
 
-def run(settings: Inpaint, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
+def run(settings: Inpaint, job: Job) -> Result:
     """Train each model; the error of the test pictures' holes, and how far (6) and (9) are apart."""
+    device = job.device
     train, test = (_data(settings, split, device) for split in ("train", "test"))
     outputs = {"mean": test.Y.mean(-1, keepdim=True).expand_as(test.Y2)}
     node = _node(settings, device)
     gaps = _agreement(settings, node, test.rows(torch.arange(min(settings.compare, len(test.Y)), device=device)))
     with torch.no_grad():  # γ is behind the node: what comes out of it stays as it is
         seen, outputs["kglm"] = (_chunks(node, part, settings.batch) for part in (train, test))
-    report(0.2, f"kernel GLM alone: {_error(outputs['kglm'], test):.5f}")
+    job.report(0.2, f"kernel GLM alone: {_error(outputs['kglm'], test):.5f}")
 
     head = _head(settings, test, device)
     descend(lambda part: head(part.Y), head.parameters(), dataclasses.replace(train, Y=seen), settings)
     outputs["ddn"] = head(outputs["kglm"]).detach()
-    report(0.4, f"F_γ trained: {_error(outputs['ddn'], test):.5f}")
+    job.report(0.4, f"F_γ trained: {_error(outputs['ddn'], test):.5f}")
 
     network = DeclarativeNetwork(_node(settings, device), _head(settings, test, device)).to(device)
     descend(lambda part: network(part.X, part.Y, part.X2), network.parameters(), train, settings)
     outputs["kernel"] = _chunks(network, test, settings.batch)
-    report(0.6, f"kernel trained: {_error(outputs['kernel'], test):.5f}")
+    job.report(0.6, f"kernel trained: {_error(outputs['kernel'], test):.5f}")
 
     if settings.free and not settings.moving:  # (3) has one set of weights, so one set of coordinates
         for name, start in (("deq", None), ("random", "random")):
             outputs[name] = _free(settings, node, start, train, test)
-            report(0.8, f"all weights trained, {NAMES[name]}: {_error(outputs[name], test):.5f}")
+            job.report(0.8, f"all weights trained, {NAMES[name]}: {_error(outputs[name], test):.5f}")
     kernel = network.node.trained[0]
     assert isinstance(kernel, Smooth)
     shown = {name: test.filled(values)[:6].tolist() for name, values in {"target": test.Y2, **outputs}.items()}
@@ -185,10 +181,9 @@ def run(settings: Inpaint, device: torch.device, report: Report = silent, saved:
 
 def _data(settings: Inpaint, split: Literal["train", "test"], device: torch.device) -> Quartets:
     images = load_pixels(settings.source, split, settings.train if split == "train" else settings.test)
-    if settings.size:
-        images = center_crop(images, settings.size)
+    images = center_crop(images, settings.size)
     data = quartets(images, settings.hole, settings.moving, settings.seed + (split == "test"))
-    return Quartets(*(getattr(data, field.name).to(device) for field in dataclasses.fields(data)))
+    return map_tensors(lambda t: t.to(device), data)
 
 
 def _node(settings: Inpaint, device: torch.device) -> DeclarativeNode:

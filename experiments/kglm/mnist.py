@@ -7,10 +7,10 @@ import dataclasses
 import functools
 import time
 from collections.abc import Iterator, Sequence
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
-from common import UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
+from common import Experiment, Figures, Job, Record, Result, main, subplots
 from pictures import load_pixels
 from torch import Tensor
 from torch.nn import functional as F
@@ -149,88 +149,73 @@ def chunks(settings: Mnist, device: torch.device) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def run(settings: Mnist, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
+def run(settings: Mnist, job: Job) -> Result:
     """Solve every image both ways and compare the binarised predictions 1{σ(f) > ½} = 1{f > 0}."""
-    K, family = kernel_matrix(settings).to(device), Bernoulli()
+    K, family = kernel_matrix(settings).to(job.device), Bernoulli()
     norm = torch.linalg.matrix_norm(K, 2).item()
     lam = settings.ratio * norm
-    totals = dict.fromkeys(COUNTS, 0)
-    seconds, steps, worst = {"equilibrium": 0.0, "newton": 0.0}, [0, 0], 0.0
-    closest: list[tuple[float, int, int, float, float]] = []
-    exact_gap, done = None, 0
-    kept = saved.load("chunks")
-    if kept is not None:
-        totals, seconds, steps, worst = (kept[key] for key in ("totals", "seconds", "steps", "worst"))
-        closest, exact_gap, done = [tuple(row) for row in kept["closest"]], kept["exact_gap"], kept["done"]
-    for number, t in enumerate(chunks(settings, device)):
-        if number < done:
+    tally: dict[str, Any] = job.saved.load("tally") or {
+        "chunks": 0,
+        **dict.fromkeys(COUNTS, 0),
+        "largest_gap": 0.0,
+        "cholesky_gap": None,
+        "steps": {"equilibrium": 0, "newton": 0},
+        "seconds": {"equilibrium": 0.0, "newton": 0.0},
+        "closest": [],
+    }
+    for number, t in enumerate(chunks(settings, job.device)):
+        if number < tally["chunks"]:
             continue
         problem, first = Problem(K, t, family, lam), number * settings.chunk
         start = time.perf_counter()
         deq = equilibrium(problem, norm)
         middle = time.perf_counter()
         klr = kernel_logistic_regression(problem, norm, functools.partial(conjugate_gradient, tol=1e-7))
-        seconds["equilibrium"] += middle - start
-        seconds["newton"] += time.perf_counter() - middle
-        steps = [max(steps[0], deq.steps), max(steps[1], klr.steps)]
-        bound_ = (deq.error + klr.error)[:, None]
+        tally["seconds"]["equilibrium"] += middle - start
+        tally["seconds"]["newton"] += time.perf_counter() - middle
+        for way, solved in (("equilibrium", deq), ("newton", klr)):
+            tally["steps"][way] = max(tally["steps"][way], solved.steps)
+        error = (deq.error + klr.error)[:, None]
         gap = (deq.eta - klr.eta).abs()
-        worst = max(worst, gap.max().item())
+        tally["largest_gap"] = max(tally["largest_gap"], gap.max().item())
         differ = (deq.eta > 0) != (klr.eta > 0)
         # nearer to 0 than both errors together: no computation to this precision can tell the sign
-        tie = torch.minimum(deq.eta.abs(), klr.eta.abs()) <= bound_
-        totals["disagreements"] += int((differ & ~tie).sum())
-        totals["ties"] += int(tie.sum())
-        totals["beyond_bound"] += int((gap > bound_).sum())
+        tie = torch.minimum(deq.eta.abs(), klr.eta.abs()) <= error
+        tally["disagreements"] += int((differ & ~tie).sum())
+        tally["ties"] += int(tie.sum())
+        tally["beyond_bound"] += int((gap > error).sum())
         if settings.single:
             low = dataclasses.replace(problem, K=K.float(), t=t.float())
             single = equilibrium(low, norm).eta
-            totals["float32_pixels"] += int(((single > 0) != (klr.eta > 0)).sum())
+            tally["float32_pixels"] += int(((single > 0) != (klr.eta > 0)).sum())
             half = single.sigmoid() == 0.5  # what the paper's eleven disagreements are
-            totals["float32_halves"] += int(half.sum())
-            totals["float32_images"] += int(half.any(-1).sum())
+            tally["float32_halves"] += int(half.sum())
+            tally["float32_images"] += int(half.any(-1).sum())
         if number == 0 and settings.exact:
             few = dataclasses.replace(problem, t=t[: settings.exact])
             exact = kernel_logistic_regression(few, norm, cholesky)
-            exact_gap = (exact.eta - klr.eta[: settings.exact]).abs().max().item()
-        closest = _closest(closest, deq.eta, klr.eta, first)
+            tally["cholesky_gap"] = (exact.eta - klr.eta[: settings.exact]).abs().max().item()
+        tally["closest"] = _closest(tally["closest"], deq.eta, klr.eta, first)
+        tally["chunks"] = number + 1
         past = first + len(t)
-        report(past / settings.images, f"{past} of {settings.images} images")
-        if saved.due():
-            found = {"totals": totals, "seconds": seconds, "steps": steps, "worst": worst, "closest": closest}
-            saved.save("chunks", {**found, "exact_gap": exact_gap, "done": number + 1})
-    saved.drop("chunks")
-    guarantee = certify(K, lam, family)
-    return {
-        "images": settings.images,
-        "pixels": settings.images * 784,
-        **totals,
-        "largest_gap": worst,
-        "cholesky_gap": exact_gap,
-        "steps": {"equilibrium": steps[0], "newton": steps[1]},
-        "seconds": seconds,
-        "guarantee": str(guarantee),
-        "closest": [
-            {"image": i, "pixel": p, "equilibrium": a, "newton": b} for _, i, p, a, b in closest
-        ],  # Table 2: the pixels nearest to a tie
-    }
+        job.report(past / settings.images, f"{past} of {settings.images} images")
+        if job.saved.due():
+            job.saved.save("tally", tally)
+    job.saved.drop("tally")
+    del tally["chunks"]
+    closest = [{"image": i, "pixel": p, "equilibrium": a, "newton": b} for _, i, p, a, b in tally["closest"]]
+    sizes = {"images": settings.images, "pixels": settings.images * 784}
+    return {**sizes, **tally, "guarantee": str(certify(K, lam, family)), "closest": closest}  # closest: Table 2
 
 
-def _closest(
-    best: list[tuple[float, int, int, float, float]], deq: Tensor, klr: Tensor, first: int
-) -> list[tuple[float, int, int, float, float]]:
-    """The eleven images whose nearest pixel is nearest to probability ½, with both posterior probabilities."""
+def _closest(best: list[tuple[float, ...]], deq: Tensor, klr: Tensor, first: int) -> list[tuple[float, ...]]:
+    """The eleven images whose nearest pixel is nearest to probability ½: |f|, image, pixel, both probabilities."""
     size, pixel = klr.abs().min(-1)
-    order = size.argsort()[:11]
-    new = [
-        (size[i].item(), first + int(i), int(pixel[i]), _probability(deq, i, pixel), _probability(klr, i, pixel))
-        for i in order
-    ]
-    return sorted(best + new)[:11]
-
-
-def _probability(eta: Tensor, row: Tensor, pixel: Tensor) -> float:
-    return eta[row, pixel[row]].sigmoid().item()
+    images = size.argsort()[:11]
+    pixels = pixel[images]
+    probabilities = (eta[images, pixels].sigmoid() for eta in (deq, klr))
+    columns = (size[images], first + images, pixels, *probabilities)
+    return sorted([*best, *zip(*(column.tolist() for column in columns), strict=True)])[:11]
 
 
 @torch.no_grad()

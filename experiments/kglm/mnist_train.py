@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from bank import DenseBank, Iteration, plain, squared_error
-from common import COLOURS, UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
+from common import COLOURS, Experiment, Figures, Job, Record, Result, main, subplots
 from mnist import Mnist, binarised, corrupt, kernel_matrix
 from torch import Tensor
 
@@ -54,8 +54,9 @@ def start(settings: MnistTrain, rescue: bool = True) -> DenseBank:
     return DenseBank(weights, torch.sigmoid, Iteration(settings.tol, settings.max_steps, rescue=rescue))
 
 
-def run(settings: MnistTrain, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
+def run(settings: MnistTrain, job: Job) -> Result:
     """Per step the training error of the grey prediction, per look the test error of the binarised one."""
+    device, saved = job.device, job.saved
     on_gpu = device.type == "cuda"
     bank = start(settings, rescue=not on_gpu).to(device)
     clean = binarised("train", settings.images).float()
@@ -76,42 +77,38 @@ def run(settings: MnistTrain, device: torch.device, report: Report = silent, sav
         latest.copy_(loss.detach())
 
     update = GraphedStep(descend) if on_gpu and settings.graph else descend
-    looks: list[int] = []
-    test: list[Tensor] = []
-    residuals: list[Tensor] = []
+    seen: dict[str, list[Any]] = {"looks": [], "test": [], "residuals": []}
     training = torch.zeros(settings.steps, bank.models, device=device)
     name, first, began = f"seeds-{settings.seeds}", 0, time.perf_counter()
     kept = saved.load(name)
     if kept is not None:
         bank.load_state_dict(kept["bank"])
         optimizer.load_state_dict(kept["optimizer"])
-        first, looks, test, residuals = kept["step"], kept["looks"], kept["test"], kept["residuals"]
+        first, seen = kept["step"], {key: kept[key] for key in seen}
         training[:first] = kept["training"].to(device)
     for step in range(first, settings.steps + 1):
         if step > first and saved.due():
-            state: dict[str, Any] = {"bank": bank.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-            found = {"looks": looks, "test": test, "residuals": residuals, "training": training[:step].clone()}
-            saved.save(name, {**state, **found})
+            state = {"bank": bank.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+            saved.save(name, {**state, **seen, "training": training[:step].clone()})
         if step <= 10 or step % settings.measure == 0 or step == settings.steps:
-            looks.append(step)
             wrong, residual = _binarised_error(bank, held_out, target)
-            test.append(wrong)
-            residuals.append(residual)
+            seen["looks"].append(step)
+            seen["test"].append(wrong)
+            seen["residuals"].append(residual)
             words = (
                 f"step {step}, {time.perf_counter() - began:.1f} s: test error kernel {wrong[0]:.4f}, "
                 f"random {wrong[1:].mean():.4f}; residual at most {residual.max():.1e}"
             )
-            report(step / max(1, settings.steps), words if step % (10 * settings.measure) == 0 else "")
+            job.report(step / max(1, settings.steps), words if step % (10 * settings.measure) == 0 else "")
         if step == settings.steps:
             break
         update(noisy[batches[step]], clean[batches[step]])
         training[step] = latest
     saved.drop(name)
-    measured = {"test": test, "residuals": residuals}
     return {
         "schemes": SCHEMES,
-        "looks": looks,
-        **{key: plain(torch.stack(values)) for key, values in measured.items()},
+        "looks": seen["looks"],
+        **{key: plain(torch.stack(seen[key])) for key in ("test", "residuals")},
         "training": plain(training.cpu()),
     }
 

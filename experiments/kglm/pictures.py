@@ -71,7 +71,7 @@ def pictures(
             side = (size, size) if size else (192, 384)
             clean = _divide(synthetic_scenes(train + test, channels, side), train, test)
             words = f"synthetic stand-in for HSI Road, {channels} channels"
-    first, second = (_cut(part, size).to(device) for part in clean)
+    first, second = (center_crop(part, size).to(device) for part in clean)
     return NoisyPictures(first, second, deviation, words)
 
 
@@ -82,7 +82,7 @@ def _divide(scenes: Tensor, train: int, test: int) -> list[Tensor]:
     return [scenes[order[:edge][:train]], scenes[order[edge:][:test]]]
 
 
-def _cut(images: Tensor, size: int) -> Tensor:
+def center_crop(images: Tensor, size: int) -> Tensor:
     """The central square of side `size`; whole images for 0."""
     if not size:
         return images
@@ -90,9 +90,9 @@ def _cut(images: Tensor, size: int) -> Tensor:
     return images[..., top : top + size, left : left + size].contiguous()
 
 
-def find_scenes(root: Path | None = None) -> list[Path]:
+def find_scenes() -> list[Path]:
     """The files of the scenes in order, none if the data set is absent."""
-    folder = (data_root(None) if root is None else root) / "hsi_road"
+    folder = data_root(None) / "hsi_road"
     pages = sorted([*folder.glob("images/*_nir.tif"), *folder.glob("images/*_nir.tiff")])
     return pages or sorted(folder.glob("*.npy"))
 
@@ -124,12 +124,12 @@ def _scene(path: Path, channels: int) -> np.ndarray:
     return scene
 
 
-def synthetic_scenes(count: int, channels: int, size: tuple[int, int], seed: int = 0) -> Tensor:
+def synthetic_scenes(count: int, channels: int, size: tuple[int, int]) -> Tensor:
     """Not the data set: smooth random scenes with correlated channels, for trying the experiment without it.
 
     Six smooth random fields per scene, mixed by spectra that are smooth in wavelength; bytes (count, c, h, w).
     """
-    g = torch.Generator().manual_seed(seed)
+    g = torch.Generator().manual_seed(0)
     height, width = size
     materials = 6
     frequency = torch.sqrt(torch.fft.fftfreq(height)[:, None].square() + torch.fft.rfftfreq(width)[None, :].square())

@@ -4,14 +4,15 @@ Informed, naive and random starts: test error over training, and sample outputs.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from bank import DenseBank, Iteration, plain, train
-from common import COLOURS, UNSAVED, Checkpoints, Experiment, Figures, Record, Report, Result, main, silent, subplots
+from bank import DenseBank, Held, Iteration, in_parts, plain, train
+from common import COLOURS, Experiment, Figures, Job, Record, Result, main, subplots
 from torch import Tensor
 
 from kerneq.kglm import AbstractCovariance, Periodic, SquaredExponential, spectral_norm
@@ -51,18 +52,10 @@ class Smooth:
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
 
 
-@dataclasses.dataclass(frozen=True)
-class Coordinates:
-    """Where the two halves of a sample are observed."""
-
-    X: Tensor  # (n, 1)
-    X2: Tensor
-
-    @classmethod
-    def of(cls, n: int) -> "Coordinates":
-        """n points from −2π to 2π, and the same moved by −2."""
-        X = torch.linspace(-2 * math.pi, 2 * math.pi, n, dtype=torch.float64)[:, None]
-        return cls(X, X - 2)
+def coordinates(n: int) -> tuple[Tensor, Tensor]:
+    """Where the two halves of a sample are observed, (n, 1): n points from −2π to 2π, and the same moved by −2."""
+    X = torch.linspace(-2 * math.pi, 2 * math.pi, n, dtype=torch.float64)[:, None]
+    return X, X - 2
 
 
 def mean(x: Tensor) -> Tensor:
@@ -70,51 +63,42 @@ def mean(x: Tensor) -> Tensor:
     return torch.exp(-x.square() / 10) * torch.sin(x) + torch.exp(-(x + 9).square())
 
 
-def sample(count: int, at: Coordinates, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """`count` joint draws of the process at X and X2, float32 (count, n) each."""
-    Z = torch.cat([at.X, at.X2])
+def sample(count: int, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """`count` joint draws of both halves of the process, float32 (count, n) each."""
+    Z = torch.cat(coordinates(n))
     values, vectors = torch.linalg.eigh(TRUE(Z, Z))  # singular where the two grids meet: no Cholesky
     root = vectors * values.clamp(min=0).sqrt()
     noise = torch.randn(count, len(Z), generator=generator).double() @ root.mT
     Y = (mean(Z[:, 0]) + noise).float()
-    return Y[:, : len(at.X)].contiguous(), Y[:, len(at.X) :].contiguous()
+    return Y[:, :n].contiguous(), Y[:, n:].contiguous()
 
 
 def start(settings: Smooth, seeds: range) -> DenseBank:
     """Seeds × (informed, naive, random), in that order of nesting."""
-    at, n = Coordinates.of(settings.points), settings.points
-    true, plain_kernel = TRUE(at.X, at.X), SquaredExponential()(at.X, at.X)
+    (X, X2), n = coordinates(settings.points), settings.points
+    true, smooth = TRUE(X, X), SquaredExponential()(X, X)
+    scale = settings.norm / spectral_norm(true)
+    informed, readout = (scale * true).float(), (scale * TRUE(X2, X)).float()
+    naive = (settings.norm / spectral_norm(smooth) * smooth).float()
     W1, W2, V1, V2 = [], [], [], []
     for seed in seeds:
         g = torch.Generator().manual_seed(seed)
-        drawn = [uniform(torch.empty(n, n), g) for _ in range(8)]
-        scale = settings.norm / spectral_norm(true)
-        informed, readout = (scale * true).float(), (scale * TRUE(at.X2, at.X)).float()
-        naive = (settings.norm / spectral_norm(plain_kernel) * plain_kernel).float()
+        drawn = [uniform(torch.empty(n, n), g) for _ in range(6)]
         W1 += [-informed, -naive, drawn[0]]
         W2 += [informed, naive, drawn[1]]
         V1 += [-readout, drawn[2], drawn[4]]
-        zero = torch.zeros(n, n)
-        V2 += [readout, *((drawn[3], drawn[5]) if settings.skip == "drawn" else (zero, zero))]
+        V2 += [readout, *((drawn[3], drawn[5]) if settings.skip == "drawn" else [torch.zeros(n, n)] * 2)]
     iteration = Iteration(settings.tol, settings.max_steps, settings.relaxation)
     # warm: every epoch is one step on the same batch
     return DenseBank([torch.stack(weight) for weight in (W1, W2, V1, V2)], torch.tanh, iteration, warm=True)
 
 
-def run(settings: Smooth, device: torch.device, report: Report = silent, saved: Checkpoints = UNSAVED) -> Result:
+def run(settings: Smooth, job: Job) -> Result:
     """Test errors (look, seed, scheme) and after how many epochs each look was."""
     per = max(1, settings.models_together // len(SCHEMES))
-    errors = []
-    for first in range(0, settings.seeds, per):
-        seeds = range(first, min(first + per, settings.seeds))
-        name = f"seeds-{seeds.start}-{seeds.stop}"
-        part = saved.load(name)
-        if part is None:
-            part = {"errors": _errors(settings, seeds, device, report, saved)}
-            saved.save(name, part)
-            saved.drop("bank")
-        errors.append(part["errors"])
-    return {"schemes": SCHEMES, "looks": looks(settings.epochs), "errors": plain(torch.cat(errors, 1))}
+    parts = in_parts(settings.seeds, per, job.saved, functools.partial(_part, settings, job))
+    errors = plain(torch.cat([part["errors"] for part in parts], 1))
+    return {"schemes": SCHEMES, "looks": looks(settings.epochs), "errors": errors}
 
 
 def looks(epochs: int) -> list[int]:
@@ -122,17 +106,21 @@ def looks(epochs: int) -> list[int]:
     return sorted({*range(min(20, epochs) + 1), *range(0, epochs + 1, 10), epochs})
 
 
-def _schemes(bank: DenseBank, scheme: str) -> Tensor:
-    """Which models of the bank have this start."""
-    return torch.arange(bank.models, device=bank.W1.device) % len(SCHEMES) == SCHEMES.index(scheme)
+def held(settings: Smooth, bank: DenseBank) -> list[Held]:
+    """Naive models train their readout only, for a while; as released, random ones keep their skip for ever."""
+    start = torch.arange(bank.models, device=bank.W1.device) % len(SCHEMES)
+    found = [Held(start == SCHEMES.index("naive"), ("W1", "W2", "b"), settings.freeze)]
+    return [*found, Held(start == SCHEMES.index("random"), ("V2",))] if settings.skip == "zero" else found
 
 
-def _errors(settings: Smooth, seeds: range, device: torch.device, report: Report, saved: Checkpoints) -> Tensor:
-    """Test errors of some of the seeds, trained side by side."""
-    at, bank = Coordinates.of(settings.points), start(settings, seeds).to(device)
+def _part(settings: Smooth, job: Job, seeds: range, name: str) -> dict[str, Tensor]:
+    """Test errors (look, seed, scheme) of some of the seeds, trained side by side."""
+    bank = start(settings, seeds).to(job.device)
     draws = [torch.Generator().manual_seed(10_000 + seed) for seed in seeds]
-    training = [_repeat([sample(settings.train, at, g) for g in draws], device)]
-    testing = [_repeat([sample(settings.test, at, g) for g in draws], device)]
+    training, testing = (
+        [_repeat([sample(count, settings.points, g) for g in draws], job.device)]
+        for count in (settings.train, settings.test)
+    )
 
     def say(epoch: int, losses: Tensor | None) -> None:
         words = ""
@@ -140,21 +128,20 @@ def _errors(settings: Smooth, seeds: range, device: torch.device, report: Report
             means = losses.view(-1, len(SCHEMES)).mean(0).tolist()
             words = f"epoch {epoch}: " + ", ".join(f"{s} {m:.4f}" for s, m in zip(SCHEMES, means, strict=True))
         done = epoch / settings.epochs if settings.epochs else 1.0
-        report((seeds.start + len(seeds) * done) / settings.seeds, words)
+        job.report((seeds.start + len(seeds) * done) / settings.seeds, words)
 
     history = train(
         bank,
-        lambda epoch: iter(training),
-        lambda: iter(testing),
+        lambda epoch: training,
+        lambda: testing,
         looks=looks(settings.epochs),
         lr=settings.lr,
-        frozen=_schemes(bank, "naive"),
-        freeze=settings.freeze,
-        fixed=_schemes(bank, "random") if settings.skip == "zero" else None,
+        held=held(settings, bank),
         report=say,
-        saved=saved,
+        saved=job.saved,
+        name=name,
     )
-    return history.view(len(history), len(seeds), len(SCHEMES))
+    return {"errors": history.view(len(history), len(seeds), len(SCHEMES))}
 
 
 def _repeat(pairs: list[tuple[Tensor, Tensor]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -166,23 +153,14 @@ def _repeat(pairs: list[tuple[Tensor, Tensor]], device: torch.device) -> tuple[T
 
 def outputs(settings: Smooth, epochs: int, count: int = 6) -> Iterator[tuple[str, Tensor]]:
     """Figure 5(b): targets; random and naive after `epochs` epochs; informed before any training."""
-    at, bank = Coordinates.of(settings.points), start(settings, range(1))
-    g = torch.Generator().manual_seed(10_000)
-    training = [_repeat([sample(SAMPLES, at, g)], torch.device("cpu"))]
-    testing = [_repeat([sample(count, at, g)], torch.device("cpu"))]
+    bank, g = start(settings, range(1)), torch.Generator().manual_seed(10_000)
+    training, testing = (
+        [_repeat([sample(size, settings.points, g)], torch.device("cpu"))] for size in (SAMPLES, count)
+    )
     y, target = testing[0]
     with torch.no_grad():
         informed = bank(y)[0][0]
-    train(
-        bank,
-        lambda epoch: iter(training),
-        lambda: iter(testing),
-        looks=[epochs],
-        lr=settings.lr,
-        frozen=_schemes(bank, "naive"),
-        freeze=settings.freeze,
-        fixed=_schemes(bank, "random") if settings.skip == "zero" else None,
-    )
+    train(bank, lambda epoch: training, lambda: testing, looks=[epochs], lr=settings.lr, held=held(settings, bank))
     with torch.no_grad():
         trained = bank(y)[0]
     yield "target", target[0]
@@ -230,7 +208,7 @@ def _samples(records: Sequence[Record[Smooth]], limit: float = 2.0) -> "Figure":
     figure, axes = subplots(len(records), 4, width=11, height=2.4 * len(records) + 0.3, sharex=True, sharey=True)
     cut = 0
     for row, record in zip(axes, records, strict=True):
-        x = Coordinates.of(record.settings.points).X2[:, 0]
+        x = coordinates(record.settings.points)[1][:, 0]
         for axis, (title, values) in zip(row, outputs(record.settings, epochs=20), strict=True):
             axis.plot(x, mean(x), color="black", linewidth=1.5)
             axis.plot(x, values.mT.numpy(), linewidth=0.8)

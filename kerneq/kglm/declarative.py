@@ -33,8 +33,7 @@ def minimise(problem: Problem) -> Tensor:
     H = K(λI + DK) and B = −K ∂r/∂θ: K cancels, and Dα* = (λI + DK)⁻¹ ∂r/∂θ, which needs no inverse of K. It is the
     derivative of one more Newton step at α*, whose matrix is a constant.
     """
-    offset = problem.offset.detach() if isinstance(problem.offset, Tensor) else problem.offset
-    fixed = dataclasses.replace(problem, K=problem.K.detach(), t=problem.t.detach(), offset=offset)
+    fixed = dataclasses.replace(problem, K=problem.K.detach())
     with torch.no_grad():
         fit = newton(fixed)
     if not bool(fit.converged.all()):

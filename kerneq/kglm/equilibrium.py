@@ -27,6 +27,7 @@ from .guarantee import Guarantee, spectral_norm
 from .kernels import SquaredExponential, Truncated, as_kernel, coordinates, random_lengthscales
 
 MANY_STEPS = 10_000  # of relaxed iteration; beyond them n³ operations, a few times, are less
+Signed = list[tuple[Tensor, int]]  # weights that are ±K/λ, each with its sign
 
 
 @final
@@ -70,7 +71,7 @@ class GLMCell(AbstractCell):
         self.family, self.prior = family, prior
 
     def bind(self, x: Tensor) -> GLMMap:
-        W1 = self.W1.to(x)  # in the dtype of the targets, which may be wider than that of the weights
+        W1 = self.W1.to(x)  # the targets' dtype may be wider than that of the weights
         W3 = None if self.W3 is None else bound(self.W3.to(x))
         constant = bound(W1 + self.W2.to(x))(x) + self.bias.to(x)
         return GLMMap(bound(W1), W3, x, constant, self.family, self.prior)
@@ -86,9 +87,10 @@ class KernelEquilibrium(nn.Module):
     """Y ↦ f* = V₁(z* + ρ(z*)) + V₂T(Y) + c, z* the equilibrium of `cell`; all weights can be trained further.
 
     Y is (batch, n) or (batch, c, h, w). `forward` gives f* (canonical), `mean` the response A′(f*), `embed` z*. A
-    solve that does not converge warns. `guarantee` says what is known of the closed-form weights and chooses solver
-    and step limit; they are those of `layer`, the `Equilibrium` inside, and can be set there. Where it
-    chooses Newton's method the layer computes in float64: at a small λ, f* is a small difference of large numbers.
+    solve that does not converge warns. `guarantee` says what is known of the closed-form weights (not of those that
+    training or `initialise` put in their place) and chooses solver and step limit; they are those of `layer`, the
+    `Equilibrium` inside, and can be set there. Where it chooses Newton's method the layer computes in float64: at a
+    small λ, f* is a small difference of large numbers.
     """
 
     def __init__(self, cell: GLMCell, V: Tensor, bias: Tensor, guarantee: Guarantee) -> None:
@@ -135,9 +137,9 @@ class KernelEquilibrium(nn.Module):
         return self.cell.family.mean(self._solve(self._statistic(Y))).to(self.V1.dtype)
 
     def _statistic(self, Y: Tensor) -> Tensor:
-        """T(Y), in the dtype of the computation."""
-        t = self.cell.family.statistic(Y)
-        return t.double() if self.in_double else t
+        """T(Y), in the dtype of the computation: that of the weights, or of the targets where it is wider."""
+        dtype = torch.float64 if self.in_double else torch.result_type(Y, self.V1)
+        return self.cell.family.statistic(Y.to(dtype))
 
     def _solve(self, t: Tensor) -> Tensor:
         """η*, the equilibrium in canonical coordinates."""
@@ -194,38 +196,29 @@ def initialise(
     check_positive("norm", norm)
     if isinstance(kernel, str) and kernel not in ("naive", "random"):
         raise ValueError(f"A scheme is a kernel, 'naive' or 'random', got {kernel!r}.")
-    random = isinstance(kernel, str) and kernel == "random"
-
-    def draw(weight: Tensor, rows: Tensor | None) -> Tensor:
-        """A weight of the shape of `weight`: k(rows, X) or its filters with spectral norm `norm`, or random."""
-        if random:
-            return uniform(weight, generator)
-        raw = _evaluate(kernel, weight, rows, X, generator)
-        return norm / spectral_norm(raw, size) * raw
-
     cell = layer.cell if isinstance(layer, Equilibrium | KernelEquilibrium) else layer
+    weights: Signed
     match cell:
-        case GLMCell():  # W₁ = W₃ = −K/λ and W₂ = K/λ; for a random start each weight is drawn for itself
-            K = draw(cell.W1, X)
-            cell.W1.copy_(-K)
-            cell.W2.copy_(draw(cell.W2, X) if random else K)
-            if cell.W3 is not None:
-                cell.W3.copy_(draw(cell.W3, X) if random else -K)
+        case GLMCell():
+            weights, rows = [(cell.W1, -1), (cell.W2, 1), *([] if cell.W3 is None else [(cell.W3, -1)])], X
         case DenseCell() | ConvCell():
-            cell.operator.weight.copy_(draw(cell.operator.weight, X2))
+            weights, rows = [(cell.operator.weight, 1)], X2
         case nn.Linear() | nn.Conv2d():
-            cell.weight.copy_(draw(cell.weight, X2))
+            weights, rows = [(cell.weight, 1)], X2
         case _:
             name = type(cell).__name__
             raise TypeError(f"`initialise` knows Equilibrium, kerneq's cells, nn.Linear and nn.Conv2d, got {name}.")
-    if isinstance(layer, KernelEquilibrium) and isinstance(kernel, str):
-        layer.V1.copy_(uniform(layer.V1, generator))
-        layer.V2.copy_(uniform(layer.V2, generator))
-    elif isinstance(layer, KernelEquilibrium):  # the readout has the hidden weight's λ, not a norm of its own
-        scale = norm / spectral_norm(_evaluate(kernel, layer.cell.W1, X, X, generator), size)
-        V = scale * _evaluate(kernel, layer.V1, X if X2 is None else X2, X, generator)
-        layer.V1.copy_(-V)
-        layer.V2.copy_(V)
+    readout: Signed = [(layer.V1, -1), (layer.V2, 1)] if isinstance(layer, KernelEquilibrium) else []
+    scheme = kernel if isinstance(kernel, str) else "informed"
+    if scheme != "random":
+        K = _evaluate(kernel, weights[0][0], rows, X, generator)
+        scale = norm / spectral_norm(K, size)  # 1/λ, the readout's too
+    for weight, sign in weights:
+        weight.copy_(sign * (uniform(weight, generator) if scheme == "random" else scale * K))
+    if scheme == "informed" and readout:
+        V = scale * _evaluate(kernel, readout[0][0], X if X2 is None else X2, X, generator)
+    for weight, sign in readout:
+        weight.copy_(sign * V if scheme == "informed" else uniform(weight, generator))
     return layer
 
 

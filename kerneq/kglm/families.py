@@ -200,14 +200,10 @@ class Rectified(AbstractFamily):
 
     def mean(self, eta: Tensor) -> Tensor:
         root = math.sqrt(1 - self.slope)
-        return eta + root * _hazard(root * eta)
+        return self.slope * eta + root * _half_gaussian(root * eta)[0]
 
     def variance(self, eta: Tensor) -> Tensor:
-        u = math.sqrt(1 - self.slope) * eta
-        hazard = _hazard(u)
-        # 1 − m(u)·hazard(u) loses its digits far to the left, where it tends to 1/u²
-        excess = torch.where(u < -1e3, 1 / u.square(), 1 - hazard * (u + hazard))
-        return self.slope + (1 - self.slope) * excess.clamp(0, 1)
+        return self.slope + (1 - self.slope) * _half_gaussian(math.sqrt(1 - self.slope) * eta)[1]
 
     def variance_range(self, below: float = math.inf) -> tuple[float, float]:
         return self.slope, 1.0
@@ -218,9 +214,18 @@ class Rectified(AbstractFamily):
         return self._checked(y, y.isfinite(), "finite")
 
 
-def _hazard(u: Tensor) -> Tensor:
-    """φ(u)/Φ(u), through logarithms so that the far left does not divide 0 by 0."""
-    return torch.exp(-0.5 * u.square() - 0.5 * math.log(2 * math.pi) - torch.special.log_ndtr(u))
+def _half_gaussian(u: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of a half-Gaussian tilted by u: m = u + h and 1 − hm, h = φ(u)/Φ(u).
+
+    Far to the left both are small differences of large numbers; there their series in 1/u² takes over.
+    """
+    edge = -40.0 if u.dtype == torch.float64 else -8.0
+    hazard = torch.exp(-0.5 * u.square() - 0.5 * math.log(2 * math.pi) - torch.special.log_ndtr(u))
+    left = u.clamp(max=edge)  # so that the series is finite, and has a gradient, where it does not count
+    w = left.square().reciprocal()
+    mean = torch.where(u < edge, (-1 + 2 * w - 10 * w * w) / left, u + hazard)
+    variance = torch.where(u < edge, w * (1 - 6 * w + 50 * w * w), 1 - hazard * (u + hazard))
+    return mean, variance
 
 
 @final

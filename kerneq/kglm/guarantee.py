@@ -91,7 +91,7 @@ def certify(
 
     Filters give rigorous bounds, never exact: the zero-padded convolution is a corner of the circular one on a larger
     torus, whose spectrum the FFT gives. The `drive` (K/λ)T + m helps a family whose A″ is unbounded (Poisson): if
-    K ≥ 0 entrywise and σ > 0, iterates stay below its maximum, where A″ is bounded.
+    K ≥ 0 entrywise, σ > 0 and the prior is flat, iterates stay below its maximum, where A″ is bounded.
     """
     if size is None:
         eigenvalues, terms = torch.linalg.eigvalsh(K.double()), len(K)
@@ -104,7 +104,7 @@ def certify(
         eigenvalues, terms = torch.linalg.eigvalsh(_symbol(K.double(), torus) * phase[:, :, None, None]), 1000
     largest = eigenvalues.abs().max().item()
     norm, curvature = largest / lam, prior.max_curvature()
-    below = math.inf if drive is None or bool((K < 0).any()) else drive.max().item()
+    below = math.inf if drive is None or not prior.flat or bool((K < 0).any()) else drive.max().item()
     lowest, highest = family.variance_range(below)
     # ρ′ = Q″ ∘ (A′)⁻¹ / A″ ∘ (A′)⁻¹; the published sup takes A″ and ρ′ at one z, but in the map they meet at two
     steepest = 0.0 if curvature == 0 else curvature / lowest if lowest > 0 else math.inf

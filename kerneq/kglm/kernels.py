@@ -110,8 +110,7 @@ class Periodic(AbstractCovariance):
         check_positive("lengthscale", self.lengthscale)
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
-        distance = _squared_distance(X, X2).sqrt()
-        return (-2 * (math.pi * distance / self.period).sin().square() / self.lengthscale**2).exp()
+        return (-2 * (math.pi * _distance(X, X2) / self.period).sin().square() / self.lengthscale**2).exp()
 
 
 @final
@@ -128,7 +127,7 @@ class Matern(AbstractCovariance):
             raise ValueError(f"`smoothness` must be 0.5, 1.5 or 2.5, got {self.smoothness}.")
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
-        r = math.sqrt(2 * self.smoothness) * _squared_distance(X, X2).sqrt() / self.lengthscale
+        r = math.sqrt(2 * self.smoothness) * _distance(X, X2) / self.lengthscale
         polynomial = 1 + (self.smoothness > 1) * r + (self.smoothness > 2) * r.square() / 3
         return polynomial * (-r).exp()
 
@@ -207,6 +206,8 @@ class FunctionKernel(AbstractCovariance):
             values = self.function(X, X2)
         if not isinstance(values, np.ndarray):
             values = values.to_dense()  # a tensor stays as it is, a lazy matrix is written out
+        elif torch.is_grad_enabled() and (X.requires_grad or X2.requires_grad):
+            raise ValueError("A kernel of arrays has no gradient in the coordinates: use a `kglm` one, or detach them.")
         matrix = torch.as_tensor(values, dtype=X.dtype, device=X.device)
         if matrix.shape != (X.shape[0], X2.shape[0]):
             wanted = f"a matrix ({X.shape[0]}, {X2.shape[0]})"
@@ -235,3 +236,9 @@ def coordinates(X: Tensor) -> Tensor:
 def _squared_distance(X: Tensor, X2: Tensor) -> Tensor:
     """‖xᵢ − x2ⱼ‖² from the differences themselves: exactly symmetric, exactly zero on the diagonal."""
     return (X[:, None, :] - X2[None, :, :]).square().sum(-1)
+
+
+def _distance(X: Tensor, X2: Tensor) -> Tensor:
+    """‖xᵢ − x2ⱼ‖, with gradient 0 where it is 0, as on the diagonal of K(X, X); a root alone has none there."""
+    squared = _squared_distance(X, X2)
+    return torch.where(squared > 0, squared, 1.0).sqrt() * (squared > 0)

@@ -235,7 +235,8 @@ def _paths(model: Certified, seen: Seen) -> list[_Path]:
     """
     head = model.head.rescaled() if isinstance(model.head, UnitRows) else model.head.weight
     if isinstance(model, DenseClassifier):
-        return [_path("dense", model.equilibrium, seen[model.equilibrium][0], 1.0, head * _gains(model.norm))]
+        rows = _scaled(head.mT, model.norm).mT
+        return [_path("dense", model.equilibrium, seen[model.equilibrium][0], 1.0, rows)]
     found = []
     for index, branch in enumerate(model.branches):
         assert isinstance(branch, Branch)
@@ -246,7 +247,7 @@ def _paths(model: Certified, seen: Seen) -> list[_Path]:
         before = 1.0 if model.config.lipschitz else 1 / branch.scale
         before = math.inf if model.config.refinements else before  # residual blocks in between, which nothing bounds
         after = float(branch.gain()) if model.config.lipschitz else 1 / (ratio * math.prod(given.shape[2:]) ** 0.5)
-        rows = head * _gains(model.norm) * _gains(branch.norm) * (share * after)
+        rows = share * after * _scaled(_scaled(head.mT, model.norm), branch.norm).mT
         found.append(_path(f"branch{index}", branch.equilibrium, given, before, rows))
     return found
 
@@ -313,14 +314,12 @@ def _first_norm(model: Certified, x: Tensor, std: Sequence[float]) -> float:
 
 def _weight(linear: nn.Module, norm: nn.Module | None = None) -> Tensor:
     """The weight of a convolution or a matrix as it acts, the batch norm after it included."""
-    weight = linear.rescaled() if isinstance(linear, AlmostOrthogonal) else linear.get_parameter("weight")
-    gains = torch.as_tensor(1.0 if norm is None else _gains(norm))
-    return weight * (gains.view(-1, *[1] * (weight.dim() - 1)) if gains.dim() else gains)
+    return _scaled(linear.rescaled() if isinstance(linear, AlmostOrthogonal) else linear.get_parameter("weight"), norm)
 
 
-def _gains(norm: nn.Module) -> Tensor | float:
-    """What a batch norm in `eval()` multiplies each channel by; 1 for anything else, which lengthens nothing."""
+def _scaled(rows: Tensor, norm: nn.Module | None) -> Tensor:
+    """What a batch norm in `eval()` makes of the rows that end in its channels; others lengthen nothing."""
     if not isinstance(norm, nn.modules.batchnorm._BatchNorm):
-        return 1.0
-    variance = norm.get_buffer("running_var")
-    return norm.get_parameter("weight") * torch.rsqrt(variance + norm.eps)
+        return rows
+    gains = norm.get_parameter("weight") * torch.rsqrt(norm.get_buffer("running_var") + norm.eps)
+    return rows * gains.view(-1, *[1] * (rows.dim() - 1))

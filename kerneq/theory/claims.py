@@ -25,12 +25,10 @@ from .verify import (
     with_norm,
 )
 
-CURVATURE = -Gaussian.lowest  # 2e^{−3/2}
-
 
 def proposition1() -> WorstCase:
     """GEQ Prop. 1: features: λ⟨Φ(a), Φ(v)⟩ is the kernel. Erratum: λ lacks 1/2γ and a square."""
-    a, v = torch.randn(RESTARTS, 3), torch.randn(RESTARTS, 3)
+    a, v = drawn((3,), (3,))
 
     def ratio(a: Tensor, v: Tensor) -> Tensor:
         e = p.proposition1(a, v, gamma=0.7, order=6)
@@ -54,7 +52,8 @@ def proposition1_outputs() -> WorstCase:
     one = torch.ones(1, 1)
     geq = equilibrium(one[None], one, 0.5)
     constant = settled(lambda z: torch.relu(torch.exp(-0.5 * (1 - z) ** 2)), 0.5 * one)
-    W, a, gamma = with_norm(torch.randn(RESTARTS, 3, 3), 0.9), torch.randn(RESTARTS, 3), 0.5
+    (W, a), gamma = drawn((3, 3), (3,)), 0.5
+    W = with_norm(W, 0.9)
     exact, worst = equilibrium(W, a, gamma), 0.0
     for order in (1, 3, 6, 10):
 
@@ -62,7 +61,7 @@ def proposition1_outputs() -> WorstCase:
             return torch.relu(times(W.mT, p.proposition1(a, times(W, z), gamma, order).slope))
 
         z = settled(truncated, torch.zeros(RESTARTS, 3))
-        allowed = 0.9 / (1 - CURVATURE * 0.81) * p.proposition1(a, times(W, z), gamma, order).slope_error
+        allowed = 0.9 / (1 + Gaussian.lowest * 0.81) * p.proposition1(a, times(W, z), gamma, order).slope_error
         ratio = (z - exact).norm(dim=1) / (allowed + 1e-12)
         worst = max(worst, float(ratio.max()))
     apart = float((geq - constant).abs())
@@ -87,7 +86,7 @@ def lemma1() -> WorstCase:
         weight, drive = torch.linalg.matrix_norm(M1 - M2, 2) * a1.norm(dim=1), (a1 - a2).norm(dim=1)
         return apart / (weight / (1 - m) ** 2 + drive / (1 - m))
 
-    M, a = torch.randn(RESTARTS, 3, 3), torch.randn(RESTARTS, 3)
+    M, a = drawn((3, 3), (3,))
     starts = M, M + 0.1 * torch.randn_like(M), a, a + 0.1 * torch.randn_like(a)
     return WorstCase(ascend(ratio, *starts, steps=30), "ascent on both systems at m = 0.9, sharper form")
 
@@ -191,9 +190,8 @@ def proposition3() -> WorstCase:
             W: Tensor, a: Tensor, move: Tensor, kernel: type[AbstractRadialKernel] = kernel, w: float = w
         ) -> Tensor:
             W, b = with_norm(W, w), a + 0.1 * move
-            z = equilibrium(torch.cat([W, W]), torch.cat([a, b]), 1.0, kernel)
-            apart = (z[:RESTARTS] - z[RESTARTS:]).norm(dim=1)
-            return apart / (a - b).norm(dim=1) / input_lipschitz(w, kernel.lowest)
+            one, two = equilibrium(torch.cat([W, W]), torch.cat([a, b]), 1.0, kernel).chunk(2)
+            return (one - two).norm(dim=1) / (a - b).norm(dim=1) / input_lipschitz(w, kernel.lowest)
 
         worst = max(worst, ascend(ratio, *drawn((3, 3), (3,), (3,)), steps=20, rate=0.1))
     negative = p.proposition3(Constants(W=0.9, U=0.9, inputs=2.0, gamma=1.0, beta=0.9)).geq.published
@@ -215,7 +213,7 @@ def proposition3_where_it_applies() -> WorstCase:
         beta = torch.exp(-gamma * (a - times(WW, z)).square().sum(1)).view(2, -1).amax(0)
         B = torch.maximum(both.norm(dim=1), z.norm(dim=1)).view(2, -1).amax(0)
         q = beta * mu**2 + math.sqrt(gamma) * B * mu**3
-        apart = (z[:RESTARTS] - z[RESTARTS:]).norm(dim=1) / (0.1 * move.norm(dim=1))
+        apart = torch.sub(*z.chunk(2)).norm(dim=1) / (0.1 * move.norm(dim=1))
         return torch.where(q < 1, apart * (1 - q) / q, torch.nan)
 
     starts = drawn((3, 3), (3, 2), (2,), (2,))
@@ -228,9 +226,8 @@ def proposition3_opteq() -> WorstCase:
 
     def ratio(W: Tensor, a: Tensor, move: Tensor) -> Tensor:
         W = with_norm(W, w)
-        G = torch.cat([W.mT @ W] * 2)
-        z = linear_equilibrium(G, torch.cat([a, a + 0.1 * move]))
-        return (z[:RESTARTS] - z[RESTARTS:]).norm(dim=1) / (0.1 * move.norm(dim=1)) * (1 - w**2)
+        one, two = linear_equilibrium(torch.cat([W.mT @ W] * 2), torch.cat([a, a + 0.1 * move])).chunk(2)
+        return (one - two).norm(dim=1) / (0.1 * move.norm(dim=1)) * (1 - w**2)
 
     starts = torch.randn(RESTARTS, 3, 3), torch.rand(RESTARTS, 3), torch.randn(RESTARTS, 3)
     return WorstCase(ascend(ratio, *starts), "ascent on W, a₁, a₂ at μ = 0.9")
@@ -300,10 +297,9 @@ def proposition4() -> WorstCase:
 
     def ratio(W: Tensor, a1: Tensor, a2: Tensor) -> Tensor:  # before the mean over U
         W = with_norm(W, 0.95)
-        z = equilibrium(torch.cat([W, W]), torch.cat([a1, a2]), 0.5)
-        left = (z[:RESTARTS] * z[RESTARTS:]).sum(1)
+        z1, z2 = equilibrium(torch.cat([W, W]), torch.cat([a1, a2]), 0.5).chunk(2)
         decay = torch.exp(-0.125 * (a1 - a2).square().sum(1))
-        return left / (0.95**2 * math.exp(0.95**4 / (2 * math.e)) * decay * a1.norm(dim=1) * a2.norm(dim=1))
+        return (z1 * z2).sum(1) / (0.95**2 * math.exp(0.95**4 / (2 * math.e)) * decay * a1.norm(dim=1) * a2.norm(dim=1))
 
     starts = drawn((3, 3), (3,), (3,))
     fixed = max(similarity(0.5), similarity(2.0), ascend(ratio, *starts, steps=30))
@@ -353,8 +349,8 @@ def remark3() -> WorstCase:
 
 
 INFINITE_WIDTH = (proposition1, theorem1, proposition1_outputs)
+LEMMAS = (lemma1, lemma2, lemma3)
 GENERALISATION = (proposition2, proposition2_proof, theorem2, remark1, kerdeq_remark1)
 STABILITY = (proposition3, proposition3_where_it_applies, proposition3_opteq, remark2, practice)
 SIMILARITY = (proposition4_opteq, proposition4, decay_rates, constant_D, remark3)
-LEMMAS = (lemma1, lemma2, lemma3)
 CLAIMS = (*INFINITE_WIDTH, *LEMMAS, *GENERALISATION, *STABILITY, *SIMILARITY, *FACTS, *GLM_CLAIMS)

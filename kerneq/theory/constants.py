@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..cells import AbstractKernelCell, DenseCell
 from ..fused.radial import patch_distances
-from ..kernels import AbstractRadialKernel, Gaussian
+from ..kernels import AbstractRadialKernel, Gaussian, Linear
 from ..kernels.radial import PatchParameters
 from ..operators import SETTLE_STEPS, top_singular_vector
 from ..solvers import Proximal, solve
@@ -68,34 +68,37 @@ def measure(cell: AbstractKernelCell, x: Tensor, head: nn.Linear | None = None) 
     Lanczos, from below. The largest ‖x‖, ‖z*‖ and β are those of the batch, where the statements mean all inputs. The
     size of the weights, which Proposition 2 needs, is that of a dense cell with a head.
     """
+    if not isinstance(cell.kernel, AbstractRadialKernel | Linear):
+        raise TypeError(f"The statements are about radial kernels and the linear one, got {cell.kernel!r}.")
     f = cell.bind(x)
     tol = torch.finfo(x.dtype).eps ** 0.75
     z = solve(f, None, Proximal(), tol=tol, max_steps=2000, on_failure="raise").value
-    gain, gamma, beta, lowest, reach, patches = 1.0, 0.0, 1.0, 0.0, math.inf, 1
+    constants = Constants(
+        W=float(f.binding.norm * f.binding.scale),
+        U=_affine_norm(cell.inject, x),
+        b=float(cell.inject(torch.zeros_like(x[:1])).norm()),
+        head=1.0 if head is None else float(torch.linalg.matrix_norm(head.weight, 2)),
+        inputs=float(per_sample_norm(x).max()),
+        outputs=float(per_sample_norm(z).max()),
+        gamma=0.0,
+        lowest=0.0,
+    )
     if isinstance(cell.kernel, AbstractRadialKernel):
         part = cell.similarity
         assert isinstance(part, PatchParameters) and f.binding.gamma is not None
         r = f.binding.a - f.operator(z)
         s = f.binding.gamma * patch_distances(r, part.project.weight, split=part.split, patch=part.patch)
-        gain, gamma = float(part.gain()), float(f.binding.gamma)
-        beta, lowest = float(cell.kernel.weight(s).max()), cell.kernel.lowest
-        patches = s[0].numel()
-        if isinstance(cell.kernel, Gaussian):
-            reach = math.sqrt(patches / (2 * math.e * gamma))
-    zero = torch.zeros_like(x[:1])
-    constants = Constants(
-        W=float(f.binding.norm * f.binding.scale),
-        U=gain * _affine_norm(cell.inject, x),
-        b=gain * float(cell.inject(zero).norm()),
-        head=1.0 if head is None else float(torch.linalg.matrix_norm(head.weight, 2)),
-        inputs=float(per_sample_norm(x).max()),
-        outputs=float(per_sample_norm(z).max()),
-        gamma=gamma,
-        beta=beta,
-        lowest=lowest,
-        reach=reach,
-        patches=patches,
-    )
+        gain, gamma, patches = float(part.gain()), float(f.binding.gamma), s[0].numel()
+        constants = dataclasses.replace(
+            constants,
+            U=gain * constants.U,
+            b=gain * constants.b,
+            gamma=gamma,
+            beta=float(cell.kernel.weight(s).max()),
+            lowest=cell.kernel.lowest,
+            reach=math.sqrt(patches / (2 * math.e * gamma)) if isinstance(cell.kernel, Gaussian) else math.inf,
+            patches=patches,
+        )
     if head is None or not isinstance(cell, DenseCell) or not isinstance(cell.inject, nn.Linear):
         return constants
     W, U, b = (_folded(cell, t) for t in (f.operator.weight, cell.inject.weight, cell.inject.bias[:, None]))

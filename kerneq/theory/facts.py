@@ -14,7 +14,7 @@ from ..kernels.radial import PatchParameters, input_lipschitz
 from ..kglm import propositions as glm
 from ..solution import Status
 from ..solvers import InFeatures, Newton, Picard, Proximal, solve
-from .verify import RESTARTS, WorstCase, ascend, equilibrium, settled, times, with_norm
+from .verify import RESTARTS, WorstCase, ascend, drawn, equilibrium, settled, times, with_norm
 
 RADIAL = (Gaussian, Multiquadric, Cauchy)
 
@@ -36,7 +36,7 @@ def slopes(kernel: type[AbstractRadialKernel], of: Callable[[Tensor], Tensor]) -
         slope = slope + 2 * (log_gamma.exp() * kernel.slope(s))[:, None, None] * r[:, :, None] * r[:, None, :]
         return of(torch.linalg.eigvalsh(slope))
 
-    return ascend(ratio, torch.randn(RESTARTS, 3), torch.randn(RESTARTS), steps=60, rate=0.2)
+    return ascend(ratio, *drawn((3,), ()), steps=60, rate=0.2)
 
 
 def contraction() -> WorstCase:
@@ -163,9 +163,9 @@ def unit_of_length() -> WorstCase:
     worst = 0.0
     for kernel in RADIAL:
         for c in (0.1, 7.0):
-            r, gamma = torch.randn(RESTARTS, 3), 0.5
-            W = with_norm(torch.randn(RESTARTS, 3, 3), 1.2)
-            z, scaled = equilibrium(W, r, gamma, kernel), equilibrium(W, c * r, gamma / c**2, kernel)
+            (a, W), gamma = drawn((3,), (3, 3)), 0.5
+            W = with_norm(W, 1.2)
+            z, scaled = equilibrium(W, a, gamma, kernel), equilibrium(W, c * a, gamma / c**2, kernel)
             worst = max(worst, float((scaled - c * z).abs().max()) / (1e-7 * c))
     return WorstCase(worst, "z(ca, γ/c²) − c z(a, γ) over 10⁻⁷")
 
@@ -191,7 +191,7 @@ def sizes() -> WorstCase:
         beta, length = torch.exp(-0.5 * r.square().sum(1)), a.norm(dim=1)
         return torch.maximum(z.norm(dim=1) / (beta.sqrt() * length / 2), r.norm(dim=1) / length)
 
-    worst = ascend(ratio, torch.randn(RESTARTS, 3, 3), torch.randn(RESTARTS, 3), steps=25)
+    worst = ascend(ratio, *drawn((3, 3), (3,)), steps=25)
     with torch.no_grad():
         for kernel in RADIAL:
             f = cell_of(kernel(gamma=0.2, split=3), math.sqrt(20)).bind(3 * torch.randn(64, 3))
@@ -236,11 +236,9 @@ def glm4_with_prior() -> WorstCase:
 
     ‖DH‖ = ‖K/λ‖ A″ at the image times 1 + ρ′ at z: printed as if they were taken at one point.
     """
-    family, q, z = kglm.Bernoulli(), 0.5, torch.tensor(0.01)
-    eta = family.canonical(z)
-    rho, rho_slope = q * eta, q / (z * (1 - z))
-    image = family.mean(z + rho - z - rho)  # K/λ = 1 and a target that brings the drive to 0, where A″ = ¼
-    steepest = float(image * (1 - image) * (1 + rho_slope))
+    q, z = 0.5, 0.01
+    # K/λ = 1 and a target that brings the drive to 0; ρ′ = q/A″ ∘ (A′)⁻¹ = q/z(1 − z)
+    steepest = float(kglm.Bernoulli().variance(torch.zeros(()))) * (1 + q / (z * (1 - z)))
     leaky, prior, K = kglm.LeakyReLU(0.3), kglm.Normal(0.3), torch.eye(4)
     t, points = torch.randn(4), leaky.mean(3 * torch.randn(400, 4))
     images = leaky.mean((t - points - prior.slope(leaky.canonical(points))) / 9.0)

@@ -287,9 +287,9 @@ def proposition4(c: Constants, x1: Tensor, x2: Tensor, variance: float, rows: in
 
 
 def theorem3(c: Constants, x1: Tensor, x2: Tensor, variance: float, rows: int, largest: float) -> Comparison:
-    """KerDEQ's form of Proposition 4: −γ‖U‖₂ in the exponent (`largest` is ‖U‖₂) and D = e^{γB‖W‖}; as wrong."""
+    """KerDEQ's form of Proposition 4: −γ‖U‖₂ in the exponent (`largest` is ‖U‖₂) and D = e^{γB‖W‖}, B of the inputs."""
     ours = proposition4(c, x1, x2, variance, rows, 0.0)
-    printed = _published_similarity(c, x1, x2, variance, math.exp(c.gamma * c.B * c.W), c.gamma * largest)
+    printed = _published_similarity(c, x1, x2, variance, math.exp(c.gamma * c.inputs * c.W), c.gamma * largest)
     return dataclasses.replace(ours, geq=Bound(printed, ours.geq.corrected))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from bank import ConvBank, DenseBank, Iteration, banded, train
+from bank import ConvBank, DenseBank, Held, Iteration, banded, in_parts, train
 from common import Checkpoints
 from interpreter import needs_triton, run_interpreted
 from torch.nn import functional as F
@@ -102,15 +102,21 @@ def test_a_model_that_fails_leaves_the_others_alone():
     assert not failing[-1, 1].isfinite() and tame.isfinite().all()
 
 
-def test_frozen_models_keep_their_hidden_weights_and_train_their_readout():
+def test_held_weights_stay_as_long_as_they_are_held_and_the_others_learn():
     bank, y, target = dense(2), gaussian(2, 6, 5, seed=5), gaussian(2, 6, 4, seed=6)
-    before = {name: p.detach().clone() for name, p in bank.named_parameters()}
-    frozen = torch.tensor([True, False])
-    train(bank, lambda e: [(y, target)], lambda: [(y, target)], looks=range(3), lr=0.01, frozen=frozen, freeze=2)
-    for name in ("W1", "W2", "b"):
-        assert torch.equal(getattr(bank, name)[0], before[name][0])
-        assert not torch.equal(getattr(bank, name)[1], before[name][1])
-    assert not torch.equal(bank.V1[0], before["V1"][0])
+    first, second = torch.tensor([True, False]), torch.tensor([False, True])
+    held = [Held(first, ("W1", "W2", "b"), epochs=2), Held(second, ("V2",))]
+
+    def moved(epochs):
+        before = {name: p.detach().clone() for name, p in bank.named_parameters()}
+        train(bank, lambda e: [(y, target)], lambda: [(y, target)], looks=[epochs], lr=0.01, held=held)
+        pairs = [(name, model) for name in before for model in range(2)]
+        return [
+            pair for pair in pairs if not torch.equal(bank.get_parameter(pair[0])[pair[1]], before[pair[0]][pair[1]])
+        ]
+
+    assert set(moved(2)) == {("W1", 1), ("W2", 1), ("b", 1), ("V1", 0), ("V1", 1), ("V2", 0), ("c", 0), ("c", 1)}
+    assert ("W1", 0) in moved(3) and ("V2", 1) not in moved(3)
 
 
 @needs_triton
@@ -132,17 +138,16 @@ def test_a_rectified_output_is_never_negative_and_without_rescue_what_diverges_f
         assert errors[0].isfinite() and bool(errors[1].isfinite()) is rescue
 
 
-def test_a_fixed_skip_stays_and_a_killed_training_goes_on_where_it_was(tmp_path):
+@pytest.mark.parametrize("anneal_steps", [0, 9])
+def test_a_killed_training_goes_on_where_it_was(anneal_steps, tmp_path):
     y, target = gaussian(2, 6, 5, seed=5), gaussian(2, 6, 4, seed=6)
 
     def run(saved, last, kept=lambda epoch: [(y, target)]):
         bank = dense(2)
-        fixed = torch.tensor([False, True])
-        options = {"lr": 0.01, "anneal_steps": 9, "fixed": fixed, "saved": saved}
+        options = {"lr": 0.01, "anneal_steps": anneal_steps, "saved": saved}
         return bank, train(bank, kept, lambda: [(y, target)], looks=range(last + 1), **options)
 
     bank, whole = run(Checkpoints(None), 6)
-    assert torch.equal(bank.V2[1], dense(2).V2[1]) and not torch.equal(bank.V2[0], dense(2).V2[0])
 
     def killed(epoch):
         if epoch == 4:
@@ -155,6 +160,21 @@ def test_a_fixed_skip_stays_and_a_killed_training_goes_on_where_it_was(tmp_path)
     torch.testing.assert_close(rest, whole, rtol=0, atol=0)
     torch.testing.assert_close(again.W1, bank.W1, rtol=0, atol=0)
     assert Checkpoints(tmp_path, "other settings").load("bank") is None
+
+
+def test_what_a_killed_part_had_done_is_not_taken_for_that_of_other_seeds(tmp_path):
+    saved = Checkpoints(tmp_path)
+
+    def killed(seeds, name):
+        saved.save(name, {"seeds": torch.tensor(list(seeds))})
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        in_parts(2, 2, saved, killed)
+    for seeds in (1, 3):  # fewer, and more, than before: other models
+        in_parts(seeds, 2, saved, lambda part, name: {"unfinished": torch.tensor(saved.load(name) is not None)})
+        assert not any(saved.load(f"seeds-{part}")["unfinished"] for part in (["0-1"] if seeds == 1 else ["2-3"]))
+    assert saved.load("seeds-0-2")["unfinished"]
 
 
 def test_without_rescue_nothing_waits_for_a_number_and_the_gradients_are_the_same():

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from glm_data import targets, uniform
 from torch import nn
 from torch.nn import functional as F
 
@@ -19,17 +20,6 @@ CASES = [
     (kglm.Poisson(), kglm.Normal(0.5)),
     (kglm.Rectified(), FLAT),
 ]
-
-
-def uniform(*shape, seed=0):
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def targets(family, *shape):
-    u = uniform(*shape, seed=5)
-    if isinstance(family, kglm.Ising):
-        return torch.where(u < 0.4, -1.0, 1.0).double()
-    return (2 * u).floor() if isinstance(family, kglm.Binomial | kglm.Poisson) else 3 * u
 
 
 class Scaled(nn.Module):

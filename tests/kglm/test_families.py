@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import pytest
 import torch
 
@@ -74,6 +75,21 @@ def test_the_rectified_family_is_admissible_because_its_log_partition_is_a_lapla
         half = torch.trapezoid(2 * density[20000:] * torch.exp(eta * math.sqrt(1 - slope) * x[20000:]), x[20000:])
         A = kglm.Rectified(slope).log_partition(torch.tensor(eta, dtype=torch.float64))
         torch.testing.assert_close((normal * half).log(), A + math.log(2), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "exact"), [(torch.float64, 2e-6), (torch.float32, 2e-2)])
+def test_the_rectified_family_keeps_its_digits_far_to_the_left(dtype, exact):
+    u = torch.tensor([-1e7, -1e5, -900.0, -100.0, -40.1, -39.9, -8.1, -7.9, 0.0, 3.0], dtype=dtype)
+    mpmath.mp.dps = 60
+    tilts = [mpmath.mpf(float(value)) for value in u]
+    hazards = [mpmath.npdf(tilt) / (mpmath.erfc(-tilt / mpmath.sqrt(2)) / 2) for tilt in tilts]
+    mean = torch.tensor([float(tilt + h) for tilt, h in zip(tilts, hazards, strict=True)], dtype=dtype)
+    variance = torch.tensor([float(1 - h * (tilt + h)) for tilt, h in zip(tilts, hazards, strict=True)], dtype=dtype)
+    family = kglm.Rectified(slope=0.0)
+    torch.testing.assert_close(family.mean(u), mean, rtol=exact, atol=0)
+    torch.testing.assert_close(family.variance(u), variance, rtol=exact, atol=0)
+    (slope,) = torch.autograd.grad(family.mean(u.requires_grad_()).sum(), u)
+    torch.testing.assert_close(slope, variance, rtol=5 * exact, atol=1e-12)
 
 
 def test_softplus_is_the_mean_of_no_lattice_family():

@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from glm_data import CASES, FAMILIES, targets
 from mnist import conjugate_gradient, error_bound
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process import kernels as sk
@@ -13,44 +14,12 @@ from sklearn.linear_model import LogisticRegression, PoissonRegressor
 
 from kerneq import kglm
 from kerneq.kglm import kernels
-from kerneq.kglm.families import FLAT
 
 
 def line(n=30, seed=0):
     g = torch.Generator().manual_seed(seed)
     X = torch.rand(n, 1, generator=g, dtype=torch.float64) * 6
     return X, torch.sin(X[:, 0]) + 0.3 * torch.randn(n, generator=g, dtype=torch.float64)
-
-
-def targets(family, X, seed=0, batch=3):
-    g = torch.Generator().manual_seed(seed)
-    u = torch.rand(batch, X.shape[0], generator=g, dtype=torch.float64)
-    if isinstance(family, kglm.Binomial):
-        return (u * (family.trials + 1)).floor()
-    if isinstance(family, kglm.Poisson):
-        return (8 * u).floor()
-    if isinstance(family, kglm.Ising):
-        return torch.where(u < 0.4, -1.0, 1.0).double()
-    return 3 * u
-
-
-FAMILIES = [
-    kglm.Gaussian(0.5),
-    kglm.Bernoulli(),
-    kglm.Binomial(5),
-    kglm.Poisson(),
-    kglm.Ising(),
-    kglm.Rectified(),
-    kglm.LeakyReLU(0.1),
-]
-# every family with the flat prior factor, and each other factor with a bounded and an unbounded mean
-CASES = [
-    *((family, FLAT) for family in FAMILIES),
-    (kglm.Bernoulli(), kglm.Normal(0.5)),
-    (kglm.Poisson(), kglm.Normal(0.5)),
-    (kglm.Ising(), kglm.Logistic()),
-    (kglm.Rectified(), kglm.Logistic()),
-]
 
 
 @pytest.mark.parametrize("lam", [1e-3, 0.1, 10.0])
@@ -122,7 +91,7 @@ def test_poisson_regression_with_a_linear_kernel_is_scikit_learns():
 @pytest.mark.parametrize("lam", [1e-4, 1.0])
 def test_newton_converges_from_zero_and_its_objective_never_rises(family, factor, lam):
     X, _ = line(25)
-    glm = kglm.KernelGLM(kernels.SquaredExponential(0.5), family, lam=lam, prior=factor).fit(X, targets(family, X))
+    glm = kglm.KernelGLM(kernels.SquaredExponential(0.5), family, lam=lam, prior=factor).fit(X, targets(family, 3, 25))
     fit = glm.result
     assert fit.converged.all(), fit.residual
     rounding = 1e-12 * fit.objective.abs().max()
@@ -143,7 +112,7 @@ def test_newton_does_not_diverge_where_the_undamped_method_does():
 @pytest.mark.parametrize("family", FAMILIES, ids=repr)
 def test_conjugate_gradient_and_cholesky_newton_agree(family):
     X, _ = line(25)
-    kernel, Y = kernels.SquaredExponential(0.5), targets(family, X)
+    kernel, Y = kernels.SquaredExponential(0.5), targets(family, 3, 25)
     direct = kglm.KernelGLM(kernel, family, lam=0.5).fit(X, Y)
     inner = kglm.KernelGLM(kernel, family, lam=0.5).fit(X, Y, linear_solver=conjugate_gradient)
     torch.testing.assert_close(inner.canonical(), direct.canonical(), rtol=0, atol=1e-9)
@@ -152,7 +121,7 @@ def test_conjugate_gradient_and_cholesky_newton_agree(family):
 @pytest.mark.parametrize(("family", "factor"), CASES, ids=repr)
 def test_the_error_bound_holds_for_any_alpha_whatever_the_kernel(family, factor):
     X, _ = line(25)
-    glm = kglm.KernelGLM(kernels.SquaredExponential(2.0), family, lam=0.05, prior=factor).fit(X, targets(family, X))
+    glm = kglm.KernelGLM(kernels.SquaredExponential(2.0), family, lam=0.05, prior=factor).fit(X, targets(family, 3, 25))
     problem = glm.problem  # singular to rounding, ‖K/λ‖ ≈ 300: neither assumption of the paper holds
     norm = torch.linalg.matrix_norm(problem.K, 2).item()
     g = torch.Generator().manual_seed(0)
@@ -175,7 +144,7 @@ def test_an_offset_moves_the_canonical_parameter_as_appendix_h_says():
 
 def test_a_batch_of_targets_is_fitted_as_one_by_one():
     X, _ = line(20)
-    Y = targets(kglm.Bernoulli(), X, batch=4)
+    Y = targets(kglm.Bernoulli(), 4, 20)
     kernel = kernels.Matern(0.5, 0.5)
     together = kglm.KernelGLM(kernel, kglm.Bernoulli(), lam=0.2).fit(X, Y)
     for row, y in enumerate(Y):
@@ -186,7 +155,7 @@ def test_a_batch_of_targets_is_fitted_as_one_by_one():
 def test_the_interval_covers_the_mean_and_widens_away_from_the_data():
     X, _ = line(20)
     glm = kglm.KernelGLM(kernels.SquaredExponential(0.5), kglm.Bernoulli(), lam=0.2)
-    glm.fit(X, targets(kglm.Bernoulli(), X, batch=1)[0])
+    glm.fit(X, targets(kglm.Bernoulli(), 20))
     posterior = glm.posterior(torch.tensor([[X.median()], [30.0]], dtype=torch.float64))
     low, high = posterior.interval(0.9)
     assert (low < posterior.mean).all() and (posterior.mean < high).all()

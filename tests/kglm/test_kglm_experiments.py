@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 import subprocess
 import sys
 
@@ -56,7 +57,7 @@ def test_equilibrium_and_newton_agree_within_their_stated_errors_and_a_tie_is_se
 
 @needs_mnist
 def test_on_mnist_no_pixel_disagrees():
-    result = mnist.run(mnist.Mnist(images=60, exact=4, chunk=40), CPU)
+    result = mnist.run(mnist.Mnist(images=60, exact=4, chunk=40), common.Job())
     assert result["pixels"] == 60 * 784
     assert result["disagreements"] == result["beyond_bound"] == 0
     assert result["cholesky_gap"] < 1e-12 and len(result["closest"]) == 11
@@ -70,7 +71,7 @@ def test_corruption_flips_the_share_it_is_told_to():
 @needs_mnist
 def test_the_kernel_start_beats_the_random_one_on_mnist_before_training_and_after():
     options = mnist_train.MnistTrain(images=300, test=50, steps=3, batch=20)
-    result = mnist_train.run(options, CPU)
+    result = mnist_train.run(options, common.Job())
     for kernel, random in result["test"]:
         assert kernel < random
     assert torch.tensor(result["residuals"]).max() <= options.tol
@@ -78,7 +79,7 @@ def test_the_kernel_start_beats_the_random_one_on_mnist_before_training_and_afte
 
 def test_the_informed_start_beats_the_random_one_on_the_smooth_task():
     options = smooth.Smooth(seeds=2, train=80, test=40, points=30, epochs=12)
-    errors = torch.tensor(smooth.run(options, CPU)["errors"])
+    errors = torch.tensor(smooth.run(options, common.Job())["errors"])
     informed, naive, random = errors.mean(1).unbind(-1)
     assert (informed < random).all() and (informed < naive).all()
     assert informed[-1] < informed[0] and random[-1] < random[0]
@@ -89,7 +90,7 @@ def test_with_the_scripts_choices_random_models_have_no_skip_and_naive_ones_move
     bank = smooth.start(options, range(1))
     assert not bank.V2[1:].any() and bank.V2[0].any()
     released, text = (
-        torch.tensor(smooth.run(one, CPU)["errors"])
+        torch.tensor(smooth.run(one, common.Job())["errors"])
         for one in (options, dataclasses.replace(options, skip="drawn", freeze=10))
     )
     torch.testing.assert_close(released[..., 0], text[..., 0])  # informed is the same in both
@@ -104,10 +105,10 @@ def test_a_seed_is_the_same_model_whatever_the_others_and_more_seeds_go_on_from_
         torch.testing.assert_close(both.view(2, 2, 2, 3, 3, 5, 5)[:, :, 1:], alone.view(2, 2, 1, 3, 3, 5, 5))
     fewer = dataclasses.replace(SMALL, seeds=1, models_together=4, train=10, test=5, max_steps=5)
     saved = common.Checkpoints(tmp_path, "same")
-    first = denoise.run(fewer, CPU, saved=saved)
+    first = denoise.run(fewer, common.Job(saved=saved))
     kept = (tmp_path / "seeds-0-1.pt").stat().st_mtime_ns
-    both = denoise.run(dataclasses.replace(fewer, seeds=2), CPU, saved=saved)
-    assert (tmp_path / "seeds-0-1.pt").stat().st_mtime_ns == kept and not (tmp_path / "bank.pt").exists()
+    both = denoise.run(dataclasses.replace(fewer, seeds=2), common.Job(saved=saved))
+    assert (tmp_path / "seeds-0-1.pt").stat().st_mtime_ns == kept and not list(tmp_path.glob("bank*"))
     got, wanted = torch.tensor(both["errors"]), torch.tensor(first["errors"])
     assert got.shape[-1] == 2 and torch.equal(got[..., :1], wanted)
 
@@ -122,28 +123,28 @@ def test_parameters_are_as_many_as_table_1_counts(channels, count, request):
 def test_a_dense_kernel_has_as_many_points_as_its_width_or_as_the_scripts_fifty(points, sizes, monkeypatch):
     seen = []
     monkeypatch.setattr(cost, "initialise", lambda layer, kernel, size=None: seen.append(layer.weight.shape[1]))
-    cost.run(cost.Cost(widths=(10, 20), channels=(1,), points=points, runs=1), CPU)
+    cost.run(cost.Cost(widths=(10, 20), channels=(1,), points=points, runs=1), common.Job())
     assert seen == [*sizes, 1]
 
 
 def test_models_trained_in_parts_are_the_same_models():
     options = smooth.Smooth(seeds=2, train=40, test=20, points=20, epochs=2)
-    whole = torch.tensor(smooth.run(options, CPU)["errors"])
-    parts = torch.tensor(smooth.run(dataclasses.replace(options, models_together=3), CPU)["errors"])
+    whole = torch.tensor(smooth.run(options, common.Job())["errors"])
+    parts = torch.tensor(smooth.run(dataclasses.replace(options, models_together=3), common.Job())["errors"])
     torch.testing.assert_close(whole, parts, rtol=1e-5, atol=1e-6)
 
 
 def test_the_process_has_the_papers_mean_and_covariance():
-    at = smooth.Coordinates.of(10)
-    first, second = smooth.sample(40000, at, torch.Generator().manual_seed(0))
-    torch.testing.assert_close(first.mean(0).double(), smooth.mean(at.X[:, 0]), rtol=0, atol=0.01)
+    X, X2 = smooth.coordinates(10)
+    first, second = smooth.sample(40000, 10, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(first.mean(0).double(), smooth.mean(X[:, 0]), rtol=0, atol=0.01)
     cross = (first - first.mean(0)).mT @ (second - second.mean(0)) / len(first)
-    torch.testing.assert_close(cross.double(), smooth.TRUE(at.X, at.X2), rtol=0, atol=0.005)
+    torch.testing.assert_close(cross.double(), smooth.TRUE(X, X2), rtol=0, atol=0.005)
 
 
 @pytest.mark.parametrize("kernel", ["paper", "scripts", "definite"])
 def test_the_kernel_start_beats_the_random_one_on_denoising(kernel):
-    result = denoise.run(dataclasses.replace(SMALL, kernel=kernel), CPU)
+    result = denoise.run(dataclasses.replace(SMALL, kernel=kernel), common.Job())
     errors = torch.tensor(result["errors"])
     best = errors.mean(-1).amin(-1)  # (epoch, scheme)
     assert (best[:, 0] < best[:, 1]).all()
@@ -160,9 +161,9 @@ def test_the_table_counts_failures_and_reads_the_best_norm():
         "errors": [[[[0.5, 0.5], [0.1, 0.1]], [[0.5, 0.6], [None, 0.4]]]],
     }
     kernel, random = denoise.table(result, [0])
-    assert kernel.mean == pytest.approx(np.log(0.1)) and kernel.norm == 1.0 and kernel.failed == 0
-    assert random.failed == 1 and random.norm == pytest.approx(1.0)
-    assert random.mean == pytest.approx(np.log([0.6, 0.4]).mean())
+    assert kernel["mean"] == pytest.approx(np.log(0.1)) and kernel["norm"] == 1.0 and kernel["failed"] == 0
+    assert random["failed"] == 1 and random["norm"] == pytest.approx(1.0)
+    assert random["mean"] == pytest.approx(np.log([0.6, 0.4]).mean())
     low, high = denoise.failures(result, 0)
     assert low == (0.1, 0.1, [0, 0], 2) and high == (1.0, 1.0, [0, 1], 2)
 
@@ -173,20 +174,21 @@ def test_the_best_linear_filter_is_the_identity_without_noise_and_better_than_it
     assert 0 < denoise.linear_filter(SMALL) < 0.5 * (noisy - clean).square().mean()
 
 
-def test_hyperspectral_scenes_are_read_from_their_pages(tmp_path):
+def test_hyperspectral_scenes_are_read_from_their_pages(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERNEQ_DATA", str(tmp_path))
     scenes = torch.randint(0, 256, (3, 5, 6, 8), dtype=torch.uint8).numpy()
     folder = tmp_path / "hsi_road" / "images"
     folder.mkdir(parents=True)
     for number, scene in enumerate(scenes):
         pages = [Image.fromarray(page) for page in scene]
         pages[0].save(folder / f"{number}_nir.tif", save_all=True, append_images=pages[1:])
-    paths = pictures.find_scenes(tmp_path)
+    paths = pictures.find_scenes()
     np.testing.assert_array_equal(pictures.read_scenes(paths, 4).numpy(), scenes[:, :4])
     with pytest.raises(data.DataError, match="9 or more channels"):
         pictures.read_scenes(paths, 9)
     (folder / "9_nir.tif").write_bytes(b"no picture")
     with pytest.raises(data.DataError, match="cannot be read as a hyperspectral scene"):
-        pictures.read_scenes(pictures.find_scenes(tmp_path), 4)
+        pictures.read_scenes(pictures.find_scenes(), 4)
 
 
 def test_hyperspectral_arrays_are_read_and_absence_falls_back_to_a_labelled_stand_in(tmp_path, monkeypatch):
@@ -278,6 +280,13 @@ def test_the_pages_figures_are_replaced_only_when_told_to(tmp_path, monkeypatch,
     assert denoise.label(denoise.Denoise(kernel="definite")) == "cifar10-definite"
 
 
+@pytest.mark.parametrize(("device", "words"), [("gpu", "must be auto, cpu, cuda or"), ("cuda:77", "cuda:77|GPU 77")])
+def test_a_device_that_is_none_is_answered_in_words(device, words, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        common.main(cost.EXPERIMENT, [*TINY, "--device", device, "--output", str(tmp_path / "out")])
+    assert re.search(words, capsys.readouterr().err)
+
+
 def test_a_record_that_is_none_is_answered_in_words(tmp_path, capsys):
     (tmp_path / "a.json").write_text("{}")
     for files in ([], [str(tmp_path / "none.json")], [str(tmp_path / "a.json")]):
@@ -316,7 +325,7 @@ def test_the_records_say_what_the_documentation_page_says(request):
     for name, best, failed in (("cifar10", [-5.31, -5.27], [0, 13]), ("cifar10-scripts", [-5.25, -4.42], [16, 38])):
         record = read(denoise.EXPERIMENT, name)
         rows = denoise.table(record.result, [5])
-        assert [round(row.mean, 2) for row in rows] == best and [row.failed for row in rows] == failed
+        assert [round(row["mean"], 2) for row in rows] == best and [row["failed"] for row in rows] == failed
         counts = [row[2] for row in denoise.failures(record.result, 5)]
         assert np.sum(counts, 0).tolist() == failed and not any(kernel for kernel, _ in counts[:3])
     last = [np.mean(read(smooth.EXPERIMENT, name).result["errors"][-1], 0) for name in ("smooth", "smooth-scripts")]

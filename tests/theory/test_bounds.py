@@ -10,7 +10,7 @@ from torch import nn
 import kerneq
 from kerneq import theory
 from kerneq.cells import ConvCell, DenseCell
-from kerneq.kernels import Cauchy, Gaussian, Linear, Multiquadric
+from kerneq.kernels import Cauchy, Gaussian, Linear, Multiquadric, Sigmoid
 from kerneq.theory import Constants
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -101,6 +101,8 @@ def test_the_constants_of_a_cell_are_those_of_its_matrices():
     assert c.published_size == pytest.approx(sum(squares) - squares[0] + float((W.mT @ W).square().sum()))
     opteq = theory.measure(DenseCell(Linear(), inputs=3, state=5, features=6, norm=0.8), x)
     assert opteq.beta == 1 and opteq.gamma == 0 and math.isnan(opteq.size)
+    with pytest.raises(TypeError, match="radial kernels and the linear one, got Sigmoid"):
+        theory.measure(DenseCell(Sigmoid(), inputs=3, state=5, features=6), x)
 
 
 def test_the_constants_of_a_convolutional_cell():

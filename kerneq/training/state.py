@@ -123,7 +123,7 @@ class State:
 
     def check_weights(self) -> None:
         """Refuse to go on, and above all to save, once a weight is infinite or NaN; waits for the device."""
-        found = (*tensors(self.model).values(), *tensors(self.candidate).values())
+        found = (*tensors(self.model), *tensors(self.candidate))
         values = [value for value in found if value.is_floating_point()]
         if not math.isfinite(float(get_total_norm(values))):
             self.refuse("A weight became infinite or NaN")
@@ -186,10 +186,8 @@ def update_average(average: nn.Module, model: nn.Module, decay: float, step: int
     weights are forgotten at once.
     """
     averages, currents = [], []
-    for (name, value), mean in zip(tensors(model).items(), tensors(average).values(), strict=True):
-        if value.shape != mean.shape:  # a buffer that takes its shape from the first pictures
-            average.load_state_dict({name: value}, strict=False)
-        elif value.is_floating_point():
+    for value, mean in zip(tensors(model), tensors(average), strict=True):
+        if value.is_floating_point():
             averages.append(mean)
             currents.append(value)
         else:
@@ -197,9 +195,9 @@ def update_average(average: nn.Module, model: nn.Module, decay: float, step: int
     torch._foreach_lerp_(averages, currents, 1 - min(decay, (1 + step) / (10 + step)))
 
 
-def tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers of a model by name; unlike a state dict they cost no look at the device."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+def tensors(model: nn.Module) -> list[Tensor]:
+    """The parameters and buffers of a model; unlike a state dict they cost no look at the device."""
+    return [*model.parameters(), *model.buffers()]
 
 
 def rate_multiple(schedule: Schedule, step: int, steps: int, steps_per_epoch: int) -> float:

@@ -588,7 +588,9 @@ class AdjointMap(AbstractMap):
         return adjoint.operator.added(self.source, masked, adjoint.sign)
 
     def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
-        return super().start(z0) if z0 is not None else Evaluation(torch.zeros_like(self.source), self.source)
+        if z0 is not None:
+            return super().start(z0)
+        return Evaluation(0 * self.source, self.source)  # where g is no number y is none: a 0 would go unnoticed
 
     def rows(self, index: Tensor) -> None:
         return None

@@ -98,13 +98,14 @@ class Captured(nn.Module):
             taken = math.ceil(MARGIN * int(solution.steps.max()))
             self.steps[index] = min(max(self.steps[index], taken), self.layers[index].max_steps)
         self.graphs[key] = None
-        # Read afterwards: the first call settles the norms of the weights, which are buffers.
+        # Read afterwards: the first call settles the norms of the weights.
         self.weights = self._places()
         return output
 
     def _places(self) -> list[tuple[int, int]]:
         """Where the numbers of the model lie, and how often each was changed."""
-        tensors = (*self.model.parameters(), *self.model.buffers())
+        vectors = [operator.vector for operator in self.operators]
+        tensors = (*self.model.parameters(), *self.model.buffers(), *vectors)
         return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
 
     def _fits(self, x: Tensor) -> bool:

@@ -92,6 +92,9 @@ class AbstractOperator(nn.Module, abc.ABC):
     one power iteration from the last u; in evaluation, u is settled by Lanczos once after the weight has changed and
     then stays. ‖W u‖ is differentiated with respect to W, which gives the gradient of the norm.
 
+    u is no buffer: its shape comes with the first pictures, and a copy made before them, such as an `AveragedModel`,
+    could not take it over. It has to find its own anyway.
+
     Whether the weight has changed, its numbers say: an address and a version stay where `functional_call`, `.data` or
     a freed parameter put others there. Only inside a CUDA graph, where no number can be looked at, they have to do.
     Threads may share a layer in evaluation: each works with a vector of its own and publishes it in one assignment.
@@ -103,7 +106,7 @@ class AbstractOperator(nn.Module, abc.ABC):
     def __init__(self, weight: Tensor):
         super().__init__()
         self.weight = nn.Parameter(weight)
-        self.register_buffer("vector", torch.zeros(0))
+        self.vector = torch.zeros(0)
         self._settled: Settled | None = None
 
     @abc.abstractmethod
@@ -146,7 +149,7 @@ class AbstractOperator(nn.Module, abc.ABC):
     def _follow(self, shape: tuple[int, ...]) -> Tensor:
         """Move `vector` towards the top singular vector of the weight as it is now; returns where it is."""
         vector, settled = self.vector, self._settled  # read once: another thread may publish others meanwhile
-        fresh = tuple(vector.shape) != shape
+        fresh = tuple(vector.shape) != shape or vector.device != self.weight.device
         traced = is_traced()
         if fresh and traced:  # no numbers to settle on: the program would hold a wrong norm for ever
             raise RuntimeError(
@@ -157,7 +160,7 @@ class AbstractOperator(nn.Module, abc.ABC):
         if traced or not (track or fresh or settled is None or not settled.fits(vector, self.weight)):
             return vector
         w = bound(widened(self.weight.detach()))
-        start = vector.to(w.weight)
+        start = vector if fresh else vector.to(w.weight)
         if not track:
             # A fixed generator: neither the global seed nor the device changes where the search starts. A little of it
             # also goes to a vector known from before, which may be another singular vector of a changed weight.
@@ -181,19 +184,35 @@ class AbstractOperator(nn.Module, abc.ABC):
             self._settled = None
         return super().train(mode)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """`vector` goes where the weight goes."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.vector = fn(self.vector)
+        return self
+
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """With whether `vector` belongs to the weight: where it does, a model that is loaded has nothing to settle."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         settled = self._settled is not None and self._settled.fits(self.vector, self.weight)
+        destination[prefix + "vector"] = self.vector
         destination[prefix + "settled"] = torch.tensor(settled)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        saved, settled = state_dict.get(prefix + "vector"), state_dict.pop(prefix + "settled", False)
-        if saved is not None and saved.shape != self.vector.shape:  # it depends on the pictures the model has seen
-            self.vector = torch.zeros_like(saved, dtype=self.weight.dtype, device=self.vector.device)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        whole = saved is not None and prefix + "weight" in state_dict
-        self._settled = Settled.at(self.vector, self.weight) if whole and bool(settled) else None
+    @torch.no_grad()
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, missing: list[str], *lists: Any
+    ) -> None:
+        saved, settled = state_dict.pop(prefix + "vector", None), state_dict.pop(prefix + "settled", False)
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *lists)
+        self._settled = None
+        if saved is None:
+            missing.append(prefix + "vector")
+            return
+        vector, weight = self.vector, self.weight
+        if (vector.shape, vector.dtype, vector.device) != (saved.shape, weight.dtype, weight.device):
+            self.vector = torch.empty_like(saved, dtype=weight.dtype, device=weight.device)
+        self.vector.copy_(saved)  # in place where it can be: see `_follow`
+        if prefix + "weight" in state_dict and bool(settled):
+            self._settled = Settled.at(self.vector, self.weight)
 
 
 @final

@@ -61,7 +61,7 @@ def rounding_share(image: Tensor) -> float:
 
 def flat(z: Tensor, last: bool) -> Tensor:
     """(batch, numbers), in the order of channels-last storage or not: a view where z is stored that way."""
-    return (z.permute(0, 2, 3, 1) if last else z).reshape(len(z), -1)
+    return (z.permute(0, 2, 3, 1) if last else z).reshape(z.shape[0], -1)
 
 
 def unflat(numbers: Tensor, like: Tensor, last: bool) -> Tensor:
@@ -164,7 +164,7 @@ class History:
     @classmethod
     def empty(cls, z: Tensor, memory: int, relaxation: Tensor | None = None, guard: Guard | None = None) -> Self:
         """Room for `memory` entries of states like z, (batch, ...)."""
-        batch, numbers = len(z), z[0].numel()
+        batch, numbers = z.shape[0], z[0].numel()
         return cls(
             z.new_empty(batch, memory, numbers),
             z.new_empty(batch, memory, numbers),

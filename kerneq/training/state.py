@@ -124,7 +124,7 @@ class State:
 
     def check_weights(self) -> None:
         """Refuse to go on, and above all to save, once a weight is infinite or NaN; waits for the device."""
-        found = (*parameters_and_buffers(self.model).values(), *parameters_and_buffers(self.candidate).values())
+        found = (*parameters_and_buffers(self.model), *parameters_and_buffers(self.candidate))
         values = [value for value in found if value.is_floating_point()]
         if not math.isfinite(float(get_total_norm(values))):
             self.refuse("A weight became infinite or NaN")
@@ -187,12 +187,8 @@ def update_average(average: nn.Module, model: nn.Module, decay: float, step: int
     weights are forgotten at once.
     """
     averages, currents = [], []
-    means = parameters_and_buffers(average)
-    for name, value in parameters_and_buffers(model).items():
-        mean = means[name]
-        if value.shape != mean.shape:  # a buffer that takes its shape from the first pictures
-            average.load_state_dict({name: value}, strict=False)
-        elif value.is_floating_point():
+    for value, mean in zip(parameters_and_buffers(model), parameters_and_buffers(average), strict=True):
+        if value.is_floating_point():
             averages.append(mean)
             currents.append(value)
         else:
@@ -200,9 +196,9 @@ def update_average(average: nn.Module, model: nn.Module, decay: float, step: int
     torch._foreach_lerp_(averages, currents, 1 - min(decay, (1 + step) / (10 + step)))
 
 
-def parameters_and_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers of a model by name; unlike a state dict they cost no look at the device."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+def parameters_and_buffers(model: nn.Module) -> list[Tensor]:
+    """The parameters and buffers of a model; unlike a state dict they cost no look at the device."""
+    return [*model.parameters(), *model.buffers()]
 
 
 def rate_multiple(schedule: Schedule, step: int, steps: int, steps_per_epoch: int) -> float:

@@ -52,6 +52,18 @@ def test_a_nan_from_the_loss_is_reported_and_not_turned_into_zeros(rule):
         (value.sum() * torch.nan).backward()
 
 
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+@pytest.mark.parametrize("solver", [None, InFeatures(), ConjugateGradient(), Anderson()], ids=str)
+def test_a_sample_whose_gradient_is_no_number_passes_none_on_and_the_others_do(solver, bad):
+    """Where it became 0 below the layer, a scaler of gradients would not notice an overflow."""
+    layer, x = layer_of(Implicit(solver, on_failure="return"))
+    value = layer(x.requires_grad_()).value
+    g = torch.ones_like(value)
+    g[1, value[1].argmax()] = bad
+    (got,) = torch.autograd.grad(value, x, g)
+    assert got.isfinite().all(1).tolist() == [sample != 1 for sample in range(len(x))]
+
+
 def test_an_indefinite_system_ends_with_a_breakdown_that_names_the_remedy():
     A = torch.diag(torch.tensor([1.0, -1.0]))
     b = torch.tensor([[1.0, 2.0], [1.0, 0.0]])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers import CELLS, KERNELS, cell_of, input_of
 from test_operator_norm import TRACKED, held
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import kerneq
 from kerneq.solvers import Proximal
@@ -166,6 +167,23 @@ def test_two_ddp_processes_stay_together(tmp_path):
     parameters = len(first) - 1
     assert first[:parameters] == second[:parameters]
     assert first == pytest.approx(second, rel=1e-3)  # each follows the norm; rank 0's vector is sent with the next step
+
+
+@pytest.mark.parametrize("use_buffers", [False, True])
+@pytest.mark.parametrize("form", CELLS)
+def test_an_average_of_the_weights_may_be_made_before_the_first_pictures_are_seen(form, use_buffers):
+    layer, x = layer_of(form), input_of(form)
+    average = AveragedModel(layer, multi_avg_fn=get_ema_multi_avg_fn(0.5), use_buffers=use_buffers)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.05)
+    for _ in range(3):
+        layer(x).value.square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        average.update_parameters(layer)
+    other = layer_of(form, seed=7)
+    other.load_state_dict(average.module.state_dict())
+    torch.testing.assert_close(value(average.module, form), value(other, form), rtol=1e-10, atol=1e-10)
+    assert held(average.module.cell, x) <= 0.9 * (1 + 1e-9)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")

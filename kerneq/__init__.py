@@ -3,6 +3,10 @@
     layer = kerneq.Equilibrium(kerneq.cells.ConvCell(kerneq.kernels.Gaussian(), inputs=16, state=64, features=32))
     layer(x).value  # the z* with z* = σ(d(z*; x)), with gradients
 
+`cells` are the equations, made of `kernels` and a `prox` σ; `solvers` find z*, `gradients` differentiate it, and
+`fixed_point` does both for a function of your own. `models` are the papers' networks, `load` and `predict` use trained
+ones, `evaluate` measures them. `kglm` has kernel GLMs, `sklearn` estimators, `theory` what is proved, as functions.
+
 The public names are loaded when first used, so that `kerneq --help` does not wait for torch.
 """
 

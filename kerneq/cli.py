@@ -170,7 +170,9 @@ def sweep(
     file: Annotated[
         str,
         typer.Argument(
-            help="A sweep or an experiment by its name, or a TOML file with a [grid].", autocompletion=sweeps
+            help="A sweep or an experiment by its name, or a TOML file with a table `grid`.",
+            metavar="FILE",
+            autocompletion=sweeps,
         ),
     ],
     axes: Annotated[
@@ -451,7 +453,7 @@ def prediction_table(predictions: "Sequence[Prediction]", title: str) -> Table:
 @app.command()
 def export(
     run: RunFolder,
-    folder: Annotated[Path, typer.Argument(help="The folder to write.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to write.", metavar="FOLDER")],
     checkpoint: Checkpoint = "best",
 ) -> None:
     """A small copy of a trained run to hand on: weights in half precision, records, and a model card."""

@@ -63,8 +63,9 @@ def predict(
 def load(run: Path | str, checkpoint: str = "best", device: str | torch.device = "cpu") -> nn.Module:
     """The trained model of a run folder, or one that ships with kerneq by its name, in `eval()`.
 
-    `kerneq.load("geq-5m-cifar10")` takes normalised pictures (batch, 3, 32, 32) and gives logits; `kerneq.predict`
-    takes picture files and gives classes.
+    `kerneq.load("geq-5m-cifar10")` takes normalised pictures (batch, 3, 32, 32) and gives logits: pixels in [0, 1],
+    less the `mean` of `kerneq.data.find("cifar10")` and divided by its `std`. `kerneq.predict` takes picture files and
+    gives classes.
     """
     return TrainedRun.open(run, checkpoint, str(device)).model
 

@@ -1,4 +1,7 @@
-"""How ∂L/∂z* reaches the parameters."""
+"""How ∂L/∂z* reaches the parameters: `Implicit` (the default: exact), `Phantom` (some steps), `Unrolled` (all of them).
+
+`Implicit` solves a linear system, by `InFeatures`, by `ConjugateGradient` or by a solver of `kerneq.solvers`.
+"""
 
 from ..solvers.features import InFeatures as InFeatures
 from .base import AbstractGradient as AbstractGradient

@@ -1,4 +1,8 @@
-"""The similarity S between input and state, and its derivatives: two families, a kernel a few formulas."""
+"""The similarity S between input and state, and its derivatives: two families, a kernel a few formulas.
+
+Radial kernels are functions of the distance of Wz to the input: `Gaussian`, `Cauchy`, `Multiquadric`; their γ may be
+`Adaptive`. Inner kernels are functions of the product of z and the input: `Linear`, `Polynomial`, `Sigmoid`.
+"""
 
 from .base import AbstractKernel as AbstractKernel
 from .inner import AbstractInnerKernel as AbstractInnerKernel

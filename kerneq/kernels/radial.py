@@ -223,6 +223,7 @@ class PatchParameters(AbstractParameters):
 class Gaussian(AbstractRadialKernel):
     """ω = e^{−s}, the kernel of KerDEQ and GEQ: S = (1/2γ) Σᵢ exp(−γ‖rᵢW_h‖²). As a loss: Welsch's.
 
+    rᵢ are the patches of r = Ux + b − Wz, s = γ‖rᵢW_h‖², and W_h is a trainable matrix: see `AbstractRadialKernel`.
     L = ‖W‖²‖W_h‖² whatever γ and the input, and E is strongly convex, so that the equilibrium is unique, for
     L < ½e^{3/2} ≈ 2.24.
     """

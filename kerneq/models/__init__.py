@@ -1,4 +1,7 @@
-"""stem → branches → fusion → head: the models of the papers and their baselines."""
+"""stem → branches → fusion → head: the models of the papers and their baselines.
+
+`build(name)` makes one, `names()` lists them, and `kerneq models` shows them with their sizes and accuracies.
+"""
 
 from .baselines import MDEQ as MDEQ
 from .baselines import MDEQConfig as MDEQConfig

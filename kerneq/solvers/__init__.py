@@ -1,4 +1,7 @@
-"""How to reach z = f(z)."""
+"""How to reach z = f(z): `Proximal` (the default of a layer), `Picard`, `Anderson`, `Broyden`, `Newton`, `InFeatures`.
+
+`solve` runs any of them, each sample until it has converged; `help(kerneq.solvers.Proximal)` says what one needs.
+"""
 
 from .anderson import Anderson as Anderson
 from .base import AbstractSolver as AbstractSolver

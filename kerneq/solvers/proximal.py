@@ -17,18 +17,18 @@ from .base import AbstractSolver
 class Proximal(AbstractSolver[History | None]):
     """Anderson acceleration that falls back, sample by sample, on a step that cannot fail; for equations from a cell.
 
-    It iterates v = Wz where it can. Where `norm` holds L under 1, f is nonexpansive: a proposal is accepted when it
-    lowers ‖f(v) − v‖ by a fraction of what f guarantees; otherwise the averaged step (1 − β) v + β f(v),
-    β = 2 / (2 + L), is taken, which converges (Krasnoselskii and Mann). That needs no energy. With looks at every
-    second step or fewer, the steps to the first one (three at most) are plain: most solves end there.
+    It cannot diverge where E is bounded below (radial kernels for any weights, the linear one for norm < 1); elsewhere
+    E may fall for ever. Memory: 2m features a sample, or as many states.
+
+    It iterates v = Wz where it can. Where `norm` keeps L, the steepest slope of d, at most 1, f is nonexpansive: a
+    proposal is accepted when it lowers ‖f(v) − v‖ by a fraction of what f guarantees; otherwise the averaged step
+    (1 − β) v + β f(v), β = 2 / (2 + L), is taken, which converges (Krasnoselskii and Mann). That needs no energy. With
+    looks at every second step or fewer, the steps to the first one (three at most) are plain: most solves end there.
 
     Elsewhere E decides, whatever the weights: that of z = σ(d), which a proposal must lower by a fraction of what the
     averaged step guarantees, β²‖f(v) − v‖² / 2‖W‖². Otherwise it returns to the last accepted z, and goes on by
     averaged steps until a z is low enough (docs/theory.md, fact 3). Kernels that see more of z than v are iterated by
     T(z) = prox_{αφ}((1 − α) z + α d(z)), α = 2 / (2 + L), in the same way; `memory=0` is T alone.
-
-    Memory: 2m features a sample, or as many states. Where E is bounded below (radial kernels for any weights, the
-    linear one for norm < 1) it cannot diverge; elsewhere E may fall for ever.
     """
 
     memory: int = 4  # m; 0 for the bare step

@@ -151,6 +151,13 @@ def test_help_comes_without_importing_torch():
     assert "Kernel equilibrium models" in said_without_torch("kerneq --help", {})
 
 
+def test_help_swallows_no_word_and_names_what_it_wants_in_capitals(kerneq):
+    """Typer takes a [word] for a style and leaves it out."""
+    code, said = kerneq("sweep", "--help")
+    assert code == 0 and "with a table `grid`" in " ".join(said.replace("│", " ").split()) and "FILE" in said
+    assert "FOLDER" in kerneq("export", "--help")[1]
+
+
 def said_without_torch(command: str, environment: dict[str, str]) -> str:
     code = f"import sys; sys.argv = {command.split()}\nfrom kerneq.cli import main\n"
     code += "try: main()\nfinally: assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"

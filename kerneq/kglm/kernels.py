@@ -200,8 +200,9 @@ class FunctionKernel(AbstractCovariance):
         scikit = sys.modules.get("sklearn.gaussian_process.kernels")  # not imported: then it is not one of them
         if scikit is not None and isinstance(self.function, scikit.Kernel):
             first, second = X.numpy(force=True), X2.numpy(force=True)
-            # equal coordinates are passed as one argument, so that its white noise counts
-            values = self.function(first) if np.array_equal(first, second) else self.function(first, second)
+            # its white noise counts where two coordinates are equal, as `White` does, whichever others are beside them
+            same = (first[:, None] == second[None]).all(-1)
+            values = np.where(same, self.function.diag(first)[:, None], self.function(first, second))
         else:
             values = self.function(X, X2)
         if not isinstance(values, np.ndarray):

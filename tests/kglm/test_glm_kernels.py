@@ -36,6 +36,7 @@ def test_each_kernel_is_scikit_learns_which_is_accepted_as_it_is_symmetric_and_s
     np.testing.assert_allclose(across.numpy(), theirs(X.numpy(), X2.numpy()), atol=1e-12)
     torch.testing.assert_close(adapted(X, X), K, rtol=0, atol=1e-12)
     torch.testing.assert_close(adapted(X, X2), across, rtol=0, atol=1e-12)
+    torch.testing.assert_close(adapted(X.flip(0)[:5], X), K.flip(0)[:5], rtol=0, atol=1e-12)
     assert torch.equal(K, K.mT) and torch.linalg.eigvalsh(K).min() > -1e-12
 
 

@@ -100,7 +100,10 @@ class SquaredExponential(AbstractCovariance):
 @final
 @dataclasses.dataclass(frozen=True)
 class Periodic(AbstractCovariance):
-    """k = exp(−2 sin²(π‖x − x2‖/p) / ℓ²); the paper's exp(−sin²‖x − x2‖) has p = π, ℓ = √2."""
+    """k = exp(−2 Σ sin²(π(x − x2)/p) / ℓ²), summed over the axes; the paper's exp(−sin²(x − x2)) has p = π, ℓ = √2.
+
+    The sine of ‖x − x2‖ would not be semi-definite on more than one axis.
+    """
 
     period: float = math.pi  # p
     lengthscale: float = math.sqrt(2)  # ℓ
@@ -110,7 +113,8 @@ class Periodic(AbstractCovariance):
         check_positive("lengthscale", self.lengthscale)
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
-        return (-2 * (math.pi * _distance(X, X2) / self.period).sin().square() / self.lengthscale**2).exp()
+        angle = math.pi / self.period * (X[:, None, :] - X2[None, :, :])
+        return (-2 * angle.sin().square().sum(-1) / self.lengthscale**2).exp()
 
 
 @final

@@ -274,6 +274,9 @@ class Prior:
     family: AbstractFamily
     weight: float = 1.0  # ν; with 0 the prior is the Gaussian process alone, and ρ = 0
 
+    def __post_init__(self) -> None:
+        check_nonnegative("weight", self.weight)
+
     @property
     def flat(self) -> bool:
         """Whether q = 1."""

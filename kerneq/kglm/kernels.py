@@ -69,6 +69,9 @@ class White(AbstractCovariance):
 
     variance: float = 1e-8
 
+    def __post_init__(self) -> None:
+        check_nonnegative("variance", self.variance)
+
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
         same = (X[:, None, :] == X2[None, :, :]).all(-1)
         return self.variance * same.to(X.dtype)

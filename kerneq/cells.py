@@ -33,6 +33,10 @@ class AbstractCell(nn.Module, abc.ABC):
         """What the layer gives for an equilibrium z of f, with a graph."""
         return z
 
+    def output_error(self, f: AbstractMap, error: Tensor) -> Tensor:
+        """How far that is from what the exact equilibrium gives, at most, where z is off by at most `error`."""
+        return error
+
     def observe(self, f: AbstractMap, z: Tensor) -> None:  # noqa: B027
         """Look at an equilibrium found in training; for cells that adapt to it."""
 
@@ -93,6 +97,11 @@ class AbstractKernelCell(AbstractCell):
         """z, or v = Wz with the W of the equation, scaled to its bound."""
         assert isinstance(f, Equation)
         return f.operator(z) if self.gives == "features" else z
+
+    def output_error(self, f: AbstractMap, error: Tensor) -> Tensor:
+        """The same, or ‖W‖ times it."""
+        assert isinstance(f, Equation)
+        return (f.binding.operator_norm * f.binding.scale).detach() * error if self.gives == "features" else error
 
     def compile_map(self) -> None:
         self.compiled = True

@@ -81,7 +81,8 @@ class Equilibrium(nn.Module):
         known = f.tensors()  # none for a map of one's own that does not say: then it may depend on anything
         wanted = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
         z = _attach(self.gradient, f, solution) if wanted else solution.value
-        return dataclasses.replace(solution, value=self.cell.output(f, z), backward=f.backward)
+        error = None if solution.error_bound is None else self.cell.output_error(f, solution.error_bound)
+        return dataclasses.replace(solution, value=self.cell.output(f, z), error_bound=error, backward=f.backward)
 
     def _transformed(self, x: Tensor) -> Solution:
         """The same for `torch.func`: a function of x, the parameters, and the buffers that a transform follows."""

@@ -15,7 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, logsigmoid
 
 from .cells import DenseCell
 from .equilibrium import Equilibrium
@@ -90,10 +90,10 @@ class KernelGLMClassifier(AbstractClassifier):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of each class, (samples, classes); of many, those of one against the rest, normalised."""
-        shares = Bernoulli().mean(torch.as_tensor(self.decision_function(X))).numpy()
+        eta = torch.as_tensor(self.decision_function(X))
         if len(self.classes_) == 2:
-            return np.stack([1 - shares, shares], axis=1)
-        return shares / shares.sum(axis=1, keepdims=True)
+            return torch.stack([(-eta).sigmoid(), eta.sigmoid()], dim=1).numpy()
+        return logsigmoid(eta).softmax(1).numpy()  # their logarithms: far away all of them may round to 0
 
 
 @final

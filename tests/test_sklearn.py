@@ -36,6 +36,16 @@ def test_the_classifier_is_kernel_logistic_regression():
     np.testing.assert_allclose(share, glm.predict().numpy(), atol=1e-10)
 
 
+def test_probabilities_far_away_are_numbers():
+    """Of positive features without an intercept every class of three speaks against itself, the farther the more."""
+    X, y = np.linspace(1, 2, 30)[:, None], np.arange(30) % 3
+    ours = KernelGLMClassifier(kernel=kq.kglm.DotProduct()).fit(X, y)
+    far = np.array([[1e5]])
+    assert (ours.decision_function(far) < -1000).all()
+    np.testing.assert_allclose(ours.predict_proba(far).sum(), 1)
+    assert ours.predict(far) == ours.classes_[ours.decision_function(far).argmax()]
+
+
 def test_the_regressor_is_kernel_ridge_regression_around_the_mean():
     X, y = load_diabetes(return_X_y=True)
     X, y = X[:80], y[:80]

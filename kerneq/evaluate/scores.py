@@ -205,9 +205,12 @@ class SeedSummary:
 
 
 def over_seeds(runs: Sequence[Run]) -> list[SeedSummary]:
-    """The groups of at least two evaluated runs that differ in their seed, and else only in how they were computed."""
+    """The groups of at least two evaluated runs that differ in their seed, and else only in how they were computed.
+
+    Of two with the same seed the first by its path counts: runs often come best first, and accuracy would choose.
+    """
     groups: dict[Any, dict[int, Run]] = {}  # by all other settings, then by seed
-    for run in runs:
+    for run in sorted(runs, key=lambda run: run.path):
         if run.test():
             config = run.config()
             same = frozenset((key, value) for key, value, _ in rows(config) if key not in ("seed", *INCIDENTAL))

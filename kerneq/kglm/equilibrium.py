@@ -129,11 +129,11 @@ class KernelEquilibrium(nn.Module):
         return canonical.to(self.V1.dtype)
 
     def mean(self, Y: Tensor) -> Tensor:
-        """A′(f*(Y)), the predicted response."""
-        return self.cell.family.mean(self(Y))
+        """The mean response at the outer coordinates, in the units of Y."""
+        return self.cell.family.response(self(Y))
 
     def embed(self, Y: Tensor) -> Tensor:
-        """z*(Y), the mean response at the inner coordinates."""
+        """z*(Y), the mean of T at the inner coordinates."""
         return self.cell.family.mean(self._solve(self._statistic(Y))).to(self.V1.dtype)
 
     def _statistic(self, Y: Tensor) -> Tensor:

@@ -28,6 +28,10 @@ class AbstractFamily(abc.ABC):
         """σ(η) = A′(η), the expectation of T."""
         return torch.func.grad(lambda e: self.log_partition(e).sum())(eta)
 
+    def response(self, eta: Tensor) -> Tensor:
+        """The expectation of y itself, in the units of the targets: σ(η) where T(y) = y."""
+        return self.mean(eta)
+
     def variance(self, eta: Tensor) -> Tensor:
         """A″(η), the variance of T."""
         second = torch.func.grad(lambda e: self.mean(e).sum())(eta)
@@ -97,6 +101,9 @@ class Gaussian(AbstractFamily):
 
     def mean(self, eta: Tensor) -> Tensor:
         return eta / self.noise
+
+    def response(self, eta: Tensor) -> Tensor:
+        return eta
 
     def variance_range(self, below: float = math.inf) -> tuple[float, float]:
         return 1 / self.noise, 1 / self.noise
@@ -169,7 +176,10 @@ class Ising(AbstractFamily):
         return x + torch.log1p((-2 * x).exp())
 
     def mean(self, eta: Tensor) -> Tensor:
-        return (eta / self.temperature).tanh() / self.temperature
+        return self.response(eta) / self.temperature
+
+    def response(self, eta: Tensor) -> Tensor:
+        return (eta / self.temperature).tanh()
 
     def variance_range(self, below: float = math.inf) -> tuple[float, float]:
         return 0.0, 1 / self.temperature**2
@@ -263,6 +273,9 @@ class Prior:
 
     family: AbstractFamily
     weight: float = 1.0  # ν; with 0 the prior is the Gaussian process alone, and ρ = 0
+
+    def __post_init__(self) -> None:
+        check_nonnegative("weight", self.weight)
 
     @property
     def flat(self) -> bool:

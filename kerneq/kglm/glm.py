@@ -179,15 +179,15 @@ class Posterior:
 
     @property
     def mean(self) -> Tensor:
-        """A′ at the mode: the response of the most probable f, (…, m)."""
-        return self.family.mean(self.mode)
+        """The response of the most probable f, (…, m)."""
+        return self.family.response(self.mode)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """The central interval of the mean response: A′ is monotone, so it carries quantiles over exactly."""
+        """The central interval of the mean response, which is monotone in f: it carries quantiles over exactly."""
         if not 0 < level < 1:
             raise ValueError(f"`level` must lie between 0 and 1, got {level}.")
         width = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=self.mode.dtype)).item() * self.deviation
-        return self.family.mean(self.mode - width), self.family.mean(self.mode + width)
+        return self.family.response(self.mode - width), self.family.response(self.mode + width)
 
 
 @final
@@ -195,7 +195,7 @@ class KernelGLM:
     """p(y | x) from `family` with η = f(x) + offset(x), f the most probable under q(f) exp(−λ‖f‖²_k/2).
 
     >>> glm = KernelGLM(SquaredExponential(0.5), Bernoulli(), lam=0.1).fit(X, Y)
-    >>> glm.predict(X2)                       # the mean response A′(f(X2))
+    >>> glm.predict(X2)                       # the mean response at X2
     >>> layer = glm.as_equilibrium(X2)        # the same function of Y, as an equilibrium model
 
     X is (n,) or (n, d). Y may be (n,) or (batch, n): many data sets on the same coordinates, fitted together. The
@@ -258,8 +258,8 @@ class KernelGLM:
         return eta[0] if single else eta
 
     def predict(self, X2: Tensor | None = None) -> Tensor:
-        """The mean response A′(η) at X2, (m,) or (batch, m)."""
-        return self.family.mean(self.canonical(X2))
+        """The mean response at X2, (m,) or (batch, m): the expectation of y, A′(η) where T(y) = y."""
+        return self.family.response(self.canonical(X2))
 
     @torch.no_grad()
     def posterior(self, X2: Tensor) -> Posterior:

@@ -69,6 +69,9 @@ class White(AbstractCovariance):
 
     variance: float = 1e-8
 
+    def __post_init__(self) -> None:
+        check_nonnegative("variance", self.variance)
+
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
         same = (X[:, None, :] == X2[None, :, :]).all(-1)
         return self.variance * same.to(X.dtype)
@@ -100,7 +103,10 @@ class SquaredExponential(AbstractCovariance):
 @final
 @dataclasses.dataclass(frozen=True)
 class Periodic(AbstractCovariance):
-    """k = exp(−2 sin²(π‖x − x2‖/p) / ℓ²); the paper's exp(−sin²‖x − x2‖) has p = π, ℓ = √2."""
+    """k = exp(−2 Σ sin²(π(x − x2)/p) / ℓ²), summed over the axes; the paper's exp(−sin²(x − x2)) has p = π, ℓ = √2.
+
+    The sine of ‖x − x2‖ would not be semi-definite on more than one axis.
+    """
 
     period: float = math.pi  # p
     lengthscale: float = math.sqrt(2)  # ℓ
@@ -110,7 +116,8 @@ class Periodic(AbstractCovariance):
         check_positive("lengthscale", self.lengthscale)
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
-        return (-2 * (math.pi * _distance(X, X2) / self.period).sin().square() / self.lengthscale**2).exp()
+        angle = math.pi / self.period * (X[:, None, :] - X2[None, :, :])
+        return (-2 * angle.sin().square().sum(-1) / self.lengthscale**2).exp()
 
 
 @final
@@ -200,8 +207,9 @@ class FunctionKernel(AbstractCovariance):
         scikit = sys.modules.get("sklearn.gaussian_process.kernels")  # not imported: then it is not one of them
         if scikit is not None and isinstance(self.function, scikit.Kernel):
             first, second = X.numpy(force=True), X2.numpy(force=True)
-            # equal coordinates are passed as one argument, so that its white noise counts
-            values = self.function(first) if np.array_equal(first, second) else self.function(first, second)
+            # its white noise counts where two coordinates are equal, as `White` does, whichever others are beside them
+            same = (first[:, None] == second[None]).all(-1)
+            values = np.where(same, self.function.diag(first)[:, None], self.function(first, second))
         else:
             values = self.function(X, X2)
         if not isinstance(values, np.ndarray):

@@ -237,17 +237,18 @@ def _paths(model: Certified, seen: Seen) -> list[_Path]:
     if isinstance(model, DenseClassifier):
         rows = _scaled(head.mT, model.norm).mT
         return [_path("dense", model.equilibrium, seen[model.equilibrium][0], 1.0, rows)]
-    found = []
-    for index, branch in enumerate(model.branches):
+    found, count = [], len(model.branches)
+    joined = _scaled(head.mT, model.norm).mT
+    heads = joined.chunk(count, 1) if model.config.join == "concatenate" else [joined / count] * count
+    for index, (branch, own) in enumerate(zip(model.branches, heads, strict=True)):
         assert isinstance(branch, Branch)
         given = seen[branch.equilibrium][0]
         ratio = branch.scale / model.config.fusion
-        share = ratio / len(model.branches)
         # A 1-Lipschitz branch multiplies its input by the scale, its output by the gain, and the mean by √n.
         before = 1.0 if model.config.lipschitz else 1 / branch.scale
         before = math.inf if model.config.refinements else before  # residual blocks in between, which nothing bounds
         after = float(branch.gain()) if model.config.lipschitz else 1 / (ratio * math.prod(given.shape[2:]) ** 0.5)
-        rows = share * after * _scaled(_scaled(head.mT, model.norm), branch.norm).mT
+        rows = ratio * after * _scaled(own.mT, branch.norm).mT
         found.append(_path(f"branch{index}", branch.equilibrium, given, before, rows))
     return found
 

@@ -4,6 +4,8 @@
 other side. Everything is in float64, and no random number is drawn.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,14 +30,18 @@ def conv_norm(weight: Tensor, size: tuple[int, int], stride: int = 1, padding: i
     falls apart into one matrix a frequency. The borders that a torus lacks make it larger by about 1/height².
     """
     weight = weight.detach().double()
+    largest = float(weight.abs().amax().clamp_min(torch.finfo(weight.dtype).tiny))
+    if not math.isfinite(largest):
+        return math.inf
+    weight = weight / largest  # so that no square overflows, or vanishes
     padding = weight.shape[-1] // 2 if padding is None else padding
     outputs = [(side + 2 * padding - weight.shape[-1]) // stride + 1 for side in size]
     columns, rows = weight.shape[1] * size[0] * size[1], weight.shape[0] * outputs[0] * outputs[1]
     if min(columns, rows) <= DENSE:
-        return _dense_norm(weight, size, outputs, stride, padding)
+        return largest * _dense_norm(weight, size, outputs, stride, padding)
     reach = max(weight.shape[-1] - 1 - padding, padding)
     torus = [-(-(side + reach) // stride) * stride for side in size]
-    return _torus_norm(weight, torus, stride) * (1 + SLACK)
+    return largest * _torus_norm(weight, torus, stride) * (1 + SLACK)
 
 
 def _dense_norm(weight: Tensor, size: tuple[int, int], outputs: list[int], stride: int, padding: int) -> float:

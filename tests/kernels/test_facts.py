@@ -181,6 +181,20 @@ def test_fact_4_bounds_the_image_by_l_over_mu_and_says_nothing_without_convexity
     assert kerneq.solve(torch.cos, torch.zeros(1, 2), Picard()).error_bound is None
 
 
+@pytest.mark.parametrize("which", [Picard(0.05), Anderson(), Broyden()], ids=repr)
+def test_fact_4_holds_for_a_layer_that_gives_features_whatever_the_norm_of_w(which):
+    """It is ‖W‖‖W_h‖ that is bounded: beside a small W_h, W is large, and stretches the error of z."""
+    cell = cell_of("dense", Multiquadric(split=3), norm=2.0, stretch=50.0)
+    cell.similarity.project.weight.data.mul_(0.01)
+    cell.gives = "features"
+    x = input_of("dense")
+    with torch.no_grad():
+        exact = cell.eval().output(cell.bind(x), descend(cell, x))
+        s = kerneq.Equilibrium(cell, solver=which, tol=1e-10, max_steps=3, on_failure="return")(x)
+    distance = (s.value - exact).norm(dim=1)
+    assert s.error_bound is not None and (distance <= s.error_bound + 1e-9).all()
+
+
 @examples
 @given(seed=seeds, degree=st.integers(2, 4))
 def test_fact_8_as_published_zero_is_an_equilibrium_of_every_input_and_the_only_one(seed, degree):

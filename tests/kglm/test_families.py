@@ -135,6 +135,8 @@ def test_targets_outside_the_support_are_refused_in_words(family, y, words):
         lambda: kglm.LeakyReLU(-0.1),
         lambda: kglm.Normal(-1.0),
         lambda: kglm.Logistic(0.0),
+        lambda: kglm.Prior(kglm.Gaussian(), -1.0),
+        lambda: kglm.White(-1.0),
     ],
 )
 def test_parameters_out_of_range_are_refused(make):

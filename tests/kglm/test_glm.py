@@ -46,6 +46,23 @@ def test_the_gaussian_posterior_is_the_gaussian_process_posterior():
     np.testing.assert_allclose((glm.log_evidence() + base).item(), gp.log_marginal_likelihood_value_, rtol=1e-9)
 
 
+def test_predictions_are_in_the_units_of_the_targets():
+    X, y = line()
+    kernel, lam, noise = kernels.SquaredExponential(0.8), 0.2, 4.0
+    glm = kglm.KernelGLM(kernel, kglm.Gaussian(noise), lam=lam).fit(X, y)
+    theirs = (
+        KernelRidge(alpha=lam * noise, kernel="rbf", gamma=0.5 / 0.8**2).fit(X.numpy(), y.numpy()).predict(X.numpy())
+    )
+    posterior = glm.posterior(X)
+    middle = sum(posterior.interval()) / 2
+    for found in (glm.predict(X), posterior.mean, middle, glm.as_equilibrium().mean(y[None]).detach()[0]):
+        np.testing.assert_allclose(found.numpy(), theirs, rtol=0, atol=1e-8)
+    # spins at temperature t are logistic regression on (y + 1)/2 with 2η/t
+    spins = kglm.KernelGLM(kernel, kglm.Ising(2.0), lam=lam).fit(X, y.sign())
+    logistic = kglm.KernelGLM(kernel, kglm.Bernoulli(), lam=lam).fit(X, (y > 0).double())
+    np.testing.assert_allclose(spins.predict().numpy(), 2 * logistic.predict().numpy() - 1, rtol=0, atol=1e-10)
+
+
 def test_logistic_regression_with_a_linear_kernel_is_scikit_learns():
     g = torch.Generator().manual_seed(1)
     X = torch.randn(80, 4, generator=g, dtype=torch.float64)

@@ -36,12 +36,19 @@ def test_each_kernel_is_scikit_learns_which_is_accepted_as_it_is_symmetric_and_s
     np.testing.assert_allclose(across.numpy(), theirs(X.numpy(), X2.numpy()), atol=1e-12)
     torch.testing.assert_close(adapted(X, X), K, rtol=0, atol=1e-12)
     torch.testing.assert_close(adapted(X, X2), across, rtol=0, atol=1e-12)
+    torch.testing.assert_close(adapted(X.flip(0)[:5], X), K.flip(0)[:5], rtol=0, atol=1e-12)
     assert torch.equal(K, K.mT) and torch.linalg.eigvalsh(K).min() > -1e-12
 
 
 @pytest.mark.parametrize("kernel", [ours for ours, _ in PAIRS[:5]], ids=repr)
 def test_gradients_reach_the_coordinates_also_where_two_are_one(kernel):
     assert torch.autograd.gradcheck(lambda X: kernel(X, X), points(4, 2).requires_grad_())
+
+
+@pytest.mark.parametrize("kernel", [ours for ours, _ in PAIRS], ids=repr)
+def test_each_kernel_is_semi_definite_on_a_plane(kernel):
+    X = points(40, 2)
+    assert torch.linalg.eigvalsh(kernel(X, X)).min() > -1e-12
 
 
 def test_a_gradient_that_would_be_lost_in_an_array_is_refused_in_words():

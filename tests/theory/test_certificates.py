@@ -42,6 +42,7 @@ MODELS = {
     "dense multiquadric": lambda seed: dense(Multiquadric(0.5, split=4, hidden=6), 5.0, seed=seed),
     "gaussian": lambda seed: convolutional(Gaussian(0.5, split=4, hidden=8), 1.0, seed=seed, fusion=1),
     "linear features": lambda seed: convolutional(Linear(), 0.8, seed=seed, output="features"),
+    "concatenated": lambda seed: convolutional(Linear(), 0.8, seed=seed, join="concatenate"),
     "lipschitz": lambda seed: convolutional(Multiquadric(0.2, split=4, hidden=8), 2.0, seed=seed, **FOLDED),
 }
 

@@ -60,3 +60,12 @@ def test_the_norm_of_a_matrix_and_of_a_zero_convolution(monkeypatch):
     assert conv_norm(torch.zeros(2, 3, 3, 3), (4, 4)) == 0
     monkeypatch.setattr(norms, "DENSE", 0)
     assert conv_norm(torch.zeros(2, 3, 3, 3), (4, 4)) < 1e-100
+
+
+def test_weights_whose_squares_overflow_or_vanish_are_bounded_and_no_numbers_have_no_bound(monkeypatch):
+    weight = torch.randn(3, 2, 3, 3, generator=torch.Generator().manual_seed(0))
+    for entries in (norms.DENSE, 0):
+        monkeypatch.setattr(norms, "DENSE", entries)
+        for scale in (1e-200, 1e200):
+            assert conv_norm(scale * weight, (5, 5)) == pytest.approx(scale * conv_norm(weight, (5, 5)), rel=1e-9)
+        assert conv_norm(weight * torch.nan, (5, 5)) == torch.inf

@@ -32,7 +32,7 @@ from .report.figures import COLOURS, Canvas, drawn, shown
 from .run import Run, Stopped, TrainingError, write_atomically
 from .run.config import EXPERIMENTS, Config, ConfigError, check, overlay, put, read_toml, resolve
 from .run.folder import write_json
-from .settings import Written, suggestion
+from .settings import Written, suggestion, written
 from .training import AbstractLogger, train
 
 SWEEPS = EXPERIMENTS / "sweeps"  # those that come with the package
@@ -136,7 +136,7 @@ def _axis(key: str, values: Sequence[Any]) -> dict[str, Mapping[str, Any]]:
             label, table = value["label"], {name: entry for name, entry in value.items() if name != "label"}
         else:
             label = str(value)
-            put(table, key, value)
+            put(table, key, written(value) if isinstance(value, Written) else value)
         if label in found:
             raise ConfigError(f"`grid.{key}` has the value {label} twice.")
         found[label] = table

@@ -8,7 +8,7 @@ import pytest
 
 from kerneq.run import Run, Stopped
 from kerneq.run.config import ConfigError, load, write
-from kerneq.solvers import Picard
+from kerneq.solvers import Anderson, Picard
 from kerneq.sweep import SWEEPS, Point, Sweep, SweepResult, collect, draw, load_sweep, run_sweep
 from kerneq.training import AbstractLogger, train
 
@@ -65,6 +65,11 @@ def test_on_the_command_line_commas_part_values_and_a_single_value_is_a_setting(
     assert all(config.seed == 3 for config in configs)
     digits = load_sweep("digits", ["model.norm=0.7", "training.epochs=2"])
     assert {digits.config(cell).model.settings.norm for cell in digits.cells()} == {0.7}
+
+
+def test_a_table_on_the_command_line_changes_what_stands_there(grid):
+    sweep = grid('model.solver.name = ["anderson"]', "model.solver={memory=2},{memory=4}")
+    assert [sweep.config(cell).model.settings.solver for cell in sweep.cells()] == [Anderson(2), Anderson(4)]
 
 
 @pytest.mark.filterwarnings("ignore:.*form of version 0.1")

@@ -313,7 +313,15 @@ class Run:
         write_json(self.path / "environment.json", written)
 
     def add_row(self, row: Mapping[str, Any]) -> None:
-        """Add the metrics of an epoch; they are on the disk when this returns."""
+        """Add the metrics of an epoch; they are on the disk when this returns.
+
+        A folder that was moved or deleted meanwhile is not made again: without its settings it would be no run.
+        """
+        if not self.exists:
+            raise TrainingError(
+                f"{self.path} was moved or deleted while its run went on: the run ends here. What was saved before "
+                "goes on with --resume from where it is now."
+            )
         self._write_rows([*self.rows(), row])
 
     def _write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -230,7 +230,7 @@ def _train_cell(config: Config, path: Path, test: bool, loggers: Loggers) -> str
     try:
         if run.exists:
             run.check_same(config)
-        if not _finished(run, config.training.epochs) or not run.checkpoint("last").exists():
+        if not _finished(run, config.training.epochs) or not (run.checkpoint("last").exists() or run.finished):
             if config.training.compile:
                 torch.compiler.reset()  # or the limit on recompilations would count the cells before
             train(config, path, resume=True, loggers=loggers(path))

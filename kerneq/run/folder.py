@@ -70,6 +70,13 @@ class Run:
         """Where the run came from, as in environment.json; empty if it was not recorded, or is damaged."""
         return read_json(self.path / "environment.json", needed=False)
 
+    @property
+    def finished(self) -> bool:
+        """Whether its training is known to have come to its end; earlier versions did not write that down."""
+        environment = self.environment()
+        starts = environment.get("resumed") or [environment]
+        return isinstance(starts, list) and isinstance(starts[-1], dict) and "seconds" in starts[-1]
+
     def classes(self) -> tuple[str, ...]:
         """The names of the classes it was trained on, by label; empty if they were not stored, or are damaged."""
         names = read_json(self.path / "classes.json", needed=False).get("classes")

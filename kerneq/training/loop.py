@@ -166,8 +166,14 @@ def open_run(run: Run, state: State, classes: Sequence[str], counts: Sequence[in
     `counts` are the training images of each of the classes, those held out among them.
     """
     newest = run.newest()
-    if newest is not None and not resume:
+    trained = newest is not None or run.checkpoint("best").exists() or bool(run.rows())
+    if trained and not resume:
         raise TrainingError(f"{run.path} already holds a run; add --resume to continue it, or --name for another.")
+    if newest is None and run.finished and run.checkpoint("best").exists():  # an export, say
+        raise TrainingError(
+            f"{run.path} is finished and has its best weights, but no last checkpoint to go on from: it would begin "
+            "anew and overwrite them. Start again under another --name."
+        )
     if newest is not None:
         run.check_same(state.config)
         run.check_images(classes, counts)

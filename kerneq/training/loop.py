@@ -33,7 +33,7 @@ INTERVAL = 0.5  # seconds between two reports of progress, each of which makes t
 
 def train(
     config: Config,
-    path: Path,
+    path: Path | str,
     *,
     resume: bool = False,
     build: Builder = build_model,
@@ -47,7 +47,7 @@ def train(
     Where the time went, since `began` if that is given (as `time.monotonic` has it), is told to the loggers and
     written to environment.json.
     """
-    run = Run(path)
+    run = Run(Path(path))
     clock = Clock(time.monotonic() if began is None else began)
     clock.lap("imports")
     try:

@@ -46,6 +46,14 @@ def test_runs_in_a_folder_are_found_measured_compared_and_written(kerneq, runs):
     assert "[35, " in text or "[0, " in text, "a row of the confusion matrix is a line"
 
 
+def test_a_sweep_in_the_folder_of_the_run_that_it_varies_is_found_with_it(tmp_path):
+    folders = [tmp_path / "geq", tmp_path / "geq" / "seed=0", tmp_path / "geq" / "seed=1"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "config.toml").write_text("")
+    assert [run.path for run in find_runs([tmp_path])] == [run.path for run in find_runs([folders[0]])] == folders
+
+
 def test_the_numbers_are_those_of_the_model_and_a_scaling_never_sees_a_test_label(runs):
     trained = TrainedRun.open(runs / "seeds" / "dense-0", device="cpu")
     result = measure_scores(trained)

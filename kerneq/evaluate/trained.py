@@ -99,7 +99,8 @@ class TrainedRun:
         """Test images of the classes, or sub-classes, that were kept out of training; None if none were."""
         if self.config.data.subset == "all":
             return None
-        return hold(read_images(self.config, "test", known=False), self.config, self.process)
+        images = read_images(self.config, "test", known=False)
+        return hold(images, self.config, self.process) if len(images) > 0 else None
 
     def held_out(self) -> Images | None:
         """The training images that the run held out for validation; None if it trained on all.

@@ -86,7 +86,8 @@ def test_the_first_five_of_two_classes_are_all(kerneq, colour_run, tmp_path):
     settings = [f"data.name=folder:{colour_run[1]}", "data.size=16", "data.subset=first-five-classes"]
     run = trained(tmp_path / "run", *settings, "model.name=resnet-tiny", "training.batch_size=8")
     code, _, err = kerneq("evaluate", run, "--part", "ood", "--device", "cpu")
-    assert code == 1 and "needs a run that was trained on some of the classes" in err
+    assert code == 1 and "needs a run that was trained on some of the classes, data.subset = first-five" in err
+    assert "this one has all" in err
 
 
 def copied_without_names(run: Path, to: Path) -> Path:

@@ -5,6 +5,7 @@ torch, and all that imports it, is imported inside the commands, so that `kerneq
 
 import csv
 import glob
+import io
 import json
 import os
 import shutil
@@ -631,6 +632,9 @@ def main(command: Callable[[], object] = app) -> None:
 
     Errors a user can act on are shown as their sentence, and so are our warnings; only bugs give a traceback.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without our characters costs nobody a run or a result
+            stream.reconfigure(errors="replace")
     plain = warnings.formatwarning
     warnings.formatwarning = partial(_sentence, plain)
     try:

@@ -42,6 +42,15 @@ class Written(str):
     """A value as it was written after `key=` on a command line: which kind it is, only its setting can tell."""
 
 
+def written(text: str) -> Any:
+    """What stands after `key=` on a command line: a table or a text in quotes as TOML has them, else `Written`."""
+    with suppress(RecursionError, ValueError):
+        value = _toml(text)
+        if isinstance(value, dict | str):
+            return value
+    return Written(text)
+
+
 def setting(
     default: Any, meaning: str, *, low: float | None = None, high: float | None = None, above: float | None = None
 ) -> Any:
@@ -244,8 +253,14 @@ def _read(written: Written, members: tuple[Any, ...]) -> Any:
     if str in members:
         return text.strip("\"'")
     with suppress(RecursionError, ValueError):
-        # A newline would let one override carry further keys.
-        return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
+        return _toml(text)
     with suppress(ValueError):
         return float(text) if float in members else text
     return text
+
+
+def _toml(text: str) -> Any:
+    """One value as TOML has it; a `ValueError` where it is none."""
+    if "\n" in text:
+        raise ValueError("A newline would let one override carry further keys.")
+    return tomllib.loads(f"value = {text}")["value"]

@@ -32,7 +32,7 @@ from .report.figures import COLOURS, Canvas, drawn, shown
 from .run import Run, Stopped, TrainingError, write_atomically
 from .run.config import EXPERIMENTS, Config, ConfigError, check, overlay, put, read_toml, resolve
 from .run.folder import write_json
-from .settings import Written, suggestion
+from .settings import Written, suggestion, written
 from .training import AbstractLogger, train
 
 SWEEPS = EXPERIMENTS / "sweeps"  # those that come with the package
@@ -136,7 +136,7 @@ def _axis(key: str, values: Sequence[Any]) -> dict[str, Mapping[str, Any]]:
             label, table = value["label"], {name: entry for name, entry in value.items() if name != "label"}
         else:
             label = str(value)
-            put(table, key, value)
+            put(table, key, written(value) if isinstance(value, Written) else value)
         if label in found:
             raise ConfigError(f"`grid.{key}` has the value {label} twice.")
         found[label] = table
@@ -197,23 +197,31 @@ def run_sweep(sweep: Sweep, folder: Path, *, test: bool = False, loggers: Logger
 
     With `test` each is evaluated on the test images. `Stopped` (Ctrl-C) ends the sweep, which goes on when called
     again; a grid of which no cell can be configured is the `ConfigError` of the first."""
-    problems: dict[str, str] = {}
+    configs, problems = _configs(sweep)
+    if not configs:
+        raise ConfigError(next(iter(problems.values())))
+    folder.mkdir(parents=True, exist_ok=True)
+    cells = {cell.name: _look(cell, configs, problems, folder) for cell in sweep.cells()}
+    for cell in (cell for cell in sweep.cells() if cell.name in configs):
+        problems[cell.name] = _train_cell(configs[cell.name], folder / cell.name, test, loggers)
+        cells[cell.name] = _look(cell, configs, problems, folder)
+        result = _gather(sweep, list(cells.values()))
+        write_json(folder / "sweep.json", dataclasses.asdict(result))
+    if result.points:
+        write_atomically(folder / "sweep.svg", draw(result).svg)
+    return result
+
+
+def _configs(sweep: Sweep) -> tuple[dict[str, Config], dict[str, str]]:
+    """The configuration of each cell by its name, or the sentence that says why it has none."""
     configs: dict[str, Config] = {}
+    problems: dict[str, str] = {}
     for cell in sweep.cells():
         try:
             configs[cell.name] = sweep.config(cell)
         except ConfigError as error:
             problems[cell.name] = str(error)
-    if not configs:
-        raise ConfigError(next(iter(problems.values())))
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, config in configs.items():
-        problems[name] = _train_cell(config, folder / name, test, loggers)
-        result = collect(sweep, folder, problems)
-        write_json(folder / "sweep.json", dataclasses.asdict(result))
-    if result.points:
-        write_atomically(folder / "sweep.svg", draw(result).svg)
-    return result
+    return configs, problems
 
 
 def _train_cell(config: Config, path: Path, test: bool, loggers: Loggers) -> str:
@@ -222,7 +230,7 @@ def _train_cell(config: Config, path: Path, test: bool, loggers: Loggers) -> str
     try:
         if run.exists:
             run.check_same(config)
-        if not _finished(run, config.training.epochs) or not run.checkpoint("last").exists():
+        if not _finished(run, config.training.epochs) or not (run.checkpoint("last").exists() or run.finished):
             if config.training.compile:
                 torch.compiler.reset()  # or the limit on recompilations would count the cells before
             train(config, path, resume=True, loggers=loggers(path))
@@ -241,17 +249,28 @@ def _finished(run: Run, epochs: int) -> bool:
     return any(row["epoch"] == epochs for row in run.rows())
 
 
-def collect(sweep: Sweep, folder: Path, problems: Mapping[str, str] | None = None) -> SweepResult:
+def collect(sweep: Sweep, folder: Path) -> SweepResult:
     """What the run folders of a sweep hold now; nothing is trained."""
-    problems = problems or {}
-    results = []
-    for cell in sweep.cells():
-        run = Run(folder / cell.name)
-        rows, problem = run.rows(), problems.get(cell.name, "")
-        done = not problem and run.exists and _finished(run, run.config().training.epochs)
-        accuracy = run.test().get("accuracy") if done else None
-        validation = run.best_accuracy() if done else None
-        results.append(CellResult(cell.name, cell.values, len(rows), run.seconds(), validation, accuracy, problem))
+    configs, problems = _configs(sweep)
+    return _gather(sweep, [_look(cell, configs, problems, folder) for cell in sweep.cells()])
+
+
+def _look(cell: Cell, configs: Mapping[str, Config], problems: Mapping[str, str], folder: Path) -> CellResult:
+    """What the run folder of a cell holds now; one that is damaged, or of other settings, is a problem of its own."""
+    run, problem = Run(folder / cell.name), problems.get(cell.name, "")
+    validation = accuracy = None
+    try:
+        if not problem and run.exists:
+            run.check_same(configs[cell.name])
+            if _finished(run, configs[cell.name].training.epochs):
+                validation, accuracy = run.best_accuracy(), run.test().get("accuracy")
+    except TrainingError as error:
+        problem = str(error)
+    return CellResult(cell.name, cell.values, len(run.rows()), run.seconds(), validation, accuracy, problem)
+
+
+def _gather(sweep: Sweep, results: Sequence[CellResult]) -> SweepResult:
+    """The cells, and the accuracy of those that are finished, by point."""
     finished = [result for result in results if result.validation is not None or result.test is not None]
     tested = bool(finished) and all(result.test is not None for result in finished)
     groups: dict[tuple[str, ...], list[float]] = {}

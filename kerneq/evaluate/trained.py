@@ -25,7 +25,17 @@ from ..run import CheckpointError, Run, TrainingError, find_run
 from ..run.checkpoint import load_weights
 from ..run.config import Config
 from ..solution import Solution
-from ..training.build import Builder, build_model, for_inference, hold, make_batches, place, read_images, split
+from ..training.build import (
+    Builder,
+    build_model,
+    class_counts,
+    for_inference,
+    hold,
+    make_batches,
+    place,
+    read_images,
+    split,
+)
 from ..training.process import Process
 
 T = TypeVar("T")
@@ -89,13 +99,20 @@ class TrainedRun:
         """Test images of the classes, or sub-classes, that were kept out of training; None if none were."""
         if self.config.data.subset == "all":
             return None
-        return hold(read_images(self.config, "test", known=False), self.config, self.process)
+        images = read_images(self.config, "test", known=False)
+        return hold(images, self.config, self.process) if len(images) > 0 else None
 
     def held_out(self) -> Images | None:
-        """The training images that the run held out for validation; None if it trained on all."""
+        """The training images that the run held out for validation; None if it trained on all.
+
+        A `DataError` where the training images are not those that it was started on: others would be drawn.
+        """
         if self.config.data.validation == 0:
             return None
-        held_out = split(self._checked(read_images(self.config, "train")), self.config)[1]
+        images = self._checked(read_images(self.config, "train"))
+        if self.run.counts() not in ((), tuple(class_counts(images))):
+            raise DataError(f"{self.config.data.name} has other training images than {self.run.path} was started on.")
+        held_out = split(images, self.config)[1]
         return None if held_out is None else hold(held_out, self.config, self.process)
 
     def _checked(self, images: Images) -> Images:

@@ -97,6 +97,15 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, facts
 
 
+def read_facts(path: Path) -> dict[str, Any]:
+    """The facts in `path` alone, its tensors unread and unchecked; empty where there is no readable checkpoint."""
+    with suppress(SafetensorError, OSError, KeyError, ValueError):
+        if path.is_file():
+            with safe_open(path, framework="pt") as file:
+                return dict(json.loads((file.metadata() or {})["facts"]))
+    return {}
+
+
 def digest(tensors: Mapping[str, Tensor], facts: str) -> str:
     """SHA-256 over the facts and every tensor's name, shape, type and bytes, in the order of the names."""
     hasher = hashlib.sha256(facts.encode())

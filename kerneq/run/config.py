@@ -18,7 +18,7 @@ from ..equilibrium import Equilibrium
 from ..gradients import Implicit
 from ..models import ModelConfig, find, from_config
 from ..settings import ConfigError as ConfigError
-from ..settings import Written, build, convert, rows, setting, suggestion
+from ..settings import build, convert, rows, setting, suggestion, written
 from ..settings import write as write
 from ..solvers.base import CUDA_STRIDE
 from .upgrade import upgrade
@@ -192,7 +192,9 @@ def _config(table: Mapping[str, Any], overrides: Iterable[str]) -> Config:
             raise ConfigError(
                 f"A change of setting is written key=value (for example optimizer.lr=0.2), got `{override}`."
             )
-        put(changes, key.strip(), Written(text.strip()))
+        change: dict[str, Any] = {}
+        put(change, key.strip(), written(text))
+        changes = overlay(changes, change)
     table = overlay(table, changes)
     model = table.pop("model", {})
     return dataclasses.replace(build(Config, table), model=_model(model))

@@ -70,22 +70,52 @@ class Run:
         """Where the run came from, as in environment.json; empty if it was not recorded, or is damaged."""
         return read_json(self.path / "environment.json", needed=False)
 
+    @property
+    def finished(self) -> bool:
+        """Whether its training is known to have come to its end; earlier versions did not write that down."""
+        environment = self.environment()
+        starts = environment.get("resumed") or [environment]
+        return isinstance(starts, list) and isinstance(starts[-1], dict) and "seconds" in starts[-1]
+
     def classes(self) -> tuple[str, ...]:
         """The names of the classes it was trained on, by label; empty if they were not stored, or are damaged."""
         names = read_json(self.path / "classes.json", needed=False).get("classes")
         return tuple(map(str, names)) if isinstance(names, list) else ()
 
+    def counts(self) -> tuple[int, ...]:
+        """How many training images each class had when the run was started; empty if that was not recorded."""
+        found = self.environment().get("images")
+        return tuple(found) if isinstance(found, list) else ()
+
     def evaluation(self) -> dict[str, Any]:
-        """The scores on the test images and what they belong to, as in evaluation.json; empty before an evaluation."""
-        found = read_json(self.path / "evaluation.json")
+        """The scores on the test images and what they belong to, as `part` gives them."""
+        found = self._measured("scores")
         scores = found.get("scores", {})
         if not isinstance(scores, dict) or not all(isinstance(value, dict) for value in scores.values()):
             raise TrainingError(f"{self.path / 'evaluation.json'} is damaged: evaluate the run again.")
         return found
 
     def part(self, name: str) -> dict[str, Any]:
-        """A part of the evaluation by its name in `kerneq.evaluate.PARTS`; empty if it was not measured."""
-        return self.evaluation() if name == "scores" else read_json(self.path / _part(name))
+        """A part of the evaluation by its name in `kerneq.evaluate.PARTS`; empty if it was not measured.
+
+        What was measured before the training went on and changed the weights is not counted, and a warning says so.
+        """
+        return self.evaluation() if name == "scores" else self._measured(name)
+
+    def _measured(self, name: str) -> dict[str, Any]:
+        """A part as its file has it; empty if it was measured on other weights than the run has now."""
+        path = self.path / _part(name)
+        found = read_json(path)
+        which, then = str(found.get("checkpoint")), found.get("epoch")
+        now = checkpoint.read_facts(self.checkpoint(which)).get("epoch", then)
+        if now == then:
+            return found
+        warnings.warn(
+            f"{path} is of the weights of epoch {then}, and the {which} ones are of epoch {now} now: it does not "
+            "count; evaluate the run again.",
+            stacklevel=1,
+        )
+        return {}
 
     def write_part(self, name: str, table: Mapping[str, Any]) -> str:
         """Write a part of the evaluation, atomically; returns the file's name in the folder."""
@@ -218,16 +248,34 @@ class Run:
                 "resume it with the settings in its config.toml, or choose another --name."
             )
 
-    def check_classes(self, classes: Sequence[str]) -> None:
-        """Refuse to go on with other classes, or in another order, than the labels of the weights stand for."""
+    def check_images(self, classes: Sequence[str], counts: Sequence[int]) -> None:
+        """Refuse to go on with other training images than the run was started on.
+
+        Other classes, or another order, are not what the labels of the weights stand for; with other numbers of images
+        (`counts`, by class) others are held out, and some of them have been trained on.
+        """
         if self.classes() not in ((), tuple(classes)):
             raise TrainingError(
                 f"{self.path} was started on the classes {', '.join(self.classes())}, and its data set now has "
                 f"{', '.join(classes)}: bring them back, or start again under another --name."
             )
+        for name, then, now in zip(classes, self.counts() or counts, counts, strict=False):
+            if then != now:
+                raise TrainingError(
+                    f"{self.path} was started on {then} training images of the class {name}, and its data set now has "
+                    f"{now}: others would be held out, of those it was trained on. Bring them back, or start again "
+                    "under another --name."
+                )
 
     def begin(
-        self, config: Config, classes: Sequence[str], device: torch.device, processes: int, epoch: int, step: int
+        self,
+        config: Config,
+        classes: Sequence[str],
+        counts: Sequence[int],
+        device: torch.device,
+        processes: int,
+        epoch: int,
+        step: int,
     ) -> None:
         """Write down this start of the run, from its beginning (step 0) or from where a checkpoint left it.
 
@@ -252,6 +300,7 @@ class Run:
             "threads": torch.get_num_threads(),
             "processes": processes,
             "seed": config.seed,
+            "images": list(counts),
             "command": sys.argv,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
@@ -271,7 +320,15 @@ class Run:
         write_json(self.path / "environment.json", written)
 
     def add_row(self, row: Mapping[str, Any]) -> None:
-        """Add the metrics of an epoch; they are on the disk when this returns."""
+        """Add the metrics of an epoch; they are on the disk when this returns.
+
+        A folder that was moved or deleted meanwhile is not made again: without its settings it would be no run.
+        """
+        if not self.exists:
+            raise TrainingError(
+                f"{self.path} was moved or deleted while its run went on: the run ends here. What was saved before "
+                "goes on with --resume from where it is now."
+            )
         self._write_rows([*self.rows(), row])
 
     def _write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -52,10 +52,10 @@ def find_runs(paths: Sequence[Path | str]) -> list[Run]:
 
 
 def _runs_in(folder: Path, depth: int) -> Iterator[Run]:
-    """The run that is this folder, or else those in its folders; what may not be listed is passed over."""
+    """The run that is this folder, and those in its folders; what may not be listed is passed over."""
     if Run(folder).exists:
         yield Run(folder)
-    elif depth > 0:
+    if depth > 0:  # a sweep may lie in the folder of the run that it was named after
         with suppress(OSError):
             inner = [p for p in sorted(folder.iterdir()) if p.is_dir() and not p.name.startswith(".")]
             for path in inner:

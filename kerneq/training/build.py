@@ -72,7 +72,16 @@ def training_batches(
 def split(images: Images, config: Config) -> tuple[Images, Images | None]:
     """The images to train on, and those held out to validate on (None if nothing is)."""
     count = round(config.data.validation * len(images))
+    if count == len(images):
+        raise TrainingError(f"`data.validation` = {config.data.validation} of {count} images leaves none to train on.")
     return split_validation(images, count, config.seed) if count > 0 else (images, None)
+
+
+def class_counts(*parts: Images | None) -> list[int]:
+    """How many images of each class, by label, some parts of a data set have together."""
+    images = [part for part in parts if part is not None]
+    labels = torch.cat([part.labels.cpu() for part in images])
+    return labels.bincount(minlength=len(images[0].classes)).tolist()
 
 
 def hold(images: Images, config: Config, process: Process) -> Images:

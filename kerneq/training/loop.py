@@ -19,7 +19,7 @@ from ..run import CheckpointError, Run, Stopped, TrainingError
 from ..run.checkpoint import Writer
 from ..run.config import Config
 from ..solution import NonfiniteInputError
-from .build import Builder, build_model, place, training_batches
+from .build import Builder, build_model, class_counts, place, training_batches
 from .logger import AbstractLogger, Clock, Progress
 from .metrics import validate
 from .process import Process, finish, start, stopping, waking
@@ -33,7 +33,7 @@ INTERVAL = 0.5  # seconds between two reports of progress, each of which makes t
 
 def train(
     config: Config,
-    path: Path,
+    path: Path | str,
     *,
     resume: bool = False,
     build: Builder = build_model,
@@ -47,7 +47,7 @@ def train(
     Where the time went, since `began` if that is given (as `time.monotonic` has it), is told to the loggers and
     written to environment.json.
     """
-    run = Run(path)
+    run = Run(Path(path))
     clock = Clock(time.monotonic() if began is None else began)
     clock.lap("imports")
     try:
@@ -93,7 +93,8 @@ def _train(
     if config.training.compile:
         model.compile_map()
     state = State(model, config, process)
-    open_run(run, state, batches.images.classes, resume)
+    counts = class_counts(batches.images, None if held_out is None else held_out.images)
+    open_run(run, state, batches.images.classes, counts, resume)
     network = process.wrap(model)
     update: Step = partial(descend, state, network)
     if state.captured:
@@ -159,20 +160,29 @@ def refusing_nonfinite(state: State) -> Iterator[None]:
         state.refuse("The features became infinite or NaN")
 
 
-def open_run(run: Run, state: State, classes: Sequence[str], resume: bool) -> None:
-    """Bring `state` to where the run stands (its start, or its newest checkpoint), and write down this start of it."""
+def open_run(run: Run, state: State, classes: Sequence[str], counts: Sequence[int], resume: bool) -> None:
+    """Bring `state` to where the run stands (its start, or its newest checkpoint), and write down this start of it.
+
+    `counts` are the training images of each of the classes, those held out among them.
+    """
     newest = run.newest()
-    if newest is not None and not resume:
+    trained = newest is not None or run.checkpoint("best").exists() or bool(run.rows())
+    if trained and not resume:
         raise TrainingError(f"{run.path} already holds a run; add --resume to continue it, or --name for another.")
+    if newest is None and run.finished and run.checkpoint("best").exists():  # an export, say
+        raise TrainingError(
+            f"{run.path} is finished and has its best weights, but no last checkpoint to go on from: it would begin "
+            "anew and overwrite them. Start again under another --name."
+        )
     if newest is not None:
         run.check_same(state.config)
-        run.check_classes(classes)
+        run.check_images(classes, counts)
         try:
             state.restore(newest)
         except CheckpointError as error:
             raise CheckpointError(f"{error} {run.advice(newest)}") from None
     if state.process.leads:
-        run.begin(state.config, classes, state.process.device, state.process.world, state.epoch, state.step)
+        run.begin(state.config, classes, counts, state.process.device, state.process.world, state.epoch, state.step)
 
 
 def take_step(state: State, update: Step, x: Tensor, target: Tensor, rate: float) -> None:

@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import final
 
@@ -159,7 +159,9 @@ def stopping(active: bool, announce: Callable[[str], None]) -> Iterator[Callable
         if asked.is_set():
             raise KeyboardInterrupt
         asked.set()
-        announce("stopping after this step …")
+        # Who reads our output through a pipe, as `| tee`, may have died of the same Ctrl-C: rich then wants to exit.
+        with suppress(OSError, SystemExit):
+            announce("stopping after this step …")
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

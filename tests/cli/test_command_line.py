@@ -166,6 +166,14 @@ def said_without_torch(command: str, environment: dict[str, str]) -> str:
     return done.stdout
 
 
+def test_a_terminal_without_our_characters_costs_nobody_a_result():
+    code = "from kerneq.cli import main, say\nmain(lambda: say('95 % … μ'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONIOENCODING": "latin-1"}, capture_output=True
+    )
+    assert done.returncode == 0 and done.stdout == b"95 % ? ?\n"
+
+
 def test_the_version_is_printed(kerneq):
     assert kerneq("--version") == (0, f"kerneq {__version__}\n")
 

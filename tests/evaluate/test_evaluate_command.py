@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from kerneq.equation import Function
 from kerneq.evaluate import PARTS, NotApplicableError, Part, TrainedRun, measure_scores, over_seeds
 from kerneq.evaluate.ood import explain, look_at
 from kerneq.evaluate.scores import draw_mistakes
-from kerneq.run import Run, TrainingError, find_runs
+from kerneq.run import Run, TrainingError, checkpoint, find_runs
 from kerneq.training import build
 from kerneq.training.metrics import validate
 
@@ -43,6 +44,14 @@ def test_runs_in_a_folder_are_found_measured_compared_and_written(kerneq, runs):
     assert found[0].part("ood")["known_images"] == 178 and found[1].part("ood") == {}
     text = (runs / "five" / "evaluation.json").read_text()
     assert "[35, " in text or "[0, " in text, "a row of the confusion matrix is a line"
+
+
+def test_a_sweep_in_the_folder_of_the_run_that_it_varies_is_found_with_it(tmp_path):
+    folders = [tmp_path / "geq", tmp_path / "geq" / "seed=0", tmp_path / "geq" / "seed=1"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "config.toml").write_text("")
+    assert [run.path for run in find_runs([tmp_path])] == [run.path for run in find_runs([folders[0]])] == folders
 
 
 def test_the_numbers_are_those_of_the_model_and_a_scaling_never_sees_a_test_label(runs):
@@ -124,6 +133,20 @@ def test_one_run_that_fails_costs_the_others_nothing(kerneq, runs, tmp_path):
     (tmp_path / "empty").mkdir()
     code, _, err = kerneq("evaluate", tmp_path / "empty")
     assert code == 1 and "holds no run: neither it nor a folder in it has a config.toml." in err
+
+
+def test_what_was_measured_before_the_training_went_on_does_not_count(kerneq, runs, tmp_path):
+    run = Run(Path(shutil.copytree(runs / "seeds" / "dense-0", tmp_path / "run")))
+    assert kerneq("evaluate", run.path, "--part", "scores", "--part", "behaviour", "--device", "cpu")[0] == 0
+    assert run.test()["accuracy"] > 0 and run.part("behaviour")["epoch"] == 1
+    tensors, facts = checkpoint.load(run.checkpoint("best"))
+    checkpoint.save(run.checkpoint("best"), tensors, facts | {"epoch": 2})  # as training that went on would
+    with pytest.warns(UserWarning, match="is of the weights of epoch 1, and the best ones are of epoch 2 now"):
+        assert run.test() == {} and run.part("behaviour") == {}
+        assert kerneq("report", run.path, "--output", tmp_path / "report.md")[0] == 0
+    assert "not evaluated" in (tmp_path / "report.md").read_text()
+    run.checkpoint("best").unlink()  # a record that was handed on without its weights stands
+    assert run.test()["accuracy"] > 0
 
 
 def test_a_folder_that_cannot_be_made_costs_nobody_the_result(kerneq, runs, tmp_path):

@@ -5,10 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from helpers import trained
 from PIL import Image
 
 from kerneq.data import DATA_SETS, DataError, load
-from kerneq.evaluate.trained import trained_on
+from kerneq.evaluate.trained import TrainedRun, trained_on
 from kerneq.prediction import Predictor, predict
 from kerneq.run.config import parse
 
@@ -64,6 +65,29 @@ def test_a_folder_of_pictures_whose_classes_have_changed_is_noticed(kerneq, colo
     finally:
         for split in ("train", "test"):
             (pictures / split / "sky").rename(pictures / split / "blue sky")
+
+
+def test_a_folder_of_pictures_that_has_lost_one_is_noticed(kerneq, colour_run, tmp_path):
+    _, pictures = colour_run
+    shutil.copytree(pictures, tmp_path / "pictures")
+    settings = [f"data.name=folder:{tmp_path / 'pictures'}", "data.size=16", "data.validation=0.25"]
+    run = trained(tmp_path / "run", *settings, "model.name=resnet-tiny", "training.batch_size=8")
+    before = TrainedRun.open(run, device="cpu").held_out().pixels.paths
+    (tmp_path / "pictures" / "train" / "blue sky" / "0.png").unlink()
+    code, _, err = kerneq("train", run, "--resume")
+    assert code == 1 and "was started on 16 training images of the class blue sky, and its data set now has 15" in err
+    code, out, _ = kerneq("evaluate", run, "--device", "cpu")  # a test accuracy, but no temperature
+    assert code == 0 and "accuracy" in out and "other training images" in " ".join(out.split())
+    (run / "environment.json").unlink()  # as of a run that does not say
+    assert set(TrainedRun.open(run, device="cpu").held_out().pixels.paths) != set(before)
+
+
+def test_the_first_five_of_two_classes_are_all(kerneq, colour_run, tmp_path):
+    settings = [f"data.name=folder:{colour_run[1]}", "data.size=16", "data.subset=first-five-classes"]
+    run = trained(tmp_path / "run", *settings, "model.name=resnet-tiny", "training.batch_size=8")
+    code, _, err = kerneq("evaluate", run, "--part", "ood", "--device", "cpu")
+    assert code == 1 and "needs a run that was trained on some of the classes, data.subset = first-five" in err
+    assert "this one has all" in err
 
 
 def copied_without_names(run: Path, to: Path) -> Path:

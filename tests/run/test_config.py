@@ -139,6 +139,22 @@ def test_overrides_win_over_the_file_and_need_no_quotes(tmp_path):
     assert (config.model.settings.norm, config.data.name) == (8.0, "mnist")
 
 
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        (['model.solver.name="anderson"'], Anderson(memory=3)),
+        (["model.solver.name='picard'"], Picard()),
+        (["model.solver={memory=2}"], Anderson(memory=2)),
+        (["model.solver={memory=2}", "model.solver.relaxation=.5"], Anderson(memory=2, relaxation=0.5)),
+        (["model.solver.relaxation=.5", "model.solver={memory=2}"], Anderson(memory=2, relaxation=0.5)),
+        (['model.solver={name="picard"}'], Picard()),
+    ],
+)
+def test_a_table_or_a_name_in_quotes_is_laid_over_the_file_as_a_file_would_be(tmp_path, changes, wanted):
+    (tmp_path / "a.toml").write_text('[model.solver]\nname = "anderson"\nmemory = 3\n')
+    assert load(tmp_path / "a.toml", changes).model.settings.solver == wanted
+
+
 def test_a_misspelt_key_in_a_file_names_the_file(tmp_path):
     (tmp_path / "a.toml").write_text("[training]\nepoch = 3\n")
     with pytest.raises(

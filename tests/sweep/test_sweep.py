@@ -1,6 +1,7 @@
 """Sweeps: the grid, its runs, what happens to those that fail or are killed, the figure, and the command."""
 
 import json
+import shutil
 import statistics
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from kerneq.run import Run, Stopped
 from kerneq.run.config import ConfigError, load, write
-from kerneq.solvers import Picard
+from kerneq.solvers import Anderson, Picard
 from kerneq.sweep import SWEEPS, Point, Sweep, SweepResult, collect, draw, load_sweep, run_sweep
 from kerneq.training import AbstractLogger, train
 
@@ -65,6 +66,11 @@ def test_on_the_command_line_commas_part_values_and_a_single_value_is_a_setting(
     assert all(config.seed == 3 for config in configs)
     digits = load_sweep("digits", ["model.norm=0.7", "training.epochs=2"])
     assert {digits.config(cell).model.settings.norm for cell in digits.cells()} == {0.7}
+
+
+def test_a_table_on_the_command_line_changes_what_stands_there(grid):
+    sweep = grid('model.solver.name = ["anderson"]', "model.solver={memory=2},{memory=4}")
+    assert [sweep.config(cell).model.settings.solver for cell in sweep.cells()] == [Anderson(2), Anderson(4)]
 
 
 @pytest.mark.filterwarnings("ignore:.*form of version 0.1")
@@ -147,6 +153,20 @@ def test_a_grid_of_which_nothing_can_be_configured_is_refused(grid, tmp_path):
     with pytest.raises(ConfigError, match="There is no setting `model.nrom`"):
         run_sweep(grid("model.nrom = [1, 2]"), tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_is_damaged_or_of_other_settings_is_a_problem_of_its_cell_alone(grid, tmp_path):
+    sweep, folder = grid("seed = [0, 1, 2]"), tmp_path / "runs"
+    run_sweep(sweep, folder)
+    (folder / "seed=1" / "config.toml").write_text("[")
+    (folder / "seed=2" / "evaluation.json").write_text("{")
+    shutil.rmtree(folder / "seed=0")
+    for result in (run_sweep(sweep, folder), collect(sweep, folder)):
+        first, second, third = result.cells
+        assert first.problem == "" and result.points[0].mean == first.validation
+        assert "not valid TOML" in second.problem and "evaluation.json is damaged" in third.problem
+    other = collect(grid("seed = [0, 1]", "optimizer.lr=0.3"), folder)
+    assert "was started with another value of `optimizer.lr`" in other.cells[0].problem and not other.points
 
 
 class Stopping(AbstractLogger):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from kerneq.data import DataError, Images
+from kerneq.data import DataError, Images, load
 from kerneq.report.results import Reported
 from kerneq.run import Run, TrainingError
 from kerneq.run.config import ConfigError, parse, write
@@ -62,6 +62,12 @@ def test_the_held_out_images_are_not_trained_on():
     assert len(images) + len(held_out.images) == len(everything) == 1442
     rows = torch.cat([images.pixels, held_out.images.pixels]).flatten(1).double()
     assert rows.sum() == everything.pixels.double().sum()
+
+
+def test_something_is_left_to_train_on(monkeypatch):
+    monkeypatch.setattr(build, "load", lambda name, split, size=None: load("digits", split).select(torch.arange(3)))
+    with pytest.raises(TrainingError, match=r"`data.validation` = 0.9 of 3 images leaves none to train on."):
+        training_batches(parse("", ["data.validation=0.9", "training.batch_size=1"]), ALONE)
 
 
 def test_a_size_that_would_change_fixed_pictures_is_refused():

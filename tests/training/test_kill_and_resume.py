@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import build_toy, metrics, same_state
+from toys import StopAt, build_toy, metrics, same_state
 
 from kerneq.run import Stopped, checkpoint
 from kerneq.training import loop, train
@@ -28,6 +28,20 @@ def test_ten_kills_at_random_moments_leave_no_trace_in_weights_or_metrics(tmp_pa
 )
 def test_control_c_saves_the_step_in_hand_and_the_run_goes_on_from_it_under_every_schedule(stop_and_resume, kind, mix):
     stop_and_resume(f"schedule.kind={kind}", "training.epochs=2", "training.clip=1.0", mix)
+
+
+class PipeToTee(StopAt):
+    """Presses Ctrl-C, of which the reader of the output dies first: rich then ends the program."""
+
+    def log_message(self, text):
+        raise SystemExit(1)
+
+
+def test_control_c_saves_the_step_in_hand_where_it_ends_the_reader_of_the_output_too(tmp_path, run):
+    with pytest.raises(Stopped):
+        run(loggers=[PipeToTee(1)])
+    facts = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.safetensors")[1]
+    assert facts["epoch"] == 1 and facts["batch"] == 1
 
 
 def test_a_stop_asked_for_between_two_looks_saves_the_step_all_the_same(tmp_path, run, monkeypatch):

@@ -1,13 +1,14 @@
 import errno
 import json
 import os
+import time
 
 import pytest
-from toys import Toy, build_toy
+from toys import StopAt, Toy, build_toy
 
 from kerneq.evaluate import evaluate
-from kerneq.run import CheckpointError, Run, TrainingError, checkpoint
-from kerneq.training import build
+from kerneq.run import CheckpointError, Run, Stopped, TrainingError, checkpoint
+from kerneq.training import AbstractLogger, build
 
 
 def test_a_run_folder_tells_where_its_numbers_come_from(tmp_path, run):
@@ -100,6 +101,47 @@ def test_a_full_disk_ends_the_run_in_a_sentence_and_the_run_goes_on_when_there_i
     assert [row["epoch"] for row in rows] == [1, 2, 3]
     first, second = (checkpoint.load(Run(tmp_path / n).checkpoint("last"))[0] for n in ("whole", "run"))
     assert all((first[name] == second[name]).all() for name in first)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_the_weights_and_records_of_a_run_that_was_exported_or_tidied_up_are_not_overwritten(tmp_path, run, resume):
+    run("training.epochs=1")
+    for which in ("last", "previous"):
+        Run(tmp_path / "run").checkpoint(which).unlink(missing_ok=True)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
+    with pytest.raises(TrainingError, match="has its best weights" if resume else "already holds a run"):
+        run("training.epochs=1", resume=resume)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_what_a_kill_before_the_first_checkpoint_left_is_not_overwritten_without_a_word_and_begins_anew(tmp_path, run):
+    with pytest.raises(Stopped):
+        run("training.checkpoint_epochs=3", loggers=[StopAt(1)])
+    Run(tmp_path / "run").checkpoint("last").unlink()
+    with pytest.raises(TrainingError, match="already holds a run; add --resume"):
+        run("training.checkpoint_epochs=3")
+    assert [row["epoch"] for row in run("training.checkpoint_epochs=3", resume=True)] == [1, 2, 3]
+
+
+class Moving(AbstractLogger):
+    """Gives the run's folder another name when the first epoch ends."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def log_epoch(self, row):
+        if row["epoch"] == 1:
+            while not Run(self.folder).checkpoint("last").exists():  # what is written is written beside the training
+                time.sleep(0.01)
+            self.folder.rename(self.folder.with_name("moved"))
+
+
+def test_a_folder_that_is_moved_while_its_run_goes_on_ends_it_and_goes_on_where_it_is(tmp_path, run):
+    with pytest.raises(TrainingError, match="was moved or deleted while its run went on"):
+        run("data.validation=0", loggers=[Moving(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()
+    rows = run("data.validation=0", folder="moved", resume=True)
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
 
 
 def no_space() -> OSError:

@@ -19,6 +19,10 @@ def test_the_toy_learns_the_digits(run):
     assert rows[-1]["validation"]["accuracy"] > 0.85
 
 
+def test_a_run_folder_may_be_a_text_as_everywhere_else(tmp_path, small):
+    assert len(train(small("training.epochs=1"), str(tmp_path / "run"), build=without_dropout)) == 1
+
+
 def test_a_step_is_that_of_plain_sgd_on_the_same_batch(tmp_path, small):
     config = small("training.epochs=1", "training.batch_size=1293", "optimizer.nesterov=false")
     train(config, tmp_path / "run", build=without_dropout)

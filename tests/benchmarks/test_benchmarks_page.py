@@ -189,6 +189,7 @@ def test_time_to_accuracy_is_read_from_the_record_of_a_run(tmp_path):
     assert not list(time_goals(run))
     seconds = {"imports": 3.0, "first steps": 4.0, "training": 40.0, "validation": 1.5}
     (tmp_path / "environment.json").write_text(json.dumps({"seconds": seconds}))
+    (tmp_path / "config.toml").touch()
     run.add_row({"epoch": 1, "step": 1, "seconds": 44.0, "train": {}, "validation": {"accuracy": 0.9412}})
     assert [(goal.measured, goal.met) for goal in time_goals(run)] == [
         (pytest.approx(94.12), True),

@@ -75,8 +75,7 @@ def is_done(entry: Entry, runs: Path) -> bool:
     if any((HERE / folder / entry.name).is_dir() for folder in ("docs/results", "kerneq/weights")):
         return True
     run = Run(runs / entry.name)
-    trained = run.exists and len(run.rows()) == run.config().training.epochs
-    return trained and (bool(run.test()) or not entry.counts)
+    return run.finished and (bool(run.test()) or not entry.counts)
 
 
 def execute(entry: Entry, runs: Path, limit: float) -> str:

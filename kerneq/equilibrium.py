@@ -223,7 +223,7 @@ def solving(
         for layer in layers:
             layer.tol = layer.tol if tol is None else tol
             layer.max_steps = layer.max_steps if max_steps is None else max_steps
-            layer.gradient = exact_rule(layer.gradient) if exact else gradient or layer.gradient
+            layer.gradient = _exact_rule(layer.gradient) if exact else gradient or layer.gradient
             check_limits(layer.tol, layer.max_steps)
         yield
     finally:
@@ -232,7 +232,7 @@ def solving(
             layer.tol, layer.max_steps, layer.gradient = settings
 
 
-def exact_rule(rule: AbstractGradient) -> AbstractGradient:
+def _exact_rule(rule: AbstractGradient) -> AbstractGradient:
     """The exact gradient of what a layer with this rule computes: of its equilibrium, or of its unrolled steps."""
     if isinstance(rule, Unrolled):
         return rule

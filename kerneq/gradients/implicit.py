@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from ..equation import AbstractMap, AdjointMap, Evaluation, FeatureAdjoint, Linearisation, Map, as_map
+from ..equation import AbstractMap, Adjoint, Evaluation, FeatureAdjointMap, Linearisation, Map, as_map
 from ..fused.iterates import relative_residual
 from ..solution import OnFailure, Solution, Status, check_limits, check_on_failure, settle
 from ..solvers.anderson import Anderson
@@ -48,44 +48,59 @@ class Implicit(AbstractGradient):
 
     def attach(self, f: Map, z: Tensor) -> Tensor:
         f = as_map(f)
-        if self.solver is None or isinstance(self.solver, InFeatures):
-            adjoint = f.feature_adjoint(z)
-            if adjoint is not None:
-                inputs = (adjoint.m, adjoint.weight, adjoint.dz, adjoint, self, f, *f.tensors())
-                closed: Tensor = _InFeatures.apply(*inputs)  # type: ignore[no-untyped-call]
-                return closed
-        z = z.detach()
-        system = f.linearise(z)
-        if isinstance(self.solver, ConjugateGradient | InFeatures) and system.drive is None:
+        adjoint = None if isinstance(self.solver, Newton) else f.closed_adjoint(z)
+        if adjoint is not None:
+            tensors = f.tensors()
+            bare = f.on(*tensors)  # f knows the value; a graph that held f would hold, in a circle, itself
+            inputs = (adjoint.m, adjoint.weight, adjoint.dz, adjoint, self, bare, *tensors)
+            closed: Tensor = _Closed.apply(*inputs)  # type: ignore[no-untyped-call]
+            f.found(closed, Evaluation(closed, adjoint.image, features=adjoint.v))
+            return closed
+        if isinstance(self.solver, ConjugateGradient | InFeatures):
             name = type(self.solver).__name__
             raise TypeError(f"{name} needs the equation of a cell; give `Implicit` another solver for a function.")
+        z = z.detach()
+        system = f.linearise(z)
         out: Tensor = _Adjoint.apply(system.image, z.detach(), self, f, system, *f.tensors())  # type: ignore[no-untyped-call]
         return out
 
-    def adjoint(self, system: Linearisation, g: Tensor) -> Solution:
-        """u, or w = Du, which is the same to everything behind σ."""
+    def solve_through(self, system: Linearisation, g: Tensor) -> Solution:
+        """u, through the graph of f."""
         if isinstance(self.solver, Newton):  # the system is linear, so one step is all
             return self._settle_direct(system, system.solve(g, transposed=True), g)
-        fixed_point = isinstance(self.solver, AbstractSolver) and not isinstance(self.solver, InFeatures)
-        if system.drive is None or fixed_point:
-            return self.solve(lambda u: system.vjp(u) + g, g)
-        g = g.to(working_dtype(g.dtype))
-        stride = look_stride(self.check_every, g)
-        with torch.no_grad():
-            solution = conjugate_gradient(system.symmetric, system.masked(g), self.tol, self.max_steps, stride)
-        return settle(solution, self.on_failure, where="The backward solve")
+        return self.solve(lambda u: system.vjp(u) + g, g)
 
-    def in_features(self, system: AdjointMap, f: AbstractMap, g: Tensor) -> Solution:
-        """y = Ww, as the rule says; the default is Anderson, and conjugate gradient for what that does not solve."""
+    def solve_closed(self, adjoint: Adjoint, g: Tensor) -> tuple[Solution, Tensor, Tensor, Tensor]:
+        """How the solve of w = D(g + Hw) went, w, y = Ww and Ny."""
+        if adjoint.state_hvp is None and (self.solver is None or isinstance(self.solver, InFeatures)):
+            features = adjoint.in_features(g)
+            found = self._for_features(features, g)
+            return found, *features.recover(found.value, g)
+        state = adjoint.in_state(g)
+        if isinstance(self.solver, AbstractSolver) and not isinstance(self.solver, InFeatures):
+            found = self.solve(state, adjoint.masked(g))
+        else:
+            found = self._by_conjugate_gradient(adjoint, g)
+        w = found.value.to(g.dtype)
+        return found, w, *state.products(w)
+
+    def _for_features(self, system: FeatureAdjointMap, g: Tensor) -> Solution:
+        """y, as the rule says; the default is Anderson, and conjugate gradient for what that does not solve."""
         if self.solver is not None or look_stride(self.check_every, g) >= self.max_steps:
             return self.solve(system, None)
         found = dataclasses.replace(self, on_failure="return").solve(system, None)
         if bool(found.converged.all()):
             return found
-        exact = dataclasses.replace(self, solver=ConjugateGradient()).adjoint(f.linearise(system.adjoint.z.clone()), g)
+        exact = self._by_conjugate_gradient(system.adjoint, g)
         y = system.adjoint.operator(exact.value.to(g.dtype))
         y = torch.where(per_sample(found.converged, y), found.value, y)
         return dataclasses.replace(exact, value=y, codes=torch.where(found.converged, found.codes, exact.codes))
+
+    def _by_conjugate_gradient(self, adjoint: Adjoint, g: Tensor) -> Solution:
+        b = adjoint.masked(g.to(working_dtype(g.dtype)))
+        stride = look_stride(self.check_every, g)
+        solution = conjugate_gradient(adjoint.symmetric, b, self.tol, self.max_steps, stride)
+        return settle(solution, self.on_failure, where="The backward solve")
 
     def _settle_direct(self, system: Linearisation, u: Tensor, g: Tensor) -> Solution:
         """u, if it is finite; its residual is that of rounding."""
@@ -103,11 +118,10 @@ class Implicit(AbstractGradient):
         return settle(solution, self.on_failure, where="The backward solve")
 
 
-def _noted(f: AbstractMap, found: Solution) -> Tensor:
-    """The value, after those who count failures were told."""
+def _note(f: AbstractMap, found: Solution) -> None:
+    """Tell those who count failures."""
     if f.backward is not None:
         f.backward.append(found.converged)
-    return found.value
 
 
 class _Adjoint(torch.autograd.Function):
@@ -127,7 +141,9 @@ class _Adjoint(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         with torch.no_grad():
-            u = _noted(ctx.f, ctx.rule.adjoint(ctx.system, g.detach()))
+            found = ctx.rule.solve_through(ctx.system, g.detach())
+            _note(ctx.f, found)
+        u = found.value
         if not torch.is_grad_enabled():
             return u.to(g.dtype), *[None] * (4 + ctx.count)
         if ctx.count == 0:
@@ -166,10 +182,10 @@ class _Once(torch.autograd.Function):
         )
 
 
-class _InFeatures(torch.autograd.Function):
-    """Forward: z as it was found, as a function of m = ∂S/∂v, W and ∂S/∂z. Backward: y by the rule's solver, then w.
+class _Closed(torch.autograd.Function):
+    """Forward: z as it was found, as a function of m = ∂S/∂v, W and ∂S/∂z. Backward: w and y = Ww by the rule's solver.
 
-    No graph is walked, and neither the last Wᵀm of the forward pass nor Ww of the backward pass (it is y) is computed.
+    No graph is walked, and the last Wᵀm of the forward pass is not computed, nor what the solves have made already.
     The gradients are those of ⟨w, Wᵀm(Wz) + ∂S/∂z⟩ at fixed w and z. Differentiated twice, as in `_Adjoint`.
     """
 
@@ -179,7 +195,7 @@ class _InFeatures(torch.autograd.Function):
         m: Tensor,
         weight: Tensor,
         dz: Tensor | None,
-        adjoint: FeatureAdjoint,
+        adjoint: Adjoint,
         rule: Implicit,
         f: AbstractMap,
         *tensors: Tensor,
@@ -191,13 +207,11 @@ class _InFeatures(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (m,) = ctx.saved_tensors
-        adjoint: FeatureAdjoint = ctx.adjoint
+        adjoint: Adjoint = ctx.adjoint
         with torch.no_grad():
             start = g.detach().to(m.dtype)
-            system = adjoint.system(start)
-            y = _noted(ctx.f, ctx.rule.in_features(system, ctx.f, start))
-            n = adjoint.hvp(y)
-            w = adjoint.recover(start, n, system.last.take(y))
+            found, w, y, n = ctx.rule.solve_closed(adjoint, start)
+            _note(ctx.f, found)
         if torch.is_grad_enabled():
             return *[None] * 6, *_differentiable(ctx.rule, ctx.f, adjoint.z, w, g)
         grad_weight = None

@@ -397,12 +397,9 @@ class Equation(AbstractMap):
             self.last.keep(z, at.features, at.image)
 
     def features(self, z: Tensor) -> Tensor:
-        """Wz, with a graph; the product itself is not made again where the solve that found z has made it."""
+        """Wz; not made again where the solve that found z has made it, or the gradient that was attached to z."""
         v, _ = self.last.take(z)
-        if v is None:
-            return self.operator(z)
-        known: Tensor = _KnownProduct.apply(z, self.operator.weight, v)  # type: ignore[no-untyped-call]
-        return known
+        return self.operator(z) if v is None else v
 
     def closed_adjoint(self, z: Tensor) -> "Adjoint":
         operator = bound(self.operator.weight.detach())
@@ -431,22 +428,6 @@ class Equation(AbstractMap):
         Q, gamma = rest or (None, None)
         binding = dataclasses.replace(self.binding, a=a, Q=Q, gamma=gamma)
         return dataclasses.replace(self, operator=bound(weight), binding=binding, last=LastProducts())
-
-
-class _KnownProduct(torch.autograd.Function):
-    """Wz as a function of z and W, where its value is known."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, weight: Tensor, v: Tensor) -> Tensor:
-        ctx.save_for_backward(z, weight)
-        return v.view_as(v)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        z, weight = ctx.saved_tensors
-        operator = bound(weight)
-        to_z, to_weight, _ = ctx.needs_input_grad
-        return operator.adjoint(g) if to_z else None, operator.weight_gradient(z, g) if to_weight else None, None
 
 
 @functools.cache

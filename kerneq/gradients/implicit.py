@@ -7,8 +7,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from ..equation import AbstractMap, Adjoint, Evaluation, FeatureAdjointMap, Linearisation, Map, as_map
+from ..equation import AbstractMap, Adjoint, Equation, Evaluation, FeatureAdjointMap, Linearisation, Map, as_map
 from ..fused.iterates import relative_residual
+from ..operators import bound
 from ..solution import OnFailure, Solution, Status, check_limits, check_on_failure, settle
 from ..solvers.anderson import Anderson
 from ..solvers.base import AbstractSolver, look_stride, solve
@@ -53,8 +54,9 @@ class Implicit(AbstractGradient):
             tensors = f.tensors()
             bare = f.on(*tensors)  # f knows the value; a graph that held f would hold, in a circle, itself
             inputs = (adjoint.m, adjoint.weight, adjoint.dz, adjoint, self, bare, *tensors)
-            closed: Tensor = _Closed.apply(*inputs)  # type: ignore[no-untyped-call]
-            f.found(closed, Evaluation(closed, adjoint.image, features=adjoint.v))
+            closed: Tensor
+            closed, v = _Closed.apply(*inputs)  # type: ignore[no-untyped-call]
+            f.found(closed, Evaluation(closed, adjoint.image, features=v))
             return closed
         if isinstance(self.solver, ConjugateGradient | InFeatures):
             name = type(self.solver).__name__
@@ -151,19 +153,30 @@ class _Adjoint(torch.autograd.Function):
         return None, *[None] * 4, *_differentiable(ctx.rule, ctx.f, ctx.system.z, u, g)
 
 
-def _differentiable(rule: Implicit, f: AbstractMap, z: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
-    """(∂f/∂t)ᵀu for each tensor t of f that has a gradient, as a function of t and g, at z(t) and u(t, g)."""
+def _differentiable(
+    rule: Implicit, f: AbstractMap, z: Tensor, u: Tensor, g: Tensor, g_v: Tensor | None = None
+) -> tuple[Tensor | None, ...]:
+    """(∂f/∂t)ᵀu for each tensor t of f that has a gradient, as a function of t and g, at z(t) and u(t, g).
+
+    With `g_v`, which g then contains, also (∂Wz/∂t)ᵀg_v at fixed z.
+    """
     z = rule.attach(f, z)
     views = [t.view_as(t) for t in f.tensors()]  # ∂f/∂t at fixed z: z depends on the tensors, not on these views
-    image = f.on(*views)(z)
+    at = f.on(*views)
+    image = at(z)
     start = torch.autograd.grad(image, z, u.to(image.dtype), retain_graph=True)[0] + g.detach()
 
     def pull(u: Tensor) -> Tensor:
         return torch.autograd.grad(image, z, u.to(image.dtype), create_graph=True)[0] + g
 
     u = dataclasses.replace(rule, solver=None).attach(pull, start)
+    outputs, gradients = [image], [u.to(image.dtype)]
+    if g_v is not None:
+        assert isinstance(at, Equation)
+        outputs.append(at.operator(z))
+        gradients.append(g_v)
     wanted = [t for t in views if t.requires_grad]
-    found = iter(torch.autograd.grad(image, wanted, u.to(image.dtype), create_graph=True, allow_unused=True))
+    found = iter(torch.autograd.grad(outputs, wanted, gradients, create_graph=True, allow_unused=True))
     return tuple(next(found) if t.requires_grad else None for t in views)
 
 
@@ -183,10 +196,11 @@ class _Once(torch.autograd.Function):
 
 
 class _Closed(torch.autograd.Function):
-    """Forward: z as it was found, as a function of m = ∂S/∂v, W and ∂S/∂z. Backward: w and y = Ww by the rule's solver.
+    """Forward: z as it was found, and v = Wz, as functions of m = ∂S/∂v, W and ∂S/∂z. Backward: w and y = Ww, solved.
 
     No graph is walked, and the last Wᵀm of the forward pass is not computed, nor what the solves have made already.
-    The gradients are those of ⟨w, Wᵀm(Wz) + ∂S/∂z⟩ at fixed w and z. Differentiated twice, as in `_Adjoint`.
+    The gradients are those of ⟨w, Wᵀm(Wz) + ∂S/∂z⟩ + ⟨∂L/∂v, Wz⟩ at fixed w and z. Differentiated twice, as in
+    `_Adjoint`.
     """
 
     @staticmethod
@@ -199,26 +213,32 @@ class _Closed(torch.autograd.Function):
         rule: Implicit,
         f: AbstractMap,
         *tensors: Tensor,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(m)
+        ctx.set_materialize_grads(False)
         ctx.adjoint, ctx.rule, ctx.f, ctx.count = adjoint, rule, f, len(tensors)
-        return adjoint.z.view_as(adjoint.z)
+        return adjoint.z.view_as(adjoint.z), adjoint.v.view_as(adjoint.v)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, g: Tensor | None, g_v: Tensor | None) -> tuple[Tensor | None, ...]:
         (m,) = ctx.saved_tensors
         adjoint: Adjoint = ctx.adjoint
+        if g_v is not None:
+            through = bound(adjoint.weight).adjoint(g_v)
+            g = through if g is None else g + through
+        if g is None:  # nothing depends on either
+            return (None,) * (6 + ctx.count)
         with torch.no_grad():
-            start = g.detach().to(m.dtype)
-            found, w, y, n = ctx.rule.solve_closed(adjoint, start)
+            found, w, y, n = ctx.rule.solve_closed(adjoint, g.detach().to(m.dtype))
             _note(ctx.f, found)
         if torch.is_grad_enabled():
-            return *[None] * 6, *_differentiable(ctx.rule, ctx.f, adjoint.z, w, g)
+            return *[None] * 6, *_differentiable(ctx.rule, ctx.f, adjoint.z, w, g, g_v)
         grad_weight = None
         if ctx.needs_input_grad[1]:
             operator = adjoint.operator
-            second = operator.weight_gradient(adjoint.z, n)
-            grad_weight = torch.add(operator.weight_gradient(w, m), second, alpha=adjoint.sign)
+            second = n if g_v is None else torch.add(n, g_v, alpha=adjoint.sign)
+            grad_weight = operator.weight_gradient(w, m)
+            grad_weight = torch.add(grad_weight, operator.weight_gradient(adjoint.z, second), alpha=adjoint.sign)
         return y, grad_weight, w if ctx.needs_input_grad[2] else None, *[None] * (3 + ctx.count)
 
 

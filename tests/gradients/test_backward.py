@@ -271,7 +271,7 @@ def test_the_solution_of_a_layer_knows_afterwards_which_samples_converged_on_the
     ],
 )
 def test_no_product_with_W_is_made_that_is_known(kernel, solver, backward, forward_products, backward_products):
-    """4 steps forward, 3 backward, output v = Wz; beside the solves Wᵀ∂L/∂v and three gradients with respect to W."""
+    """4 steps forward, 3 backward, output v = Wz; beside the solves Wᵀ∂L/∂v and two gradients with respect to W."""
     cell = kerneq.cells.ConvCell(
         KERNELS[kernel], inputs=4, state=4, features=6, norm=0.9, inject=torch.nn.BatchNorm2d(4), output="features"
     ).eval()
@@ -285,4 +285,21 @@ def test_no_product_with_W_is_made_that_is_known(kernel, solver, backward, forwa
         forward = counter.get_total_flops()
         value.sum().backward()
     assert forward // product == forward_products
-    assert (counter.get_total_flops() - forward) // product == backward_products + 1 + 3
+    assert (counter.get_total_flops() - forward) // product == backward_products + 1 + 2
+
+
+@pytest.mark.parametrize("solver", [None, ConjugateGradient(), Anderson()], ids=str)
+@pytest.mark.parametrize("kernel", ["gaussian", "linear", "sigmoid"])
+def test_an_output_in_the_features_has_the_gradient_of_the_product_with_the_state(kernel, solver):
+    """Once and twice, with respect to everything: beside the long way, W applied to a state that carries gradients."""
+    layer, x = layer_of(Implicit(solver, tol=1e-13, max_steps=300), "conv", kernel, norm=0.6, stretch=0.2)
+    layer.cell.gives = "features"
+    x = x[:2].clone().requires_grad_()
+    inputs = [x, *layer.parameters()]
+    results = []
+    for rule in (layer.gradient, Unrolled(100)):
+        layer.gradient = rule
+        first = torch.autograd.grad(layer(x).value.square().sum(), inputs, create_graph=True)
+        results.append([*first, *torch.autograd.grad(sum(g.square().sum() for g in first), inputs)])
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-8)

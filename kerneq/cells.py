@@ -96,7 +96,7 @@ class AbstractKernelCell(AbstractCell):
     def output(self, f: AbstractMap, z: Tensor) -> Tensor:
         """z, or v = Wz with the W of the equation, scaled to its bound."""
         assert isinstance(f, Equation)
-        return f.operator(z) if self.gives == "features" else z
+        return f.features(z) if self.gives == "features" else z
 
     def output_error(self, f: AbstractMap, error: Tensor) -> Tensor:
         """The same, or ‖W‖ times it."""

@@ -1,7 +1,7 @@
 """The equation z = σ(d(z)) at one batch of inputs: what a solver and a gradient see.
 
 `AbstractMap` is any map z ↦ f(z). `Equation` is the map of a cell, which knows more: the hidden problem it comes from,
-a smaller space to be solved in (`FeatureMap`), and its own derivative in closed form (`FeatureAdjoint`).
+a smaller space to be solved in (`FeatureMap`), and its own derivative in closed form (`Adjoint`).
 """
 
 import abc
@@ -37,6 +37,7 @@ class Evaluation:
     penalty: Tensor | None = None  # 1ᵀφ(z); None: 0
     state: Tensor | None = None  # what z stands for, where the map lives in another space than the equilibrium
     slope: Slope | None = None  # of S at that state, where it was needed
+    features: Tensor | None = None  # Wz, where z is a state and not 0
 
     @functools.cached_property
     def gap(self) -> Tensor:
@@ -81,16 +82,18 @@ class Measurement:
 
 @dataclasses.dataclass(frozen=True)
 class Linearisation:
-    """f at z through the graph of one evaluation: J = ∂f/∂z, and for an equation H = ∂d/∂z, which is symmetric."""
+    """f at z through the graph of one evaluation: J = ∂f/∂z."""
 
     z: Tensor  # a leaf
     image: Tensor  # f(z), with its graph
-    drive: Tensor | None = None  # d(z), for an equation
-    prox: AbstractProx | None = None
 
     def vjp(self, u: Tensor) -> Tensor:
         """Jᵀu."""
-        return self._vjp(self.image, u)
+        with torch.enable_grad():
+            (pulled,) = torch.autograd.grad(
+                self.image, self.z, u.to(self.image.dtype), retain_graph=True, allow_unused=True
+            )
+        return torch.zeros_like(u) if pulled is None else pulled.to(u.dtype)
 
     def jacobian(self) -> Tensor:
         """J itself, (batch, n, n) for states of n entries, by n products."""
@@ -103,21 +106,6 @@ class Linearisation:
         J = widened(self.jacobian())
         matrix = torch.eye(J.shape[-1], dtype=J.dtype, device=J.device) - (J.mT if transposed else J)
         return torch.linalg.solve_ex(matrix, g.to(J.dtype).flatten(1))[0].view_as(g)
-
-    def symmetric(self, w: Tensor) -> Tensor:
-        """(I − DHD) w for w = Dw, D the 0/1 slope of σ."""
-        assert self.drive is not None
-        return w - self.masked(self._vjp(self.drive, w))
-
-    def masked(self, g: Tensor) -> Tensor:
-        """Dg."""
-        assert self.prox is not None
-        return self.prox.vjp(self.image.detach().to(g.dtype), g)
-
-    def _vjp(self, output: Tensor, u: Tensor) -> Tensor:
-        with torch.enable_grad():
-            (pulled,) = torch.autograd.grad(output, self.z, u.to(output.dtype), retain_graph=True, allow_unused=True)
-        return torch.zeros_like(u) if pulled is None else pulled.to(u.dtype)
 
 
 class AbstractMap(abc.ABC):
@@ -165,8 +153,8 @@ class AbstractMap(abc.ABC):
         """What a solve that ends at an evaluation returns, if the step from there, to `following`, is no loss."""
         return following
 
-    def found(self, z: Tensor) -> None:  # noqa: B027
-        """Told what a solve of this map returns; for maps that know more of it than others see."""
+    def found(self, z: Tensor, at: Evaluation) -> None:  # noqa: B027
+        """Told what a solve of this map returns, and its last evaluation; for maps that can use what that has made."""
 
     def error_bound(self, gap: Tensor) -> Tensor | None:
         """A bound on ‖z − z*‖, given ‖f(z) − z‖ of each sample."""
@@ -208,11 +196,10 @@ class AbstractMap(abc.ABC):
         """f at z, ready to be differentiated any number of times."""
         with torch.enable_grad():
             z = z.requires_grad_()
-            at = self.evaluate(z, drive=True)
-            return Linearisation(z, at.image, at.drive)
+            return Linearisation(z, self(z))
 
-    def feature_adjoint(self, z: Tensor) -> "FeatureAdjoint | None":
-        """The derivative at the equilibrium z in the space of the features, where there is such a thing."""
+    def closed_adjoint(self, z: Tensor) -> "Adjoint | None":
+        """The derivative at the equilibrium z in closed form, where there is such a thing."""
         return None
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -259,21 +246,20 @@ def as_map(f: Map) -> AbstractMap:
 
 @final
 @dataclasses.dataclass(eq=False)
-class LastProduct:
-    """The last thing that was made of a tensor by a solve; whoever needs it next asks for it by that very tensor."""
+class LastProducts:
+    """The last two things that were made of a tensor; whoever needs them next asks for them by that very tensor."""
 
     of: Tensor | None = None
-    made: Tensor | None = None
+    made: tuple[Tensor | None, Tensor | None] = (None, None)
 
-    def keep(self, of: Tensor, made: Tensor) -> Tensor:
-        """`made`, remembered."""
-        self.of, self.made = of, made
-        return made
+    def keep(self, of: Tensor, first: Tensor | None, second: Tensor | None) -> None:
+        """Remember both, and nothing else."""
+        self.of, self.made = of, (first, second)
 
-    def take(self, of: Tensor) -> Tensor | None:
-        """What was made of this tensor, if that was the last time; forgotten now, so that it costs no memory."""
-        made = self.made if of is self.of else None
-        self.of = self.made = None
+    def take(self, of: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """What was made of this tensor, if that was the last one; forgotten now, so that it costs no memory."""
+        made = self.made if of is self.of else (None, None)
+        self.of, self.made = None, (None, None)
         return made
 
 
@@ -291,7 +277,7 @@ class Equation(AbstractMap):
     operator: BoundOperator  # W, scaled
     prox: AbstractProx
     compiled: bool = False
-    last: "LastProduct" = dataclasses.field(default_factory=lambda: LastProduct(), compare=False)
+    last: LastProducts = dataclasses.field(default_factory=LastProducts, compare=False)  # Wz, and a value of σ near z
     backward: list[Tensor] | None = dataclasses.field(default_factory=list, compare=False)
 
     @property
@@ -340,15 +326,18 @@ class Equation(AbstractMap):
             for tensor in (z, bare.binding.a):  # one program for every batch: samples leave as they finish
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
             kind = (self.operator.weight.shape, self.binding.a.shape[2:], self.kernel)
-            return Evaluation(z, *_compiled(kind)(bare, z, drive, energy))
-        return Evaluation(z, *self.products(z, drive, energy))
+            v, image, d, similarity, length, penalty = _compiled(kind)(bare, z, drive, energy)
+        else:
+            v, image, d, similarity, length, penalty = self.products(z, drive, energy)
+        return Evaluation(z, image, d, similarity, length, penalty, features=v)
 
     def products(
         self, z: Tensor, drive: bool, energy: bool
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """f(z) and, where they are wanted, d(z) and the parts of E(z)."""
-        slope = self.kernel.differentiate(self.binding, z, self.operator(z), value=energy)
-        return *self.image(slope, drive), *self.parts(z, slope)
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """Wz, f(z) and, where they are wanted, d(z) and the parts of E(z)."""
+        v = self.operator(z)
+        slope = self.kernel.differentiate(self.binding, z, v, value=energy)
+        return v, *self.image(slope, drive), *self.parts(z, slope)
 
     def image(self, slope: Slope, drive: bool) -> tuple[Tensor, Tensor | None]:
         """σ(∂S/∂z + Wᵀ ∂S/∂v) and, where it is wanted, its argument d."""
@@ -400,33 +389,35 @@ class Equation(AbstractMap):
         """‖z − z*‖ ≤ (1 + L/μ)‖f(z) − z‖ where E is μ-strongly convex (facts, 4), else infinite."""
         return torch.where(self.convexity > 0, (1 + self.bound / self.convexity) * gap, torch.inf)
 
-    def linearise(self, z: Tensor) -> Linearisation:
-        self.last.take(z)
-        return dataclasses.replace(super().linearise(z), prox=self.prox)
-
     def in_features(self) -> "FeatureMap":
         return FeatureMap(self) if self.has_features else super().in_features()
 
-    def feature_adjoint(self, z: Tensor) -> "FeatureAdjoint | None":
-        if not self.has_features:
-            return None
+    def found(self, z: Tensor, at: Evaluation) -> None:
+        if z is at.z:
+            self.last.keep(z, at.features, at.image)
+
+    def features(self, z: Tensor) -> Tensor:
+        """Wz; not made again where the solve that found z has made it, or the gradient that was attached to z."""
+        v, _ = self.last.take(z)
+        return self.operator(z) if v is None else v
+
+    def closed_adjoint(self, z: Tensor) -> "Adjoint":
         operator = bound(self.operator.weight.detach())
-        lifted = z is self.last.of  # found for v = Wz, it is a value of σ
-        v = self.last.take(z)
+        v, image = self.last.take(z)
         z = z.detach()
         v = operator(z) if v is None else v
         slope = self.kernel.differentiate(self.binding, z, v, value=False)
         assert slope.dv is not None
-        with torch.no_grad():  # a mixture of iterates is none: an entry that goes to 0 is small in it, and never 0
-            image = z if lifted else self.image(slope, drive=False)[0]
-        hvp = self.kernel.hvp(self.binding, v)
-        return FeatureAdjoint(
-            z, image, slope.dv, slope.dz, self.operator.weight, operator, self.prox, hvp, self.kernel.hvp_sign
-        )
+        if image is None:
+            with torch.no_grad():  # a mixture of iterates is none: an entry that goes to 0 is small in it, and never 0
+                image = self.image(slope, drive=False)[0]
+        hvp, state_hvp = self.kernel.hvp(self.binding, v), self.kernel.state_hvp(self.binding, z)
+        sign = self.kernel.hvp_sign
+        return Adjoint(z, v, image, slope.dv, slope.dz, self.operator.weight, operator, self.prox, hvp, sign, state_hvp)
 
     def rows(self, index: Tensor) -> Self:
         binding = dataclasses.replace(self.binding, a=take_samples(self.binding.a, index))
-        return dataclasses.replace(self, binding=binding, last=LastProduct())
+        return dataclasses.replace(self, binding=binding, last=LastProducts())
 
     def tensors(self) -> tuple[Tensor, ...]:
         parts = (self.operator.weight, self.binding.a, self.binding.Q, self.binding.gamma)
@@ -436,7 +427,7 @@ class Equation(AbstractMap):
         weight, a, *rest = tensors
         Q, gamma = rest or (None, None)
         binding = dataclasses.replace(self.binding, a=a, Q=Q, gamma=gamma)
-        return dataclasses.replace(self, operator=bound(weight), binding=binding, last=LastProduct())
+        return dataclasses.replace(self, operator=bound(weight), binding=binding, last=LastProducts())
 
 
 @functools.cache
@@ -492,7 +483,7 @@ class FeatureMap(AbstractMap):
     def _mapped(self, v: Tensor | None, z: Tensor, energy: bool) -> Evaluation:
         """The evaluation at v (None: 0), where z is known."""
         f = self.equation
-        image = f.last.keep(z, f.operator(z))
+        image = f.operator(z)
         v = torch.zeros_like(image) if v is None else v
         if not energy:
             return Evaluation(v, image, state=z)
@@ -503,11 +494,9 @@ class FeatureMap(AbstractMap):
         """z = σ(…) is a step further than v already."""
         return at.value
 
-    def found(self, z: Tensor) -> None:
-        """The equation remembers z, a value of σ; not Wz, where samples that ended at different steps make it up."""
-        last = self.equation.last
-        if z is not last.of:
-            last.of, last.made = z, None
+    def found(self, z: Tensor, at: Evaluation) -> None:
+        """z is a value of σ; Wz is not known where samples that ended at different steps make it up."""
+        self.equation.last.keep(z, at.image if z is at.state else None, z)
 
     def lift(self, v: Tensor | None) -> Tensor:
         """z = σ(Wᵀ∂S/∂v + ∂S/∂z) at v (None: 0)."""
@@ -538,15 +527,17 @@ class FeatureMap(AbstractMap):
 
 @final
 @dataclasses.dataclass(frozen=True)
-class FeatureAdjoint:
+class Adjoint:
     """The loop z = σ(Wᵀm + ∂S/∂z), m = ∂S/∂v at v = Wz, opened at its last link, for the backward pass.
 
-    The adjoint system w = D(g + Hw), H = ±WᵀNW, becomes y = WDg ± WDWᵀNy in the (smaller) space of y = Ww, and
-    w = D(g ± WᵀNy) follows. N = ±∂²S/∂v² is known in closed form; its sign is apart, which saves a pass.
+    With g = ∂L/∂z, the adjoint system is w = D(g + Hw), H = P ± WᵀNW: N = ±∂²S/∂v² and P = ∂²S/∂z² are known in closed
+    form; the sign of N is apart, which saves a pass. Where there is no P it becomes y = WDg ± WDWᵀNy in the space of
+    y = Ww, and w = D(g ± WᵀNy) follows.
     """
 
     z: Tensor  # the equilibrium
-    image: Tensor  # the same as a value of σ, whose entries say what D is
+    v: Tensor  # Wz
+    image: Tensor  # z as a value of σ, whose entries say what D is
     m: Tensor  # with its graph, but for that of v
     dz: Tensor | None  # ∂S/∂z, with its graph
     weight: Tensor  # of W, with its graph
@@ -554,16 +545,25 @@ class FeatureAdjoint:
     prox: AbstractProx
     hvp: Callable[[Tensor], Tensor]  # N
     sign: int
+    state_hvp: Callable[[Tensor], Tensor] | None  # P; None: 0
 
-    def system(self, g: Tensor) -> "AdjointMap":
+    def in_features(self, g: Tensor) -> "FeatureAdjointMap":
         """y ↦ WDg ± WDWᵀNy."""
-        return AdjointMap(self, self.operator(self.prox.vjp(self.image, g)))
+        return FeatureAdjointMap(self, self.operator(self.prox.vjp(self.image, g)))
 
-    def recover(self, g: Tensor, n: Tensor, known: Tensor | None) -> Tensor:
-        """w = D(g ± Wᵀn), n = Ny; DWᵀn may be known."""
-        if known is None:
-            return self.masked_adjoint(n, g, self.sign)
-        return torch.add(self.prox.vjp(self.image, g), known, alpha=self.sign)
+    def in_state(self, g: Tensor) -> "StateAdjointMap":
+        """w ↦ D(g + Hw)."""
+        return StateAdjointMap(self, g)
+
+    def masked(self, g: Tensor) -> Tensor:
+        """Dg."""
+        return self.prox.vjp(self.image.to(g.dtype), g)
+
+    def symmetric(self, w: Tensor) -> Tensor:
+        """(I − DHD) w for w = Dw."""
+        u = w.to(self.z.dtype)
+        curved = None if self.state_hvp is None else self.state_hvp(u)
+        return w - self.masked_adjoint(self.hvp(self.operator(u)), curved, self.sign).to(w.dtype)
 
     def masked_adjoint(self, n: Tensor, g: Tensor | None, sign: int) -> Tensor:
         """D(g ± Wᵀn), or ±DWᵀn without g."""
@@ -575,17 +575,28 @@ class FeatureAdjoint:
 
 @final
 @dataclasses.dataclass(frozen=True)
-class AdjointMap(AbstractMap):
+class FeatureAdjointMap(AbstractMap):
     """y ↦ WDg ± WDWᵀNy, whose value at y = 0 is known."""
 
-    adjoint: FeatureAdjoint
+    adjoint: Adjoint
     source: Tensor  # WDg
-    last: LastProduct = dataclasses.field(default_factory=LastProduct, compare=False)  # DWᵀNy
+    last: LastProducts = dataclasses.field(default_factory=LastProducts, compare=False)  # Ny and DWᵀNy
 
     def __call__(self, y: Tensor) -> Tensor:
         adjoint = self.adjoint
-        masked = self.last.keep(y, adjoint.masked_adjoint(adjoint.hvp(y), None, 1))
+        n = adjoint.hvp(y)
+        masked = adjoint.masked_adjoint(n, None, 1)
+        self.last.keep(y, n, masked)
         return adjoint.operator.added(self.source, masked, adjoint.sign)
+
+    def recover(self, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """w = D(g ± WᵀNy), y and Ny."""
+        adjoint = self.adjoint
+        n, masked = self.last.take(y)
+        if n is None or masked is None:
+            n = adjoint.hvp(y)
+            return adjoint.masked_adjoint(n, g, adjoint.sign), y, n
+        return torch.add(adjoint.prox.vjp(adjoint.image, g), masked, alpha=adjoint.sign), y, n
 
     def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
         if z0 is not None:
@@ -597,6 +608,34 @@ class AdjointMap(AbstractMap):
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.source,)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class StateAdjointMap(AbstractMap):
+    """w ↦ D(g + Hw)."""
+
+    adjoint: Adjoint
+    g: Tensor
+    last: LastProducts = dataclasses.field(default_factory=LastProducts, compare=False)  # Ww and NWw
+
+    def __call__(self, w: Tensor) -> Tensor:
+        adjoint = self.adjoint
+        y, n = self.products(w)
+        self.last.keep(w, y, n)
+        g = self.g if adjoint.state_hvp is None else self.g + adjoint.state_hvp(w)
+        return adjoint.masked_adjoint(n, g, adjoint.sign)
+
+    def products(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Ww and NWw."""
+        y, n = self.last.take(w)
+        if y is None or n is None:
+            y = self.adjoint.operator(w)
+            n = self.adjoint.hvp(y)
+        return y, n
+
+    def rows(self, index: Tensor) -> None:
+        return None
 
 
 def _check_start(z0: Tensor) -> None:

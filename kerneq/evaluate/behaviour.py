@@ -71,17 +71,22 @@ def contraction(f: AbstractMap, z: Tensor, steps: int = POWER_STEPS, seed: int =
     For the equation of a cell J = DH has the eigenvalues of the symmetric DHD, so that the estimate only rises towards
     the radius, and that is at most L (`f.bound`). For any other map it is the growth over the second half of the steps.
     """
-    system = f.linearise(z.detach())
+    adjoint = f.closed_adjoint(z)
     noise = torch.Generator().manual_seed(seed)
     u = torch.randn(z.shape, generator=noise).to(z)
-    equation = system.drive is not None and system.prox is not None
-    u = system.masked(u) if equation else u
+    if adjoint is None:
+        step = f.linearise(z.detach()).vjp
+    else:
+        u, symmetric = adjoint.masked(u), adjoint.symmetric
+
+        def step(u: Tensor) -> Tensor:
+            return u - symmetric(u)
+
     growth = []
     for _ in range(steps):
-        u = u / per_sample(per_sample_norm(u).clamp_min(torch.finfo(u.dtype).tiny), u)
-        u = u - system.symmetric(u) if equation else system.vjp(u)
+        u = step(u / per_sample(per_sample_norm(u).clamp_min(torch.finfo(u.dtype).tiny), u))
         growth.append(per_sample_norm(u))
-    if equation:
+    if adjoint is not None:
         return growth[-1]
     return torch.stack(growth[steps // 2 :]).log().mean(0).exp()
 

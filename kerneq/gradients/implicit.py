@@ -7,8 +7,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from ..equation import AbstractMap, AdjointMap, Evaluation, FeatureAdjoint, Linearisation, Map, as_map
+from ..equation import AbstractMap, Adjoint, Equation, Evaluation, FeatureAdjointMap, Linearisation, Map, as_map
 from ..fused.iterates import relative_residual
+from ..operators import bound
 from ..solution import OnFailure, Solution, Status, check_limits, check_on_failure, settle
 from ..solvers.anderson import Anderson
 from ..solvers.base import AbstractSolver, look_stride, solve
@@ -48,44 +49,60 @@ class Implicit(AbstractGradient):
 
     def attach(self, f: Map, z: Tensor) -> Tensor:
         f = as_map(f)
-        if self.solver is None or isinstance(self.solver, InFeatures):
-            adjoint = f.feature_adjoint(z)
-            if adjoint is not None:
-                inputs = (adjoint.m, adjoint.weight, adjoint.dz, adjoint, self, f, *f.tensors())
-                closed: Tensor = _InFeatures.apply(*inputs)  # type: ignore[no-untyped-call]
-                return closed
-        z = z.detach()
-        system = f.linearise(z)
-        if isinstance(self.solver, ConjugateGradient | InFeatures) and system.drive is None:
+        adjoint = None if isinstance(self.solver, Newton) else f.closed_adjoint(z)
+        if adjoint is not None:
+            tensors = f.tensors()
+            bare = f.on(*tensors)  # f knows the value; a graph that held f would hold, in a circle, itself
+            inputs = (adjoint.m, adjoint.weight, adjoint.dz, adjoint, self, bare, *tensors)
+            closed: Tensor
+            closed, v = _Closed.apply(*inputs)  # type: ignore[no-untyped-call]
+            f.found(closed, Evaluation(closed, adjoint.image, features=v))
+            return closed
+        if isinstance(self.solver, ConjugateGradient | InFeatures):
             name = type(self.solver).__name__
             raise TypeError(f"{name} needs the equation of a cell; give `Implicit` another solver for a function.")
+        z = z.detach()
+        system = f.linearise(z)
         out: Tensor = _Adjoint.apply(system.image, z.detach(), self, f, system, *f.tensors())  # type: ignore[no-untyped-call]
         return out
 
-    def adjoint(self, system: Linearisation, g: Tensor) -> Solution:
-        """u, or w = Du, which is the same to everything behind σ."""
+    def solve_through(self, system: Linearisation, g: Tensor) -> Solution:
+        """u, through the graph of f."""
         if isinstance(self.solver, Newton):  # the system is linear, so one step is all
             return self._settle_direct(system, system.solve(g, transposed=True), g)
-        fixed_point = isinstance(self.solver, AbstractSolver) and not isinstance(self.solver, InFeatures)
-        if system.drive is None or fixed_point:
-            return self.solve(lambda u: system.vjp(u) + g, g)
-        g = g.to(working_dtype(g.dtype))
-        stride = look_stride(self.check_every, g)
-        with torch.no_grad():
-            solution = conjugate_gradient(system.symmetric, system.masked(g), self.tol, self.max_steps, stride)
-        return settle(solution, self.on_failure, where="The backward solve")
+        return self.solve(lambda u: system.vjp(u) + g, g)
 
-    def in_features(self, system: AdjointMap, f: AbstractMap, g: Tensor) -> Solution:
-        """y = Ww, as the rule says; the default is Anderson, and conjugate gradient for what that does not solve."""
+    def solve_closed(self, adjoint: Adjoint, g: Tensor) -> tuple[Solution, Tensor, Tensor, Tensor]:
+        """How the solve of w = D(g + Hw) went, w, y = Ww and Ny."""
+        if adjoint.state_hvp is None and (self.solver is None or isinstance(self.solver, InFeatures)):
+            features = adjoint.in_features(g)
+            found = self._for_features(features, g)
+            return found, *features.recover(found.value, g)
+        state = adjoint.in_state(g)
+        if isinstance(self.solver, AbstractSolver) and not isinstance(self.solver, InFeatures):
+            found = self.solve(state, adjoint.masked(g))
+        else:
+            found = self._by_conjugate_gradient(adjoint, g)
+        w = found.value.to(g.dtype)
+        return found, w, *state.products(w)
+
+    def _for_features(self, system: FeatureAdjointMap, g: Tensor) -> Solution:
+        """y, as the rule says; the default is Anderson, and conjugate gradient for what that does not solve."""
         if self.solver is not None or look_stride(self.check_every, g) >= self.max_steps:
             return self.solve(system, None)
         found = dataclasses.replace(self, on_failure="return").solve(system, None)
         if bool(found.converged.all()):
             return found
-        exact = dataclasses.replace(self, solver=ConjugateGradient()).adjoint(f.linearise(system.adjoint.z.clone()), g)
+        exact = self._by_conjugate_gradient(system.adjoint, g)
         y = system.adjoint.operator(exact.value.to(g.dtype))
         y = torch.where(per_sample(found.converged, y), found.value, y)
         return dataclasses.replace(exact, value=y, codes=torch.where(found.converged, found.codes, exact.codes))
+
+    def _by_conjugate_gradient(self, adjoint: Adjoint, g: Tensor) -> Solution:
+        b = adjoint.masked(g.to(working_dtype(g.dtype)))
+        stride = look_stride(self.check_every, g)
+        solution = conjugate_gradient(adjoint.symmetric, b, self.tol, self.max_steps, stride)
+        return settle(solution, self.on_failure, where="The backward solve")
 
     def _settle_direct(self, system: Linearisation, u: Tensor, g: Tensor) -> Solution:
         """u, if it is finite; its residual is that of rounding."""
@@ -103,11 +120,10 @@ class Implicit(AbstractGradient):
         return settle(solution, self.on_failure, where="The backward solve")
 
 
-def _noted(f: AbstractMap, found: Solution) -> Tensor:
-    """The value, after those who count failures were told."""
+def _note(f: AbstractMap, found: Solution) -> None:
+    """Tell those who count failures."""
     if f.backward is not None:
         f.backward.append(found.converged)
-    return found.value
 
 
 class _Adjoint(torch.autograd.Function):
@@ -127,7 +143,9 @@ class _Adjoint(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         with torch.no_grad():
-            u = _noted(ctx.f, ctx.rule.adjoint(ctx.system, g.detach()))
+            found = ctx.rule.solve_through(ctx.system, g.detach())
+            _note(ctx.f, found)
+        u = found.value
         if not torch.is_grad_enabled():
             return u.to(g.dtype), *[None] * (4 + ctx.count)
         if ctx.count == 0:
@@ -135,19 +153,30 @@ class _Adjoint(torch.autograd.Function):
         return None, *[None] * 4, *_differentiable(ctx.rule, ctx.f, ctx.system.z, u, g)
 
 
-def _differentiable(rule: Implicit, f: AbstractMap, z: Tensor, u: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
-    """(∂f/∂t)ᵀu for each tensor t of f that has a gradient, as a function of t and g, at z(t) and u(t, g)."""
+def _differentiable(
+    rule: Implicit, f: AbstractMap, z: Tensor, u: Tensor, g: Tensor, g_v: Tensor | None = None
+) -> tuple[Tensor | None, ...]:
+    """(∂f/∂t)ᵀu for each tensor t of f that has a gradient, as a function of t and g, at z(t) and u(t, g).
+
+    With `g_v`, which g then contains, also (∂Wz/∂t)ᵀg_v at fixed z.
+    """
     z = rule.attach(f, z)
     views = [t.view_as(t) for t in f.tensors()]  # ∂f/∂t at fixed z: z depends on the tensors, not on these views
-    image = f.on(*views)(z)
+    at = f.on(*views)
+    image = at(z)
     start = torch.autograd.grad(image, z, u.to(image.dtype), retain_graph=True)[0] + g.detach()
 
     def pull(u: Tensor) -> Tensor:
         return torch.autograd.grad(image, z, u.to(image.dtype), create_graph=True)[0] + g
 
     u = dataclasses.replace(rule, solver=None).attach(pull, start)
+    outputs, gradients = [image], [u.to(image.dtype)]
+    if g_v is not None:
+        assert isinstance(at, Equation)
+        outputs.append(at.operator(z))
+        gradients.append(g_v)
     wanted = [t for t in views if t.requires_grad]
-    found = iter(torch.autograd.grad(image, wanted, u.to(image.dtype), create_graph=True, allow_unused=True))
+    found = iter(torch.autograd.grad(outputs, wanted, gradients, create_graph=True, allow_unused=True))
     return tuple(next(found) if t.requires_grad else None for t in views)
 
 
@@ -166,11 +195,12 @@ class _Once(torch.autograd.Function):
         )
 
 
-class _InFeatures(torch.autograd.Function):
-    """Forward: z as it was found, as a function of m = ∂S/∂v, W and ∂S/∂z. Backward: y by the rule's solver, then w.
+class _Closed(torch.autograd.Function):
+    """Forward: z as it was found, and v = Wz, as functions of m = ∂S/∂v, W and ∂S/∂z. Backward: w and y = Ww, solved.
 
-    No graph is walked, and neither the last Wᵀm of the forward pass nor Ww of the backward pass (it is y) is computed.
-    The gradients are those of ⟨w, Wᵀm(Wz) + ∂S/∂z⟩ at fixed w and z. Differentiated twice, as in `_Adjoint`.
+    No graph is walked, and the last Wᵀm of the forward pass is not computed, nor what the solves have made already.
+    The gradients are those of ⟨w, Wᵀm(Wz) + ∂S/∂z⟩ + ⟨∂L/∂v, Wz⟩ at fixed w and z. Differentiated twice, as in
+    `_Adjoint`.
     """
 
     @staticmethod
@@ -179,32 +209,36 @@ class _InFeatures(torch.autograd.Function):
         m: Tensor,
         weight: Tensor,
         dz: Tensor | None,
-        adjoint: FeatureAdjoint,
+        adjoint: Adjoint,
         rule: Implicit,
         f: AbstractMap,
         *tensors: Tensor,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(m)
+        ctx.set_materialize_grads(False)
         ctx.adjoint, ctx.rule, ctx.f, ctx.count = adjoint, rule, f, len(tensors)
-        return adjoint.z.view_as(adjoint.z)
+        return adjoint.z.view_as(adjoint.z), adjoint.v.view_as(adjoint.v)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, g: Tensor | None, g_v: Tensor | None) -> tuple[Tensor | None, ...]:
         (m,) = ctx.saved_tensors
-        adjoint: FeatureAdjoint = ctx.adjoint
+        adjoint: Adjoint = ctx.adjoint
+        if g_v is not None:
+            through = bound(adjoint.weight).adjoint(g_v)
+            g = through if g is None else g + through
+        if g is None:  # nothing depends on either
+            return (None,) * (6 + ctx.count)
         with torch.no_grad():
-            start = g.detach().to(m.dtype)
-            system = adjoint.system(start)
-            y = _noted(ctx.f, ctx.rule.in_features(system, ctx.f, start))
-            n = adjoint.hvp(y)
-            w = adjoint.recover(start, n, system.last.take(y))
+            found, w, y, n = ctx.rule.solve_closed(adjoint, g.detach().to(m.dtype))
+            _note(ctx.f, found)
         if torch.is_grad_enabled():
-            return *[None] * 6, *_differentiable(ctx.rule, ctx.f, adjoint.z, w, g)
+            return *[None] * 6, *_differentiable(ctx.rule, ctx.f, adjoint.z, w, g, g_v)
         grad_weight = None
         if ctx.needs_input_grad[1]:
             operator = adjoint.operator
-            second = operator.weight_gradient(adjoint.z, n)
-            grad_weight = torch.add(operator.weight_gradient(w, m), second, alpha=adjoint.sign)
+            second = n if g_v is None else torch.add(n, g_v, alpha=adjoint.sign)
+            grad_weight = operator.weight_gradient(w, m)
+            grad_weight = torch.add(grad_weight, operator.weight_gradient(adjoint.z, second), alpha=adjoint.sign)
         return y, grad_weight, w if ctx.needs_input_grad[2] else None, *[None] * (3 + ctx.count)
 
 

@@ -76,6 +76,10 @@ class AbstractKernel(abc.ABC):
     def hvp(self, at: Binding, v: Tensor) -> Callable[[Tensor], Tensor]:
         """y ↦ ±(∂²S/∂v²) y at v, without a graph, with the sign `hvp_sign`: a sign apart saves a pass over memory."""
 
+    @abc.abstractmethod
+    def state_hvp(self, at: Binding, z: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """w ↦ (∂²S/∂z²) w at z, without a graph; None where S is linear in z beside v. No kernel mixes z and v."""
+
     def unit(self, norm: float, size: int) -> float:
         """What a kernel that enters a in a unit of its own multiplies an a of `size` typical entries by, and so z."""
         return 1.0

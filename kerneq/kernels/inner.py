@@ -95,6 +95,21 @@ class AbstractInnerKernel(AbstractKernel):
     def hvp(self, at: Binding, v: Tensor) -> Callable[[Tensor], Tensor]:
         return lambda y: y
 
+    def state_hvp(self, at: Binding, z: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """w ↦ κ″(t)⟨a, w⟩a."""
+        if self.curvature == 0:
+            return None
+        a = at.a.detach()
+        t = per_sample_dot(a, z)
+
+        def product(w: Tensor) -> Tensor:
+            with torch.enable_grad():  # κ″ is the derivative of κ′
+                leaf = t.detach().requires_grad_()
+                (change,) = torch.autograd.grad(self.derivative(leaf), leaf, per_sample_dot(a, w))
+            return per_sample(change, a).to(a.dtype) * a
+
+        return product
+
 
 @final
 @dataclasses.dataclass(frozen=True)

@@ -168,6 +168,9 @@ class AbstractRadialKernel(AbstractKernel):
         assert at.Q is not None and at.gamma is not None
         return radial_hvp(type(self), at.a, v, at.Q, at.gamma, split=at.split, patch=at.patch)
 
+    def state_hvp(self, at: Binding, z: Tensor) -> None:
+        return None
+
     def weights(self, at: Binding, v: Tensor) -> Tensor:
         """ω(sᵢ): 1 where v explains the patch of a, towards 0 where it does not."""
         assert at.Q is not None and at.gamma is not None

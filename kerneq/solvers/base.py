@@ -107,8 +107,8 @@ def _solve(
         stride = look_stride(check_every, z0 if isinstance(z0, Tensor) else next(iter(f.tensors()), None))
         space = solver.space(f)
         at = space.start(z0, *solver.needs(space))
-        record, value = _iterate(space, at, solver, tol, max_steps, stride)
-        space.found(value)
+        record, value, at = _iterate(space, at, solver, tol, max_steps, stride)
+        space.found(value, at)
         if space is not f and stride < max_steps and bool((record.codes != Status.CONVERGED.code).any()):
             exact = f.measure(f.evaluate(value))  # what was measured on the way to a failure need not be z's residual
             record = dataclasses.replace(record, residual=exact.residual, gap=exact.gap)
@@ -136,8 +136,10 @@ def look_stride(check_every: int | None, z: Tensor | None) -> int:
 
 def _iterate(
     f: AbstractMap, at: Evaluation, solver: AbstractSolver[Any], tol: float, max_steps: int, stride: int
-) -> tuple["SampleRecord", Tensor]:
+) -> tuple["SampleRecord", Tensor, Evaluation]:
     """Step until every sample has finished, or, with a stride of `max_steps` or more, without a look at any number.
+
+    Returns the record, the value, and the last evaluation.
 
     The record of a solve that looks is on the host, where reading it is free; that of one that does not is made at its
     end, on the device.
@@ -157,7 +159,7 @@ def _iterate(
         if step > 1:
             at = f.evaluate(z, *solver.needs(f))
         if step <= waits:
-            passed.append(dataclasses.replace(at, state=None))
+            passed.append(dataclasses.replace(at, state=None, features=None))
             z = at.image
             continue
         last = step == max_steps
@@ -186,9 +188,9 @@ def _iterate(
                 f, memory, record = rest, restrict(memory, index), restrict(record, keep)
                 z, best = take_samples(z, index), take_samples(best, index)
     if record is not None:
-        return _gather([*finished, (record, best)])
+        return *_gather([*finished, (record, best)]), at
     value = f.answer(at, z) if solver.steady or max_steps == 1 else at.value
-    return SampleRecord.single(max_steps, f.measure(at), tol), value
+    return SampleRecord.single(max_steps, f.measure(at), tol), value, at
 
 
 def _pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from helpers import GRADIENTS, KERNELS, affine, away_from_kinks, cell_of, input_of
+from torch.utils.flop_counter import FlopCounterMode
 
 import kerneq
 from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom, Unrolled
@@ -257,3 +258,48 @@ def test_the_solution_of_a_layer_knows_afterwards_which_samples_converged_on_the
         assert solution.backward == []
         solution.value.sum().backward()
         assert [found.all().item() for found in solution.backward] == [converged]
+
+
+@pytest.mark.parametrize(
+    "kernel, solver, backward, forward_products, backward_products",
+    [
+        # In the features: W at z = σ(a), then Wᵀ and W a step, Wᵀ for the residual; back WDg, then Wᵀ and W a step.
+        ("linear", InFeatures(Anderson(4)), InFeatures(Anderson(3)), 2 * 4, 1 + 2 * 2),
+        # In the state: nothing at z = 0, then W and Wᵀ a step, the last for the residual; back W and Wᵀ a step.
+        ("linear", Anderson(4), Anderson(3), 2 * 3, 2 * 3),
+        ("sigmoid", Anderson(4), ConjugateGradient(), 2 * 3, 2 * 3 + 1),  # and Ww
+    ],
+)
+def test_no_product_with_W_is_made_that_is_known(kernel, solver, backward, forward_products, backward_products):
+    """4 steps forward, 3 backward, output v = Wz; beside the solves Wᵀ∂L/∂v and two gradients with respect to W."""
+    cell = kerneq.cells.ConvCell(
+        KERNELS[kernel], inputs=4, state=4, features=6, norm=0.9, inject=torch.nn.BatchNorm2d(4), output="features"
+    ).eval()
+    rule = Implicit(backward, max_steps=3, check_every=3, on_failure="return")
+    layer = kerneq.Equilibrium(cell, solver=solver, gradient=rule, max_steps=4, check_every=4).eval()
+    x = torch.randn(16, 4, 8, 8)
+    layer(x)  # the norm of W is settled; it costs a product of one sample, and the gradient of that, from now on
+    product = 2 * cell.operator.weight.numel() * 8 * 8 * len(x)
+    with FlopCounterMode(display=False) as counter:
+        value = layer(x).value
+        forward = counter.get_total_flops()
+        value.sum().backward()
+    assert forward // product == forward_products
+    assert (counter.get_total_flops() - forward) // product == backward_products + 1 + 2
+
+
+@pytest.mark.parametrize("solver", [None, ConjugateGradient(), Anderson()], ids=str)
+@pytest.mark.parametrize("kernel", ["gaussian", "linear", "sigmoid"])
+def test_an_output_in_the_features_has_the_gradient_of_the_product_with_the_state(kernel, solver):
+    """Once and twice, with respect to everything: beside the long way, W applied to a state that carries gradients."""
+    layer, x = layer_of(Implicit(solver, tol=1e-13, max_steps=300), "conv", kernel, norm=0.6, stretch=0.2)
+    layer.cell.gives = "features"
+    x = x[:2].clone().requires_grad_()
+    inputs = [x, *layer.parameters()]
+    results = []
+    for rule in (layer.gradient, Unrolled(100)):
+        layer.gradient = rule
+        first = torch.autograd.grad(layer(x).value.square().sum(), inputs, create_graph=True)
+        results.append([*first, *torch.autograd.grad(sum(g.square().sum() for g in first), inputs)])
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-8)

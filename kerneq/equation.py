@@ -20,7 +20,7 @@ from .fused.iterates import relative_residual, rounding_share
 from .kernels.base import AbstractKernel, Binding, Slope
 from .operators import BoundOperator, bound
 from .prox import AbstractProx, ReLU
-from .tensors import is_traced, per_sample_norm, take_samples, widened
+from .tensors import is_traced, magnitude, per_sample_norm, take_samples, widened
 
 NEAR = 8.0  # times `tol`: from there on the residual of z is measured where v is iterated, at L = 1; less above
 
@@ -556,14 +556,10 @@ class FeatureAdjoint:
     sign: int
 
     def system(self, g: Tensor) -> "AdjointMap":
-        """y ↦ WDg ± WDWᵀNy."""
-        return AdjointMap(self, self.operator(self.prox.vjp(self.image, g)))
-
-    def recover(self, g: Tensor, n: Tensor, known: Tensor | None) -> Tensor:
-        """w = D(g ± Wᵀn), n = Ny; DWᵀn may be known."""
-        if known is None:
-            return self.masked_adjoint(n, g, self.sign)
-        return torch.add(self.prox.vjp(self.image, g), known, alpha=self.sign)
+        """y ↦ WDg ± WDWᵀNy, in a unit of its own."""
+        source = self.operator(self.prox.vjp(self.image, g))
+        unit = magnitude(source)
+        return AdjointMap(self, g, source / unit, unit)
 
     def masked_adjoint(self, n: Tensor, g: Tensor | None, sign: int) -> Tensor:
         """D(g ± Wᵀn), or ±DWᵀn without g."""
@@ -576,10 +572,15 @@ class FeatureAdjoint:
 @final
 @dataclasses.dataclass(frozen=True)
 class AdjointMap(AbstractMap):
-    """y ↦ WDg ± WDWᵀNy, whose value at y = 0 is known."""
+    """y ↦ WDg ± WDWᵀNy, whose value at y = 0 is known.
+
+    It is linear in g, which may be too small or too large to be squared: so WDg and y are in units of WDg's own size.
+    """
 
     adjoint: FeatureAdjoint
+    g: Tensor
     source: Tensor  # WDg
+    unit: Tensor  # of source and y; a power of two a sample
     last: LastProduct = dataclasses.field(default_factory=LastProduct, compare=False)  # DWᵀNy
 
     def __call__(self, y: Tensor) -> Tensor:
@@ -591,6 +592,15 @@ class AdjointMap(AbstractMap):
         if z0 is not None:
             return super().start(z0)
         return Evaluation(0 * self.source, self.source)  # where g is no number y is none: a 0 would go unnoticed
+
+    def recover(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """y and n = Ny in the unit of g, and w = D(g ± Wᵀn), from the fixed point y of this map."""
+        adjoint, known = self.adjoint, self.last.take(y)
+        y = y * self.unit
+        n = adjoint.hvp(y)
+        if known is None:
+            return y, n, adjoint.masked_adjoint(n, self.g, adjoint.sign)
+        return y, n, torch.addcmul(adjoint.prox.vjp(adjoint.image, self.g), known, self.unit, value=adjoint.sign)
 
     def rows(self, index: Tensor) -> None:
         return None

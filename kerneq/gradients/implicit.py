@@ -14,7 +14,7 @@ from ..solvers.anderson import Anderson
 from ..solvers.base import AbstractSolver, look_stride, solve
 from ..solvers.features import InFeatures
 from ..solvers.newton import Newton
-from ..tensors import per_sample, per_sample_dot, working_dtype
+from ..tensors import magnitude, per_sample, per_sample_dot, working_dtype
 from .base import AbstractGradient
 
 
@@ -62,8 +62,19 @@ class Implicit(AbstractGradient):
         out: Tensor = _Adjoint.apply(system.image, z.detach(), self, f, system, *f.tensors())  # type: ignore[no-untyped-call]
         return out
 
-    def adjoint(self, system: Linearisation, g: Tensor) -> Solution:
-        """u, or w = Du, which is the same to everything behind σ."""
+    def adjoint(self, f: AbstractMap, system: Linearisation, g: Tensor) -> Solution:
+        """u, or w = Du, which is the same to everything behind σ.
+
+        Both are linear in g, which may be too small or too large to be squared: so they are found for g over its size,
+        that of each sample, or one for all where f does not tell them apart, for then they may meet in it.
+        """
+        unit = magnitude(g)
+        if f.rows(torch.zeros(1, dtype=torch.long, device=g.device)) is None:
+            unit = torch.where(unit.isfinite(), unit, 0.0).amax()
+        found = self._adjoint(system, g / unit)
+        return dataclasses.replace(found, value=found.value * unit)
+
+    def _adjoint(self, system: Linearisation, g: Tensor) -> Solution:
         if isinstance(self.solver, Newton):  # the system is linear, so one step is all
             return self._settle_direct(system, system.solve(g, transposed=True), g)
         fixed_point = isinstance(self.solver, AbstractSolver) and not isinstance(self.solver, InFeatures)
@@ -75,15 +86,16 @@ class Implicit(AbstractGradient):
             solution = conjugate_gradient(system.symmetric, system.masked(g), self.tol, self.max_steps, stride)
         return settle(solution, self.on_failure, where="The backward solve")
 
-    def in_features(self, system: AdjointMap, f: AbstractMap, g: Tensor) -> Solution:
+    def in_features(self, f: AbstractMap, system: AdjointMap) -> Solution:
         """y = Ww, as the rule says; the default is Anderson, and conjugate gradient for what that does not solve."""
-        if self.solver is not None or look_stride(self.check_every, g) >= self.max_steps:
+        if self.solver is not None or look_stride(self.check_every, system.g) >= self.max_steps:
             return self.solve(system, None)
         found = dataclasses.replace(self, on_failure="return").solve(system, None)
         if bool(found.converged.all()):
             return found
-        exact = dataclasses.replace(self, solver=ConjugateGradient()).adjoint(f.linearise(system.adjoint.z.clone()), g)
-        y = system.adjoint.operator(exact.value.to(g.dtype))
+        rule, z = dataclasses.replace(self, solver=ConjugateGradient()), system.adjoint.z.clone()
+        exact = rule.adjoint(f, f.linearise(z), system.g)
+        y = system.adjoint.operator(exact.value.to(z.dtype)) / system.unit
         y = torch.where(per_sample(found.converged, y), found.value, y)
         return dataclasses.replace(exact, value=y, codes=torch.where(found.converged, found.codes, exact.codes))
 
@@ -127,7 +139,7 @@ class _Adjoint(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         with torch.no_grad():
-            u = _noted(ctx.f, ctx.rule.adjoint(ctx.system, g.detach()))
+            u = _noted(ctx.f, ctx.rule.adjoint(ctx.f, ctx.system, g.detach()))
         if not torch.is_grad_enabled():
             return u.to(g.dtype), *[None] * (4 + ctx.count)
         if ctx.count == 0:
@@ -193,11 +205,8 @@ class _InFeatures(torch.autograd.Function):
         (m,) = ctx.saved_tensors
         adjoint: FeatureAdjoint = ctx.adjoint
         with torch.no_grad():
-            start = g.detach().to(m.dtype)
-            system = adjoint.system(start)
-            y = _noted(ctx.f, ctx.rule.in_features(system, ctx.f, start))
-            n = adjoint.hvp(y)
-            w = adjoint.recover(start, n, system.last.take(y))
+            system = adjoint.system(g.detach().to(m.dtype))
+            y, n, w = system.recover(_noted(ctx.f, ctx.rule.in_features(ctx.f, system)))
         if torch.is_grad_enabled():
             return *[None] * 6, *_differentiable(ctx.rule, ctx.f, adjoint.z, w, g)
         grad_weight = None

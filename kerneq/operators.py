@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .fused.convolution import Convolution
-from .tensors import is_traced, widened
+from .tensors import is_traced, magnitude, widened
 
 SETTLE_STEPS = 40  # Lanczos steps for a weight not seen before
 TRACK_STEPS = 1  # power iterations a training step, from the vector of the step before
@@ -141,8 +141,7 @@ class AbstractOperator(nn.Module, abc.ABC):
     def _norm_at(self, vector: Tensor) -> Tensor:
         u = widened(vector).clone()  # a later step may move the buffer while this one waits for its backward pass
         with torch.autocast(u.device.type, enabled=False):
-            image = bound(widened(self.weight))(u.unsqueeze(0))
-            return torch.linalg.vector_norm(image) / torch.linalg.vector_norm(u)
+            return (_length(bound(widened(self.weight))(u.unsqueeze(0))) / _length(u)).to(u.dtype)
 
     @torch.inference_mode(False)  # `vector` outlives the call: made in inference mode, it could not be followed later
     @torch.no_grad()
@@ -159,15 +158,16 @@ class AbstractOperator(nn.Module, abc.ABC):
         track = self.training and not fresh
         if traced or not (track or fresh or settled is None or not settled.fits(vector, self.weight)):
             return vector
-        w = bound(widened(self.weight.detach()))
-        start = vector if fresh else vector.to(w.weight)
+        weight = widened(self.weight.detach())
+        start = vector if fresh else vector.to(weight)
         if not track:
+            weight = weight / magnitude(weight.unsqueeze(0))[0]  # it has the same vector, and WᵀW can be computed
             # A fixed generator: neither the global seed nor the device changes where the search starts. A little of it
             # also goes to a vector known from before, which may be another singular vector of a changed weight.
             noise = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-            noise = _unit(noise).to(w.weight)
+            noise = _unit(noise).to(weight)
             start = noise if fresh else _unit(start) + 1e-4 * noise
-        steps = TRACK_STEPS if track else SETTLE_STEPS
+        w, steps = bound(weight), TRACK_STEPS if track else SETTLE_STEPS
         with torch.autocast(self.weight.device.type, enabled=False):
             found = top_singular_vector(w, w.adjoint, start, steps, lanczos=not track).to(self.weight.dtype)
         # On a GPU a captured step knows the buffer by its address, and the stream keeps readers and writers apart.
@@ -238,9 +238,12 @@ class Conv(AbstractOperator):
 
 
 def limited(norm: Tensor, limit: float) -> Tensor:
-    """The factor min(1, limit / norm) that holds an operator under its limit."""
+    """The factor min(1, limit / norm) that holds an operator under its limit; none for a norm past all numbers."""
     # Where the factor is 1 its slope is 0 times that of limit / norm, which must not be infinite.
-    return (limit / norm.clamp_min(limit / 2)).clamp_max(1.0)
+    factor = (limit / norm.clamp_min(limit / 2)).clamp_max(1.0)
+    return torch.add(
+        factor, norm.detach(), alpha=0
+    )  # ∞ gives NaN: a factor of 0 would silence W, and nobody would notice
 
 
 def top_singular_vector(
@@ -269,8 +272,8 @@ def top_singular_vector(
         known = basis[: step + 1]
         for _ in range(2):  # twice is enough: full reorthogonalisation keeps the basis exact
             w = w - known.mT @ (known @ w)
-        length = torch.linalg.vector_norm(w)
-        if step + 1 == steps or not bool(length > 1e-6 * torch.linalg.vector_norm(images[0])):
+        length = _length(w)
+        if step + 1 == steps or not bool(length > 1e-6 * _length(images[0])):
             break
         basis[step + 1] = w / length
     small = known @ images[: step + 1].mT
@@ -281,5 +284,10 @@ def top_singular_vector(
     return _unit((vectors[:, -1].to(u.device) @ known).view_as(u))
 
 
+def _length(u: Tensor) -> Tensor:
+    """‖u‖ in float64, where every float32 can be squared."""
+    return torch.linalg.vector_norm(u, dtype=torch.float64)
+
+
 def _unit(u: Tensor) -> Tensor:
-    return u / torch.linalg.vector_norm(u).clamp_min(torch.finfo(u.dtype).tiny)
+    return u / _length(u).clamp_min(torch.finfo(u.dtype).tiny)

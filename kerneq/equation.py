@@ -165,9 +165,6 @@ class AbstractMap(abc.ABC):
         """What a solve that ends at an evaluation returns, if the step from there, to `following`, is no loss."""
         return following
 
-    def found(self, z: Tensor) -> None:  # noqa: B027
-        """Told what a solve of this map returns; for maps that know more of it than others see."""
-
     def error_bound(self, gap: Tensor) -> Tensor | None:
         """A bound on ‖z − z*‖, given ‖f(z) − z‖ of each sample."""
         return None
@@ -259,21 +256,19 @@ def as_map(f: Map) -> AbstractMap:
 
 @final
 @dataclasses.dataclass(eq=False)
-class LastProduct:
-    """The last thing that was made of a tensor by a solve; whoever needs it next asks for it by that very tensor."""
+class LastProducts:
+    """What a solve made of the last tensor it was at; whoever needs it next asks for it by that very tensor."""
 
     of: Tensor | None = None
-    made: Tensor | None = None
+    made: tuple[Tensor, ...] = ()
 
-    def keep(self, of: Tensor, made: Tensor) -> Tensor:
-        """`made`, remembered."""
+    def keep(self, of: Tensor, *made: Tensor) -> None:
         self.of, self.made = of, made
-        return made
 
-    def take(self, of: Tensor) -> Tensor | None:
-        """What was made of this tensor, if that was the last time; forgotten now, so that it costs no memory."""
-        made = self.made if of is self.of else None
-        self.of = self.made = None
+    def take(self, of: Tensor) -> tuple[Tensor, ...]:
+        """What was made of this tensor, if it was the last; forgotten now, so that it costs no memory."""
+        made = self.made if of is self.of else ()
+        self.of, self.made = None, ()
         return made
 
 
@@ -291,7 +286,7 @@ class Equation(AbstractMap):
     operator: BoundOperator  # W, scaled
     prox: AbstractProx
     compiled: bool = False
-    last: "LastProduct" = dataclasses.field(default_factory=lambda: LastProduct(), compare=False)
+    last: LastProducts = dataclasses.field(default_factory=LastProducts, compare=False)  # Wz, and f(z) where measured
     backward: list[Tensor] | None = dataclasses.field(default_factory=list, compare=False)
 
     @property
@@ -411,14 +406,13 @@ class Equation(AbstractMap):
         if not self.has_features:
             return None
         operator = bound(self.operator.weight.detach())
-        lifted = z is self.last.of  # found for v = Wz, it is a value of σ
-        v = self.last.take(z)
+        known = self.last.take(z)
         z = z.detach()
-        v = operator(z) if v is None else v
+        v = known[0] if known else operator(z)
         slope = self.kernel.differentiate(self.binding, z, v, value=False)
         assert slope.dv is not None
-        with torch.no_grad():  # a mixture of iterates is none: an entry that goes to 0 is small in it, and never 0
-            image = z if lifted else self.image(slope, drive=False)[0]
+        with torch.no_grad():
+            image = known[1] if len(known) > 1 else self.image(slope, drive=False)[0]
         hvp = self.kernel.hvp(self.binding, v)
         return FeatureAdjoint(
             z, image, slope.dv, slope.dz, self.operator.weight, operator, self.prox, hvp, self.kernel.hvp_sign
@@ -426,7 +420,7 @@ class Equation(AbstractMap):
 
     def rows(self, index: Tensor) -> Self:
         binding = dataclasses.replace(self.binding, a=take_samples(self.binding.a, index))
-        return dataclasses.replace(self, binding=binding, last=LastProduct())
+        return dataclasses.replace(self, binding=binding, last=LastProducts())
 
     def tensors(self) -> tuple[Tensor, ...]:
         parts = (self.operator.weight, self.binding.a, self.binding.Q, self.binding.gamma)
@@ -436,7 +430,7 @@ class Equation(AbstractMap):
         weight, a, *rest = tensors
         Q, gamma = rest or (None, None)
         binding = dataclasses.replace(self.binding, a=a, Q=Q, gamma=gamma)
-        return dataclasses.replace(self, operator=bound(weight), binding=binding, last=LastProduct())
+        return dataclasses.replace(self, operator=bound(weight), binding=binding, last=LastProducts())
 
 
 @functools.cache
@@ -492,7 +486,8 @@ class FeatureMap(AbstractMap):
     def _mapped(self, v: Tensor | None, z: Tensor, energy: bool) -> Evaluation:
         """The evaluation at v (None: 0), where z is known."""
         f = self.equation
-        image = f.last.keep(z, f.operator(z))
+        image = f.operator(z)
+        f.last.keep(z, image)
         v = torch.zeros_like(image) if v is None else v
         if not energy:
             return Evaluation(v, image, state=z)
@@ -502,12 +497,6 @@ class FeatureMap(AbstractMap):
     def answer(self, at: Evaluation, following: Tensor) -> Tensor:
         """z = σ(…) is a step further than v already."""
         return at.value
-
-    def found(self, z: Tensor) -> None:
-        """The equation remembers z, a value of σ; not Wz, where samples that ended at different steps make it up."""
-        last = self.equation.last
-        if z is not last.of:
-            last.of, last.made = z, None
 
     def lift(self, v: Tensor | None) -> Tensor:
         """z = σ(Wᵀ∂S/∂v + ∂S/∂z) at v (None: 0)."""
@@ -527,7 +516,9 @@ class FeatureMap(AbstractMap):
         merit = near if at.energy is None else at.energy
         if far is None or not bool(far.all()):
             slope = at.slope or f.kernel.differentiate(f.binding, z, at.image, value=False)
-            residual, distance = Evaluation(z, f.image(slope, drive=False)[0]).measured
+            image = f.image(slope, drive=False)[0]
+            f.last.keep(z, at.image, image)
+            residual, distance = Evaluation(z, image).measured
             near = residual if far is None else torch.where(far, near, residual)
             gap = distance if far is None else torch.where(far, gap, distance)
         return Measurement(near, gap, merit, at.rounding)
@@ -546,7 +537,7 @@ class FeatureAdjoint:
     """
 
     z: Tensor  # the equilibrium
-    image: Tensor  # the same as a value of σ, whose entries say what D is
+    image: Tensor  # f(z), whose entries say what D is; those of z do not: a mixture of iterates has no zeros
     m: Tensor  # with its graph, but for that of v
     dz: Tensor | None  # ∂S/∂z, with its graph
     weight: Tensor  # of W, with its graph
@@ -581,11 +572,12 @@ class AdjointMap(AbstractMap):
     g: Tensor
     source: Tensor  # WDg
     unit: Tensor  # of source and y; a power of two a sample
-    last: LastProduct = dataclasses.field(default_factory=LastProduct, compare=False)  # DWᵀNy
+    last: LastProducts = dataclasses.field(default_factory=LastProducts, compare=False)  # DWᵀNy
 
     def __call__(self, y: Tensor) -> Tensor:
         adjoint = self.adjoint
-        masked = self.last.keep(y, adjoint.masked_adjoint(adjoint.hvp(y), None, 1))
+        masked = adjoint.masked_adjoint(adjoint.hvp(y), None, 1)
+        self.last.keep(y, masked)
         return adjoint.operator.added(self.source, masked, adjoint.sign)
 
     def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
@@ -598,9 +590,9 @@ class AdjointMap(AbstractMap):
         adjoint, known = self.adjoint, self.last.take(y)
         y = y * self.unit
         n = adjoint.hvp(y)
-        if known is None:
+        if not known:
             return y, n, adjoint.masked_adjoint(n, self.g, adjoint.sign)
-        return y, n, torch.addcmul(adjoint.prox.vjp(adjoint.image, self.g), known, self.unit, value=adjoint.sign)
+        return y, n, torch.addcmul(adjoint.prox.vjp(adjoint.image, self.g), known[0], self.unit, value=adjoint.sign)
 
     def rows(self, index: Tensor) -> None:
         return None

@@ -141,7 +141,8 @@ class AbstractOperator(nn.Module, abc.ABC):
     def _norm_at(self, vector: Tensor) -> Tensor:
         u = widened(vector).clone()  # a later step may move the buffer while this one waits for its backward pass
         with torch.autocast(u.device.type, enabled=False):
-            return (_length(bound(widened(self.weight))(u.unsqueeze(0))) / _length(u)).to(u.dtype)
+            image = bound(widened(self.weight))(u.unsqueeze(0))
+            return torch.linalg.vector_norm(image) / torch.linalg.vector_norm(u)
 
     @torch.inference_mode(False)  # `vector` outlives the call: made in inference mode, it could not be followed later
     @torch.no_grad()
@@ -238,12 +239,11 @@ class Conv(AbstractOperator):
 
 
 def limited(norm: Tensor, limit: float) -> Tensor:
-    """The factor min(1, limit / norm) that holds an operator under its limit; none for a norm past all numbers."""
-    # Where the factor is 1 its slope is 0 times that of limit / norm, which must not be infinite.
+    """The factor min(1, limit / norm) that holds an operator under its limit; NaN where the norm is no number."""
+    # Where the factor is 1 its slope is 0 times that of limit / norm, which must not be infinite. For a norm of ∞ it
+    # would be 0, a layer without W that says it has converged; 0 · ∞ is NaN, and makes it one too.
     factor = (limit / norm.clamp_min(limit / 2)).clamp_max(1.0)
-    return torch.add(
-        factor, norm.detach(), alpha=0
-    )  # ∞ gives NaN: a factor of 0 would silence W, and nobody would notice
+    return torch.add(factor, norm.detach(), alpha=0)
 
 
 def top_singular_vector(
@@ -262,7 +262,8 @@ def top_singular_vector(
     if not lanczos:
         for _ in range(steps):
             new = gram(u)
-            u = torch.where(new.any(), _unit(new), u)  # a zero operator has no direction to offer
+            largest = torch.linalg.vector_norm(new, torch.inf)  # ‖new‖ may be the square of what can be squared
+            u = torch.where(largest > 0, _unit(new / largest), u)  # a zero operator has no direction to offer
         return u
     steps = min(steps, u.numel())
     basis, images = u.new_empty(2, steps, u.numel())
@@ -272,8 +273,8 @@ def top_singular_vector(
         known = basis[: step + 1]
         for _ in range(2):  # twice is enough: full reorthogonalisation keeps the basis exact
             w = w - known.mT @ (known @ w)
-        length = _length(w)
-        if step + 1 == steps or not bool(length > 1e-6 * _length(images[0])):
+        length = torch.linalg.vector_norm(w)
+        if step + 1 == steps or not bool(length > 1e-6 * torch.linalg.vector_norm(images[0])):
             break
         basis[step + 1] = w / length
     small = known @ images[: step + 1].mT
@@ -284,10 +285,5 @@ def top_singular_vector(
     return _unit((vectors[:, -1].to(u.device) @ known).view_as(u))
 
 
-def _length(u: Tensor) -> Tensor:
-    """‖u‖ in float64, where every float32 can be squared."""
-    return torch.linalg.vector_norm(u, dtype=torch.float64)
-
-
 def _unit(u: Tensor) -> Tensor:
-    return u / _length(u).clamp_min(torch.finfo(u.dtype).tiny)
+    return u / torch.linalg.vector_norm(u).clamp_min(torch.finfo(u.dtype).tiny)

@@ -95,7 +95,7 @@ class Implicit(AbstractGradient):
             return found
         rule, z = dataclasses.replace(self, solver=ConjugateGradient()), system.adjoint.z.clone()
         exact = rule.adjoint(f, f.linearise(z), system.g)
-        y = system.adjoint.operator(exact.value.to(z.dtype)) / system.unit
+        y = system.adjoint.operator(exact.value.to(system.g.dtype)) / system.unit
         y = torch.where(per_sample(found.converged, y), found.value, y)
         return dataclasses.replace(exact, value=y, codes=torch.where(found.converged, found.codes, exact.codes))
 

@@ -166,9 +166,8 @@ def test_a_weight_that_has_decayed_to_next_to_nothing_has_a_finite_gradient(kern
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
 
 
-@pytest.mark.parametrize(
-    "mode, size", [("train", 1e12), ("train", 1e18), ("eval", 1e12), ("eval", 1e18), ("eval", 1e34)]
-)
+@pytest.mark.parametrize("size", [1e12, 1e18])
+@pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("form", CELLS)
 @pytest.mark.parametrize("kernel", ["linear", "gaussian"])
 def test_in_float32_a_huge_weight_is_held_under_its_bound(kernel, form, mode, size):
@@ -187,10 +186,11 @@ def test_in_float32_a_huge_weight_is_held_under_its_bound(kernel, form, mode, si
         torch.testing.assert_close(found.value.detach().double(), expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("mode, size", [("train", 1e30), ("eval", 3e38)])
+@pytest.mark.parametrize("size", [1e25, 3e38])
+@pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("form", CELLS)
 @pytest.mark.parametrize("kernel", ["linear", "gaussian"])
-def test_a_weight_past_what_float32_can_bound_is_no_number_and_not_zero(kernel, form, mode, size):
+def test_a_weight_whose_norm_float32_cannot_square_is_no_number_and_not_taken_for_zero(kernel, form, mode, size):
     cell, x = cell_of(form, KERNELS[kernel]).float(), input_of(form).float()
     layer = kerneq.Equilibrium(cell).train(mode == "train")
     layer(x)

@@ -20,7 +20,7 @@ from .fused.iterates import relative_residual, rounding_share
 from .kernels.base import AbstractKernel, Binding, Slope
 from .operators import BoundOperator, bound
 from .prox import AbstractProx, ReLU
-from .tensors import is_traced, per_sample_norm, take_samples, widened
+from .tensors import is_traced, magnitude, per_sample_norm, take_samples, widened
 
 NEAR = 8.0  # times `tol`: from there on the residual of z is measured where v is iterated, at L = 1; less above
 
@@ -277,7 +277,7 @@ class Equation(AbstractMap):
     operator: BoundOperator  # W, scaled
     prox: AbstractProx
     compiled: bool = False
-    last: LastProducts = dataclasses.field(default_factory=LastProducts, compare=False)  # Wz, and a value of σ near z
+    last: LastProducts = dataclasses.field(default_factory=LastProducts, compare=False)  # Wz and f(z)
     backward: list[Tensor] | None = dataclasses.field(default_factory=list, compare=False)
 
     @property
@@ -409,7 +409,7 @@ class Equation(AbstractMap):
         slope = self.kernel.differentiate(self.binding, z, v, value=False)
         assert slope.dv is not None
         if image is None:
-            with torch.no_grad():  # a mixture of iterates is none: an entry that goes to 0 is small in it, and never 0
+            with torch.no_grad():
                 image = self.image(slope, drive=False)[0]
         hvp, state_hvp = self.kernel.hvp(self.binding, v), self.kernel.state_hvp(self.binding, z)
         sign = self.kernel.hvp_sign
@@ -495,8 +495,9 @@ class FeatureMap(AbstractMap):
         return at.value
 
     def found(self, z: Tensor, at: Evaluation) -> None:
-        """z is a value of σ; Wz is not known where samples that ended at different steps make it up."""
-        self.equation.last.keep(z, at.image if z is at.state else None, z)
+        """f(z) is known if its residual was measured; nothing is of samples that ended at different steps."""
+        if z is at.state and z is not self.equation.last.of:
+            self.equation.last.keep(z, at.image, None)
 
     def lift(self, v: Tensor | None) -> Tensor:
         """z = σ(Wᵀ∂S/∂v + ∂S/∂z) at v (None: 0)."""
@@ -516,7 +517,9 @@ class FeatureMap(AbstractMap):
         merit = near if at.energy is None else at.energy
         if far is None or not bool(far.all()):
             slope = at.slope or f.kernel.differentiate(f.binding, z, at.image, value=False)
-            residual, distance = Evaluation(z, f.image(slope, drive=False)[0]).measured
+            image = f.image(slope, drive=False)[0]
+            f.last.keep(z, at.image, image)
+            residual, distance = Evaluation(z, image).measured
             near = residual if far is None else torch.where(far, near, residual)
             gap = distance if far is None else torch.where(far, gap, distance)
         return Measurement(near, gap, merit, at.rounding)
@@ -537,7 +540,7 @@ class Adjoint:
 
     z: Tensor  # the equilibrium
     v: Tensor  # Wz
-    image: Tensor  # z as a value of σ, whose entries say what D is
+    image: Tensor  # f(z), whose entries say what D is; those of z do not: a mixture of iterates has no zeros
     m: Tensor  # with its graph, but for that of v
     dz: Tensor | None  # ∂S/∂z, with its graph
     weight: Tensor  # of W, with its graph
@@ -548,12 +551,15 @@ class Adjoint:
     state_hvp: Callable[[Tensor], Tensor] | None  # P; None: 0
 
     def in_features(self, g: Tensor) -> "FeatureAdjointMap":
-        """y ↦ WDg ± WDWᵀNy."""
-        return FeatureAdjointMap(self, self.operator(self.prox.vjp(self.image, g)))
+        """y ↦ WDg ± WDWᵀNy, in a unit of its own."""
+        source = self.operator(self.prox.vjp(self.image, g))
+        unit = magnitude(source)
+        return FeatureAdjointMap(self, g, source / unit, unit)
 
     def in_state(self, g: Tensor) -> "StateAdjointMap":
-        """w ↦ D(g + Hw)."""
-        return StateAdjointMap(self, g)
+        """w ↦ D(g + Hw), in a unit of its own."""
+        unit = magnitude(g)
+        return StateAdjointMap(self, g / unit, unit)
 
     def masked(self, g: Tensor) -> Tensor:
         """Dg."""
@@ -576,10 +582,15 @@ class Adjoint:
 @final
 @dataclasses.dataclass(frozen=True)
 class FeatureAdjointMap(AbstractMap):
-    """y ↦ WDg ± WDWᵀNy, whose value at y = 0 is known."""
+    """y ↦ WDg ± WDWᵀNy, whose value at y = 0 is known.
+
+    It is linear in g, which may be too small or too large to be squared: so WDg and y are in units of WDg's own size.
+    """
 
     adjoint: Adjoint
+    g: Tensor
     source: Tensor  # WDg
+    unit: Tensor  # of source and y; a power of two a sample
     last: LastProducts = dataclasses.field(default_factory=LastProducts, compare=False)  # Ny and DWᵀNy
 
     def __call__(self, y: Tensor) -> Tensor:
@@ -589,14 +600,16 @@ class FeatureAdjointMap(AbstractMap):
         self.last.keep(y, n, masked)
         return adjoint.operator.added(self.source, masked, adjoint.sign)
 
-    def recover(self, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """w = D(g ± WᵀNy), y and Ny."""
+    def recover(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """w = D(g ± WᵀNy), y and Ny, in the unit of g."""
         adjoint = self.adjoint
         n, masked = self.last.take(y)
+        y = y * self.unit
         if n is None or masked is None:
             n = adjoint.hvp(y)
-            return adjoint.masked_adjoint(n, g, adjoint.sign), y, n
-        return torch.add(adjoint.prox.vjp(adjoint.image, g), masked, alpha=adjoint.sign), y, n
+            return adjoint.masked_adjoint(n, self.g, adjoint.sign), y, n
+        w = torch.addcmul(adjoint.prox.vjp(adjoint.image, self.g), masked, self.unit, value=adjoint.sign)
+        return w, y, n * self.unit
 
     def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
         if z0 is not None:
@@ -613,10 +626,11 @@ class FeatureAdjointMap(AbstractMap):
 @final
 @dataclasses.dataclass(frozen=True)
 class StateAdjointMap(AbstractMap):
-    """w ↦ D(g + Hw)."""
+    """w ↦ D(g + Hw), linear in g too: g and w are in units of g's own size."""
 
     adjoint: Adjoint
     g: Tensor
+    unit: Tensor  # of g and w; a power of two a sample
     last: LastProducts = dataclasses.field(default_factory=LastProducts, compare=False)  # Ww and NWw
 
     def __call__(self, w: Tensor) -> Tensor:
@@ -633,6 +647,12 @@ class StateAdjointMap(AbstractMap):
             y = self.adjoint.operator(w)
             n = self.adjoint.hvp(y)
         return y, n
+
+    def recover(self, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """w, y = Ww and Ny, in the unit that g had."""
+        w = w.to(self.g.dtype)
+        y, n = self.products(w)
+        return w * self.unit, y * self.unit, n * self.unit
 
     def rows(self, index: Tensor) -> None:
         return None

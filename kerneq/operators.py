@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .fused.convolution import Convolution
-from .tensors import is_traced, widened
+from .tensors import is_traced, magnitude, widened
 
 SETTLE_STEPS = 40  # Lanczos steps for a weight not seen before
 TRACK_STEPS = 1  # power iterations a training step, from the vector of the step before
@@ -159,15 +159,16 @@ class AbstractOperator(nn.Module, abc.ABC):
         track = self.training and not fresh
         if traced or not (track or fresh or settled is None or not settled.fits(vector, self.weight)):
             return vector
-        w = bound(widened(self.weight.detach()))
-        start = vector if fresh else vector.to(w.weight)
+        weight = widened(self.weight.detach())
+        start = vector if fresh else vector.to(weight)
         if not track:
+            weight = weight / magnitude(weight.unsqueeze(0))[0]  # it has the same vector, and WᵀW can be computed
             # A fixed generator: neither the global seed nor the device changes where the search starts. A little of it
             # also goes to a vector known from before, which may be another singular vector of a changed weight.
             noise = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-            noise = _unit(noise).to(w.weight)
+            noise = _unit(noise).to(weight)
             start = noise if fresh else _unit(start) + 1e-4 * noise
-        steps = TRACK_STEPS if track else SETTLE_STEPS
+        w, steps = bound(weight), TRACK_STEPS if track else SETTLE_STEPS
         with torch.autocast(self.weight.device.type, enabled=False):
             found = top_singular_vector(w, w.adjoint, start, steps, lanczos=not track).to(self.weight.dtype)
         # On a GPU a captured step knows the buffer by its address, and the stream keeps readers and writers apart.
@@ -238,9 +239,11 @@ class Conv(AbstractOperator):
 
 
 def limited(norm: Tensor, limit: float) -> Tensor:
-    """The factor min(1, limit / norm) that holds an operator under its limit."""
-    # Where the factor is 1 its slope is 0 times that of limit / norm, which must not be infinite.
-    return (limit / norm.clamp_min(limit / 2)).clamp_max(1.0)
+    """The factor min(1, limit / norm) that holds an operator under its limit; NaN where the norm is no number."""
+    # Where the factor is 1 its slope is 0 times that of limit / norm, which must not be infinite. For a norm of ∞ it
+    # would be 0, a layer without W that says it has converged; 0 · ∞ is NaN, and makes it one too.
+    factor = (limit / norm.clamp_min(limit / 2)).clamp_max(1.0)
+    return torch.add(factor, norm.detach(), alpha=0)
 
 
 def top_singular_vector(
@@ -259,7 +262,8 @@ def top_singular_vector(
     if not lanczos:
         for _ in range(steps):
             new = gram(u)
-            u = torch.where(new.any(), _unit(new), u)  # a zero operator has no direction to offer
+            largest = torch.linalg.vector_norm(new, torch.inf)  # ‖new‖ may be the square of what can be squared
+            u = torch.where(largest > 0, _unit(new / largest), u)  # a zero operator has no direction to offer
         return u
     steps = min(steps, u.numel())
     basis, images = u.new_empty(2, steps, u.numel())

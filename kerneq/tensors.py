@@ -16,11 +16,20 @@ def per_sample(t: Tensor, like: Tensor) -> Tensor:
     return t.view(-1, *[1] * (like.dim() - 1))
 
 
-def per_sample_norm(t: Tensor) -> Tensor:
-    """‖t‖₂ of each sample, (batch,), accumulated in float32 at least."""
+def per_sample_norm(t: Tensor, order: float = 2) -> Tensor:
+    """‖t‖₂, or that of another order, of each sample, (batch,), accumulated in float32 at least."""
     dims = tuple(range(1, t.dim()))
     dtype = working_dtype(t.dtype)
-    return torch.linalg.vector_norm(t, dim=dims, dtype=dtype) if dims else t.abs().to(dtype)
+    return torch.linalg.vector_norm(t, order, dim=dims, dtype=dtype) if dims else t.abs().to(dtype)
+
+
+def magnitude(t: Tensor) -> Tensor:
+    """The power of two at or below the largest entry of each sample, (batch, 1, ...); no number where one of them is.
+
+    Whoever divides by it loses no digit, and can square the rest: 1e-21 would vanish in float32, and 1e20 overflow.
+    """
+    largest = per_sample_norm(t, torch.inf).clamp_min(torch.finfo(t.dtype).tiny)
+    return per_sample(largest / (2 * torch.frexp(largest).mantissa), t).to(t.dtype)
 
 
 def per_sample_dot(p: Tensor, q: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from ..equilibrium import Equilibrium, solving
 from ..gradients import AbstractGradient, Unrolled
-from ..tensors import check_positive, check_whole, per_sample, per_sample_norm
+from ..tensors import check_positive, check_whole, magnitude, per_sample, per_sample_norm
 from .trained import TrainedRun
 
 Norm = Literal["linf", "l2"]
@@ -110,8 +110,7 @@ class Threat:
         g = g.nan_to_num()  # a backward solve that failed must not end the attack
         if self.norm == "linf":
             return g.sign()
-        largest = g.abs().flatten(1).amax(1).clamp_min(torch.finfo(g.dtype).tiny)
-        g = g / per_sample(largest, g)  # the square of a saturated loss's slope would be zero
+        g = g / magnitude(g)  # the square of a saturated loss's slope would be zero
         return g / per_sample(_lengths(g), g)
 
 

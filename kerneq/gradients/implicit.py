@@ -15,7 +15,7 @@ from ..solvers.anderson import Anderson
 from ..solvers.base import AbstractSolver, look_stride, solve
 from ..solvers.features import InFeatures
 from ..solvers.newton import Newton
-from ..tensors import per_sample, per_sample_dot, working_dtype
+from ..tensors import magnitude, per_sample, per_sample_dot, working_dtype
 from .base import AbstractGradient
 
 
@@ -66,8 +66,19 @@ class Implicit(AbstractGradient):
         out: Tensor = _Adjoint.apply(system.image, z.detach(), self, f, system, *f.tensors())  # type: ignore[no-untyped-call]
         return out
 
-    def solve_through(self, system: Linearisation, g: Tensor) -> Solution:
-        """u, through the graph of f."""
+    def solve_through(self, f: AbstractMap, system: Linearisation, g: Tensor) -> Solution:
+        """u, through the graph of f.
+
+        It is linear in g, which may be too small or too large to be squared: so it is found for g over its size, that
+        of each sample, or one for all where f does not tell them apart, for then they may meet in it.
+        """
+        unit = magnitude(g)
+        if f.rows(torch.zeros(1, dtype=torch.long, device=g.device)) is None:
+            unit = torch.where(unit.isfinite(), unit, 0.0).amax()
+        found = self._through(system, g / unit)
+        return dataclasses.replace(found, value=found.value * unit)
+
+    def _through(self, system: Linearisation, g: Tensor) -> Solution:
         if isinstance(self.solver, Newton):  # the system is linear, so one step is all
             return self._settle_direct(system, system.solve(g, transposed=True), g)
         return self.solve(lambda u: system.vjp(u) + g, g)
@@ -76,25 +87,25 @@ class Implicit(AbstractGradient):
         """How the solve of w = D(g + Hw) went, w, y = Ww and Ny."""
         if adjoint.state_hvp is None and (self.solver is None or isinstance(self.solver, InFeatures)):
             features = adjoint.in_features(g)
-            found = self._for_features(features, g)
-            return found, *features.recover(found.value, g)
+            found = self._for_features(features)
+            return found, *features.recover(found.value)
         state = adjoint.in_state(g)
         if isinstance(self.solver, AbstractSolver) and not isinstance(self.solver, InFeatures):
-            found = self.solve(state, adjoint.masked(g))
+            found = self.solve(state, adjoint.masked(state.g))
         else:
-            found = self._by_conjugate_gradient(adjoint, g)
-        w = found.value.to(g.dtype)
-        return found, w, *state.products(w)
+            found = self._by_conjugate_gradient(adjoint, state.g)
+        return found, *state.recover(found.value)
 
-    def _for_features(self, system: FeatureAdjointMap, g: Tensor) -> Solution:
+    def _for_features(self, system: FeatureAdjointMap) -> Solution:
         """y, as the rule says; the default is Anderson, and conjugate gradient for what that does not solve."""
-        if self.solver is not None or look_stride(self.check_every, g) >= self.max_steps:
+        if self.solver is not None or look_stride(self.check_every, system.g) >= self.max_steps:
             return self.solve(system, None)
         found = dataclasses.replace(self, on_failure="return").solve(system, None)
         if bool(found.converged.all()):
             return found
-        exact = self._by_conjugate_gradient(system.adjoint, g)
-        y = system.adjoint.operator(exact.value.to(g.dtype))
+        state = system.adjoint.in_state(system.g)
+        exact = self._by_conjugate_gradient(system.adjoint, state.g)
+        y = system.adjoint.operator(exact.value.to(state.g.dtype)) * (state.unit / system.unit)
         y = torch.where(per_sample(found.converged, y), found.value, y)
         return dataclasses.replace(exact, value=y, codes=torch.where(found.converged, found.codes, exact.codes))
 
@@ -143,7 +154,7 @@ class _Adjoint(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         with torch.no_grad():
-            found = ctx.rule.solve_through(ctx.system, g.detach())
+            found = ctx.rule.solve_through(ctx.f, ctx.system, g.detach())
             _note(ctx.f, found)
         u = found.value
         if not torch.is_grad_enabled():

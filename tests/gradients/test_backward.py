@@ -11,7 +11,7 @@ import kerneq
 from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom, Unrolled
 from kerneq.gradients.implicit import conjugate_gradient
 from kerneq.solution import EquilibriumError, Status
-from kerneq.solvers import Anderson, Picard, Proximal
+from kerneq.solvers import Anderson, Broyden, Newton, Picard, Proximal
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -63,6 +63,50 @@ def test_a_sample_whose_gradient_is_no_number_passes_none_on_and_the_others_do(s
     g[1, value[1].argmax()] = bad
     (got,) = torch.autograd.grad(value, x, g)
     assert got.isfinite().all(1).tolist() == [sample != 1 for sample in range(len(x))]
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "linear", "sigmoid"])
+@pytest.mark.parametrize("form", ["dense", "conv"])
+@pytest.mark.parametrize("solver", [None, ConjugateGradient(), InFeatures(), Anderson(), Broyden(), Newton()], ids=str)
+def test_a_gradient_too_small_or_too_large_to_be_squared_is_solved_like_any_other(solver, form, kernel):
+    """In float32, against float64; a saturated loss gives such ones, and an attack climbs them."""
+    layer, _ = layer_of(Implicit(solver, tol=1e-5), form, kernel)
+    x, found = input_of(form), []
+    for dtype in (torch.float64, torch.float32):
+        layer, x = layer.to(dtype), x.to(dtype).requires_grad_()
+        layer.tol = 1e-12 if dtype == torch.float64 else 1e-5
+        value = layer(x).value
+        g = torch.randn(value.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        g = g * torch.tensor([1e-32, 1.0, 1e32, 0.0]).view(-1, *[1] * (g.dim() - 1))
+        found.append(torch.autograd.grad(value, x, g.to(dtype))[0].double().flatten(1))
+    expected, got = found
+    assert not got[3].any()
+    torch.testing.assert_close(
+        (got - expected).norm(dim=1)[:3] / expected.norm(dim=1)[:3], torch.zeros(3), atol=1e-4, rtol=0
+    )
+
+
+@pytest.mark.parametrize("meet", [False, True])
+def test_a_function_is_solved_for_a_gradient_of_any_size_even_if_its_samples_meet(meet):
+    """Where they do, one sample's share of the gradient may come from another alone."""
+    A, b, _ = affine()
+    B = torch.full((3, 3), 0.1)
+
+    def gradient(g: torch.Tensor) -> torch.Tensor:
+        x, W = b.to(g.dtype).requires_grad_(), A.to(g.dtype)
+        if meet:
+            z = kerneq.fixed_point(lambda z: B.to(g.dtype) @ z @ W.mT + x, torch.zeros_like(x), tol=1e-5).value
+        else:
+            z = kerneq.fixed_point(lambda z, x: z @ W.mT + x, torch.zeros_like(x), x, tol=1e-5).value
+        return torch.autograd.grad(z, x, g)[0].double()
+
+    ones = torch.ones_like(b)
+    for size in (1e-32, 1e32):
+        g = ones * (torch.tensor([[1.0], [0.0], [0.0]]) * size if meet else torch.tensor([[1.0], [size], [1 / size]]))
+        got, expected = gradient(g.float()), gradient(g)
+        torch.testing.assert_close(
+            (got - expected).norm(dim=1) / expected.norm(dim=1), torch.zeros(3), atol=1e-4, rtol=0
+        )
 
 
 def test_an_indefinite_system_ends_with_a_breakdown_that_names_the_remedy():

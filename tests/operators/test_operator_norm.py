@@ -5,12 +5,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import CELLS, KERNELS, Reference, cell_of, dense_matrix, examples, input_of
+from helpers import CELLS, KERNELS, Reference, cell_of, dense_matrix, examples, input_of, operator_matrix
 from hypothesis import given
 from hypothesis import strategies as st
 
 import kerneq
 from kerneq.operators import Conv, Dense, bound, limited, top_singular_vector
+from kerneq.solution import Status
 
 pytestmark = pytest.mark.usefixtures("float64")
 TRACKED = 1.05  # in training the bound is followed by one power iteration a step: it may be overshot by 5 %
@@ -163,3 +164,36 @@ def test_a_weight_that_has_decayed_to_next_to_nothing_has_a_finite_gradient(kern
         layer.cell.operator.weight.mul_(scale)
     layer(x).value.sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize("size", [1e12, 1e18])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("form", CELLS)
+@pytest.mark.parametrize("kernel", ["linear", "gaussian"])
+def test_in_float32_a_huge_weight_is_held_under_its_bound(kernel, form, mode, size):
+    """Its equilibrium is that of the same weight in a usual size, in float64: both are scaled down to one norm."""
+    cell, x = cell_of(form, KERNELS[kernel]).eval(), input_of(form)
+    expected = kerneq.Equilibrium(cell, tol=1e-9).eval()(x).value.detach()
+    exact = size * torch.linalg.matrix_norm(operator_matrix(cell, x), 2)
+    huge = cell_of(form, KERNELS[kernel]).float()
+    layer = kerneq.Equilibrium(huge, tol=1e-5).train(mode == "train")
+    with torch.no_grad():
+        huge.operator.weight.mul_(size)
+    for _ in range(2):  # in training the first search for the vector is that of evaluation
+        found = layer(x.float())
+        torch.testing.assert_close(huge.operator.last_norm().detach().double(), exact, rtol=1e-5, atol=0)
+        assert found.converged.all()
+        torch.testing.assert_close(found.value.detach().double(), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1e25, 3e38])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("form", CELLS)
+@pytest.mark.parametrize("kernel", ["linear", "gaussian"])
+def test_a_weight_whose_norm_float32_cannot_square_is_no_number_and_not_taken_for_zero(kernel, form, mode, size):
+    cell, x = cell_of(form, KERNELS[kernel]).float(), input_of(form).float()
+    layer = kerneq.Equilibrium(cell).train(mode == "train")
+    layer(x)
+    with torch.no_grad():
+        cell.operator.weight.mul_(size / cell.operator.weight.abs().max())
+    assert layer(x).status is Status.NONFINITE

@@ -76,12 +76,18 @@ class Reported:
     def settings(self) -> tuple[str, ...]:
         """What `kerneq train` was told: of the experiments with this model and data the nearest, and its changes."""
         model, data = self.config.model.name, self.config.data
-        same = [
-            (name, *changes(config, self.config))
+        far = {
+            name: len(changes(config, self.config))
             for name, config in experiments().items()
             if (config.model.name, config.data.name, config.data.subset) == (model, data.name, data.subset)
-        ]
-        return min(same, key=lambda words: (len(words), len(words[0])), default=())
+        }
+        if not far:
+            return ()
+        nearest, words = min(far, key=lambda name: (far[name], len(name))), list[str]()
+        # Again, as another `name` in a table takes what stands beside it back to its defaults.
+        while more := [word for word in changes(load(nearest, words), self.config) if word not in words]:
+            words += more
+        return (nearest, *words)
 
     @functools.cached_property
     def parameters(self) -> int | None:

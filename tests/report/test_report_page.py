@@ -30,7 +30,8 @@ from kerneq.report.published import Task
 from kerneq.report.results import Result, experiments
 from kerneq.report.sections import compose
 from kerneq.run import Run, TrainingError
-from kerneq.run.config import EXPERIMENTS, parse, write
+from kerneq.run.config import EXPERIMENTS, differences, load, parse, write
+from kerneq.run.folder import INCIDENTAL
 
 CHROMIUM = next(
     (path for name in ("chromium", "google-chrome", "chromium-browser") if (path := shutil.which(name))), None
@@ -283,6 +284,19 @@ def test_the_first_line_of_an_experiment_names_the_published_figure():
     named = {(config.model.name, task(config.data.name, config.data.subset)) for config in experiments().values()}
     published = {(model, name) for model, entry in MODELS.items() for name in entry.published}
     assert {(model, name) for model, name in published if name != "unseen-classes"} <= named
+
+
+@pytest.mark.filterwarnings("ignore:.*form of version 0.1")
+def test_the_command_beside_a_run_repeats_its_settings(run):
+    # Another kernel has its own defaults, which are not what the experiment has of the old one.
+    run("kernel", base="geq-5m-cifar10", settings=["model.kernel.name=multiquadric", "model.kernel.split=8"])
+    records = gather(
+        [ROOT / "docs" / "results", ROOT / "kerneq" / "weights", run("other", base="geq-5m-cifar100").parent]
+    )
+    for one in records:
+        experiment, *words = one.settings
+        again = differences(load(experiment, words), one.config)
+        assert [key for key in again if key not in INCIDENTAL] == [], one.label
 
 
 def test_every_kind_of_evidence_is_shown_and_what_is_missing_has_its_command(run, tmp_path):

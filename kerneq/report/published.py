@@ -97,13 +97,17 @@ class Task:
         return f"{100 * found.accuracy:.2f} of {self.runs[found.runs[0]].label}{seeds}"
 
     def variance(self, a: Result, b: Result) -> float:
-        """Of the difference of two accuracies: picture by picture, where all their runs say which were wrong."""
-        lists = [[self.runs[path].wrong(found.split) for path in found.runs] for found in (a, b)]
-        if a.images != b.images or any(wrong is None for wrongs in lists for wrong in wrongs):
+        """Of the difference of two accuracies: picture by picture, by the runs that say which were wrong, if both have.
+
+        Fewer seeds than are in the mean differ more, so the variance is none too small.
+        """
+        every = [[self.runs[path].wrong(found.split) for path in found.runs] for found in (a, b)]
+        lists = [[wrong for wrong in wrongs if wrong is not None] for wrongs in every]
+        if a.images != b.images or not all(lists):
             return a.variance + b.variance
         apart: dict[int, float] = collections.defaultdict(float)  # by picture: the share of seeds wrong, a's less b's
         for sign, wrongs in zip((1, -1), lists, strict=True):
-            for place in itertools.chain.from_iterable(wrong or () for wrong in wrongs):
+            for place in itertools.chain.from_iterable(wrongs):
                 apart[place] += sign / len(wrongs)
         mean, square = sum(apart.values()) / a.images, sum(share**2 for share in apart.values()) / a.images
         return (square - mean**2) / a.images + a.seed_variance + b.seed_variance
@@ -159,8 +163,8 @@ def compare(runs: Sequence[Reported]) -> list[Section]:
         "the two runs whose settings outside [model] differ least, and where those differ it is not compared. Where no "
         "seeds are named it is one run of each.",
         "Noise is 1.96 standard errors: those of a share of so many images (for an order, of differences picture by "
-        "picture where both records have them), of the seeds where there are several, and the papers' ±. What another "
-        "seed would change of a single run beyond that is not known.",
+        "picture where records of both have them), of the seeds where there are several, and the papers' ±. What "
+        "another seed would change of a single run beyond that is not known.",
         "five-classes: classes 0 to 4 of CIFAR-10; super-classes, unseen-classes: the 20 super-classes of CIFAR-100, "
         "in pictures of the sub-classes that were, and were not, trained on.",
     ]

@@ -271,6 +271,8 @@ def test_accuracies_on_the_same_pictures_are_compared_picture_by_picture():
     assert pair.variance(a, reached(0.95, "old")) == pytest.approx((0.96 * 0.04 + 0.95 * 0.05) / 1000)
     seeds = reached(0.96, "a", "twin", std=0.002)  # two seeds that agree on every picture, and a std of other causes
     assert pair.variance(seeds, b) == pytest.approx(pair.variance(a, b) + 0.002**2 / 2)
+    some = reached(0.96, "old", "a", std=0.002)  # the pictures of one of two seeds
+    assert pair.variance(some, b) == pytest.approx(pair.variance(seeds, b))
 
 
 def test_the_first_line_of_an_experiment_names_the_published_figure():

@@ -36,6 +36,7 @@ lint: install
 
 # docs/results.md and the accuracies of `kerneq models`, from the records of runs in this repository.
 results: install
+	rm -rf docs/results-figures
 	$(BIN)/kerneq report docs/results kerneq/weights --title Results --output docs/results.md
 	$(BIN)/kerneq report docs/results kerneq/weights --output kerneq/models/results.json
 

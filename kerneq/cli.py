@@ -543,6 +543,8 @@ def verify(as_json: AsJson = False) -> None:
 def models() -> None:
     """The models: parameters, equation, paper, published accuracy and ours (test images; another size in brackets)."""
     from .models import MODELS, build, our_accuracies, parameters
+    from .run import Run
+    from .run.weights import SHIPPED
     from .run.weights import names as weights
 
     headings = {"name": "left", "size": "right", "eq.": "right", "data": "left", "paper, %": "right", "ours, %": "left"}
@@ -569,7 +571,9 @@ def models() -> None:
         console.print(f"{place}: {equation}", markup=False, highlight=False)
     for paper, names in papers.items():
         console.print(f"{paper}: {', '.join(names)}", markup=False, highlight=False)
-    say(f"Trained weights that ship, for kerneq predict: {', '.join(weights())}")
+    say("ours: on the test images, ± over seeds, otherwise one run; of several the first is by the recipe of today.")
+    shipped = (f"{name} ({Run(SHIPPED / name).test()['accuracy']:.2%})" for name in weights())
+    say(f"Trained weights that ship, for kerneq predict: {', '.join(shipped)}")
 
 
 def accuracy_text(found: "Measured | None", size: int) -> str:

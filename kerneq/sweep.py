@@ -297,7 +297,7 @@ def draw(result: SweepResult) -> Canvas:
         rest = ", ".join(value for axis, value in point.values.items() if axis != across)
         lines.setdefault(rest, []).append(point)
     seeds = max((point.seeds for point in result.points), default=1)
-    with drawn(3.6, labels=list(lines), width=6) as canvas:
+    with drawn(3.6, width=6) as canvas:
         (axes,) = canvas.axes
         for place, (name, points) in enumerate(lines.items()):
             axes.errorbar(

@@ -1,10 +1,14 @@
 """What the pages say is there: their code runs, their links lead somewhere, their tests and records exist."""
 
+import json
 import re
 from pathlib import Path
+from statistics import fmean, median
 
 import pytest
 import torch
+
+from kerneq.run import Run
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -60,3 +64,46 @@ def test_every_record_that_the_recipe_names_is_here_and_every_record_is_named():
         assert Path(name).name in records, name
     unnamed = {name for name in records if f"{name}`" not in page}
     assert unnamed <= {"geq-certified-cifar10"}, "docs/certificates.md has that one"
+
+
+def epochs_of(name: str) -> tuple[list[dict], float | None]:
+    """The epochs of a record that the recipe names, and its accuracy on the test images."""
+    if (ROOT / name).with_suffix(".jsonl").exists() or (ROOT / f"docs/recipe/{name}.jsonl").exists():
+        file = next(ROOT.glob(f"docs/recipe/**/{Path(name).name}.jsonl"))
+        return [json.loads(line) for line in file.read_text().splitlines()], None
+    run = Run(next(path for path in (ROOT / name, ROOT / "docs/results" / name) if path.is_dir()))
+    return run.rows(), run.test().get("accuracy")
+
+
+def test_the_tables_of_the_recipe_have_the_numbers_of_their_records():
+    def agree(cell: str, value: float) -> bool:
+        """Whether the first number of a cell is this value, in the digits it has; what is in words is not compared."""
+        found = re.match(r"[*~]*(\d+)(?:\.(\d+))?", cell)
+        return not found or abs(float(found[0].strip("*~")) - value) <= 0.5001 * 10 ** -len(found[2] or "")
+
+    compared, heads = 0, list[str]()
+    for line in (ROOT / "docs/recipe.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        heads = heads if cells and heads else [cell.strip("*") for cell in cells]
+        names = re.findall(r"`([\w./-]+)`", cells[-1]) if heads and heads[-1] == "record" else []
+        if not names:
+            continue
+        records = [epochs_of(name) for name in names]
+        first = records[0][0]
+        held_out = [row["validation"]["accuracy"] for row in first if row["validation"]]
+        seconds = fmean(median(row["seconds"] for row in rows) for rows, _ in records)
+        values = {"epochs": len(first), "seconds": len(first) * seconds}
+        values |= {head: seconds for head in heads if head.startswith("s/epoch")}
+        values |= {"validation": 100 * held_out[-1]} if held_out else {}
+        tested = [accuracy for _, accuracy in records if accuracy is not None]
+        values |= {"test": 100 * fmean(tested)} if tested else {}
+        for head, cell in zip(heads, cells, strict=True):
+            if head in values:
+                assert agree(cell, values[head]), f"{names}: {head} is {values[head]}, not {cell}"
+                compared += 1
+    assert compared > 80
+
+
+def test_every_figure_of_the_results_is_shown():
+    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    assert [file.name for file in ROOT.glob("docs/results-figures/*") if file.name not in page] == []

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from jinja2 import Template
 
+from ..data import find
 from ..run import Run, TrainingError, write_atomically
 from ..run.checkpoint import copied, save
 from ..run.config import write
@@ -60,20 +61,36 @@ def halved(value: torch.Tensor) -> torch.Tensor:
 def card(run: Run, name: str) -> str:
     """The model card of an exported run, from its own records: card.md, filled in."""
     config, evaluation, weights = run.config(), run.evaluation(), run.checkpoint("best").read_bytes()
+    data_set, test = find(config.data.name), evaluation.get("classification", {}).get("test")
+    by_class = zip(test["per_class"], evaluation["classes"], strict=True) if test else ()
+    rates = [(rate, label) for rate, label in by_class if rate is not None]
+    calibration = evaluation.get("calibration")
+    bins = [each for each in calibration["bins"] if each["count"]] if calibration else []
     source = importlib.resources.files(__package__).joinpath("card.md").read_text(encoding="utf-8")
     return Template(source, trim_blocks=True, keep_trailing_newline=True).render(
         name=name,
         model=config.model.name,
         data=config.data.pictures,
+        side=config.data.size or data_set.size,
+        mean=data_set.mean,
+        std=data_set.std,
+        licence=data_set.licence,
         seed=config.seed,
         held_out="no image was held out" if config.data.validation == 0 else f"{config.data.validation:.0%} held out",
         scores=evaluation.get("scores", {}).get("test"),
-        calibration=evaluation.get("calibration"),
+        test=test,
+        worst=min(rates, default=None),
+        best=max(rates, default=None),
+        calibration=calibration,
+        confidence=sum(each["count"] * each["confidence"] for each in bins)
+        / max(sum(each["count"] for each in bins), 1),
+        corruptions=run.part("corruptions"),
+        attack=run.part("attack"),
         parameters=evaluation.get("parameters", "unknown"),
         epochs=len(run.rows()),
         seconds=run.seconds(),
         environment=run.environment(),
-        classes=len(run.classes()),
+        classes=run.classes(),
         size=len(weights) / 1e6,
         digest=hashlib.sha256(weights).hexdigest(),
     )

@@ -207,14 +207,15 @@ class SeedSummary:
 def over_seeds(runs: Sequence[Run]) -> list[SeedSummary]:
     """The groups of at least two evaluated runs that differ in their seed, and else only in how they were computed.
 
-    Of two with the same seed the first by its path counts: runs often come best first, and accuracy would choose.
+    Of two with the same seed the first by its path counts: runs often come best first, and accuracy would choose. A run
+    that ended early is no seed of those that did not.
     """
-    groups: dict[Any, dict[int, Run]] = {}  # by all other settings, then by seed
+    groups: dict[Any, dict[int, Run]] = {}  # by all other settings and the epochs trained, then by seed
     for run in sorted(runs, key=lambda run: run.path):
         if run.test():
             config = run.config()
             same = frozenset((key, value) for key, value, _ in rows(config) if key not in ("seed", *INCIDENTAL))
-            groups.setdefault(same, {}).setdefault(config.seed, run)
+            groups.setdefault((same, len(run.rows())), {}).setdefault(config.seed, run)
     found = []
     for members in (list(seeds.values()) for seeds in groups.values() if len(seeds) > 1):
         tests = [run.test() for run in members]

@@ -34,7 +34,7 @@ SETTINGS: Any = {  # every name is one of matplotlib's
 }
 
 Curve = tuple[Sequence[float], Sequence[float | None]]  # x and y; None where there is no number
-Point = tuple[str, int, float, float]  # label, place among the runs, x, accuracy
+Point = tuple[str, int, float, float, float]  # label, place among the runs, x, accuracy, and its noise up and down
 
 
 @final
@@ -48,18 +48,15 @@ class Canvas:
 
 
 @contextlib.contextmanager
-def drawn(height: float = 2.7, columns: int = 1, labels: Sequence[str] = (), width: float = 4.4) -> Iterator[Canvas]:
+def drawn(height: float = 2.7, columns: int = 1, width: float = 4.4) -> Iterator[Canvas]:
     """A canvas to draw on; its legend and its SVG are made when the block ends.
 
-    Below the axes the legend has as many of the `labels` beside each other as there is room for. Letters that no font
-    has become boxes.
+    The legend is below the axes, as many labels beside each other as there is room for, and makes the figure so much
+    higher. Letters that no font has become boxes.
     """
-    longest = max((len(shown(label)) for label in labels), default=1)
-    beside = max(1, min(4, int(columns * width / (0.075 * longest + 0.45))))
-    size = columns * width, height + 0.19 * math.ceil(len(labels) / beside)
     with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=(columns * width, height), layout="constrained")
         canvas = Canvas(figure, list(np.atleast_1d(figure.subplots(1, columns))))
         for axes in canvas.axes:
             axes.spines[["top", "right"]].set_visible(False)
@@ -68,6 +65,8 @@ def drawn(height: float = 2.7, columns: int = 1, labels: Sequence[str] = (), wid
         found = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in canvas.axes]
         handles = {text: handle for pairs in found for handle, text in pairs}
         if handles:
+            beside = max(1, min(4, int(columns * width / (0.075 * max(map(len, handles)) + 0.45))))
+            figure.set_size_inches(columns * width, height + 0.19 * math.ceil(len(handles) / beside))
             figure.legend(handles.values(), handles, loc="outside lower left", ncols=beside)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
@@ -83,13 +82,14 @@ def shown(label: str) -> str:
 
 
 def plot(axes: Axes, curves: Mapping[str, Curve], *, log: bool = False, marker: str = ".", place: int = 0) -> None:
-    """A line for each curve; a run keeps its colour where its curve is empty in another figure."""
+    """A line for each curve, a dot for one of a single point; a run keeps its colour where another figure lacks it."""
     for number, (label, (xs, ys)) in enumerate(curves.items(), start=place):
         pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None and (y > 0 or not log)]
         if pairs:
             style = LINES[number // len(COLOURS) % len(LINES)]
             colour = COLOURS[number % len(COLOURS)]
-            axes.plot(*zip(*pairs, strict=True), style, color=colour, label=shown(label), marker=marker, linewidth=1.7)
+            dots = marker if len(pairs) > 1 else "o"
+            axes.plot(*zip(*pairs, strict=True), style, color=colour, label=shown(label), marker=dots, linewidth=1.7)
     if log:
         axes.set_yscale("log")
         low, high = axes.get_ylim()
@@ -114,7 +114,7 @@ def draw_curves(curves: Mapping[str, Curve], *, x: str, y: str, log: bool = Fals
         return b""
     log = log and min(numbers) > 0
     most = max(len(xs) for xs, _ in curves.values())
-    with drawn(labels=list(curves)) as canvas:
+    with drawn() as canvas:
         axes = canvas.axes[0]
         plot(axes, curves, log=log, marker="." if most <= 30 else "")
         axes.set(xlabel=x, ylabel=y)
@@ -127,7 +127,7 @@ def draw_curves(curves: Mapping[str, Curve], *, x: str, y: str, log: bool = Fals
 def draw_stopped(curves: Mapping[str, Curve]) -> bytes:
     """Accuracy of trained models whose solves end after so many steps."""
     steps = sorted({x for xs, _ in curves.values() for x in xs})
-    with drawn(labels=list(curves)) as canvas:
+    with drawn() as canvas:
         axes = canvas.axes[0]
         plot(axes, curves, marker="o")
         axes.set_xscale("log")
@@ -140,20 +140,24 @@ def draw_stopped(curves: Mapping[str, Curve]) -> bytes:
 
 
 def draw_points(points: Sequence[Point], x: str, y: str) -> bytes:
-    """Accuracy against what a model costs, one point a run or a group of seeds.
+    """Accuracy against what a model costs, one point a run or a group of seeds, with a bar as long as its noise.
 
     Up is as far as the error is halved, and below the figure are errors of more than four times the median, so that 95
     and 96 % are told apart where another run has 60.
     """
-    errors = [1 - accuracy for *_, accuracy in points]
+    errors = [1 - accuracy for *_, accuracy, _ in points]
     worst = max([0.01, *(error for error in errors if error <= 0.02 + 4 * median(errors))])
-    labels = [f"{label} ({share:.1%}, below)" if 1 - share > worst else label for label, _, _, share in points]
-    with drawn(2.8, labels=labels, width=4.4 if len(points) <= len(COLOURS) else 8) as canvas:
+    with drawn(2.8, width=4.4 if len(points) <= len(COLOURS) else 8) as canvas:
         axes = canvas.axes[0]
-        for label, error, (_, place, across, _) in zip(labels, errors, points, strict=True):
-            marker = MARKERS[place // len(COLOURS) % len(MARKERS)] if error <= worst else "v"
-            colour, height = COLOURS[place % len(COLOURS)], 1 - min(error, 1.1 * worst)
-            axes.plot(across, height, marker, color=colour, markersize=7, label=shown(label))
+        for error, (label, place, across, share, noise) in zip(errors, points, strict=True):
+            colour = COLOURS[place % len(COLOURS)]
+            if error > worst:
+                words = f"{label} ({share:.1%}, below)"
+                axes.plot(across, 1 - 1.1 * worst, "v", color=colour, markersize=7, label=shown(words))
+                continue
+            marker = MARKERS[place // len(COLOURS) % len(MARKERS)]
+            axes.plot(across, share, marker, color=colour, markersize=7, label=shown(label))
+            axes.vlines(across, share - noise, min(share + noise, 1), color=colour, linewidth=1, alpha=0.6)
         axes.set_yscale("function", functions=(lambda a: -np.log(np.maximum(1 - a, 1e-3)), lambda y: 1 - np.exp(-y)))
         axes.margins(0.12)
         low, high = axes.get_ylim()
@@ -170,7 +174,7 @@ def draw_points(points: Sequence[Point], x: str, y: str) -> bytes:
 
 def draw_reliability(steps: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
     """Accuracy against confidence, bin by bin, and below how many predictions are in each."""
-    with drawn(3.0, labels=list(steps), width=3.8) as canvas:
+    with drawn(3.0, width=3.8) as canvas:
         axes = canvas.axes[0]
         axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
         for place, (label, bins) in enumerate(steps.items()):
@@ -213,7 +217,7 @@ def draw_confusion(classes: Sequence[str], confusion: Sequence[Sequence[int]]) -
 def draw_bars(bars: Mapping[str, Mapping[str, float]], marks: Mapping[str, float], colours: Mapping[str, str]) -> bytes:
     """A group of bars for each kind, one a run; a dotted line at each run's mark, its accuracy without corruption."""
     kinds = list(dict.fromkeys(kind for values in bars.values() for kind in values))
-    with drawn(0.9 + len(kinds) * (0.1 + 0.11 * len(bars)), labels=list(bars), width=8) as canvas:
+    with drawn(0.9 + len(kinds) * (0.1 + 0.11 * len(bars)), width=8) as canvas:
         axes = canvas.axes[0]
         height = 0.8 / len(bars)
         for place, (label, values) in enumerate(bars.items()):
@@ -237,8 +241,7 @@ def draw_traces(layers: Sequence[Mapping[str, Any]], tol: float) -> bytes:
     Of E, which has another scale in every layer, the share of its fall that is still to come.
     """
     energies = any(layer["energies"] for layer in layers)
-    labels = [layer["name"] for layer in layers]
-    with drawn(2.9, 2 if energies else 1, labels) as canvas:
+    with drawn(2.9, 2 if energies else 1) as canvas:
         for place, layer in enumerate(layers):
             several = [(layer["residuals"], layer["sample_residuals"], canvas.axes[0])]
             if layer["energies"]:
@@ -272,7 +275,7 @@ def _fall(energies: Sequence[float | None]) -> list[float | None]:
 
 def draw_radii(curves: Mapping[str, Curve], x: str, y: str) -> bytes:
     """Accuracy against the radius of a ball, one line a run."""
-    with drawn(labels=list(curves)) as canvas:
+    with drawn() as canvas:
         axes = canvas.axes[0]
         plot(axes, curves, marker="o")
         axes.set(xlabel=x, ylabel=y, ylim=(0, 1.02))

@@ -107,28 +107,39 @@ def attack(chapter: Chapter, measured: PartByRun) -> list[Block]:
             ball = f"{NORMS.get(norm, norm)} ≤ {t['radius'] * 255:g}/255, PGD-{t['steps']} × {t['restarts']}"
             signs = [words.partition(": ")[2] for words in found["concerns"] if words.startswith(f"{norm}: ")]
             accuracies = (number(found["clean"]), number(threat["accuracy"]), number(threat["noise"]))
-            rows.append((label, ball, *accuracies, "; ".join(signs) or "none"))
+            rows.append((label, ball, f"{found['images']}", *accuracies, "; ".join(signs) or "none"))
             radii, shares = zip(*threat["radii"], strict=True)
             curves.setdefault(norm, {})[label] = [0.0, *(255 * r for r in radii)], [found["clean"], *shares]
-    heads = ("run", "attack", "clean", "attacked", "random noise", "signs of a masked gradient")
+    heads = ("run", "attack", "pictures", "clean", "attacked", "random noise", "signs of a masked gradient")
+    tested = max(found["tested"] for found in measured.values())
+    words = (
+        f"Random noise and the curves are of the first {tested} of the pictures at most, the curves by one restart: a "
+    )
+    words += "weaker attack than the table's."
     drawings = []
     for norm, some in curves.items():
         title = NORMS.get(norm, norm)
         svg = figures.draw_radii(chapter.aligned(some), f"radius ({title}) in units of 1/255", "accuracy")
         drawings.append(Drawing(chapter.file("attack", norm), f"Accuracy under PGD, {title}", svg))
-    return [Table(heads, rows, ("attack", "signs of a masked gradient")), drawings]
+    return [Paragraph(words), Table(heads, rows, ("attack", "signs of a masked gradient")), drawings]
 
 
 def certificates(chapter: Chapter, measured: PartByRun) -> list[Block]:
     rows = []
     for label, found in measured.items():
-        radii = [number(found[key], ".3f") for key in ("mean_radius", "found_radius")]
-        unique = "yes" if found["unique"] else "no"
-        rows.append((label, unique, number(found["accuracy"]), *radii, f"{found['broken']}"))
+        radii = [number(found[key], ".3f") for key in ("mean_radius", "attacked_radius", "found_radius")]
+        counts, unique = (
+            [f"{found[key]}" for key in ("images", "attacked", "broken")],
+            "yes" if found["unique"] else "no",
+        )
+        rows.append((label, unique, counts[0], number(found["accuracy"]), radii[0], counts[1], *radii[1:], counts[2]))
     curves = {label: (found["radii"], found["certified"]) for label, found in measured.items()}
     svg = figures.draw_radii(chapter.aligned(curves), "ℓ2 radius, pixels in [0, 1]", "certified accuracy")
-    heads = ("run", "unique equilibrium", "accuracy", "mean certified radius", "distance an attack needs", "broken")
-    return [Table(heads, rows), [Drawing(chapter.file("certificates"), "Certified accuracy", svg)]]
+    every = ("pictures", "accuracy", "mean certified radius")
+    some = ("attacked", "their certified radius", "distance an attack needs", "broken")
+    words = "Attacked are pictures that are right; in the mean over all, those that are wrong have the radius 0."
+    table = Table(("run", "unique equilibrium", *every, *some), rows)
+    return [Paragraph(words), table, [Drawing(chapter.file("certificates"), "Certified accuracy", svg)]]
 
 
 def ood(chapter: Chapter, measured: PartByRun) -> list[Block]:
@@ -149,7 +160,7 @@ def ood(chapter: Chapter, measured: PartByRun) -> list[Block]:
 
 def saliency(chapter: Chapter, measured: PartByRun) -> list[Block]:
     names = list(dict.fromkeys(name for found in measured.values() for name in found["methods"]))
-    rows: list[tuple[str, ...]] = []
+    rows: list[tuple[str, ...]] = [("pictures", *(f"{found['images']}" for found in measured.values()))]
     for name in names:
         scores = [found["methods"].get(name) for found in measured.values()]
         rows.append((name, *(f"{s['deletion']:.3f} / {s['insertion']:.3f}" if s else DASH for s in scores)))

@@ -13,7 +13,8 @@ from ..run.folder import INCIDENTAL
 from .page import DASH, Paragraph, Section, Table, number
 from .results import Reported, Result, results
 
-Verdict = tuple[int, str]  # 1 above the noise, 0 within it, −1 below; and what it is about
+NOISE = 1.96  # standard errors: 95 %
+Verdict = tuple[int | None, str]  # 1 above the noise, 0 within it, −1 below, None: not comparable; what it is about
 
 
 @final
@@ -42,7 +43,10 @@ class Task:
                     ours += f" ± {100 * found.std:.2f}, {found.seeds} seeds"
                 elif interval := members[0].interval(found.split):
                     ours += f" ({100 * interval[0]:.2f}–{100 * interval[1]:.2f})"
-                words = (names, " ".join(found.settings) or DASH)
+                if found.epochs < members[0].config.training.epochs:
+                    ours += f", {members[0].epochs} epochs"
+                seeds = ", ".join(f"{one.config.seed}" for one in members[1:])
+                words = (names, (" ".join(found.settings) or DASH) + (f" (and seed={seeds})" if seeds else ""))
                 rows.append((model, size, str(published), ours, self.difference(found), *words))
             if model not in self.reached:
                 rows.append((model, DASH, str(published), "not run yet", DASH, DASH, DASH))
@@ -55,7 +59,7 @@ class Task:
 
     def reproduced(self) -> list[Verdict]:
         """Whether ours is higher than published, the same, or lower, for each model with a run."""
-        verdicts = []
+        verdicts: list[Verdict] = []
         for model, (found, *_) in self.reached.items():
             if found.published is not None:
                 variance = found.variance + ((self.published[model].std or 0) / 100) ** 2
@@ -66,41 +70,53 @@ class Task:
     def orders(self) -> list[Verdict]:
         """Whether the order of two models with runs is found, undecided or reversed, where one is published.
 
-        Compared are the two runs whose settings outside [model] differ least.
+        Compared are the two results whose settings outside [model] differ least. Where those do differ they may be what
+        makes the difference, and there is no verdict.
         """
-        verdicts = []
+        verdicts: list[Verdict] = []
         for high, low in itertools.permutations(self.reached, 2):
             papers = [self.published[high], self.published[low]]
             gap = round(papers[0].percent - papers[1].percent, 2)
             if gap > math.hypot(*(paper.std or 0 for paper in papers)):
                 pairs = itertools.product(self.reached[high], self.reached[low])
                 a, b = min(pairs, key=lambda pair: len(self.unlike(*pair)))
-                sign = verdict(a.accuracy - b.accuracy, self.variance(a, b))
                 points, other = signed(100 * (a.accuracy - b.accuracy)), self.unlike(a, b)
-                words = f"{high} before {low} ({signed(gap, 'g')} / {points}{'*' if other else ''})"
-                if sign < 0:
+                sign = None if other else verdict(a.accuracy - b.accuracy, self.variance(a, b))
+                words = f"{high} before {low} ({signed(gap, 'g')} / {points}"
+                words += f", {a.seeds} and {b.seeds} seeds" if a.seeds + b.seeds > 2 else ""
+                words += f"; another {', '.join(other)})" if other else ")"
+                if sign == -1:
                     words = f"{high} before {low} on {self.pictures}: published {signed(gap, 'g')}; ours {points} "
-                    reached = (f"{100 * one.accuracy:.2f} of {self.runs[one.runs[0]].label}" for one in (a, b))
-                    words += f"({' against '.join(reached)}"
-                    words += f", with another {', '.join(other)})" if other else ")"
+                    words += f"({self.described(a)} against {self.described(b)})"
                 verdicts.append((sign, words))
         return verdicts
 
+    def described(self, found: Result) -> str:
+        """An accuracy, and the runs it is of."""
+        seeds = f", {found.seeds} seeds" if found.seeds > 1 else ""
+        return f"{100 * found.accuracy:.2f} of {self.runs[found.runs[0]].label}{seeds}"
+
     def variance(self, a: Result, b: Result) -> float:
-        """Of the difference of two accuracies: picture by picture, where all their runs say which were wrong."""
-        lists = [[self.runs[path].wrong(found.split) for path in found.runs] for found in (a, b)]
-        if a.images != b.images or any(wrong is None for wrongs in lists for wrong in wrongs):
+        """Of the difference of two accuracies: picture by picture, by the runs that say which were wrong, if both have.
+
+        Fewer seeds than are in the mean differ more, so the variance is none too small.
+        """
+        every = [[self.runs[path].wrong(found.split) for path in found.runs] for found in (a, b)]
+        lists = [[wrong for wrong in wrongs if wrong is not None] for wrongs in every]
+        if a.images != b.images or not all(lists):
             return a.variance + b.variance
         apart: dict[int, float] = collections.defaultdict(float)  # by picture: the share of seeds wrong, a's less b's
         for sign, wrongs in zip((1, -1), lists, strict=True):
-            for place in itertools.chain.from_iterable(wrong or () for wrong in wrongs):
+            for place in itertools.chain.from_iterable(wrongs):
                 apart[place] += sign / len(wrongs)
         mean, square = sum(apart.values()) / a.images, sum(share**2 for share in apart.values()) / a.images
         return (square - mean**2) / a.images + a.seed_variance + b.seed_variance
 
     def unlike(self, a: Result, b: Result) -> list[str]:
-        """The settings outside [model] in which two results differ."""
-        keys = differences(*(self.runs[found.runs[0]].config for found in (a, b)))
+        """The settings outside [model] in which two results differ; one may have ended before its last epoch."""
+        keys = [*differences(*(self.runs[found.runs[0]].config for found in (a, b)))]
+        if a.epochs != b.epochs and "training.epochs" not in keys:
+            keys.append("number of epochs trained")
         return [key for key in keys if key not in ("seed", *INCIDENTAL) and not key.startswith("model.")]
 
 
@@ -125,31 +141,37 @@ def compare(runs: Sequence[Reported]) -> list[Section]:
         listed("Lower than published", figures, -1),
     ]
     if many := sum(map(len, orders.values())):
-        lost = [f"{text}: does not hold here." for found in orders.values() for sign, text in found if sign < 0]
+        lost = [f"{text}: does not hold here." for found in orders.values() for sign, text in found if sign == -1]
         texts += [f"Published orders of two models that both have runs here: {many}; {len(lost)} do not hold.", *lost]
         texts.append(listed("Hold here, by the published / our difference", orders, 1))
         texts.append(listed("Undecided, within the noise", orders, 0))
+        texts.append(listed("Not compared, as the nearest runs differ in more than the model", orders, None))
     texts += [f"No run yet on {', '.join(absent)}."] if absent else []
     sections = [Section("The papers' figures", [Paragraph(text) for text in texts], chapter=True)]
     for one in tasks:
         larger = Paragraph("The papers' pictures have another size: only orders compare.")
         note = [larger] if one.name != one.pictures else []
         sections.append(Section(f"Published and ours on {one.pictures}", [*note, one.table()]))
-    how = (
+    how = [
+        "Runs of experiments whose names end in -paper follow the papers' recipes, all others our own, some with other "
+        "parts in the model (the last column says which): a figure above the published one confirms no recipe.",
         "Of several rows of a model the first counts: the settings of its experiment file or the nearest to them, "
-        "weights that ship before others; what a run reached on the test images plays no part. Ours is the mean ± "
-        "standard deviation over seeds, or one run with its 95 % interval; the last column repeats it. An order is "
-        "published where two figures differ by more than the ± of their difference; it is looked for in the two runs "
-        "whose settings outside [model] differ least (*: they do differ). Noise is 1.96 standard errors: those of a "
-        "share of so many images (for an order, of differences picture by picture where both records have them), of "
-        "the seeds where there are several, and the papers' ±. five-classes: classes 0 to "
-        "4 of CIFAR-10; super-classes, unseen-classes: the 20 super-classes of CIFAR-100, in pictures of the "
-        "sub-classes that were, and were not, trained on."
-    )
-    return [*sections, Section("How these tables are made", [Paragraph(how)])]
+        "training that came to its end, weights that ship before others; what a run reached on the test images plays "
+        "no part. Ours is the mean ± standard deviation over seeds, or one run with its 95 % interval; the last column "
+        "repeats it.",
+        "An order is published where two figures differ by more than the ± of their difference; it is looked for in "
+        "the two runs whose settings outside [model] differ least, and where those differ it is not compared. Where no "
+        "seeds are named it is one run of each.",
+        "Noise is 1.96 standard errors: those of a share of so many images (for an order, of differences picture by "
+        "picture where records of both have them), of the seeds where there are several, and the papers' ±. What "
+        "another seed would change of a single run beyond that is not known.",
+        "five-classes: classes 0 to 4 of CIFAR-10; super-classes, unseen-classes: the 20 super-classes of CIFAR-100, "
+        "in pictures of the sub-classes that were, and were not, trained on.",
+    ]
+    return [*sections, Section("How these tables are made", [Paragraph(text) for text in how])]
 
 
-def listed(words: str, verdicts: Mapping[str, Sequence[Verdict]], wanted: int) -> str:
+def listed(words: str, verdicts: Mapping[str, Sequence[Verdict]], wanted: int | None) -> str:
     """How many verdicts are of a kind, and which, by task."""
     kind = {name: [text for sign, text in found if sign == wanted] for name, found in verdicts.items()}
     texts = [f"on {name} {', '.join(some)}" for name, some in kind.items() if some]
@@ -158,7 +180,7 @@ def listed(words: str, verdicts: Mapping[str, Sequence[Verdict]], wanted: int) -
 
 def verdict(difference: float, variance: float) -> int:
     """The sign of a difference; 0 where it is within the noise, 95 %."""
-    return 0 if abs(difference) <= 1.96 * math.sqrt(variance) else int(math.copysign(1, difference))
+    return 0 if abs(difference) <= NOISE * math.sqrt(variance) else int(math.copysign(1, difference))
 
 
 def signed(points: float, form: str = ".2f") -> str:

@@ -76,12 +76,18 @@ class Reported:
     def settings(self) -> tuple[str, ...]:
         """What `kerneq train` was told: of the experiments with this model and data the nearest, and its changes."""
         model, data = self.config.model.name, self.config.data
-        same = [
-            (name, *changes(config, self.config))
+        far = {
+            name: len(changes(config, self.config))
             for name, config in experiments().items()
             if (config.model.name, config.data.name, config.data.subset) == (model, data.name, data.subset)
-        ]
-        return min(same, key=lambda words: (len(words), len(words[0])), default=())
+        }
+        if not far:
+            return ()
+        nearest, words = min(far, key=lambda name: (far[name], len(name))), list[str]()
+        # Again, as another `name` in a table takes what stands beside it back to its defaults.
+        while more := [word for word in changes(load(nearest, words), self.config) if word not in words]:
+            words += more
+        return (nearest, *words)
 
     @functools.cached_property
     def parameters(self) -> int | None:
@@ -99,6 +105,12 @@ class Reported:
             return None
         with torch.device("meta"):
             return parameters(from_config(self.config.model.settings, classes, len(data_set.mean)))
+
+    @property
+    def epochs(self) -> str:
+        """How many epochs were trained, and of how many if it ended early."""
+        done, meant = len(self.run.rows()), self.config.training.epochs
+        return f"{done}" if done >= meant else f"{done} of {meant}"
 
     @property
     def weights(self) -> bool:
@@ -167,7 +179,10 @@ class Result:
 
     @property
     def variance(self) -> float:
-        """Of the accuracy: that of a share of so many images, and that of the mean over the seeds."""
+        """Of the accuracy: that of a share of so many images, and that of the mean over the seeds.
+
+        A picture that only some seeds get right is in both: with several seeds it is a little too large.
+        """
         return self.accuracy * (1 - self.accuracy) / max(self.images, 1) + self.seed_variance
 
     @property
@@ -179,7 +194,8 @@ def results(runs: Sequence[Reported]) -> list[Result]:
     """One result for each group of seeds and each run that is in none; runs without an accuracy are left out.
 
     Of a model's results the one that counts is first, and which that is no accuracy decides: the settings of the
-    experiment with the shortest name, weights that are here, the fewest changes of the experiment.
+    experiment with the shortest name, training that came to its end, weights that are here, the fewest changes of the
+    experiment.
     """
     by_path = {one.run.path: one for one in runs}
     groups = [[by_path[run.path] for run in summary.runs] for summary in over_seeds([one.run for one in runs])]
@@ -188,7 +204,8 @@ def results(runs: Sequence[Reported]) -> list[Result]:
     found = []
     for group in (sorted(group, key=lambda one: one.config.seed) for group in groups):
         first, words = group[0], group[0].settings
-        rank = (len(words[0]) if words else 0, not any(one.weights for one in group), len(words), first.label)
+        early, absent = len(first.run.rows()) < first.config.training.epochs, not any(one.weights for one in group)
+        rank = (len(words[0]) if words else 0, early, absent, len(words), first.label)
         for split in [split for split in ("test", "unknown") if first.scores(split)] or ["validation"]:
             every = (one.validation if split == "validation" else one.scores(split).get("accuracy") for one in group)
             shares = [share for share in every if share is not None]

@@ -11,7 +11,7 @@ from ..training import metrics
 from . import figures
 from .findings import SECTIONS, Chapter
 from .page import DASH, Block, Drawing, Page, Paragraph, Section, Table, number
-from .published import compare
+from .published import NOISE, compare
 from .results import Reported, Result, changes, results
 
 
@@ -66,24 +66,29 @@ def sections_of(chapter: Chapter) -> list[Section]:
 def tabulate(chapter: Chapter, reached: Sequence[Result]) -> list[Block]:
     """The accuracy of each run and over the seeds, what was not evaluated, and the other metrics on test images."""
     heads = ("run", "model", "seed", "parameters", "test accuracy", "95 % interval")
-    rows = []
+    labels = {one.run.path.as_posix(): one.label for one in chapter.runs}
+    groups = [found for found in reached if found.std is not None]
+    members = {labels[path] for found in groups for path in found.runs}
+    rows: list[tuple[float, bool, tuple[str, ...]]] = []  # accuracy, whether a seed among others, cells
+    for found in groups:
+        name, size = f"{labels[found.runs[0]]}, mean ± std", number(found.parameters, ",")
+        text = (f"{found.accuracy:.2%} ± {found.std:.2%}", DASH, DASH, f"{found.epochs}", f"{found.seconds:.0f}")
+        rows.append((found.accuracy, False, (name, found.model, f"{found.seeds} seeds", size, *text)))
     for one in chapter.runs:
         numbers = (
             number(one.parameters, ","),
             number(one.test) if one.test is not None else "not evaluated",
             f"{100 * interval[0]:.2f}–{interval[1]:.2%}" if (interval := one.interval()) else DASH,
             number(one.validation),
-            f"{len(one.run.rows())}",
+            one.epochs,
             f"{one.seconds:.0f}",
         )
-        rows.append((one.label, one.config.model.name, f"{one.config.seed}", *numbers))
-    labels = {one.run.path.as_posix(): one.label for one in chapter.runs}
-    for found in (found for found in reached if found.std is not None):
-        name, size = f"{labels[found.runs[0]]}, mean ± std", number(found.parameters, ",")
-        text = (f"{found.accuracy:.2%} ± {found.std:.2%}", DASH, DASH, f"{found.epochs}", f"{found.seconds:.0f}")
-        rows.append((name, found.model, f"{found.seeds} seeds", size, *text))
-    best = 0 if chapter.runs[0].test is not None else None
-    blocks: list[Block] = [Table((*heads, "best validation", "epochs", "device-seconds"), rows, ("model",), best)]
+        cells = (one.label, one.config.model.name, f"{one.config.seed}", *numbers)
+        rows.append((-1.0 if one.test is None else one.test, one.label in members, cells))
+    rows.sort(key=lambda row: row[0], reverse=True)
+    best = next((place for place, (accuracy, seed, _) in enumerate(rows) if accuracy >= 0 and not seed), None)
+    columns = (*heads, "best validation", "epochs", "device-seconds")
+    blocks: list[Block] = [Table(columns, [cells for *_, cells in rows], ("model",), best)]
     missing = [one for one in chapter.runs if one.test is None]
     if missing:
         here = [one for one in missing if one.weights]
@@ -113,18 +118,20 @@ def detail(chapter: Chapter) -> Table:
 def draw_costs(chapter: Chapter, reached: Sequence[Result]) -> list[Drawing]:
     """Accuracy against parameters and against training time, where there is something to compare.
 
-    One point a run or a group of seeds; on held-out images only where no two were tested.
+    One point a run or a group of seeds; on held-out images only where no two were tested, and without their noise, as
+    their number is not recorded.
     """
     tested = [found for found in reached if found.split == "test"]
     shown = tested if len(tested) > 1 else [found for found in reached if found.split != "test"]
-    drawings, y = [], "test accuracy" if shown is tested else "accuracy on held-out images"
+    drawings, y = [], "test accuracy (bars: 95 %)" if shown is tested else "accuracy on held-out images"
     places = {one.run.path.as_posix(): place for place, one in enumerate(chapter.runs)}
     for name, words in (("parameters", "parameters"), ("seconds", "training time in device-seconds")):
         points: list[figures.Point] = []
         for found in sorted(shown, key=lambda found: places[found.runs[0]]):
             place, across = places[found.runs[0]], found.parameters if name == "parameters" else found.seconds
             label = chapter.runs[place].label + (f", mean of {found.seeds} seeds" if found.seeds > 1 else "")
-            points += [(label, place, across, found.accuracy)] if across is not None else []
+            noise = NOISE * found.variance**0.5 if found.images else 0.0
+            points += [(label, place, across, found.accuracy, noise)] if across is not None else []
         if len(points) > 1:
             title, wide = f"Accuracy against {words.partition(' in ')[0]}", len(points) > len(figures.COLOURS)
             svg = figures.draw_points(points, words, y)

@@ -91,7 +91,9 @@ class Run:
         """The scores on the test images and what they belong to, as `part` gives them."""
         found = self._measured("scores")
         scores = found.get("scores", {})
-        if not isinstance(scores, dict) or not all(isinstance(value, dict) for value in scores.values()):
+        tables = [scores, *(found.get(key) or {} for key in ("classification", "calibration", "scaled"))]
+        whole = all(isinstance(table, dict) for table in tables) and all(_are_scores(each) for each in scores.values())
+        if not whole or not isinstance(found.get("parameters"), int | None):
             raise TrainingError(f"{self.path / 'evaluation.json'} is damaged: evaluate the run again.")
         return found
 
@@ -402,6 +404,13 @@ def _row(line: bytes) -> dict[str, Any] | None:
     return row if all(value is None or isinstance(value, int | float) for value in numbers) else None
 
 
+def _are_scores(found: Any) -> bool:
+    """Whether these are metrics of some images: numbers, the accuracy a share of them."""
+    if not isinstance(found, dict) or not all(isinstance(value, int | float | None) for value in found.values()):
+        return False
+    return 0 <= (found.get("accuracy") or 0) <= 1 and (found.get("images") or 0) >= 0
+
+
 def revision() -> str | None:
     """The git revision of the package's source, with `+changes` if files differ; None outside a checkout."""
     source = Path(__file__).resolve().parents[2]
@@ -423,10 +432,11 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def read_json(path: Path, needed: bool = True) -> dict[str, Any]:
     """The table in a JSON file; empty if there is no such file, or it is damaged and not `needed`."""
-    found = None
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        problem = "" if isinstance(found, dict) else "it holds no table"
     except (OSError, ValueError, RecursionError) as error:
-        if needed:
-            raise TrainingError(f"{path} is damaged: {error}.") from None
-    return found if isinstance(found, dict) else {}
+        found, problem = {}, str(error)
+    if problem and needed:
+        raise TrainingError(f"{path} is damaged: {problem}.")
+    return {} if problem else found

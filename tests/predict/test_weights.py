@@ -13,6 +13,7 @@ import kerneq as kq
 from kerneq import cli
 from kerneq.data import DataError
 from kerneq.evaluate import TrainedRun, export
+from kerneq.evaluate.export import card
 from kerneq.run import Run, TrainingError, find_run, weights
 from kerneq.run.config import load
 from kerneq.training import train
@@ -55,10 +56,11 @@ def test_an_exported_run_is_a_small_run_that_says_what_it_is(trained, tmp_path):
     x = torch.rand(4, 1, 8, 8)
     torch.testing.assert_close(kq.load(exported.path)(x), kq.load(str(trained.path))(x), atol=2e-2, rtol=0)
     smaller = exported.checkpoint("best").stat().st_size / trained.checkpoint("best").stat().st_size
-    card = (exported.path / "README.md").read_text()
+    shown = (exported.path / "README.md").read_text()
     assert smaller < 0.7 and exported.rows() == trained.rows() and exported.classes() == trained.classes()
-    assert hashlib.sha256(exported.checkpoint("best").read_bytes()).hexdigest() in card
-    assert "Not evaluated" in card and "1 epochs" not in card
+    assert hashlib.sha256(exported.checkpoint("best").read_bytes()).hexdigest() in shown
+    assert "Not evaluated" in shown and "1 epochs" not in shown and "8 × 8 pixels, 1 channel in [0, 1]" in shown
+    assert "logits: 0, 1, 2, 3" in shown and "licence: CC BY 4.0" in shown and "Attacks were not tried on it." in shown
     with pytest.raises(TrainingError, match="already exists"):
         export(trained.path, tmp_path / "mine")
     assert not list(tmp_path.glob(".*"))
@@ -91,8 +93,10 @@ def test_a_name_is_a_folder_or_weights_that_ship_or_a_sentence(trained, tmp_path
 def test_shipped_weights_say_what_they_said_when_they_were_shipped(name):
     run = find_run(name)
     assert run.checkpoint("best").stat().st_size <= 16 * 2**20 and run.test()["accuracy"] > 0
-    digest = hashlib.sha256(run.checkpoint("best").read_bytes()).hexdigest()
-    assert digest in (run.path / "README.md").read_text()
+    shown = (run.path / "README.md").read_text().splitlines()
+    assert [line for line in card(run, name).splitlines() if line not in shown] == [], (
+        "the card says what the records do"
+    )
     logits = kq.load(name)(waves(run.config().data.size or 32))
     torch.testing.assert_close(logits[:, :10].detach(), torch.tensor(WAVES[name]), atol=2e-3, rtol=1e-3)
 

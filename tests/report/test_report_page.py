@@ -16,19 +16,22 @@ from PIL import Image
 
 from kerneq.evaluate.attack import AttackResult, Threat, ThreatResult
 from kerneq.evaluate.behaviour import BehaviourResult, LayerBehaviour, StoppedScore
+from kerneq.evaluate.certificates import CertificateResult
 from kerneq.evaluate.classification import calibrate, classify
 from kerneq.evaluate.corruptions import CorruptionResult
 from kerneq.evaluate.ood import Familiarity, OodResult
 from kerneq.evaluate.saliency import MethodScore, SaliencyResult
 from kerneq.models import MODELS, task
 from kerneq.report import gather, render
+from kerneq.report.figures import draw_curves, draw_points, draw_radii
 from kerneq.report.findings import SECTIONS
 from kerneq.report.page import Drawing, Page, Section, write_page
 from kerneq.report.published import Task
 from kerneq.report.results import Result, experiments
 from kerneq.report.sections import compose
 from kerneq.run import Run, TrainingError
-from kerneq.run.config import EXPERIMENTS, parse, write
+from kerneq.run.config import EXPERIMENTS, differences, load, parse, write
+from kerneq.run.folder import INCIDENTAL
 
 CHROMIUM = next(
     (path for name in ("chromium", "google-chrome", "chromium-browser") if (path := shutil.which(name))), None
@@ -43,22 +46,22 @@ def scores(loss: float, steps: float | None) -> dict:
 
 @pytest.fixture
 def run(tmp_path):
-    """A run folder made by hand: three epochs, evaluated or not."""
+    """A run folder made by hand, evaluated or not: three epochs, or all that its base has."""
 
     def make(
         name: str, accuracy: float | None = None, steps: float | None = 5.0, settings=(), checkpoint=True, base=None
     ):
         folder = tmp_path / name
         (folder / "checkpoints").mkdir(parents=True)
-        (folder / "config.toml").write_text(write(parse(f'base = "{base}"' if base else "", settings)))
+        config = parse(f'base = "{base}"' if base else "", settings)
+        (folder / "config.toml").write_text(write(config))
         (folder / "environment.json").write_text(json.dumps({"device": "cpu", "revision": "abc", "processes": 2}))
         if checkpoint:
             (folder / "checkpoints" / "best.safetensors").touch()
         common = {"step": 1, "rate": 0.1, "seconds": 2.0}
-        rows = [
-            {"epoch": e, **common, "train": scores(3 / e, steps), "validation": scores(2 / e, steps)} for e in (1, 2, 3)
-        ]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        epochs = range(1, config.training.epochs + 1 if base else 4)
+        rows = [{"epoch": e, "train": scores(3 / e, steps), "validation": scores(2 / e, steps)} for e in epochs]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row | common) + "\n" for row in rows))
         if accuracy is not None:
             test = scores(0.5, steps) | {"accuracy": accuracy}
             (folder / "evaluation.json").write_text(json.dumps({"parameters": 12345, "scores": {"test": test}}))
@@ -110,8 +113,8 @@ def measured(folder: Path) -> Path:
     }
     for name, part in parts.items():
         run.write_part(name, dataclasses.asdict(part))
-    certificate = {"unique": True, "accuracy": 0.9, "mean_radius": 0.1, "found_radius": None, "broken": 0}
-    run.write_part("certificates", certificate | {"radii": [0.0, 0.1], "certified": [0.9, 0.4]})
+    certificate = CertificateResult(60, 0.9, [], True, 1e-5, 3.0, [0.0, 0.1], [0.9, 0.4], 0.1, 9, 0.12, None, 9, 0)
+    run.write_part("certificates", dataclasses.asdict(certificate))
     for name in ("mistakes", "saliency"):
         Image.new("RGB", (900, 40), "white").save(folder / "evaluation" / f"{name}.png")
     return folder
@@ -197,23 +200,57 @@ def test_the_papers_tables_come_first_and_no_test_accuracy_chooses_what_counts(r
     text = (tmp_path / "page.md").read_text()
     assert text.index("## The papers' figures") < text.index("## cifar10")
     rows = [line for line in text.splitlines() if line.startswith("| geq-5m | 12,345 | 94.8 ± 0.1 | ")]
-    assert "95.33 ± 0.14, 2 seeds | +0.53 | geq, …-seed1 | geq-5m-cifar10 data.validation=0.0 |" in rows[0]
+    assert "95.33 ± 0.14, 2 seeds | +0.53 | geq, …-seed1 | geq-5m-cifar10 data.validation=0.0 (and seed=1) |" in rows[0]
     assert "97.00 (96.65–97.32) | +2.20 | geq-cutout | geq-5m-cifar10 data.validation=0.0 augment.cutout" in rows[1]
     assert "| geq-8m | – | 95.6 ± 0.2 | not run yet | – |" in text and "No run yet on cifar100, " in text
     assert "| geq-8m | 12,345 | 80.1 ± 0.6 | 78.00 (76.13–79.76) | −2.10 | super | geq-8m-superclass " in text
     assert "(4): on cifar10 geq-5m +0.53, resnet18 +2.50; on super-classes geq-8m +4.10, mopteq-8m +2.90." in text
     assert "within the noise (3): on cifar10 mopteq-8m +0.33; on unseen-classes geq-8m −2.10, mopteq-8m −0.40." in text
     reversed_order = "geq-5m before resnet18 on cifar10: published +1.3; ours −0.67"
-    reversed_order += " (95.33 of geq against 96.00 of resnet)"
+    reversed_order += " (95.33 of geq, 2 seeds against 96.00 of resnet)"
     assert "both have runs here: 4; 1 do not hold.\n" in text and f"\n{reversed_order}: does not hold here.\n" in text
     # Of MOptEq and ResNet-18 the two of 60 epochs are compared.
     assert "(2): on cifar10 mopteq-8m before resnet18 (+1.1 / −0.52); on unseen-classes geq-8m before mopteq-8m" in text
     assert "(1): on super-classes geq-8m before mopteq-8m (+0.8 / +2.00)." in text
+    assert "differ in more than the model (0): none." in text
     render([tmp_path], tmp_path / "page.json")
     results = json.loads((tmp_path / "page.json").read_text())["results"]
     found = next(result for result in results if result["model"] == "geq-5m")
     assert (found["seeds"], found["settings"], found["images"]) == (2, ["geq-5m-cifar10", "data.validation=0.0"], 10000)
     assert [Path(folder).name for folder in found["runs"]] == ["geq", "geq-seed1"]
+
+
+def test_what_differs_in_more_than_the_model_or_ended_early_decides_nothing(run, tmp_path):
+    def tested(name: str, base: str, accuracy: float, *settings: str) -> Path:
+        folder = run(name, settings=["data.validation=0", *settings], checkpoint=False, base=base)
+        scores = {"test": {"images": 10000, "accuracy": accuracy}}
+        (folder / "evaluation.json").write_text(json.dumps({"parameters": 12345, "scores": scores}))
+        return folder
+
+    for seed, (five, eight) in enumerate(((0.9602, 0.9655), (0.9588, 0.9671), (0.9611, 0.9660))):
+        tested(f"geq-{seed}", "geq-5m-cifar10", five, f"seed={seed}")
+        tested(f"large-{seed}", "geq-8m-cifar10", eight, f"seed={seed}")
+    tested("resnet", "resnet18-cifar10", 0.9613)
+    tested("short", "mopteq-8m-cifar10", 0.9493, "training.epochs=60", "augment.cutout=16")
+    early = tested("early", "geq-5m-cifar10", 0.95, "seed=3")
+    rows = (early / "metrics.jsonl").read_text().splitlines()
+    (early / "metrics.jsonl").write_text("\n".join(rows[:80]) + "\n")
+    render([tmp_path], tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    assert (
+        "Hold here, by the published / our difference (1): on cifar10 geq-8m before geq-5m (+0.8 / +0.62, 3 and 3"
+        in text
+    )
+    assert (
+        "within the noise (2): on cifar10 geq-5m before resnet18 (+1.3 / −0.13, 3 and 1 seeds), geq-8m before" in text
+    )
+    confounded = "geq-8m before mopteq-8m (+1 / +1.69, 3 and 1 seeds; another augment.cutout, training.epochs)"
+    assert confounded in text and "mopteq-8m before resnet18 (+1.1 / −1.20; another " in text
+    first, second = (line for line in text.splitlines() if line.startswith("| geq-5m | 12,345 | 94.8 ± 0.1 | "))
+    assert "96.00 ± 0.12, 3 seeds | +1.20 | geq-0, geq-1, geq-2 |" in first
+    assert "95.00 (94.56–95.41), 80 of 125 epochs" in second, "no seed of the others, and not what counts"
+    assert "| 80 of 125 |" in text
+    assert text.index("| large-1 |") < text.index("| **large-0, mean ± std** |") < text.index("| large-0 |")
 
 
 def test_accuracies_on_the_same_pictures_are_compared_picture_by_picture():
@@ -234,6 +271,8 @@ def test_accuracies_on_the_same_pictures_are_compared_picture_by_picture():
     assert pair.variance(a, reached(0.95, "old")) == pytest.approx((0.96 * 0.04 + 0.95 * 0.05) / 1000)
     seeds = reached(0.96, "a", "twin", std=0.002)  # two seeds that agree on every picture, and a std of other causes
     assert pair.variance(seeds, b) == pytest.approx(pair.variance(a, b) + 0.002**2 / 2)
+    some = reached(0.96, "old", "a", std=0.002)  # the pictures of one of two seeds
+    assert pair.variance(some, b) == pytest.approx(pair.variance(seeds, b))
 
 
 def test_the_first_line_of_an_experiment_names_the_published_figure():
@@ -247,6 +286,19 @@ def test_the_first_line_of_an_experiment_names_the_published_figure():
     named = {(config.model.name, task(config.data.name, config.data.subset)) for config in experiments().values()}
     published = {(model, name) for model, entry in MODELS.items() for name in entry.published}
     assert {(model, name) for model, name in published if name != "unseen-classes"} <= named
+
+
+@pytest.mark.filterwarnings("ignore:.*form of version 0.1")
+def test_the_command_beside_a_run_repeats_its_settings(run):
+    # Another kernel has its own defaults, which are not what the experiment has of the old one.
+    run("kernel", base="geq-5m-cifar10", settings=["model.kernel.name=multiquadric", "model.kernel.split=8"])
+    records = gather(
+        [ROOT / "docs" / "results", ROOT / "kerneq" / "weights", run("other", base="geq-5m-cifar100").parent]
+    )
+    for one in records:
+        experiment, *words = one.settings
+        again = differences(load(experiment, words), one.config)
+        assert [key for key in again if key not in INCIDENTAL] == [], one.label
 
 
 def test_every_kind_of_evidence_is_shown_and_what_is_missing_has_its_command(run, tmp_path):
@@ -296,6 +348,26 @@ def test_without_an_equilibrium_there_is_no_figure_of_its_steps(run, tmp_path):
     assert {path.stem for path in (tmp_path / "page-figures").iterdir()} == {"digits-loss", "digits-accuracy"}
 
 
+def test_a_point_has_its_noise_and_a_curve_of_one_epoch_a_dot(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, buffer, **_: drawn.append(figure) or buffer.write("<svg></svg>")
+    )
+    draw_points(
+        [("seeds", 0, 5e6, 0.96, 0.004), ("one", 1, 8e6, 0.99, 0.02), ("far", 2, 9e6, 0.5, 0.01)], "size", "share"
+    )
+    draw_curves(
+        {"none": ((), ()), "long": ((1, 40), (0.1, 0.2)), "validated once": ((40,), (0.9,))}, x="epoch", y="share"
+    )
+    draw_radii(
+        {f"run {number}": ((), ()) for number in range(20)} | {"attacked": ((0, 1), (0.9, 0.1))}, "radius", "share"
+    )
+    bars = [segment for lines in drawn[0].axes[0].collections for segment in lines.get_segments()]
+    assert [[y for _, y in bar] for bar in bars] == [pytest.approx([0.956, 0.964]), pytest.approx([0.97, 1.0])]
+    assert [line.get_marker() for line in drawn[1].axes[0].lines][-1] == "o"
+    assert drawn[2].get_figheight() < 3, "runs without a curve take no room"
+
+
 def test_a_run_reads_back_what_its_folder_says(run):
     found = Run(run("first", 0.9))
     assert (found.test()["accuracy"], found.test()["steps"], found.seconds()) == (0.9, 5.0, 6.0)
@@ -310,9 +382,15 @@ def test_what_cannot_be_reported_is_a_sentence(run, tmp_path):
         render([folder], tmp_path / "page.pdf")
     with pytest.raises(TrainingError, match="config.toml/page.html could not be written: "):
         render([folder], folder / "config.toml" / "page.html")
-    (folder / "evaluation.json").write_text("{")
-    with pytest.raises(TrainingError, match="evaluation.json is damaged"):
-        gather([folder])
+    test, written = {"images": 10, "accuracy": 0.9}, json.loads((folder / "evaluation.json").read_text())
+    damages = [
+        {"scores": {"test": test | wrong}} for wrong in ({"accuracy": "high"}, {"accuracy": 2}, {"images": "many"})
+    ]
+    damages += [{"parameters": "x"}, {"classification": 3}, {"calibration": "x"}]
+    for damaged in ("{", "[]", *(json.dumps(written | damage) for damage in damages)):
+        (folder / "evaluation.json").write_text(damaged)
+        with pytest.raises(TrainingError, match="evaluation.json is damaged"):
+            render([folder], tmp_path / "page.md")
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")

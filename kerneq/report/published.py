@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import final
+from typing import Literal, final
 
 from ..models import MODELS, Published, task
 from ..run.config import differences
@@ -14,7 +14,10 @@ from .page import DASH, Paragraph, Section, Table, number
 from .results import Reported, Result, results
 
 NOISE = 1.96  # standard errors: 95 %
-Verdict = tuple[int | None, str]  # 1 above the noise, 0 within it, −1 below, None: not comparable; what it is about
+# Of a difference: above the noise, within it, below it; of an order also within it and smaller than was published, and
+# not comparable.
+Kind = Literal["above", "within", "below", "smaller", "unlike"]
+Verdict = tuple[Kind, str]  # and what it is about
 
 
 @final
@@ -63,12 +66,14 @@ class Task:
         for model, (found, *_) in self.reached.items():
             if found.published is not None:
                 variance = found.variance + ((self.published[model].std or 0) / 100) ** 2
-                sign = verdict(found.accuracy - found.published, variance)
-                verdicts.append((sign, f"{model} {self.difference(found)}"))
+                kind = verdict(found.accuracy - found.published, variance)
+                verdicts.append((kind, f"{model} {self.difference(found)}"))
         return verdicts
 
     def orders(self) -> list[Verdict]:
         """Whether the order of two models with runs is found, undecided or reversed, where one is published.
+
+        Undecided, the difference may still be smaller than published, if the pictures are the papers'.
 
         Compared are the two results whose settings outside [model] differ least. Where those do differ they may be what
         makes the difference, and there is no verdict.
@@ -81,14 +86,18 @@ class Task:
                 pairs = itertools.product(self.reached[high], self.reached[low])
                 a, b = min(pairs, key=lambda pair: len(self.unlike(*pair)))
                 points, other = signed(100 * (a.accuracy - b.accuracy)), self.unlike(a, b)
-                sign = None if other else verdict(a.accuracy - b.accuracy, self.variance(a, b))
+                difference, variance = a.accuracy - b.accuracy, self.variance(a, b)
+                kind = "unlike" if other else verdict(difference, variance)
+                if kind == "within" and self.name == self.pictures:
+                    spread = sum(((paper.std or 0) / 100) ** 2 for paper in papers)
+                    kind = "smaller" if verdict(difference - gap / 100, variance + spread) == "below" else kind
                 words = f"{high} before {low} ({signed(gap, 'g')} / {points}"
                 words += f", {a.seeds} and {b.seeds} seeds" if a.seeds + b.seeds > 2 else ""
                 words += f"; another {', '.join(other)})" if other else ")"
-                if sign == -1:
+                if kind == "below":
                     words = f"{high} before {low} on {self.pictures}: published {signed(gap, 'g')}; ours {points} "
                     words += f"({self.described(a)} against {self.described(b)})"
-                verdicts.append((sign, words))
+                verdicts.append((kind, words))
         return verdicts
 
     def described(self, found: Result) -> str:
@@ -136,16 +145,18 @@ def compare(runs: Sequence[Reported]) -> list[Section]:
     figures, orders = ({one.pictures: of(one) for one in tasks} for of in (Task.reproduced, Task.orders))
     absent = [name for name in names if name not in (one.name for one in tasks)]
     texts = [
-        listed("Higher than published", figures, 1),
-        listed("As published, within the noise", figures, 0),
-        listed("Lower than published", figures, -1),
+        listed("Higher than published", figures, "above"),
+        listed("As published, within the noise", figures, "within"),
+        listed("Lower than published", figures, "below"),
     ]
     if many := sum(map(len, orders.values())):
-        lost = [f"{text}: does not hold here." for found in orders.values() for sign, text in found if sign == -1]
-        texts += [f"Published orders of two models that both have runs here: {many}; {len(lost)} do not hold.", *lost]
-        texts.append(listed("Hold here, by the published / our difference", orders, 1))
-        texts.append(listed("Undecided, within the noise", orders, 0))
-        texts.append(listed("Not compared, as the nearest runs differ in more than the model", orders, None))
+        lost = [f"{text}: does not hold here." for found in orders.values() for kind, text in found if kind == "below"]
+        texts += [f"Published orders of two models that both have runs here: {many}; {len(lost)} are reversed.", *lost]
+        texts.append(listed("Hold here, by the published / our difference", orders, "above"))
+        words = "Do not hold as published: the difference is smaller beyond the noise, and which is ahead undecided"
+        texts.append(listed(words, orders, "smaller"))
+        texts.append(listed("Undecided, within the noise", orders, "within"))
+        texts.append(listed("Not compared, as the nearest runs differ in more than the model", orders, "unlike"))
     texts += [f"No run yet on {', '.join(absent)}."] if absent else []
     sections = [Section("The papers' figures", [Paragraph(text) for text in texts], chapter=True)]
     for one in tasks:
@@ -171,16 +182,17 @@ def compare(runs: Sequence[Reported]) -> list[Section]:
     return [*sections, Section("How these tables are made", [Paragraph(text) for text in how])]
 
 
-def listed(words: str, verdicts: Mapping[str, Sequence[Verdict]], wanted: int | None) -> str:
+def listed(words: str, verdicts: Mapping[str, Sequence[Verdict]], wanted: Kind) -> str:
     """How many verdicts are of a kind, and which, by task."""
-    kind = {name: [text for sign, text in found if sign == wanted] for name, found in verdicts.items()}
-    texts = [f"on {name} {', '.join(some)}" for name, some in kind.items() if some]
-    return f"{words} ({sum(map(len, kind.values()))}): {'; '.join(texts) or 'none'}."
+    those = {name: [text for kind, text in found if kind == wanted] for name, found in verdicts.items()}
+    texts = [f"on {name} {', '.join(some)}" for name, some in those.items() if some]
+    return f"{words} ({sum(map(len, those.values()))}): {'; '.join(texts) or 'none'}."
 
 
-def verdict(difference: float, variance: float) -> int:
-    """The sign of a difference; 0 where it is within the noise, 95 %."""
-    return 0 if abs(difference) <= NOISE * math.sqrt(variance) else int(math.copysign(1, difference))
+def verdict(difference: float, variance: float) -> Kind:
+    """Where a difference lies, with a noise of 95 %."""
+    noise = NOISE * math.sqrt(variance)
+    return "within" if abs(difference) <= noise else "above" if difference > 0 else "below"
 
 
 def signed(points: float, form: str = ".2f") -> str:

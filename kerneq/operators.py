@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .fused.convolution import Convolution
-from .tensors import is_traced, magnitude, widened
+from .tensors import is_traced, magnitude, version, widened
 
 SETTLE_STEPS = 40  # Lanczos steps for a weight not seen before
 TRACK_STEPS = 1  # power iterations a training step, from the vector of the step before
@@ -82,7 +82,7 @@ class Settled:
 
 
 def _place(weight: Tensor) -> tuple[int, int]:
-    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
+    return weight.data_ptr(), version(weight)
 
 
 class AbstractOperator(nn.Module, abc.ABC):

@@ -84,6 +84,11 @@ def is_channels_last(t: Tensor) -> bool:
     return t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
 
 
+def version(t: Tensor) -> int:
+    """How often t has been written to; 0 where nobody counts."""
+    return 0 if t.is_inference() or is_traced() else t._version
+
+
 def is_traced() -> bool:
     """Whether a compiler or an export records this code, so that no number can be looked at."""
     return torch.compiler.is_compiling()

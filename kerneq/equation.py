@@ -557,14 +557,15 @@ class Adjoint:
 
     def in_features(self, g: Tensor) -> "FeatureAdjointMap":
         """y ↦ WDg ± WDWᵀNy, in a unit of its own."""
-        source = self.operator(self.prox.vjp(self.image, g))
+        source = self.operator(self.masked(g))
         unit = magnitude(source)
         return FeatureAdjointMap(self, g, source / unit, unit)
 
     def in_state(self, g: Tensor) -> "StateAdjointMap":
-        """w ↦ D(g + Hw), in a unit of its own."""
-        unit = magnitude(g)
-        return StateAdjointMap(self, g / unit, unit)
+        """w ↦ Dg + DHw, in a unit of its own."""
+        source = self.masked(g)
+        unit = magnitude(source)
+        return StateAdjointMap(self, source / unit, unit)
 
     def masked(self, g: Tensor) -> Tensor:
         """Dg."""
@@ -613,7 +614,7 @@ class FeatureAdjointMap(AbstractMap):
         if n is None or masked is None:
             n = adjoint.hvp(y)
             return adjoint.masked_adjoint(n, self.g, adjoint.sign), y, n
-        w = torch.addcmul(adjoint.prox.vjp(adjoint.image, self.g), masked, self.unit, value=adjoint.sign)
+        w = torch.addcmul(adjoint.masked(self.g), masked, self.unit, value=adjoint.sign)
         return w, y, n * self.unit
 
     def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
@@ -631,18 +632,18 @@ class FeatureAdjointMap(AbstractMap):
 @final
 @dataclasses.dataclass(frozen=True)
 class StateAdjointMap(AbstractMap):
-    """w ↦ D(g + Hw), linear in g too: g and w are in units of g's own size."""
+    """w ↦ Dg + DHw, linear in g too: Dg and w are in units of Dg's own size."""
 
     adjoint: Adjoint
-    g: Tensor
-    unit: Tensor  # of g and w; a power of two a sample
+    source: Tensor  # Dg
+    unit: Tensor  # of source and w; a power of two a sample
     last: LastProducts = dataclasses.field(default_factory=LastProducts, compare=False)  # Ww and NWw
 
     def __call__(self, w: Tensor) -> Tensor:
         adjoint = self.adjoint
         y, n = self.products(w)
         self.last.keep(w, y, n)
-        g = self.g if adjoint.state_hvp is None else self.g + adjoint.state_hvp(w)
+        g = self.source if adjoint.state_hvp is None else self.source + adjoint.state_hvp(w)
         return adjoint.masked_adjoint(n, g, adjoint.sign)
 
     def products(self, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -655,7 +656,7 @@ class StateAdjointMap(AbstractMap):
 
     def recover(self, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """w, y = Ww and Ny, in the unit that g had."""
-        w = w.to(self.g.dtype)
+        w = w.to(self.source.dtype)
         y, n = self.products(w)
         return w * self.unit, y * self.unit, n * self.unit
 

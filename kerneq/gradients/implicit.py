@@ -7,7 +7,17 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from ..equation import AbstractMap, Adjoint, Equation, Evaluation, FeatureAdjointMap, Linearisation, Map, as_map
+from ..equation import (
+    AbstractMap,
+    Adjoint,
+    Equation,
+    Evaluation,
+    FeatureAdjointMap,
+    Linearisation,
+    Map,
+    StateAdjointMap,
+    as_map,
+)
 from ..fused.iterates import relative_residual
 from ..operators import bound
 from ..solution import OnFailure, Solution, Status, check_limits, check_on_failure, settle
@@ -15,7 +25,7 @@ from ..solvers.anderson import Anderson
 from ..solvers.base import AbstractSolver, look_stride, solve
 from ..solvers.features import InFeatures
 from ..solvers.newton import Newton
-from ..tensors import magnitude, per_sample, per_sample_dot, working_dtype
+from ..tensors import magnitude, per_sample, per_sample_dot, widened
 from .base import AbstractGradient
 
 
@@ -91,9 +101,9 @@ class Implicit(AbstractGradient):
             return found, *features.recover(found.value)
         state = adjoint.in_state(g)
         if isinstance(self.solver, AbstractSolver) and not isinstance(self.solver, InFeatures):
-            found = self.solve(state, adjoint.masked(state.g))
+            found = self.solve(state, state.source)
         else:
-            found = self._by_conjugate_gradient(adjoint, state.g)
+            found = self._by_conjugate_gradient(state)
         return found, *state.recover(found.value)
 
     def _for_features(self, system: FeatureAdjointMap) -> Solution:
@@ -104,15 +114,15 @@ class Implicit(AbstractGradient):
         if bool(found.converged.all()):
             return found
         state = system.adjoint.in_state(system.g)
-        exact = self._by_conjugate_gradient(system.adjoint, state.g)
-        y = system.adjoint.operator(exact.value.to(state.g.dtype)) * (state.unit / system.unit)
+        exact = self._by_conjugate_gradient(state)
+        y = system.adjoint.operator(exact.value.to(state.source.dtype)) * (state.unit / system.unit)
         y = torch.where(per_sample(found.converged, y), found.value, y)
         return dataclasses.replace(exact, value=y, codes=torch.where(found.converged, found.codes, exact.codes))
 
-    def _by_conjugate_gradient(self, adjoint: Adjoint, g: Tensor) -> Solution:
-        b = adjoint.masked(g.to(working_dtype(g.dtype)))
-        stride = look_stride(self.check_every, g)
-        solution = conjugate_gradient(adjoint.symmetric, b, self.tol, self.max_steps, stride)
+    def _by_conjugate_gradient(self, system: StateAdjointMap) -> Solution:
+        stride = look_stride(self.check_every, system.source)
+        b = widened(system.source)
+        solution = conjugate_gradient(system.adjoint.symmetric, b, self.tol, self.max_steps, stride)
         return settle(solution, self.on_failure, where="The backward solve")
 
     def _settle_direct(self, system: Linearisation, u: Tensor, g: Tensor) -> Solution:

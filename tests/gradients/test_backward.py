@@ -65,6 +65,21 @@ def test_a_sample_whose_gradient_is_no_number_passes_none_on_and_the_others_do(s
     assert got.isfinite().all(1).tolist() == [sample != 1 for sample in range(len(x))]
 
 
+@pytest.mark.parametrize("kernel", ["gaussian", "sigmoid"])
+@pytest.mark.parametrize("solver", [None, InFeatures(), ConjugateGradient(), Anderson(), Picard(0.5)], ids=str)
+def test_the_gradient_in_entries_where_the_slope_of_sigma_is_zero_does_not_matter_whatever_it_is(solver, kernel):
+    layer, x = layer_of(Implicit(solver, tol=1e-4), kernel=kernel)
+    layer, x = layer.float(), x.float().requires_grad_()
+    layer.tol = 1e-5
+    value = layer(x).value
+    off, g = value == 0, torch.full_like(value, 1e-12)
+    assert off.any()
+    (expected,) = torch.autograd.grad(value, x, g, retain_graph=True)
+    for size in (1e30, torch.inf, torch.nan):
+        (got,) = torch.autograd.grad(value, x, torch.where(off, size, g), retain_graph=True)
+        torch.testing.assert_close(got, expected, atol=0, rtol=1e-3)
+
+
 @pytest.mark.parametrize("kernel", ["gaussian", "linear", "sigmoid"])
 @pytest.mark.parametrize("form", ["dense", "conv"])
 @pytest.mark.parametrize("solver", [None, ConjugateGradient(), InFeatures(), Anderson(), Broyden(), Newton()], ids=str)

@@ -235,14 +235,14 @@ class _Closed(torch.autograd.Function):
         f: AbstractMap,
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(m)
+        ctx.save_for_backward(m, adjoint.z, adjoint.v)  # the outputs too: whoever writes to them gets an error
         ctx.set_materialize_grads(False)
         ctx.adjoint, ctx.rule, ctx.f, ctx.count = adjoint, rule, f, len(tensors)
         return adjoint.z.view_as(adjoint.z), adjoint.v.view_as(adjoint.v)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, g_v: Tensor | None) -> tuple[Tensor | None, ...]:
-        (m,) = ctx.saved_tensors
+        m, *_ = ctx.saved_tensors
         adjoint: Adjoint = ctx.adjoint
         if g_v is not None:
             through = bound(adjoint.weight).adjoint(g_v)

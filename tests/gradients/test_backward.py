@@ -233,6 +233,24 @@ def test_under_cpu_autocast_the_gradient_is_that_of_float32_to_half_precision(fo
     assert (grads[0] - grads[1]).norm() <= 0.1 * grads[0].norm()
 
 
+@pytest.mark.parametrize("rule", [None, ConjugateGradient(), Anderson()], ids=str)
+@pytest.mark.parametrize("kernel", ["gaussian", "linear", "sigmoid"])
+def test_under_autocast_an_input_that_stays_in_float32_goes_backward_too(kernel, rule):
+    """As one does that is a itself, or comes from a norm."""
+    torch.manual_seed(0)
+    cell = kerneq.cells.DenseCell(
+        KERNELS[kernel], inputs=6, state=6, features=6, norm=0.8, inject=torch.nn.Identity()
+    ).float()
+    layer = kerneq.Equilibrium(cell, gradient=Implicit(rule, tol=1e-2, on_failure="return"), tol=1e-2).eval()
+    x, found = torch.randn(7, 6, dtype=torch.float32).requires_grad_(), []
+    for autocast in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            value = layer(x).value
+        found.append(torch.autograd.grad(value.float().square().sum(), x)[0])
+    assert value.dtype == torch.bfloat16
+    assert (found[1] - found[0]).norm() <= 0.05 * found[0].norm()
+
+
 def test_double_backward_works_under_cpu_autocast():
     layer, x = layer_of(Implicit(tol=2e-2, on_failure="return"))
     layer, x = layer.float(), x.float().requires_grad_()
@@ -307,6 +325,17 @@ def test_writing_into_the_value_is_either_right_or_an_error():
             assert "inplace" in str(error).replace("-", "")
         else:
             torch.testing.assert_close(layer.cell.operator.weight.grad, expected)
+
+
+@pytest.mark.parametrize("output", ["state", "features"])
+@pytest.mark.parametrize("kernel", ["gaussian", "linear", "sigmoid"])
+def test_a_value_changed_behind_the_back_of_autograd_is_an_error_and_not_a_wrong_gradient(kernel, output):
+    layer, x = layer_of(Implicit(tol=1e-12), kernel=kernel, output=output)
+    value = layer(x).value
+    loss = value.sum()
+    value.detach().mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 @pytest.mark.parametrize("rule", [None, ConjugateGradient(), InFeatures()], ids=str)

@@ -13,6 +13,7 @@ from ..equation import (
     Equation,
     Evaluation,
     FeatureAdjointMap,
+    Function,
     Linearisation,
     Map,
     StateAdjointMap,
@@ -187,10 +188,10 @@ def _differentiable(
     image = at(z)
     start = torch.autograd.grad(image, z, u.to(image.dtype), retain_graph=True)[0] + g.detach()
 
-    def pull(u: Tensor) -> Tensor:
+    def pull(u: Tensor, g: Tensor) -> Tensor:
         return torch.autograd.grad(image, z, u.to(image.dtype), create_graph=True)[0] + g
 
-    u = dataclasses.replace(rule, solver=None).attach(pull, start)
+    u = dataclasses.replace(rule, solver=None).attach(Function(pull, (g,)), start)  # samples do not meet in it
     outputs, gradients = [image], [u.to(image.dtype)]
     if g_v is not None:
         assert isinstance(at, Equation)

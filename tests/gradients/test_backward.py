@@ -198,6 +198,19 @@ def test_double_backward_with_respect_to_the_weights_equals_that_of_the_unrolled
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-8)
 
 
+def test_double_backward_of_a_sample_does_not_depend_on_how_large_the_gradients_of_its_batch_mates_are():
+    found = []
+    for dtype, tol in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        layer, _ = layer_of(Implicit(tol=tol))
+        layer, x = layer.to(dtype), input_of("dense").to(dtype).requires_grad_()
+        layer.tol = tol
+        size = torch.tensor([1e-25, 1.0, 1.0, 1.0], dtype=dtype).unsqueeze(1)
+        (first,) = torch.autograd.grad((layer(x).value.square() * size).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad((first / size).sum(), x)[0].double())
+    expected, got = found
+    torch.testing.assert_close((got - expected).norm(dim=1) / expected.norm(dim=1), torch.zeros(4), atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("outer", [torch.sum, lambda z: z.square().sum()], ids=["linear loss", "curved loss"])
 def test_a_plain_function_is_differentiated_once_and_says_so(outer):
     A, b, z_star = affine()
@@ -325,6 +338,23 @@ def test_writing_into_the_value_is_either_right_or_an_error():
             assert "inplace" in str(error).replace("-", "")
         else:
             torch.testing.assert_close(layer.cell.operator.weight.grad, expected)
+
+
+@pytest.mark.parametrize("output", ["state", "features"])
+@pytest.mark.parametrize("kernel", ["gaussian", "linear", "sigmoid"])
+def test_a_sample_lost_to_nan_that_a_loss_masks_spoils_no_gradient(kernel, output):
+    class Losing(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.where(x[:, :1] > 10, torch.nan, super().forward(x))
+
+    inject = Losing(3, 5 if KERNELS[kernel].in_state else 6)
+    layer, x = layer_of(Implicit(tol=1e-12), kernel=kernel, output=output, inject=inject)
+    weight = layer.cell.operator.weight
+    (expected,) = torch.autograd.grad(layer(x).value.square().sum(), weight)
+    solution = layer(torch.cat([torch.full((1, 3), 11.0), x]))
+    assert solution.codes[0] == Status.NONFINITE.code
+    (got,) = torch.autograd.grad(solution.value[1:].square().sum(), weight)
+    torch.testing.assert_close(got, expected)
 
 
 @pytest.mark.parametrize("output", ["state", "features"])

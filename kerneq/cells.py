@@ -12,7 +12,7 @@ from .kernels.base import AbstractKernel
 from .operators import AbstractOperator, Conv, Dense
 from .prox import AbstractProx, ReLU
 from .solution import NonfiniteInputError
-from .tensors import check_kind, check_positive, check_whole, is_traced
+from .tensors import autocasted, check_kind, check_positive, check_whole, is_traced
 
 OBSERVED = 32  # samples of a batch that `diagnostics` tells of: enough for a mean, next to nothing in cost
 Output = Literal["state", "features"]  # what a layer gives: z*, or v* = Wz*
@@ -81,7 +81,7 @@ class AbstractKernelCell(AbstractCell):
 
     def bind(self, x: Tensor) -> Equation:
         self._check(x)
-        a = self.inject(x)
+        a = autocasted(self.inject(x))  # as W is, whatever `inject` made: the backward pass knows of no autocast
         return self._equation(a, self.operator.norm(a), self.compiled)
 
     def _equation(self, a: Tensor, operator_norm: Tensor, compiled: bool) -> Equation:

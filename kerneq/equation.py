@@ -20,7 +20,7 @@ from .fused.iterates import relative_residual, rounding_share
 from .kernels.base import AbstractKernel, Binding, Slope
 from .operators import BoundOperator, bound
 from .prox import AbstractProx, ReLU
-from .tensors import is_traced, magnitude, per_sample_norm, take_samples, widened
+from .tensors import magnitude, per_sample_norm, take_samples, version, widened
 
 NEAR = 8.0  # times `tol`: from there on the residual of z is measured where v is iterated, at L = 1; less above
 
@@ -133,9 +133,9 @@ class AbstractMap(abc.ABC):
         if z0 is None:
             raise TypeError(f"`z0` may be None only for the equation of a cell, got {type(self).__name__}.")
         _check_start(z0)
-        version = None if z0.is_inference() or is_traced() else z0._version
+        before = version(z0)
         at = self.evaluate(z0, drive, energy)
-        if version is not None and z0._version != version:  # f(z) − z would be 0 wherever z is
+        if version(z0) != before:  # f(z) − z would be 0 wherever z is
             raise ValueError("f must not change z in place: write z * 0.5 and z + 1, not z.mul_(0.5) and z += 1.")
         if not isinstance(at.image, Tensor) or at.image.shape != z0.shape:
             got = tuple(at.image.shape) if isinstance(at.image, Tensor) else type(at.image).__name__
@@ -250,15 +250,16 @@ class LastProducts:
     """The last two things that were made of a tensor; whoever needs them next asks for them by that very tensor."""
 
     of: Tensor | None = None
+    version: int = 0  # of that tensor: written to, it is another
     made: tuple[Tensor | None, Tensor | None] = (None, None)
 
     def keep(self, of: Tensor, first: Tensor | None, second: Tensor | None) -> None:
         """Remember both, and nothing else."""
-        self.of, self.made = of, (first, second)
+        self.of, self.version, self.made = of, version(of), (first, second)
 
     def take(self, of: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """What was made of this tensor, if that was the last one; forgotten now, so that it costs no memory."""
-        made = self.made if of is self.of else (None, None)
+        made = self.made if of is self.of and version(of) == self.version else (None, None)
         self.of, self.made = None, (None, None)
         return made
 
@@ -397,15 +398,19 @@ class Equation(AbstractMap):
             self.last.keep(z, at.features, at.image)
 
     def features(self, z: Tensor) -> Tensor:
-        """Wz; not made again where the solve that found z has made it, or the gradient that was attached to z."""
+        """Wz; not made again where the solve that found z has made it, or the gradient that was attached to z.
+
+        The one a solve has made has no graph, so it will not do where W is to have a gradient.
+        """
         v, _ = self.last.take(z)
-        return self.operator(z) if v is None else v
+        graph = torch.is_grad_enabled() and self.operator.weight.requires_grad
+        return self.operator(z) if v is None or (graph and not v.requires_grad) else v
 
     def closed_adjoint(self, z: Tensor) -> "Adjoint":
         operator = bound(self.operator.weight.detach())
         v, image = self.last.take(z)
         z = z.detach()
-        v = operator(z) if v is None else v
+        v = operator(z) if v is None else v.detach()  # it has a graph where a gradient was attached to z before
         slope = self.kernel.differentiate(self.binding, z, v, value=False)
         assert slope.dv is not None
         if image is None:
@@ -552,14 +557,15 @@ class Adjoint:
 
     def in_features(self, g: Tensor) -> "FeatureAdjointMap":
         """y ↦ WDg ± WDWᵀNy, in a unit of its own."""
-        source = self.operator(self.prox.vjp(self.image, g))
+        source = self.operator(self.masked(g))
         unit = magnitude(source)
         return FeatureAdjointMap(self, g, source / unit, unit)
 
     def in_state(self, g: Tensor) -> "StateAdjointMap":
-        """w ↦ D(g + Hw), in a unit of its own."""
-        unit = magnitude(g)
-        return StateAdjointMap(self, g / unit, unit)
+        """w ↦ Dg + DHw, in a unit of its own."""
+        source = self.masked(g)
+        unit = magnitude(source)
+        return StateAdjointMap(self, source / unit, unit)
 
     def masked(self, g: Tensor) -> Tensor:
         """Dg."""
@@ -608,7 +614,7 @@ class FeatureAdjointMap(AbstractMap):
         if n is None or masked is None:
             n = adjoint.hvp(y)
             return adjoint.masked_adjoint(n, self.g, adjoint.sign), y, n
-        w = torch.addcmul(adjoint.prox.vjp(adjoint.image, self.g), masked, self.unit, value=adjoint.sign)
+        w = torch.addcmul(adjoint.masked(self.g), masked, self.unit, value=adjoint.sign)
         return w, y, n * self.unit
 
     def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
@@ -626,18 +632,18 @@ class FeatureAdjointMap(AbstractMap):
 @final
 @dataclasses.dataclass(frozen=True)
 class StateAdjointMap(AbstractMap):
-    """w ↦ D(g + Hw), linear in g too: g and w are in units of g's own size."""
+    """w ↦ Dg + DHw, linear in g too: Dg and w are in units of Dg's own size."""
 
     adjoint: Adjoint
-    g: Tensor
-    unit: Tensor  # of g and w; a power of two a sample
+    source: Tensor  # Dg
+    unit: Tensor  # of source and w; a power of two a sample
     last: LastProducts = dataclasses.field(default_factory=LastProducts, compare=False)  # Ww and NWw
 
     def __call__(self, w: Tensor) -> Tensor:
         adjoint = self.adjoint
         y, n = self.products(w)
         self.last.keep(w, y, n)
-        g = self.g if adjoint.state_hvp is None else self.g + adjoint.state_hvp(w)
+        g = self.source if adjoint.state_hvp is None else self.source + adjoint.state_hvp(w)
         return adjoint.masked_adjoint(n, g, adjoint.sign)
 
     def products(self, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -650,7 +656,7 @@ class StateAdjointMap(AbstractMap):
 
     def recover(self, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """w, y = Ww and Ny, in the unit that g had."""
-        w = w.to(self.g.dtype)
+        w = w.to(self.source.dtype)
         y, n = self.products(w)
         return w * self.unit, y * self.unit, n * self.unit
 

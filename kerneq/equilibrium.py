@@ -80,9 +80,10 @@ class Equilibrium(nn.Module):
             self.look(f, solution.value)
         known = f.tensors()  # none for a map of one's own that does not say: then it may depend on anything
         wanted = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
-        z = _attach(self.gradient, f, solution) if wanted else solution.value
+        output = self.cell.output
+        value = _attach(self.gradient, f, solution, output) if wanted else output(f, solution.value)
         error = None if solution.error_bound is None else self.cell.output_error(f, solution.error_bound)
-        return dataclasses.replace(solution, value=self.cell.output(f, z), error_bound=error, backward=f.backward)
+        return dataclasses.replace(solution, value=value, error_bound=error, backward=f.backward)
 
     def _transformed(self, x: Tensor) -> Solution:
         """The same for `torch.func`: a function of x, the parameters, and the buffers that a transform follows."""
@@ -123,8 +124,11 @@ def _find(
     return solve(f, z0, solver, tol=tol, max_steps=max_steps, check_every=check_every, on_failure=on_failure)
 
 
-def _attach(gradient: AbstractGradient, f: AbstractMap, solution: Solution) -> Tensor:
-    """z* with its gradient, and without one in samples whose map gave no numbers: a loss that masks them would get NaN.
+def _attach(
+    gradient: AbstractGradient, f: AbstractMap, solution: Solution, output: Callable[[AbstractMap, Tensor], Tensor]
+) -> Tensor:
+    """What is given for z*, with its gradient, and without one in samples whose map gave no numbers: a loss that masks
+    them would get NaN.
 
     On a GPU a look at the samples would wait for the device, so there all have one.
     """
@@ -134,8 +138,10 @@ def _attach(gradient: AbstractGradient, f: AbstractMap, solution: Solution) -> T
         kept = lost.logical_not().nonzero().flatten()
         part = f.rows(kept) if 0 < len(kept) < len(z) else None
         if part is not None:
-            return torch.index_copy(z, 0, kept, gradient.attach(part, z[kept]))
-    return gradient.attach(f, z)
+            with torch.no_grad():
+                value = output(f, z)
+            return torch.index_copy(value, 0, kept, output(part, gradient.attach(part, z[kept])))
+    return output(f, gradient.attach(f, z))
 
 
 @contextlib.contextmanager
@@ -194,7 +200,7 @@ def fixed_point(
         solution = _find(g, z0, solver, gradient, tol, max_steps, check_every, on_failure)
         if not torch.is_grad_enabled():
             return solution
-        return dataclasses.replace(solution, value=_attach(gradient, g, solution))
+        return dataclasses.replace(solution, value=_attach(gradient, g, solution, lambda f, z: z))
 
     return untraced(run)
 

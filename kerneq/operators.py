@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .fused.convolution import Convolution
-from .tensors import is_traced, magnitude, widened
+from .tensors import autocasted, is_traced, magnitude, version, widened
 
 SETTLE_STEPS = 40  # Lanczos steps for a weight not seen before
 TRACK_STEPS = 1  # power iterations a training step, from the vector of the step before
@@ -82,7 +82,7 @@ class Settled:
 
 
 def _place(weight: Tensor) -> tuple[int, int]:
-    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
+    return weight.data_ptr(), version(weight)
 
 
 class AbstractOperator(nn.Module, abc.ABC):
@@ -115,10 +115,7 @@ class AbstractOperator(nn.Module, abc.ABC):
 
     def bind(self, scale: Tensor | float = 1.0) -> BoundOperator:
         """W times a scale, as it is used during one solve: under autocast, converted once and not at every step."""
-        weight, kind = self.weight * scale, self.weight.device.type
-        if torch.is_autocast_enabled(kind):
-            weight = weight.to(torch.get_autocast_dtype(kind))
-        return bound(weight)
+        return bound(autocasted(self.weight * scale))
 
     def norm(self, example: Tensor) -> Tensor:
         """‖W‖ on states of the size that goes with `example`, as a differentiable number."""

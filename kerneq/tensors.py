@@ -79,9 +79,20 @@ def widened(t: Tensor) -> Tensor:
     return t.to(working_dtype(t.dtype))
 
 
+def autocasted(t: Tensor) -> Tensor:
+    """In the dtype of autocast, where that is on."""
+    kind = t.device.type
+    return t.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else t
+
+
 def is_channels_last(t: Tensor) -> bool:
     """Whether pictures are stored channels-last, (batch, height, width, channels) in memory."""
     return t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
+
+
+def version(t: Tensor) -> int:
+    """How often t has been written to; 0 where nobody counts."""
+    return 0 if t.is_inference() or is_traced() else t._version
 
 
 def is_traced() -> bool:

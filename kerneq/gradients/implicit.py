@@ -7,7 +7,18 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from ..equation import AbstractMap, Adjoint, Equation, Evaluation, FeatureAdjointMap, Linearisation, Map, as_map
+from ..equation import (
+    AbstractMap,
+    Adjoint,
+    Equation,
+    Evaluation,
+    FeatureAdjointMap,
+    Function,
+    Linearisation,
+    Map,
+    StateAdjointMap,
+    as_map,
+)
 from ..fused.iterates import relative_residual
 from ..operators import bound
 from ..solution import OnFailure, Solution, Status, check_limits, check_on_failure, settle
@@ -15,7 +26,7 @@ from ..solvers.anderson import Anderson
 from ..solvers.base import AbstractSolver, look_stride, solve
 from ..solvers.features import InFeatures
 from ..solvers.newton import Newton
-from ..tensors import magnitude, per_sample, per_sample_dot, working_dtype
+from ..tensors import magnitude, per_sample, per_sample_dot, widened
 from .base import AbstractGradient
 
 
@@ -91,9 +102,9 @@ class Implicit(AbstractGradient):
             return found, *features.recover(found.value)
         state = adjoint.in_state(g)
         if isinstance(self.solver, AbstractSolver) and not isinstance(self.solver, InFeatures):
-            found = self.solve(state, adjoint.masked(state.g))
+            found = self.solve(state, state.source)
         else:
-            found = self._by_conjugate_gradient(adjoint, state.g)
+            found = self._by_conjugate_gradient(state)
         return found, *state.recover(found.value)
 
     def _for_features(self, system: FeatureAdjointMap) -> Solution:
@@ -104,15 +115,15 @@ class Implicit(AbstractGradient):
         if bool(found.converged.all()):
             return found
         state = system.adjoint.in_state(system.g)
-        exact = self._by_conjugate_gradient(system.adjoint, state.g)
-        y = system.adjoint.operator(exact.value.to(state.g.dtype)) * (state.unit / system.unit)
+        exact = self._by_conjugate_gradient(state)
+        y = system.adjoint.operator(exact.value.to(state.source.dtype)) * (state.unit / system.unit)
         y = torch.where(per_sample(found.converged, y), found.value, y)
         return dataclasses.replace(exact, value=y, codes=torch.where(found.converged, found.codes, exact.codes))
 
-    def _by_conjugate_gradient(self, adjoint: Adjoint, g: Tensor) -> Solution:
-        b = adjoint.masked(g.to(working_dtype(g.dtype)))
-        stride = look_stride(self.check_every, g)
-        solution = conjugate_gradient(adjoint.symmetric, b, self.tol, self.max_steps, stride)
+    def _by_conjugate_gradient(self, system: StateAdjointMap) -> Solution:
+        stride = look_stride(self.check_every, system.source)
+        b = widened(system.source)
+        solution = conjugate_gradient(system.adjoint.symmetric, b, self.tol, self.max_steps, stride)
         return settle(solution, self.on_failure, where="The backward solve")
 
     def _settle_direct(self, system: Linearisation, u: Tensor, g: Tensor) -> Solution:
@@ -177,10 +188,10 @@ def _differentiable(
     image = at(z)
     start = torch.autograd.grad(image, z, u.to(image.dtype), retain_graph=True)[0] + g.detach()
 
-    def pull(u: Tensor) -> Tensor:
+    def pull(u: Tensor, g: Tensor) -> Tensor:
         return torch.autograd.grad(image, z, u.to(image.dtype), create_graph=True)[0] + g
 
-    u = dataclasses.replace(rule, solver=None).attach(pull, start)
+    u = dataclasses.replace(rule, solver=None).attach(Function(pull, (g,)), start)  # samples do not meet in it
     outputs, gradients = [image], [u.to(image.dtype)]
     if g_v is not None:
         assert isinstance(at, Equation)
@@ -225,14 +236,14 @@ class _Closed(torch.autograd.Function):
         f: AbstractMap,
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(m)
+        ctx.save_for_backward(m, adjoint.z, adjoint.v)  # the outputs too: whoever writes to them gets an error
         ctx.set_materialize_grads(False)
         ctx.adjoint, ctx.rule, ctx.f, ctx.count = adjoint, rule, f, len(tensors)
         return adjoint.z.view_as(adjoint.z), adjoint.v.view_as(adjoint.v)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, g_v: Tensor | None) -> tuple[Tensor | None, ...]:
-        (m,) = ctx.saved_tensors
+        m, *_ = ctx.saved_tensors
         adjoint: Adjoint = ctx.adjoint
         if g_v is not None:
             through = bound(adjoint.weight).adjoint(g_v)

@@ -228,6 +228,28 @@ def test_what_the_last_evaluation_of_a_solve_has_made_is_not_made_again_for_the_
     assert len(products) == 2  # Wz and f(z)
 
 
+@pytest.mark.parametrize("kernel", ["gaussian", "linear", "sigmoid"])
+def test_what_a_solve_or_a_gradient_has_made_is_used_for_nothing_else(kernel):
+    """Not for a value written to since; without the graph of an earlier gradient; with one where W needs it."""
+    layer, x = layer_of("dense", kernel, Implicit(tol=1e-12), output="features")
+    cell, weight = layer.cell, layer.cell.operator.weight
+
+    def found() -> tuple[kerneq.cells.Equation, torch.Tensor]:
+        f = cell.bind(x)
+        return f, kerneq.solve(f, None, Proximal(), tol=1e-3, max_steps=40, check_every=40).value
+
+    def gradient(f, z) -> torch.Tensor:
+        return torch.autograd.grad(layer.gradient.attach(f, z).square().sum(), weight)[0]
+
+    f, z = found()
+    torch.testing.assert_close(gradient(f, z.mul_(0.5)), gradient(cell.bind(x), z.clone()))
+    f, z = found()
+    torch.testing.assert_close(gradient(f, layer.gradient.attach(f, z)), gradient(cell.bind(x), z.clone()))
+    f, z = found()
+    (got,) = torch.autograd.grad(cell.output(f, z).sum(), weight)
+    torch.testing.assert_close(got, torch.autograd.grad(cell.bind(x).operator(z).sum(), weight)[0])
+
+
 @pytest.mark.parametrize("solver", [Proximal(), InFeatures(), Anderson(), Picard()])
 def test_the_gradient_of_a_sample_does_not_depend_on_its_batch_mates_even_at_a_loose_tolerance(solver):
     torch.manual_seed(0)

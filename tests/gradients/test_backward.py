@@ -65,6 +65,21 @@ def test_a_sample_whose_gradient_is_no_number_passes_none_on_and_the_others_do(s
     assert got.isfinite().all(1).tolist() == [sample != 1 for sample in range(len(x))]
 
 
+@pytest.mark.parametrize("kernel", ["gaussian", "sigmoid"])
+@pytest.mark.parametrize("solver", [None, InFeatures(), ConjugateGradient(), Anderson(), Picard(0.5)], ids=str)
+def test_the_gradient_in_entries_where_the_slope_of_sigma_is_zero_does_not_matter_whatever_it_is(solver, kernel):
+    layer, x = layer_of(Implicit(solver, tol=1e-4), kernel=kernel)
+    layer, x = layer.float(), x.float().requires_grad_()
+    layer.tol = 1e-5
+    value = layer(x).value
+    off, g = value == 0, torch.full_like(value, 1e-12)
+    assert off.any()
+    (expected,) = torch.autograd.grad(value, x, g, retain_graph=True)
+    for size in (1e30, torch.inf, torch.nan):
+        (got,) = torch.autograd.grad(value, x, torch.where(off, size, g), retain_graph=True)
+        torch.testing.assert_close(got, expected, atol=0, rtol=1e-3)
+
+
 @pytest.mark.parametrize("kernel", ["gaussian", "linear", "sigmoid"])
 @pytest.mark.parametrize("form", ["dense", "conv"])
 @pytest.mark.parametrize("solver", [None, ConjugateGradient(), InFeatures(), Anderson(), Broyden(), Newton()], ids=str)
@@ -183,6 +198,19 @@ def test_double_backward_with_respect_to_the_weights_equals_that_of_the_unrolled
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-8)
 
 
+def test_double_backward_of_a_sample_does_not_depend_on_how_large_the_gradients_of_its_batch_mates_are():
+    found = []
+    for dtype, tol in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        layer, _ = layer_of(Implicit(tol=tol))
+        layer, x = layer.to(dtype), input_of("dense").to(dtype).requires_grad_()
+        layer.tol = tol
+        size = torch.tensor([1e-25, 1.0, 1.0, 1.0], dtype=dtype).unsqueeze(1)
+        (first,) = torch.autograd.grad((layer(x).value.square() * size).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad((first / size).sum(), x)[0].double())
+    expected, got = found
+    torch.testing.assert_close((got - expected).norm(dim=1) / expected.norm(dim=1), torch.zeros(4), atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("outer", [torch.sum, lambda z: z.square().sum()], ids=["linear loss", "curved loss"])
 def test_a_plain_function_is_differentiated_once_and_says_so(outer):
     A, b, z_star = affine()
@@ -216,6 +244,24 @@ def test_under_cpu_autocast_the_gradient_is_that_of_float32_to_half_precision(fo
         assert all(p.grad.dtype == torch.float32 for p in layer.parameters())
         grads.append(torch.cat([p.grad.flatten() for p in layer.parameters()]))
     assert (grads[0] - grads[1]).norm() <= 0.1 * grads[0].norm()
+
+
+@pytest.mark.parametrize("rule", [None, ConjugateGradient(), Anderson()], ids=str)
+@pytest.mark.parametrize("kernel", ["gaussian", "linear", "sigmoid"])
+def test_under_autocast_an_input_that_stays_in_float32_goes_backward_too(kernel, rule):
+    """As one does that is a itself, or comes from a norm."""
+    torch.manual_seed(0)
+    cell = kerneq.cells.DenseCell(
+        KERNELS[kernel], inputs=6, state=6, features=6, norm=0.8, inject=torch.nn.Identity()
+    ).float()
+    layer = kerneq.Equilibrium(cell, gradient=Implicit(rule, tol=1e-2, on_failure="return"), tol=1e-2).eval()
+    x, found = torch.randn(7, 6, dtype=torch.float32).requires_grad_(), []
+    for autocast in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            value = layer(x).value
+        found.append(torch.autograd.grad(value.float().square().sum(), x)[0])
+    assert value.dtype == torch.bfloat16
+    assert (found[1] - found[0]).norm() <= 0.05 * found[0].norm()
 
 
 def test_double_backward_works_under_cpu_autocast():
@@ -292,6 +338,34 @@ def test_writing_into_the_value_is_either_right_or_an_error():
             assert "inplace" in str(error).replace("-", "")
         else:
             torch.testing.assert_close(layer.cell.operator.weight.grad, expected)
+
+
+@pytest.mark.parametrize("output", ["state", "features"])
+@pytest.mark.parametrize("kernel", ["gaussian", "linear", "sigmoid"])
+def test_a_sample_lost_to_nan_that_a_loss_masks_spoils_no_gradient(kernel, output):
+    class Losing(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.where(x[:, :1] > 10, torch.nan, super().forward(x))
+
+    inject = Losing(3, 5 if KERNELS[kernel].in_state else 6)
+    layer, x = layer_of(Implicit(tol=1e-12), kernel=kernel, output=output, inject=inject)
+    weight = layer.cell.operator.weight
+    (expected,) = torch.autograd.grad(layer(x).value.square().sum(), weight)
+    solution = layer(torch.cat([torch.full((1, 3), 11.0), x]))
+    assert solution.codes[0] == Status.NONFINITE.code
+    (got,) = torch.autograd.grad(solution.value[1:].square().sum(), weight)
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("output", ["state", "features"])
+@pytest.mark.parametrize("kernel", ["gaussian", "linear", "sigmoid"])
+def test_a_value_changed_behind_the_back_of_autograd_is_an_error_and_not_a_wrong_gradient(kernel, output):
+    layer, x = layer_of(Implicit(tol=1e-12), kernel=kernel, output=output)
+    value = layer(x).value
+    loss = value.sum()
+    value.detach().mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 @pytest.mark.parametrize("rule", [None, ConjugateGradient(), InFeatures()], ids=str)

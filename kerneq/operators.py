@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Self, final
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -263,23 +264,25 @@ def top_singular_vector(
             u = torch.where(largest > 0, _unit(new / largest), u)  # a zero operator has no direction to offer
         return u
     steps = min(steps, u.numel())
-    basis, images = u.new_empty(2, steps, u.numel())
+    basis, images = u.new_zeros(2, steps, u.numel())
     basis[0] = u.flatten()
     for step in range(steps):
         images[step] = w = gram(basis[step].view_as(u)).flatten()
+        if step + 1 == steps:
+            break
         known = basis[: step + 1]
         for _ in range(2):  # twice is enough: full reorthogonalisation keeps the basis exact
             w = w - known.mT @ (known @ w)
         length = torch.linalg.vector_norm(w)
-        if step + 1 == steps or not bool(length > 1e-6 * torch.linalg.vector_norm(images[0])):
-            break
-        basis[step + 1] = w / length
-    small = known @ images[: step + 1].mT
+        # Nothing is left where the space is exhausted: a zero more in the basis does no harm, a look would wait.
+        basis[step + 1] = torch.where(length > 1e-6 * torch.linalg.vector_norm(images[0]), w / length, 0.0)
+    small = (basis @ images.mT).double().cpu()
     if not bool(small.isfinite().all()):
         return u  # ‖A u‖ then says that it is no number
-    # On the host: the library for it on a GPU takes a second to load.
-    vectors = torch.linalg.eigh(((small + small.mT) / 2).cpu()).eigenvectors
-    return _unit((vectors[:, -1].to(u.device) @ known).view_as(u))
+    # On the host: the library for it on a GPU takes a second to load. By NumPy: PyTorch's has many threads wait.
+    top = np.linalg.eigh((small + small.mT).numpy()).eigenvectors[:, -1]
+    found = (torch.from_numpy(top).to(u) @ basis).view_as(u)
+    return torch.where(found.any(), _unit(found), u)  # as above
 
 
 def _unit(u: Tensor) -> Tensor:

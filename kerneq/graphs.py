@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .equilibrium import Equilibrium
 from .operators import AbstractOperator
 from .solution import Solution
-from .tensors import map_tensors
+from .tensors import map_tensors, version
 
 MARGIN = 1.25  # times the steps that a batch took are in the graph, so that most others need no more
 
@@ -106,7 +106,7 @@ class Captured(nn.Module):
         """Where the numbers of the model lie, and how often each was changed."""
         vectors = [operator.vector for operator in self.operators]
         tensors = (*self.model.parameters(), *self.model.buffers(), *vectors)
-        return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
+        return [(t.data_ptr(), version(t)) for t in tensors]
 
     def _fits(self, x: Tensor) -> bool:
         """Whether a graph may take the place of the model."""

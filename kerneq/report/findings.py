@@ -112,10 +112,8 @@ def attack(chapter: Chapter, measured: PartByRun) -> list[Block]:
             curves.setdefault(norm, {})[label] = [0.0, *(255 * r for r in radii)], [found["clean"], *shares]
     heads = ("run", "attack", "pictures", "clean", "attacked", "random noise", "signs of a masked gradient")
     tested = max(found["tested"] for found in measured.values())
-    words = (
-        f"Random noise and the curves are of the first {tested} of the pictures at most, the curves by one restart: a "
-    )
-    words += "weaker attack than the table's."
+    words = f"Random noise and the curves are of the first {tested} of the pictures at most,"
+    words += " the curves by one restart: a weaker attack than the table's."
     drawings = []
     for norm, some in curves.items():
         title = NORMS.get(norm, norm)
@@ -128,11 +126,10 @@ def certificates(chapter: Chapter, measured: PartByRun) -> list[Block]:
     rows = []
     for label, found in measured.items():
         radii = [number(found[key], ".3f") for key in ("mean_radius", "attacked_radius", "found_radius")]
-        counts, unique = (
-            [f"{found[key]}" for key in ("images", "attacked", "broken")],
-            "yes" if found["unique"] else "no",
-        )
-        rows.append((label, unique, counts[0], number(found["accuracy"]), radii[0], counts[1], *radii[1:], counts[2]))
+        unique = "yes" if found["unique"] else "no"
+        whole = (f"{found['images']}", number(found["accuracy"]), radii[0])
+        attacked = (f"{found['attacked']}", *radii[1:], f"{found['broken']}")
+        rows.append((label, unique, *whole, *attacked))
     curves = {label: (found["radii"], found["certified"]) for label, found in measured.items()}
     svg = figures.draw_radii(chapter.aligned(curves), "ℓ2 radius, pixels in [0, 1]", "certified accuracy")
     every = ("pictures", "accuracy", "mean certified radius")

@@ -102,7 +102,7 @@ class Training:
     amp: bool = setting(False, "bfloat16 autocast, on a GPU")
     clip: float = setting(0.0, "largest norm of the gradient, 0: unlimited", low=0)
     channels_last: bool = setting(False, "store images as NHWC")
-    compile: bool = setting(False, "torch.compile of the equilibrium map")
+    compile: bool = setting(False, "torch.compile of a ResNet, or of the map where z, not v = Wz, is iterated")
     graph: bool = setting(False, "on a GPU, capture the step as one CUDA graph; solves may not look at their residual")
     deterministic: bool = setting(False, "only algorithms that give the same bits every time")
     validate_epochs: int = setting(1, "epochs between validations; the last epoch always has one", low=1)

@@ -15,7 +15,7 @@ from .gradients.transforms import opaque
 from .solution import OnFailure, Solution, Status, check_limits, check_on_failure
 from .solvers import AbstractSolver, Anderson, Picard, Proximal, solve
 from .solvers.base import untraced
-from .tensors import check_kind, check_whole, is_traced, is_transformed
+from .tensors import check_kind, check_whole, is_channels_last, is_traced, is_transformed
 
 Look = Callable[[AbstractMap, Tensor], None]
 
@@ -82,6 +82,8 @@ class Equilibrium(nn.Module):
         wanted = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
         output = self.cell.output
         value = _attach(self.gradient, f, solution, output) if wanted else output(f, solution.value)
+        if value.is_cpu and not is_channels_last(x):
+            value = value.contiguous()  # a cell may have it solved in another layout
         error = None if solution.error_bound is None else self.cell.output_error(f, solution.error_bound)
         return dataclasses.replace(solution, value=value, error_bound=error, backward=f.backward)
 

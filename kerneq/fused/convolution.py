@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
-from ..tensors import is_channels_last
 from .device import HALF, capability, needs_graph, runs_triton
 
 
@@ -66,15 +65,7 @@ class Convolution:
 
     def weight_gradient(self, z: Tensor, v: Tensor) -> Tensor:
         """The gradient of ⟨Wz, v⟩ with respect to the weight; without a graph."""
-        if not (z.is_cpu and is_channels_last(z) and is_channels_last(v)):
-            return conv2d_weight(z, list(self.weight.shape), v, padding=self._padding)  # type: ignore[no-untyped-call]
-        # On a CPU as one matrix product, of z with the shifted copies of v, which is the smaller: faster than oneDNN.
-        size, pad = self.weight.shape[-1], self._padding
-        around = F.pad(v.permute(0, 2, 3, 1), (0, 0, pad, pad, pad, pad))
-        shifted = around.unfold(1, size, 1).unfold(2, size, 1)  # (batch, height, width, features, k, k)
-        taps = shifted.permute(0, 1, 2, 4, 5, 3).reshape(-1, size * size * v.shape[1])
-        product = taps.mT @ z.permute(0, 2, 3, 1).reshape(-1, z.shape[1])
-        return product.view(size, size, v.shape[1], z.shape[1]).flip(0, 1).permute(2, 3, 0, 1)
+        return conv2d_weight(z, list(self.weight.shape), v, padding=self._padding)  # type: ignore[no-untyped-call]
 
     @property
     def _padding(self) -> int:

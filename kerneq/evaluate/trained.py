@@ -25,18 +25,8 @@ from ..run import CheckpointError, Run, TrainingError, find_run
 from ..run.checkpoint import load_weights
 from ..run.config import Config
 from ..solution import Solution
-from ..training.build import (
-    Builder,
-    build_model,
-    class_counts,
-    for_inference,
-    hold,
-    make_batches,
-    place,
-    read_images,
-    split,
-)
-from ..training.process import Process
+from ..training.build import Builder, build_model, class_counts, hold, make_batches, place, read_images, split
+from ..training.process import Process, choose_device
 
 T = TypeVar("T")
 
@@ -70,7 +60,7 @@ class TrainedRun:
     ) -> "TrainedRun":
         """Open the run in `path`, or the one that ships under this name; its data set is not needed."""
         run = find_run(path)
-        config, process = for_inference(run.config(), device)
+        config, process = run.config(), Process(choose_device(device))
         file = run.checkpoint(checkpoint)
         weights, epoch = run.trained_weights(checkpoint)
         if "head.bias" not in weights:

@@ -120,9 +120,7 @@ def _mean(x: Tensor, factor: int, scale: float) -> Tensor:
         from .layers_triton import gather
 
         return gather(x, factor, scale / factor**2)
-    batch, channels, height, width = x.shape
-    tiles = x.permute(0, 2, 3, 1).reshape(batch, height // factor, factor, width // factor, factor, channels)
-    mean = tiles.mean((2, 4)).permute(0, 3, 1, 2)
+    mean = F.avg_pool2d(x, factor)
     return mean if scale == 1 else mean * scale
 
 

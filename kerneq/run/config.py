@@ -101,7 +101,7 @@ class Training:
     ema: float = setting(0.0, "decay of the running average of the weights per step, 0: none", low=0, high=0.999999)
     amp: bool = setting(False, "bfloat16 autocast, on a GPU")
     clip: float = setting(0.0, "largest norm of the gradient, 0: unlimited", low=0)
-    channels_last: bool = setting(False, "store images as NHWC")
+    channels_last: bool = setting(True, "store images as NHWC")
     compile: bool = setting(False, "torch.compile of a ResNet, or of the map where z, not v = Wz, is iterated")
     graph: bool = setting(False, "on a GPU, capture the step as one CUDA graph; solves may not look at their residual")
     deterministic: bool = setting(False, "only algorithms that give the same bits every time")

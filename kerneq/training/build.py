@@ -15,7 +15,7 @@ from ..fused.layers import synchronised
 from ..models import AbstractModel
 from ..run import TrainingError
 from ..run.config import Config, ConfigError
-from .process import Process, choose_device
+from .process import Process
 
 Builder = Callable[[Config, Images], AbstractModel]
 
@@ -42,17 +42,6 @@ def place(model: AbstractModel, config: Config, process: Process) -> AbstractMod
     if process.world > 1 and process.device.type == "cuda":
         model = cast(AbstractModel, synchronised(model))
     return model
-
-
-def for_inference(config: Config, device: str) -> tuple[Config, Process]:
-    """The settings and the process to use a trained model with, on one device.
-
-    On a CPU channels-last whatever the training used: oneDNN's convolutions then need no reordering.
-    """
-    process = Process(choose_device(device))
-    channels_last = config.training.channels_last or process.device.type == "cpu"
-    training = dataclasses.replace(config.training, channels_last=channels_last)
-    return dataclasses.replace(config, training=training), process
 
 
 def training_batches(

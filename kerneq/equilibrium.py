@@ -82,7 +82,7 @@ class Equilibrium(nn.Module):
         wanted = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
         output = self.cell.output
         value = _attach(self.gradient, f, solution, output) if wanted else output(f, solution.value)
-        if value.is_cpu and not is_channels_last(x):
+        if value.is_cpu and (x.is_contiguous() or not is_channels_last(x)):  # one channel alone is both
             value = value.contiguous()  # a cell may have it solved in another layout
         error = None if solution.error_bound is None else self.cell.output_error(f, solution.error_bound)
         return dataclasses.replace(solution, value=value, error_bound=error, backward=f.backward)

@@ -180,11 +180,13 @@ def test_in_a_sequence_of_modules_the_value_is_asked_for_by_name_and_the_error_s
     assert torch.nn.Sequential(layer, kerneq.Value(), torch.nn.Linear(5, 2))(x).shape == (2, 2)
 
 
-def test_the_value_is_stored_as_the_pictures_are():
+@pytest.mark.parametrize("channels", [1, 8])
+def test_the_value_is_stored_as_the_pictures_are(channels):
     """On a CPU the solve itself is channels-last; nobody who writes z.view(len(z), -1) shall notice."""
-    layer = kerneq.Equilibrium(kerneq.cells.ConvCell(Gaussian(0.2), inputs=8, state=16, features=8)).eval()
-    x = torch.randn(4, 8, 8, 8)
-    plain, last, sliced = layer(x).value, layer(x.to(memory_format=torch.channels_last)).value, layer(x[:, :, ::2, ::2])
-    assert plain.is_contiguous() and sliced.value.is_contiguous()
-    assert last.is_contiguous(memory_format=torch.channels_last)
+    layer = kerneq.Equilibrium(kerneq.cells.ConvCell(Gaussian(0.2), inputs=channels, state=16, features=8)).eval()
+    x = torch.randn(4, channels, 8, 8)
+    plain, sliced = layer(x).value, layer(x[:, :, ::2, ::2]).value
+    assert plain.is_contiguous() and sliced.is_contiguous()
+    last = layer(x.to(memory_format=torch.channels_last)).value
+    assert last.is_contiguous(memory_format=torch.channels_last) == (channels > 1)
     torch.testing.assert_close(plain, last)

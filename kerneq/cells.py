@@ -1,6 +1,7 @@
 """A cell is the trainable equation z = σ(d(z; x)); `bind(x)` is that equation at one batch of inputs."""
 
 import abc
+import dataclasses
 from typing import Literal, final
 
 import torch
@@ -121,7 +122,9 @@ class AbstractKernelCell(AbstractCell):
         measured = self.operator.vector.numel() > 0
         norm = self.operator.last_norm() if measured else weight.new_ones(())
         a, z = self.seen if self.seen is not None else (weight.new_zeros(1), None)  # the bound does not depend on a
-        f = self._equation(a.to(weight), norm, compiled=False)  # a compiler would take longer than a run for one energy
+        a = a.to(weight)
+        f = self._equation(a, norm, compiled=False)  # a compiler would take longer than a run for one energy
+        f = dataclasses.replace(f, binding=dataclasses.replace(f.binding, a=a))  # which was in the kernel's unit before
         numbers = {} if f.binding.gamma is None else {"gamma": float(f.binding.gamma)}
         if not measured:
             return numbers

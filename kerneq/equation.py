@@ -620,12 +620,12 @@ class FeatureAdjointMap(AbstractMap):
         """w = D(g ± WᵀNy), y and Ny, in the unit of g."""
         adjoint = self.adjoint
         n, masked = self.last.take(y)
-        y = y * self.unit
+        scaled = y * self.unit
         if n is None or masked is None:
-            n = adjoint.hvp(y)
-            return adjoint.masked_adjoint(n, self.g, adjoint.sign), y, n
+            n = adjoint.hvp(scaled)
+            return adjoint.masked_adjoint(n, self.g, adjoint.sign), scaled, n
         w = torch.addcmul(adjoint.masked(self.g), masked, self.unit, value=adjoint.sign)
-        return w, y, n * self.unit
+        return w, scaled, scaled if n is y else n * self.unit  # N = 1 for the linear kernel
 
     def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
         if z0 is not None:

@@ -73,7 +73,9 @@ class Captured(nn.Module):
         if not self._fits(x):
             return self._call(x, solutions)
         autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-        settings = tuple((layer.solver, layer.tol, layer.max_steps, layer.check_every) for layer in self.layers)
+        rules = ((layer.solver, layer.gradient) for layer in self.layers)  # an unrolled layer is its steps
+        limits = ((layer.tol, layer.max_steps, layer.check_every) for layer in self.layers)
+        settings = (*rules, *limits)
         key = (x.shape, x.stride(), x.dtype, x.device, autocast, torch.is_inference_mode_enabled(), solutions, settings)
         places = self._places()
         if places != self.weights or not all(operator.settled for operator in self.operators):

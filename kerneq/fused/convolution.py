@@ -43,7 +43,7 @@ class Convolution:
 
     def adjoint_relu(self, v: Tensor, shift: Tensor | None) -> Tensor:
         """max(Wᵀv + shift, 0), in one pass over memory where nothing has to be differentiated and cuDNN can do it."""
-        if self._fuses_relu(v):
+        if self._fuses_relu(v) and (shift is None or not needs_graph(shift)):
             geometry = [1, 1], [self._padding] * 2, [1, 1], 1  # stride, padding, dilation, groups
             if shift is None:
                 return torch.ops.aten.cudnn_convolution_relu(v, self._flipped, None, *geometry)

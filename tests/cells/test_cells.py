@@ -9,6 +9,7 @@ import kerneq
 from kerneq import equation
 from kerneq.cells import ConvCell, DenseCell
 from kerneq.equation import Equation
+from kerneq.equilibrium import watching
 from kerneq.kernels import Gaussian, Linear, Polynomial, Sigmoid
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -91,6 +92,14 @@ def test_a_cell_reports_its_norm_before_and_under_the_bound():
     kerneq.Equilibrium(cell)(x)
     told = cell.diagnostics()
     assert told["norm_raw"] > 0.9 == pytest.approx(told["norm"]) and told["gamma"] == 0.5
+
+
+@pytest.mark.parametrize("kernel", ["linear", "quadratic", "sigmoid", "gaussian"])
+def test_a_cell_reports_the_energy_it_has_seen(kernel):
+    layer, found = kerneq.Equilibrium(cell_of("conv", KERNELS[kernel])), []
+    with watching(layer, lambda f, z: found.append(f.energy(z).mean().item())):
+        layer(input_of("conv"))
+    assert layer.cell.diagnostics()["energy"] == pytest.approx(found[0], rel=1e-6)
 
 
 @pytest.mark.parametrize("form", CELLS)

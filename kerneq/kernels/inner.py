@@ -100,15 +100,10 @@ class AbstractInnerKernel(AbstractKernel):
         if self.curvature == 0:
             return None
         a = at.a.detach()
-        t = per_sample_dot(a, z)
-
-        def product(w: Tensor) -> Tensor:
-            with torch.enable_grad():  # κ″ is the derivative of κ′
-                leaf = t.detach().requires_grad_()
-                (change,) = torch.autograd.grad(self.derivative(leaf), leaf, per_sample_dot(a, w))
-            return per_sample(change, a).to(a.dtype) * a
-
-        return product
+        with torch.enable_grad():
+            t = per_sample_dot(a, z.detach()).requires_grad_()
+            (second,) = torch.autograd.grad(self.derivative(t).sum(), t)  # κ″ is the derivative of κ′
+        return lambda w: per_sample(second * per_sample_dot(a, w), a).to(a.dtype) * a
 
 
 @final

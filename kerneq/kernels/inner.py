@@ -42,6 +42,13 @@ class AbstractInnerKernel(AbstractKernel):
     def derivative(self, t: Tensor) -> Tensor:
         """κ′(t)."""
 
+    def second(self, t: Tensor) -> Tensor:
+        """κ″(t), without a graph; as the derivative of κ′ where a kernel does not say it itself."""
+        with torch.enable_grad():
+            leaf = t.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(self.derivative(leaf).sum(), leaf)
+        return slope
+
     @property
     @abc.abstractmethod
     def curvature(self) -> float:
@@ -100,10 +107,8 @@ class AbstractInnerKernel(AbstractKernel):
         if self.curvature == 0:
             return None
         a = at.a.detach()
-        with torch.enable_grad():
-            t = per_sample_dot(a, z.detach()).requires_grad_()
-            (second,) = torch.autograd.grad(self.derivative(t).sum(), t)  # κ″ is the derivative of κ′
-        return lambda w: per_sample(second * per_sample_dot(a, w), a).to(a.dtype) * a
+        t = per_sample_dot(a, z)
+        return lambda w: per_sample(self.second(t) * per_sample_dot(a, w), a).to(a.dtype) * a
 
 
 @final
@@ -145,6 +150,10 @@ class Sigmoid(AbstractInnerKernel):
     def derivative(self, t: Tensor) -> Tensor:
         return 1 - torch.tanh(t.clamp_min(0)) ** 2
 
+    def second(self, t: Tensor) -> Tensor:
+        tanh = torch.tanh(t.clamp_min(0))
+        return 2 * tanh * (tanh**2 - 1)
+
     @property
     def curvature(self) -> float:
         return 4 / (3 * 3**0.5)
@@ -179,6 +188,9 @@ class Polynomial(AbstractInnerKernel):
 
     def derivative(self, t: Tensor) -> Tensor:
         return self.degree * (t + self.offset) ** (self.degree - 1)
+
+    def second(self, t: Tensor) -> Tensor:
+        return self.degree * (self.degree - 1) * (t + self.offset) ** (self.degree - 2)
 
     @property
     def region(self) -> float:

@@ -4,7 +4,8 @@ import pytest
 import torch
 from helpers import CELLS, KERNELS, Reference, cell_of, input_of, patches
 
-from kerneq.kernels import Gaussian
+from kerneq.kernels import Gaussian, Polynomial, Sigmoid
+from kerneq.kernels.inner import AbstractInnerKernel
 
 pytestmark = pytest.mark.usefixtures("float64")
 PAIRS = [(kernel, form) for kernel in KERNELS for form in CELLS]
@@ -41,6 +42,12 @@ def test_the_energy_is_that_of_the_hidden_problem_and_its_gradient_is_z_minus_th
     outside = z.detach().clone()
     outside.view(len(z), -1)[1, 0] = -1
     assert f.energy(outside).isinf().tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize("kernel", [Sigmoid(), Polynomial(2), Polynomial(3, 0.5)])
+def test_the_curvature_of_an_inner_kernel_is_the_derivative_of_its_slope(kernel):
+    t = torch.linspace(-2, 2, 40)
+    torch.testing.assert_close(kernel.second(t), AbstractInnerKernel.second(kernel, t))
 
 
 @pytest.mark.parametrize("kernel, form", PAIRS)

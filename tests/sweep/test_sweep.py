@@ -104,7 +104,7 @@ def test_every_sweep_of_the_package_can_be_configured(name):
     """Narrow and for one seed: to build the models at their size takes long."""
     assert "seed" in load_sweep(name).axes
     sweep = load_sweep(name, ["seed=0", "model.width=16", "device=cpu"])
-    assert len(sweep.cells()) >= 3 and any(len(values) >= 3 for values in sweep.axes.values())
+    assert len(sweep.cells()) >= 2
     for cell in sweep.cells():
         sweep.config(cell)
 

@@ -73,10 +73,10 @@ class Captured(nn.Module):
         if not self._fits(x):
             return self._call(x, solutions)
         autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-        rules = ((layer.solver, layer.gradient) for layer in self.layers)  # an unrolled layer is its steps
-        limits = ((layer.tol, layer.max_steps, layer.check_every) for layer in self.layers)
-        settings = (*rules, *limits)
-        key = (x.shape, x.stride(), x.dtype, x.device, autocast, torch.is_inference_mode_enabled(), solutions, settings)
+        rules = tuple((layer.solver, layer.gradient) for layer in self.layers)  # an unrolled layer is its steps
+        limits = tuple((layer.tol, layer.max_steps, layer.check_every) for layer in self.layers)
+        given = (x.shape, x.stride(), x.dtype, x.device)
+        key = (*given, autocast, torch.is_inference_mode_enabled(), solutions, rules, limits)
         places = self._places()
         if places != self.weights or not all(operator.settled for operator in self.operators):
             if [address for address, _ in places] != [address for address, _ in self.weights]:

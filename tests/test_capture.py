@@ -56,6 +56,15 @@ def test_a_captured_model_gives_the_same_logits_and_tells_the_truth_about_its_so
 
 
 @cuda
+def test_a_layer_that_becomes_its_steps_is_captured_anew():
+    model, x = build("geq-tiny").cuda().eval(), torch.randn(4, 3, 32, 32, device="cuda")
+    fast = kerneq.capture(model, x)
+    with torch.no_grad(), equilibrium.solving(model, gradient=kerneq.gradients.Unrolled(1)):
+        for _ in range(3):
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-2, atol=1e-2)
+
+
+@cuda
 def test_a_sample_that_needs_more_steps_than_the_graph_has_is_solved_all_the_same():
     layer = layer_of(tol=1e-5, max_steps=200).double().cuda()  # float32 convolutions, in TF32, do not reach 1e-5
     easy, hard = (scale * torch.randn(2, 4, 8, 8, device="cuda", dtype=torch.float64) for scale in (1e-4, 30))

@@ -15,7 +15,7 @@ from .gradients.transforms import opaque
 from .solution import OnFailure, Solution, Status, check_limits, check_on_failure
 from .solvers import AbstractSolver, Anderson, Picard, Proximal, solve
 from .solvers.base import untraced
-from .tensors import check_kind, check_whole, is_channels_last, is_traced, is_transformed
+from .tensors import check_kind, check_whole, is_only_channels_last, is_traced, is_transformed
 
 Look = Callable[[AbstractMap, Tensor], None]
 
@@ -73,7 +73,7 @@ class Equilibrium(nn.Module):
             return self._transformed(x)
         f = self.cell.bind(x)
         if x.is_cpu:
-            f = f.channels_last()  # there the patches of a radial kernel are at hand: a sixth less time
+            f = f.channels_last()  # where the patches of a radial kernel are at hand
         limits = self.tol, self.max_steps, self.check_every, self.on_failure
         solution = _find(f, self.cell.initial(f), self.solver, self.gradient, *limits)
         if self.training:
@@ -84,7 +84,7 @@ class Equilibrium(nn.Module):
         wanted = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
         output = self.cell.output
         value = _attach(self.gradient, f, solution, output) if wanted else output(f, solution.value)
-        if value.is_cpu and (x.is_contiguous() or not is_channels_last(x)):  # one channel alone is both
+        if value.is_cpu and not is_only_channels_last(x):
             value = value.contiguous()
         error = None if solution.error_bound is None else self.cell.output_error(f, solution.error_bound)
         return dataclasses.replace(solution, value=value, error_bound=error, backward=f.backward)

@@ -90,6 +90,11 @@ def is_channels_last(t: Tensor) -> bool:
     return t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
 
 
+def is_only_channels_last(t: Tensor) -> bool:
+    """Whether they are, and not contiguous as well: pictures of one channel, or of one pixel, are both."""
+    return is_channels_last(t) and not t.is_contiguous()
+
+
 def version(t: Tensor) -> int:
     """How often t has been written to; 0 where nobody counts."""
     return 0 if t.is_inference() or is_traced() else t._version

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..tensors import is_channels_last, working_dtype
+from ..tensors import is_only_channels_last, working_dtype
 from .device import differentiable, runs_triton
 
 
@@ -82,7 +82,7 @@ def radial_hvp(
             return _with_dims(pulled, dims)
 
         return fused
-    last, dtype = reads_channels_last(a), working_dtype(a.dtype)
+    last, dtype = is_only_channels_last(a), working_dtype(a.dtype)
     r = cut((a - v).to(a.dtype), split, patch, last)
     Qr = _reordered(Q, split, patch, last).to(r.dtype)
     q = r @ Qr
@@ -117,7 +117,7 @@ def plain_step(
     formula: Formula, a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor, split: int, patch: int, value: bool
 ) -> tuple[Tensor, Tensor | None]:
     """`radial_step` of pictures in plain PyTorch; m in the dtype and memory order of `a`."""
-    last = reads_channels_last(a)
+    last = is_only_channels_last(a)
     r = cut(a if v is None else (a - v).to(a.dtype), split, patch, last)
     q = r @ _reordered(Q, split, patch, last).to(r.dtype)
     s = gamma * (q * r).sum(-1, dtype=working_dtype(a.dtype))
@@ -171,11 +171,6 @@ def _picture(features: Tensor) -> Tensor:
 def _with_dims(picture: Tensor, dims: int) -> Tensor:
     """The inverse of `_picture`: vectors again where vectors were given."""
     return picture.flatten(1) if dims == 2 else picture
-
-
-def reads_channels_last(a: Tensor) -> bool:
-    """Whether patches are read in the order of channels-last memory; where both orders are one, they are not."""
-    return is_channels_last(a) and not a.is_contiguous()
 
 
 def cut(x: Tensor, split: int, patch: int, last: bool) -> Tensor:

@@ -22,8 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..tensors import is_only_channels_last
 from .device import processors
-from .radial import reads_channels_last
 
 height = weight = slope = None  # in the programs of a formula, its functions: see `programs`
 
@@ -208,7 +208,7 @@ def _grid(a: Tensor, n: int, patches: int, programs: int) -> tuple[int, int, int
 
 def _stored_like(x: Tensor, a: Tensor) -> Tensor:
     """x without holes and in the memory order of `a`."""
-    return x.contiguous(memory_format=torch.channels_last if reads_channels_last(a) else torch.contiguous_format)
+    return x.contiguous(memory_format=torch.channels_last if is_only_channels_last(a) else torch.contiguous_format)
 
 
 def _warps(n: int) -> int:
@@ -233,7 +233,7 @@ def forward(
     with torch.cuda.device_of(a):
         program[(count,)](
             a, v, Q.contiguous(), gamma, m, parts, tiles,
-            *a.shape[1:], split, patch, T, reads_channels_last(a), _precision(), num_warps=_warps(n),
+            *a.shape[1:], split, patch, T, is_only_channels_last(a), _precision(), num_warps=_warps(n),
         )  # fmt: skip
     return m, parts.sum(1) if value else None
 
@@ -258,7 +258,7 @@ def backward(
         program[(count,)](
             u, None if tau is None else tau.contiguous(), a, v, Q.contiguous(), gamma,
             grad_a, grad_v, Q_parts, gamma_parts, tiles,
-            *a.shape[1:], split, patch, T, reads_channels_last(a), _precision(), num_warps=_warps(n),
+            *a.shape[1:], split, patch, T, is_only_channels_last(a), _precision(), num_warps=_warps(n),
         )  # fmt: skip
     grad_Q = Q_parts.sum(0).to(Q.dtype) if want_Q else None
     return grad_a, grad_v, grad_Q, gamma_parts.sum().to(gamma.dtype) if want_gamma else None

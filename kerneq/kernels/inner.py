@@ -5,6 +5,7 @@ Linear (OptEq, MOptEq), polynomial and sigmoid (GEQ, Table 4).
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import ClassVar, final
@@ -108,7 +109,8 @@ class AbstractInnerKernel(AbstractKernel):
             return None
         a = at.a.detach()
         t = per_sample_dot(a, z)
-        return lambda w: per_sample(self.second(t) * per_sample_dot(a, w), a).to(a.dtype) * a
+        second = functools.cache(lambda: self.second(t))  # once a solve, and not where nothing is differentiated
+        return lambda w: per_sample(second() * per_sample_dot(a, w), a).to(a.dtype) * a
 
 
 @final

@@ -65,7 +65,7 @@ class Task:
         verdicts: list[Verdict] = []
         for model, (found, *_) in self.reached.items():
             if found.published is not None:
-                variance = found.variance + ((self.published[model].std or 0) / 100) ** 2
+                variance = found.variance + self.another_seed(found) + self.spread(model)
                 kind = verdict(found.accuracy - found.published, variance)
                 verdicts.append((kind, f"{model} {self.difference(found)}"))
         return verdicts
@@ -89,8 +89,8 @@ class Task:
                 difference, variance = a.accuracy - b.accuracy, self.variance(a, b)
                 kind = "unlike" if other else verdict(difference, variance)
                 if kind == "within" and self.name == self.pictures:
-                    spread = sum(((paper.std or 0) / 100) ** 2 for paper in papers)
-                    kind = "smaller" if verdict(difference - gap / 100, variance + spread) == "below" else kind
+                    theirs = self.spread(high) + self.spread(low)
+                    kind = "smaller" if verdict(difference - gap / 100, variance + theirs) == "below" else kind
                 words = f"{high} before {low} ({signed(gap, 'g')} / {points}"
                 words += f", {a.seeds} and {b.seeds} seeds" if a.seeds + b.seeds > 2 else ""
                 words += f"; another {', '.join(other)})" if other else ")"
@@ -99,6 +99,14 @@ class Task:
                     words += f"({self.described(a)} against {self.described(b)})"
                 verdicts.append((kind, words))
         return verdicts
+
+    def spread(self, model: str) -> float:
+        """The variance over seeds that is published of a model."""
+        return ((self.published[model].std or 0) / 100) ** 2
+
+    def another_seed(self, found: Result) -> float:
+        """The variance that another seed would add to one run, which cannot say it itself: the published one."""
+        return self.spread(found.model) if found.std is None else 0.0
 
     def described(self, found: Result) -> str:
         """An accuracy, and the runs it is of."""
@@ -110,16 +118,17 @@ class Task:
 
         Fewer seeds than are in the mean differ more, so the variance is none too small.
         """
+        seeds = self.another_seed(a) + self.another_seed(b)
         every = [[self.runs[path].wrong(found.split) for path in found.runs] for found in (a, b)]
         lists = [[wrong for wrong in wrongs if wrong is not None] for wrongs in every]
         if a.images != b.images or not all(lists):
-            return a.variance + b.variance
+            return a.variance + b.variance + seeds
         apart: dict[int, float] = collections.defaultdict(float)  # by picture: the share of seeds wrong, a's less b's
         for sign, wrongs in zip((1, -1), lists, strict=True):
             for place in itertools.chain.from_iterable(wrongs):
                 apart[place] += sign / len(wrongs)
         mean, square = sum(apart.values()) / a.images, sum(share**2 for share in apart.values()) / a.images
-        return (square - mean**2) / a.images + a.seed_variance + b.seed_variance
+        return (square - mean**2) / a.images + a.seed_variance + b.seed_variance + seeds
 
     def unlike(self, a: Result, b: Result) -> list[str]:
         """The settings outside [model] in which two results differ; one may have ended before its last epoch."""
@@ -174,8 +183,8 @@ def compare(runs: Sequence[Reported]) -> list[Section]:
         "the two runs whose settings outside [model] differ least, and where those differ it is not compared. Where no "
         "seeds are named it is one run of each.",
         "Noise is 1.96 standard errors: those of a share of so many images (for an order, of differences picture by "
-        "picture where records of both have them), of the seeds where there are several, and the papers' ±. What "
-        "another seed would change of a single run beyond that is not known.",
+        "picture where records of both have them), of the seeds, and the papers' ±, which is also taken for what "
+        "another seed would change where there is one run of ours.",
         "five-classes: classes 0 to 4 of CIFAR-10; super-classes, unseen-classes: the 20 super-classes of CIFAR-100, "
         "in pictures of the sub-classes that were, and were not, trained on.",
     ]

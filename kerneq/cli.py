@@ -652,7 +652,7 @@ def main(command: Callable[[], object] = app) -> None:
         code = exit_code(error)
         if code is None:
             raise
-        complain(str(error))
+        complain(advised(error))
         sys.exit(code)
     finally:
         warnings.formatwarning = plain
@@ -678,6 +678,16 @@ def exit_code(error: Exception) -> int | None:
     others = (DataError, EquilibriumError, NonfiniteInputError, TrainingError, OSError, OutOfMemoryError)
     codes = ((ConfigError, 2), (Stopped, 130), (others, 1))
     return next((code for kinds, code in codes if isinstance(error, kinds)), None)
+
+
+def advised(error: Exception) -> str:
+    """The sentence of an error; of PyTorch's about memory its first ones, and what to do instead of its own advice."""
+    from torch import OutOfMemoryError
+
+    if not isinstance(error, OutOfMemoryError):
+        return str(error)
+    said = str(error).partition(" Including non-PyTorch memory")[0].partition(" Of the allocated memory")[0]
+    return f"{said} Free the card (`nvidia-smi` shows who holds it), or train in smaller batches (training.batch_size)."
 
 
 def numbers(*headings: str) -> list[Column]:

@@ -178,8 +178,8 @@ def test_a_terminal_without_our_characters_costs_nobody_a_result():
 def test_a_card_without_memory_is_a_sentence_with_advice(capsys):
     def command() -> None:
         raise torch.OutOfMemoryError(
-            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB free. Including non-PyTorch memory, this "
-            "process has 9 GiB in use. Of the allocated memory 8 GiB is allocated by PyTorch. If reserved but"
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB free. Including non-PyTorch memory, "
+            "this process has 9 GiB in use. Of the allocated memory 8 GiB is allocated by PyTorch. If reserved but"
         )
 
     with pytest.raises(SystemExit, match="1"):

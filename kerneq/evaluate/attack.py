@@ -304,7 +304,8 @@ def attack(model: nn.Module, pictures: Pictures, threat: Threat, source: nn.Modu
         radii.append((wider.radius, accuracy(model, carry_out(wider, model, some)[0])))
     unrolled = transfer = None
     if any(isinstance(module, Equilibrium) for module in model.modules()):
-        few = [pair for batch in some for pair in zip(*(tensor.split(TOGETHER) for tensor in batch), strict=True)]
+        parts = ((x, labels, slice(i, i + TOGETHER)) for x, labels in some for i in range(0, len(labels), TOGETHER))
+        few = [(x[part], labels[part]) for x, labels, part in parts]
         unrolled = accuracy(model, carry_out(threat, model, few, Unrolled(UNROLLED))[0])
     if source is not None:
         transfer = accuracy(model, carry_out(threat, source, some)[0])

@@ -83,6 +83,8 @@ class AbstractKernelCell(AbstractCell):
     def bind(self, x: Tensor) -> Equation:
         self._check(x)
         a = autocasted(self.inject(x))  # as W is, whatever `inject` made: the backward pass knows of no autocast
+        if a.is_cpu and a.dim() == 4:
+            a = a.contiguous(memory_format=torch.channels_last)  # where the patches of a radial kernel are at hand
         return self._equation(a, self.operator.norm(a), self.compiled)
 
     def _equation(self, a: Tensor, operator_norm: Tensor, compiled: bool) -> Equation:

@@ -202,10 +202,6 @@ class AbstractMap(abc.ABC):
         """The derivative at the equilibrium z in closed form, where there is such a thing."""
         return None
 
-    def channels_last(self) -> Self:
-        """The same map with its pictures, if it is one of pictures, stored so."""
-        return self
-
     def tensors(self) -> tuple[Tensor, ...]:
         """Everything f is known to depend on that may have a gradient."""
         return ()
@@ -427,12 +423,6 @@ class Equation(AbstractMap):
     def rows(self, index: Tensor) -> Self:
         binding = dataclasses.replace(self.binding, a=take_samples(self.binding.a, index))
         return dataclasses.replace(self, binding=binding, last=LastProducts())
-
-    def channels_last(self) -> Self:
-        if self.binding.a.dim() != 4:
-            return self
-        a = self.binding.a.contiguous(memory_format=torch.channels_last)
-        return dataclasses.replace(self, binding=dataclasses.replace(self.binding, a=a), last=LastProducts())
 
     def tensors(self) -> tuple[Tensor, ...]:
         parts = (self.operator.weight, self.binding.a, self.binding.Q, self.binding.gamma)

@@ -72,8 +72,6 @@ class Equilibrium(nn.Module):
         if is_transformed():
             return self._transformed(x)
         f = self.cell.bind(x)
-        if x.is_cpu:
-            f = f.channels_last()  # where the patches of a radial kernel are at hand
         limits = self.tol, self.max_steps, self.check_every, self.on_failure
         solution = _find(f, self.cell.initial(f), self.solver, self.gradient, *limits)
         if self.training:

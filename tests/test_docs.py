@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, median
 
@@ -102,6 +103,28 @@ def test_the_tables_of_the_recipe_have_the_numbers_of_their_records():
                 assert agree(cell, values[head]), f"{names}: {head} is {values[head]}, not {cell}"
                 compared += 1
     assert compared > 80
+
+
+def shares(record: object) -> Iterator[float]:
+    """Every number from 0 to 1 in a record, in percent."""
+    if isinstance(record, dict | list):
+        for part in record.values() if isinstance(record, dict) else record:
+            yield from shares(part)
+    elif isinstance(record, float) and 0 <= record <= 1:
+        yield 100 * record
+
+
+def test_accuracies_over_seeds_in_the_recipe_are_those_of_their_sweeps():
+    compared = 0
+    for section in (ROOT / "docs/recipe.md").read_text(encoding="utf-8").split("\n### "):
+        files = [ROOT / name for name in re.findall(r"`(docs/recipe/[\w-]+\.json)`", section)]
+        known = {share for file in files for share in shares(json.loads(file.read_text()))}
+        for cell in re.findall(r"\| *(\d\d\.\d(?:, \d\d\.\d)+) %", section):
+            for share in map(float, cell.split(", ")):
+                found = any(abs(share - value) <= 0.0501 for value in known)
+                assert found, f"{share} of {cell} % is in none of {[file.name for file in files]}"
+                compared += 1
+    assert compared > 40
 
 
 def test_every_figure_of_the_results_is_shown():

@@ -101,12 +101,19 @@ class Predictor:
             names = [tuple(self.trained.classes[label] for label in row) for row in best.indices.tolist()]
             here = paths[len(found) : len(found) + len(x)]
             outcomes = _outcomes(list(solutions.values()), len(x))
-            bound = certify(self.trained.model, x, std=images.std).pixel_radius if certified else None
-            radii = [None] * len(x) if bound is None else bound.tolist()
+            radii = self._radii(x, best.indices[:, 0]) if certified else [None] * len(x)
             columns = (here, names, best.values.tolist(), outcomes, radii)
             for path, classes, shares, outcome, radius in zip(*columns, strict=True):
                 found.append(Prediction(Path(path), classes, tuple(shares), *outcome, radius))
         return found
+
+    def _radii(self, x: Tensor, classes: Tensor) -> list[float]:
+        """The certified radius of each picture, 0 where what is proved is about another class than was predicted: a
+        few steps, or half precision, may see another one than the equilibrium does."""
+        proved = certify(self.trained.model, x, std=self.trained.seen.std)
+        assert proved.pixel_radius is not None
+        radii: list[float] = torch.where(proved.prediction == classes, proved.pixel_radius, 0.0).tolist()
+        return radii
 
 
 def _outcomes(solves: list[Solution], count: int) -> list[tuple[Status | None, int | None, float | None]]:

@@ -94,7 +94,9 @@ def corruptions(chapter: Chapter, measured: PartByRun) -> list[Block]:
     svg = figures.draw_bars(bars, {label: found["clean"] for label, found in measured.items()}, colours)
     heads = ("run", "clean accuracy", "mean accuracy, corrupted", "mean corruption error", "pictures")
     drawing = Drawing(chapter.file("corruptions"), "Accuracy under the corruptions of CIFAR-10-C", svg, wide=True)
-    return [Table(heads, rows, ("pictures",)), [drawing]]
+    sources = {found["source"] for found in measured.values()}
+    differ = "Not all were measured on the same corrupted pictures (the last column): only runs with the same compare."
+    return [*([Paragraph(differ)] if len(sources) > 1 else []), Table(heads, rows, ("pictures",)), [drawing]]
 
 
 def attack(chapter: Chapter, measured: PartByRun) -> list[Block]:
@@ -106,13 +108,13 @@ def attack(chapter: Chapter, measured: PartByRun) -> list[Block]:
             norm = t["norm"]
             ball = f"{NORMS.get(norm, norm)} ≤ {t['radius'] * 255:g}/255, PGD-{t['steps']} × {t['restarts']}"
             signs = [words.partition(": ")[2] for words in found["concerns"] if words.startswith(f"{norm}: ")]
-            accuracies = (number(found["clean"]), number(threat["accuracy"]), number(threat["noise"]))
+            accuracies = (number(found["clean"]), number(threat["accuracy"]), number(threat.get("random")))
             rows.append((label, ball, f"{found['images']}", *accuracies, "; ".join(signs) or "none"))
             radii, shares = zip(*threat["radii"], strict=True)
             curves.setdefault(norm, {})[label] = [0.0, *(255 * r for r in radii)], [found["clean"], *shares]
-    heads = ("run", "attack", "pictures", "clean", "attacked", "random noise", "signs of a masked gradient")
+    heads = ("run", "attack", "pictures", "clean", "attacked", "at random points", "signs of a masked gradient")
     tested = max(found["tested"] for found in measured.values())
-    words = f"Random noise and the curves are of the first {tested} of the pictures at most,"
+    words = f"Random points, as many a picture as the attack has steps, and the curves are of the first {tested} of the pictures at most,"
     words += " the curves by one restart: a weaker attack than the table's."
     drawings = []
     for norm, some in curves.items():

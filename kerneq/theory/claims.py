@@ -18,6 +18,7 @@ from .verify import (
     ascend,
     drawn,
     equilibrium,
+    largest,
     linear_equilibrium,
     logit_change,
     settled,
@@ -40,7 +41,7 @@ def proposition1() -> WorstCase:
     explicit = (p.feature_map(a, 0.7, 6) * p.feature_map(v, 0.7, 6)).sum(1)
     same = float((explicit - e.corrected).abs().max()) / 1e-12
     printed = float(((e.kernel - e.published).abs() / e.error).max())
-    return WorstCase(printed, "error of order 6 over its bound", max(same, ascend(ratio, a, v, steps=80)))
+    return WorstCase(printed, "error of order 6 over its bound", largest(same, ascend(ratio, a, v, steps=80)))
 
 
 @torch.no_grad()
@@ -63,7 +64,7 @@ def proposition1_outputs() -> WorstCase:
         z = settled(truncated, torch.zeros(RESTARTS, 3))
         allowed = 0.9 / (1 + Gaussian.lowest * 0.81) * p.proposition1(a, times(W, z), gamma, order).slope_error
         ratio = (z - exact).norm(dim=1) / (allowed + 1e-12)
-        worst = max(worst, float(ratio.max()))
+        worst = largest(worst, float(ratio.max()))
     apart = float((geq - constant).abs())
     return WorstCase(apart / 1e-6, f"γ = ½, U = W = x = 1: z* = {float(geq):.3f} and {float(constant):.3f}", worst)
 
@@ -123,7 +124,7 @@ def proposition2() -> WorstCase:
         Constants(W=0.9, U=0.9, b=0.5, head=0.9, inputs=1.0, gamma=1.0, reach=1 / math.sqrt(2 * math.e)),
         Constants(W=1.2, U=0.5, b=0.1, head=1.0, inputs=2.0, gamma=0.5, reach=1 / math.sqrt(math.e)),
     )
-    worst = max(logit_change(c, 0.05, "geq", p.perturbation(c, 0.05).geq.corrected, steps=15) for c in cases)
+    worst = largest(*(logit_change(c, 0.05, "geq", p.perturbation(c, 0.05).geq.corrected, steps=15) for c in cases))
     none = Constants(W=0.9, U=0.9, b=0.9, head=0.9, inputs=1e-9, gamma=0.1)
     printed = logit_change(none, 1e-3, "geq", p.perturbation(none, 1e-3).geq.published, steps=8)
     return WorstCase(printed, "x = 0: b alone moves the logits", worst)
@@ -193,7 +194,7 @@ def proposition3() -> WorstCase:
             one, two = equilibrium(torch.cat([W, W]), torch.cat([a, b]), 1.0, kernel).chunk(2)
             return (one - two).norm(dim=1) / (a - b).norm(dim=1) / input_lipschitz(w, kernel.lowest)
 
-        worst = max(worst, ascend(ratio, *drawn((3, 3), (3,), (3,)), steps=20, rate=0.1))
+        worst = largest(worst, ascend(ratio, *drawn((3, 3), (3,), (3,)), steps=20, rate=0.1))
     negative = p.proposition3(Constants(W=0.9, U=0.9, inputs=2.0, gamma=1.0, beta=0.9)).geq.published
     return WorstCase(negative, "μ = 0.9, γ = 1, B = 2: the printed constant is negative", worst)
 
@@ -266,7 +267,7 @@ def similarity(gamma: float | None) -> float:
         x2 = length * x2
         kappa, error = p.estimate_similarity(W, gamma, x1, x2, 0.5, draws=4000, seed=seed)
         both = p.proposition4(Constants(W=w, gamma=gamma or 0.0), x1, x2, 0.5, 3, 0.0)
-        worst = max(worst, (kappa - 4 * error) / (both.opteq if gamma is None else both.geq).corrected)
+        worst = largest(worst, (kappa - 4 * error) / (both.opteq if gamma is None else both.geq).corrected)
     return worst
 
 
@@ -283,7 +284,7 @@ def proposition4_opteq() -> WorstCase:
         s1, s2 = a1.relu(), a2.relu()
         return (z1 * z2).sum(1) / ((s1 * s2).sum(1) + s1.norm(dim=1) * s2.norm(dim=1) * ((1 - 0.8) ** -2 - 1))
 
-    fixed = max(similarity(None), ascend(ratio, *drawn((3, 3), (3,), (3,))))
+    fixed = largest(similarity(None), ascend(ratio, *drawn((3, 3), (3,), (3,))))
     return WorstCase(kappa / printed, f"nearly opposite inputs: κ = {kappa:.2f}, printed {printed:.3f}", fixed)
 
 
@@ -302,7 +303,7 @@ def proposition4() -> WorstCase:
         return (z1 * z2).sum(1) / (0.95**2 * math.exp(0.95**4 / (2 * math.e)) * decay * a1.norm(dim=1) * a2.norm(dim=1))
 
     starts = drawn((3, 3), (3,), (3,))
-    fixed = max(similarity(0.5), similarity(2.0), ascend(ratio, *starts, steps=30))
+    fixed = largest(similarity(0.5), similarity(2.0), ascend(ratio, *starts, steps=30))
     where = f"nearly opposite inputs: κ = {kappa:.1e}, printed {printed:.1e}"
     return WorstCase((kappa - 4 * error) / printed, where, fixed)
 
@@ -344,7 +345,7 @@ def remark3() -> WorstCase:
     factor = [math.exp(c.gamma - c.gamma / 4 * distance**2) for distance in (away.published, away.corrected)]
     grid = itertools.product(_grid(0.0, math.pi, 7), _grid(0.01, 0.99, 15))
     both = [p.proposition4(dataclasses.replace(c, W=w), *_directions(angle), 0.5, 4, 0.0) for angle, w in grid]
-    fixed = max(factor[1], *(each.geq.corrected / each.opteq.corrected for each in both))
+    fixed = largest(factor[1], *(each.geq.corrected / each.opteq.corrected for each in both))
     return WorstCase(factor[0], "B = ‖W‖ = σ_min = 1, γ = 0.04: D e^(−γδ²/4) at the distance", fixed)
 
 

@@ -6,6 +6,7 @@ are attacked: `ascend` optimises weights and inputs by gradient ascent to make t
 
 import dataclasses
 import enum
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import final
@@ -122,24 +123,30 @@ def ascend(ratio: Callable[..., Tensor], *starts: Tensor, steps: int = 40, rate:
     """The largest of ratio(*points), (restarts,), met by gradient ascent (Adam on its logarithm) from `starts`.
 
     Each start is (restarts, ...): the restarts climb side by side. Values that are not finite are not counted; if none
-    is, the answer is −∞.
+    is, the answer is NaN.
     """
     points = [start.clone().requires_grad_() for start in starts]
     optimiser = torch.optim.Adam(points, lr=rate)
-    largest = -torch.inf
+    met: list[float] = []
     for _ in range(steps):
         value = ratio(*points)
-        finite = value[value.isfinite() & (value > 0)]
-        if not len(finite):
+        finite = value[value.isfinite()]
+        met += [float(finite.detach().max())] if len(finite) else []
+        rising = finite[finite > 0]
+        if not len(rising):
             break
-        largest = max(largest, float(finite.detach().max()))
         optimiser.zero_grad()
-        (-finite.log().sum()).backward()  # type: ignore[no-untyped-call]
+        (-rising.log().sum()).backward()  # type: ignore[no-untyped-call]
         for point in points:
             if point.grad is not None:
                 point.grad.nan_to_num_(0.0)
         optimiser.step()
-    return largest
+    return max(met, default=math.nan)
+
+
+def largest(*ratios: float) -> float:
+    """The largest; NaN where one of them is: `max` would pass over it, and a claim hold that was never tested."""
+    return math.nan if any(math.isnan(ratio) for ratio in ratios) else max(ratios)
 
 
 def drawn(*sizes: tuple[int, ...]) -> list[Tensor]:

@@ -1,6 +1,7 @@
 """`kerneq predict` and the library behind it, on runs of an epoch or less."""
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -14,6 +15,7 @@ from helpers import trained
 from PIL import Image
 from predict_helpers import painted, write_digits
 
+from kerneq import prediction
 from kerneq.cli import prediction_table, show_table
 from kerneq.data import DataError, load, normalise
 from kerneq.evaluate import evaluate
@@ -22,6 +24,7 @@ from kerneq.prediction import load as load_model
 from kerneq.run import Run, checkpoint
 from kerneq.run.config import load as load_config
 from kerneq.solution import Status
+from kerneq.theory import certify
 from kerneq.training.build import build_model
 
 
@@ -230,3 +233,16 @@ def test_a_picture_may_be_certified_and_a_model_without_bounds_says_so(kerneq, d
     assert code == 0 and radius > 0 and f"{radius:.3f}" in kerneq("predict", digits_run, path, "--certify")[1]
     code, _, err = kerneq("predict", colour_run[0], path, "--certify")
     assert code == 2 and "--certify: Certificates are made for" in err and "Traceback" not in err
+
+
+def test_a_radius_is_shown_for_the_class_it_is_of_only(digits_run, monkeypatch, tmp_path):
+    predictor, path = Predictor(digits_run, device="cpu"), write_digits(tmp_path, 1)[0]
+    pictures = [(path, predictor.read(path))]
+    assert predictor.predict(pictures, certified=True)[0].radius > 0
+
+    def of_another(*arguments, **named):
+        proved = certify(*arguments, **named)
+        return dataclasses.replace(proved, prediction=(proved.prediction + 1) % 10)
+
+    monkeypatch.setattr(prediction, "certify", of_another)
+    assert predictor.predict(pictures, certified=True)[0].radius == 0

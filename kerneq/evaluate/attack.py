@@ -217,7 +217,7 @@ def carry_out(
 
 @torch.no_grad()
 def among_random_points(threat: Threat, model: nn.Module, pictures: Pictures) -> Pictures:
-    """Of as many random points of the ball as the attack has steps, for each picture the one with the largest margin."""
+    """Of as many random points of the ball as the attack has steps, for each picture that with the largest margin."""
     noise = torch.Generator().manual_seed(threat.seed)
     left = []
     for x, labels in pictures:

@@ -114,8 +114,8 @@ def attack(chapter: Chapter, measured: PartByRun) -> list[Block]:
             curves.setdefault(norm, {})[label] = [0.0, *(255 * r for r in radii)], [found["clean"], *shares]
     heads = ("run", "attack", "pictures", "clean", "attacked", "at random points", "signs of a masked gradient")
     tested = max(found["tested"] for found in measured.values())
-    words = f"Random points, as many a picture as the attack has steps, and the curves are of the first {tested} of the pictures at most,"
-    words += " the curves by one restart: a weaker attack than the table's."
+    words = "At random points: right at all of as many points of the ball as the attack has steps. That and the curves"
+    words += f" are of the first {tested} pictures at most, the curves by one restart: weaker than the table's."
     drawings = []
     for norm, some in curves.items():
         title = NORMS.get(norm, norm)

@@ -176,15 +176,16 @@ def compare(runs: Sequence[Reported]) -> list[Section]:
         "Runs of experiments whose names end in -paper follow the papers' recipes, all others our own, some with other "
         "parts in the model (the last column says which): a figure above the published one confirms no recipe.",
         "Of several rows of a model the first counts: the settings of its experiment file or the nearest to them, "
-        "training that came to its end, weights that ship before others; what a run reached on the test images plays "
-        "no part. Ours is the mean ± standard deviation over seeds, or one run with its 95 % interval; the last column "
-        "repeats it.",
+        "training that came to its end, runs whose weights are here before others; what a run reached on the test "
+        "images plays no part. Ours is the mean ± standard deviation over seeds, or one run with its 95 % interval; "
+        "the last column repeats it.",
         "An order is published where two figures differ by more than the ± of their difference; it is looked for in "
         "the two runs whose settings outside [model] differ least, and where those differ it is not compared. Where no "
         "seeds are named it is one run of each.",
         "Noise is 1.96 standard errors: those of a share of so many images (for an order, of differences picture by "
         "picture where records of both have them), of the seeds, and the papers' ±, which is also taken for what "
-        "another seed would change where there is one run of ours.",
+        "another seed would change where there is one run of ours; where none is published (five-classes) that is left "
+        "out.",
         "five-classes: classes 0 to 4 of CIFAR-10; super-classes, unseen-classes: the 20 super-classes of CIFAR-100, "
         "in pictures of the sub-classes that were, and were not, trained on.",
     ]

@@ -193,9 +193,8 @@ class Result:
 def results(runs: Sequence[Reported]) -> list[Result]:
     """One result for each group of seeds and each run that is in none; runs without an accuracy are left out.
 
-    Of a model's results the one that counts is first, and which that is no accuracy decides: the settings of the
-    experiment with the shortest name, training that came to its end, weights that are here, the fewest changes of the
-    experiment.
+    Of a model's results the one that counts is first, and which that is no accuracy decides: the experiment with the
+    shortest name, the fewest changes of its settings, training that came to its end, weights that are here.
     """
     by_path = {one.run.path: one for one in runs}
     groups = [[by_path[run.path] for run in summary.runs] for summary in over_seeds([one.run for one in runs])]
@@ -205,7 +204,7 @@ def results(runs: Sequence[Reported]) -> list[Result]:
     for group in (sorted(group, key=lambda one: one.config.seed) for group in groups):
         first, words = group[0], group[0].settings
         early, absent = len(first.run.rows()) < first.config.training.epochs, not any(one.weights for one in group)
-        rank = (len(words[0]) if words else 0, early, absent, len(words), first.label)
+        rank = (len(words[0]) if words else 0, len(words), early, absent, first.label)
         for split in [split for split in ("test", "unknown") if first.scores(split)] or ["validation"]:
             every = (one.validation if split == "validation" else one.scores(split).get("accuracy") for one in group)
             shares = [share for share in every if share is not None]

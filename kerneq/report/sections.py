@@ -5,6 +5,8 @@ import shlex
 from collections.abc import Sequence
 
 from ..evaluate import PARTS
+from ..gradients import Unrolled
+from ..kernels import AbstractRadialKernel, Linear
 from ..models import KernelConfig, ResNetConfig
 from ..run import TrainingError
 from ..training import metrics
@@ -173,9 +175,13 @@ def applies(part: str, one: Reported) -> bool:
     """Whether a part of the evaluation says something about a run."""
     if part == "ood":
         return one.config.data.subset == "first-five-classes"
-    if part == "certificates":
-        return isinstance(one.config.model.settings, KernelConfig)
-    return part != "behaviour" or not isinstance(one.config.model.settings, ResNetConfig)
+    if part not in ("behaviour", "certificates"):
+        return True
+    settings = one.config.model.settings
+    if isinstance(settings, ResNetConfig) or isinstance(settings.gradient, Unrolled):
+        return False
+    known = isinstance(settings, KernelConfig) and isinstance(settings.kernel, AbstractRadialKernel | Linear)
+    return part == "behaviour" or known
 
 
 def command(part: str, runs: Sequence[Reported]) -> str:

@@ -116,7 +116,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         name="unconverged",
-        title="not converged",
+        title="solves not converged",
         format="{:.1%}",
         over="solves",
         total=over_solves(lambda solution: ~solution.converged),
@@ -124,7 +124,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         name="backward_unconverged",
-        title="not converged backward",
+        title="backward solves not converged",
         format="{:.1%}",
         over="adjoints",
         total=lambda batch: torch.stack([(~found).sum() for found in batch.adjoints]).sum(),

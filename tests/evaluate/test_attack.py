@@ -101,7 +101,7 @@ def test_an_honest_gradient_raises_no_concern_and_the_unrolled_one_finds_no_more
     model, x = Net(Phantom()).eval(), pictures(20, (3, 2, 2))
     labels = model(x).argmax(1)
     found = attack(model, [(x, labels)], Threat("l2", 0.1, steps=4, restarts=1), source=Net(Phantom()).eval())
-    assert found.accuracy < found.noise and found.unrolled == pytest.approx(found.tested, abs=0.05)
+    assert found.accuracy < found.random and found.unrolled == pytest.approx(found.tested, abs=0.05)
     assert [words for words in found.concerns() if "ball" not in words] == []
     assert [radius for radius, _ in found.radii] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8])
 
@@ -123,8 +123,33 @@ def test_a_gradient_that_is_zero_is_noticed():
     found = attack(model, [(x, model(x).argmax(1))], Threat("linf", 0.1), source=Two().eval())
     assert found.unrolled is None and found.transfer < found.tested
     assert "another model's pictures do better" in found.concerns()
-    worse = dataclasses.replace(found, noise=0.0, losses=[1.0, 1.0])
-    assert {"random noise does better", "the loss does not rise along the steps"} <= set(worse.concerns())
+    worse = dataclasses.replace(found, random=0.0, losses=[1.0, 1.0])
+    assert {"random points do better", "the loss does not rise along the steps"} <= set(worse.concerns())
+
+
+def test_random_points_that_fool_more_often_than_the_attack_are_noticed():
+    class Speckled(Two):
+        """Wrong at a seventh of all points, which no gradient leads to."""
+
+        def forward(self, x):
+            logits = super().forward(x)
+            wrong = (1e4 * x.flatten(1).sum(1)).long() % 7 == 0
+            return torch.where(wrong[:, None], logits.flip(1), logits)
+
+    model, x = Speckled().eval(), pictures(128)
+    found = attack(model, [(x, Two().eval()(x).argmax(1))], Threat("linf", 1e-3, restarts=1, steps=60))
+    assert found.random < 0.1
+    assert "random points do better" in dataclasses.replace(found, tested=found.random + 0.1).concerns()
+
+
+def test_logits_that_are_no_numbers_are_no_robustness():
+    class Lost(Two):
+        def forward(self, x):
+            return super().forward(x).masked_fill(((x.flatten(1).mean(1) - 0.5).abs() > 1e-4)[:, None], torch.nan)
+
+    model, x = Lost().eval(), 0.5 + 0 * pictures(8)
+    found = attack(model, [(x, model(x).argmax(1))], Threat("linf", 0.1, steps=4, restarts=1))
+    assert found.random == 0 and found.accuracy == 0
 
 
 def test_radii_are_in_pixel_units_whatever_the_model_is_given():

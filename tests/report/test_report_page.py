@@ -107,7 +107,7 @@ def measured(folder: Path) -> Path:
         "corruptions": CorruptionResult(
             "made here", 60, 0.9, {"fog": [0.8] * 5, "snow": [0.5] * 5}, 0.65, 0.35, None, None
         ),
-        "attack": AttackResult(60, 60, 0.9, [threat], ["linf: random noise does better"]),
+        "attack": AttackResult(60, 60, 0.9, [threat], ["linf: random points do better"]),
         "saliency": SaliencyResult(60, 16, {"Grad-CAM": MethodScore(0.2, 0.7), "random": MethodScore(0.4, 0.4)}),
         "ood": OodResult(5, 5, 0.9, (0.8, 1.0), 0.1, 0.2, 0.3, {"confidence": Familiarity(0.9, 0.5, 0.8)}),
     }
@@ -308,7 +308,7 @@ def test_every_kind_of_evidence_is_shown_and_what_is_missing_has_its_command(run
     write_page(page, tmp_path / "page.html")
     text = html.unescape(read(tmp_path / "page.html"))
     assert all(f"<h3>{title}</h3>" in text for title, _ in SECTIONS.values())
-    assert "random noise does better" in text and "0.200 / 0.700" in text
+    assert "random points do better" in text and "0.200 / 0.700" in text
     assert (
         f"kerneq evaluate {folders[1]} --part corruptions" in text and "record (without weights: records only)" in text
     )

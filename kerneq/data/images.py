@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import warnings
@@ -352,7 +353,12 @@ def _decode_ahead(files: ImageFiles, requests: list[Request], workers: int) -> I
 
 
 def _serve(worker: int) -> None:
-    """Make a worker process end with the process that it decodes for."""
+    """Make a worker process end with the process that it decodes for, and for no other reason.
+
+    Ctrl-C, or a SIGTERM to the whole group, asks that process to stop, which still needs the batch in hand.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -56,6 +56,15 @@ def test_an_epoch_of_picture_files_needs_no_shared_memory(folder):
         assert out.split() == ["4"] * 10, error
 
 
+def test_a_signal_to_the_whole_group_of_processes_leaves_those_that_decode_alone(folder):
+    with epoch(folder) as process:
+        process.stdout.readline()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.killpg(process.pid, number)
+        out, error = process.communicate(timeout=30)
+        assert out.split() == ["4"] * 9, error
+
+
 def test_those_that_decode_end_with_a_process_that_is_killed(folder):
     with epoch(folder) as process:
         process.stdout.readline()

@@ -285,6 +285,8 @@ class Run:
         """
         if not self.checkpoint("last").exists() and self.checkpoint("fresh").exists():
             os.replace(self.checkpoint("fresh"), self.checkpoint("last"))  # what a kill left undone
+        for stray in (self.path / "checkpoints").glob(".*.tmp"):  # and half done: only who holds the lock writes there
+            stray.unlink(missing_ok=True)
         lines = self._lines()
         damaged = [str(number) for number, row in enumerate(lines, start=1) if row is None]
         if damaged:

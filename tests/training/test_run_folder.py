@@ -335,6 +335,14 @@ def test_a_finished_run_whose_last_rename_was_lost_gets_its_last_checkpoint_back
     assert folder.checkpoint("last").exists() and not folder.checkpoint("fresh").exists()
 
 
+def test_what_killed_processes_left_half_written_is_removed_when_the_run_goes_on(tmp_path, run):
+    run("training.epochs=1")
+    for name in (".last.safetensors.tmp", ".best.safetensors.123.tmp"):
+        (tmp_path / "run" / "checkpoints" / name).touch()
+    run("training.epochs=1", resume=True)
+    assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
+
+
 @pytest.mark.parametrize("words", ["Connection closed by peer [127.0.0.1]", "Read error: Connection reset by peer"])
 def test_the_death_of_another_process_is_a_sentence(run, words):
     def broken(config, images):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kerneq import __version__, cli
 from kerneq.cli import main
 from kerneq.run import Run, checkpoint
+from kerneq.run.config import load, write
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 QUICK = ["model.name=resnet-tiny", "training.epochs=1", "training.batch_size=256"]
@@ -239,14 +240,30 @@ def test_data_and_models_are_listed_in_80_columns(kerneq, monkeypatch):
 def test_the_demo_ends_in_a_table_and_a_page(kerneq, monkeypatch):
     monkeypatch.setattr(cli, "DEMO_MODELS", ("geq-dense-tiny", "resnet-tiny"))
     Path("out/resnet-tiny").mkdir(parents=True)
-    for name in ("config.toml", "left by an earlier demo"):
-        Path("out/resnet-tiny", name).touch()
+    Path("out/resnet-tiny/config.toml").write_text(write(load("resnet-tiny-digits", ["training.epochs=3"])))
+    Path("out/resnet-tiny/left by an earlier demo").touch()
     code, said = kerneq("demo", "--epochs", "1", "--output", "out")
     assert code == 0 and "test accuracy" in said and "out/report.html" in said
     assert not Path("out/resnet-tiny/left by an earlier demo").exists()
     Path("out/resnet-tiny/config.toml").unlink()
     code, said = kerneq("demo", "--epochs", "1", "--output", "out")
     assert code == 2 and "not a run of the demo" in said and Path("out/resnet-tiny").exists()
+
+
+def test_the_demo_replaces_no_run_of_other_settings_and_none_in_use(kerneq, monkeypatch):
+    monkeypatch.setattr(cli, "DEMO_MODELS", ("geq-dense-tiny", "resnet-tiny"))
+    settings = {"out/geq-dense-tiny": [], "out/resnet-tiny": ["seed=7"]}
+    for name, changes in settings.items():
+        Path(name).mkdir(parents=True)
+        Path(name, "config.toml").write_text(write(load(f"{Path(name).name}-digits", changes)))
+    code, said = kerneq("demo", "--epochs", "1", "--output", "out")
+    assert code == 2 and "out/resnet-tiny exists but is not a run of the demo" in said
+    assert all(Path(name, "config.toml").exists() for name in settings)
+    with Run(Path("out/geq-dense-tiny")).locked():
+        Path("out/resnet-tiny/config.toml").write_text(write(load("resnet-tiny-digits")))
+        code, said = kerneq("demo", "--epochs", "1", "--output", "out")
+    assert code == 1 and "in use by process" in said
+    assert all(Path(name, "config.toml").exists() for name in settings)
 
 
 def test_the_module_runs_as_a_program_and_a_full_disk_gives_no_traceback(tmp_path):

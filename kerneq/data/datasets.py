@@ -275,6 +275,15 @@ def find(name: str) -> AbstractDataSet:
     raise DataError(f"There is no data set {name!r}.{hint} There are: {', '.join(DATA_SETS)}, {_FOLDER}PATH.")
 
 
+def is_cut(name: str, root: str | Path | None = None) -> bool:
+    """Whether its splits are cut from one heap of files, so that one more or less moves others between them."""
+    data_set, place = find(name), data_root(root)
+    if not isinstance(data_set, FolderDataSet):
+        return False
+    folder = place / data_set.locate(place)
+    return _find_split(folder, "train") == folder
+
+
 def load(name: str, split: Split, root: str | Path | None = None, size: int | None = None) -> Images:
     """One split, "train" or "test", of a data set of DATA_SETS or of your own pictures, "folder:PATH".
 

@@ -19,7 +19,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from .. import __version__
-from ..data import Batches, DataError, Images, find
+from ..data import Batches, DataError, Images, find, is_cut
 from ..graphs import Captured, capture
 from ..run import CheckpointError, Run, TrainingError, find_run
 from ..run.checkpoint import load_weights
@@ -82,8 +82,15 @@ class TrainedRun:
 
     @functools.cached_property
     def test(self) -> Images:
-        """Test images of the classes it was trained on."""
-        return hold(self._checked(read_images(self.config, "test")), self.config, self.process)
+        """Test images of the classes it was trained on.
+
+        A `DataError` where pictures were added to a folder, or taken away, that has no test images of its own: some of
+        those that it was trained on would be among them.
+        """
+        images = self._checked(read_images(self.config, "test"))
+        if is_cut(self.config.data.name):
+            self._trained_on()
+        return hold(images, self.config, self.process)
 
     def unknown(self) -> Images | None:
         """Test images of the classes, or sub-classes, that were kept out of training; None if none were."""
@@ -99,11 +106,18 @@ class TrainedRun:
         """
         if self.config.data.validation == 0:
             return None
+        held_out = split(self._trained_on(), self.config)[1]
+        return None if held_out is None else hold(held_out, self.config, self.process)
+
+    def _trained_on(self) -> Images:
+        """The training images, unless they are not as many of each class as the run was started on."""
         images = self._checked(read_images(self.config, "train"))
         if self.run.counts() not in ((), tuple(class_counts(images))):
-            raise DataError(f"{self.config.data.name} has other training images than {self.run.path} was started on.")
-        held_out = split(images, self.config)[1]
-        return None if held_out is None else hold(held_out, self.config, self.process)
+            raise DataError(
+                f"{self.config.data.name} has other training images than {self.run.path} was started on, so that "
+                "others would be held out or tested on: bring back the pictures as they were."
+            )
+        return images
 
     def _checked(self, images: Images) -> Images:
         """The images, unless their classes are not those that the run was trained on: its labels mean others now."""

@@ -54,6 +54,24 @@ def test_a_sweep_in_the_folder_of_the_run_that_it_varies_is_found_with_it(tmp_pa
     assert [run.path for run in find_runs([tmp_path])] == [run.path for run in find_runs([folders[0]])] == folders
 
 
+def test_a_folder_that_may_not_be_entered_hides_no_other_run(tmp_path, monkeypatch):
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_text("")
+
+    def refusing(answer):
+        def ask(asked):
+            if getattr(asked, "path", asked) == tmp_path / "b":
+                raise PermissionError(asked)
+            return answer(asked)
+
+        return ask
+
+    monkeypatch.setattr(Run, "exists", property(refusing(Run.exists.fget)))
+    monkeypatch.setattr(Path, "iterdir", refusing(Path.iterdir))
+    assert [run.name for run in find_runs([tmp_path])] == ["a", "c"]
+
+
 def test_the_numbers_are_those_of_the_model_and_a_scaling_never_sees_a_test_label(runs):
     trained = TrainedRun.open(runs / "seeds" / "dense-0", device="cpu")
     result = measure_scores(trained)

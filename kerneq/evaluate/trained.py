@@ -47,6 +47,7 @@ class TrainedRun:
     named: bool  # whether the classes' names are known; otherwise they are numbers
     checkpoint: str  # best or last
     epoch: int
+    step: int | None  # None: not known, of weights that an earlier version exported
     progress: Progress | None = None  # where `track` draws its bars
 
     @classmethod
@@ -62,13 +63,13 @@ class TrainedRun:
         run = find_run(path)
         config, process = run.config(), Process(choose_device(device))
         file = run.checkpoint(checkpoint)
-        weights, epoch = run.trained_weights(checkpoint)
+        weights, epoch, step = run.trained_weights(checkpoint)
         if "head.bias" not in weights:
             raise CheckpointError(f"{file} belongs to another run: it has no `head.bias`.")
         seen, named = trained_on(config, len(weights["head.bias"]), run.classes())
         model = place(build(config, seen), config, process)
         load_weights(model, weights, file)
-        return cls(run, config, process, model.eval(), seen, named, checkpoint, epoch, progress)
+        return cls(run, config, process, model.eval(), seen, named, checkpoint, epoch, step, progress)
 
     @property
     def parameters(self) -> int:
@@ -234,7 +235,8 @@ class Measurements(Generic[R]):
 
     def write(self) -> list[str]:
         """Write the part and its pictures into the run's folder; returns the names of the files."""
-        run, header = self.trained.run, {"checkpoint": self.trained.checkpoint, "epoch": self.trained.epoch}
+        trained, run = self.trained, self.trained.run
+        header = {"checkpoint": trained.checkpoint, "epoch": trained.epoch, "step": trained.step}
         header |= {"seconds": round(self.seconds, 3), "kerneq": __version__}
         found = [run.write_part(self.name, header | dataclasses.asdict(self.evidence))]  # type: ignore[call-overload]
         for name, picture in self.pictures.items():

@@ -105,7 +105,7 @@ def _train(
     first = state.step
     clock.lap("model")
     stop = stopping(process.world == 1, announce)
-    with Writer() as writer, stop as asked_to_stop, refusing_nonfinite(state):
+    with Writer() as writer, stop as asked_to_stop, refusing_nonfinite(state), refusing_single_values():
         while state.epoch < config.training.epochs:
             began = time.monotonic() - state.seconds
             network.train()
@@ -158,6 +158,20 @@ def refusing_nonfinite(state: State) -> Iterator[None]:
         yield
     except NonfiniteInputError:
         state.refuse("The features became infinite or NaN")
+
+
+@contextmanager
+def refusing_single_values() -> Iterator[None]:
+    """A batch norm needs two values of each channel; PyTorch says so in the middle of the first step."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise TrainingError(
+            "A batch norm of this model got a single value of each channel, which has no variance: raise "
+            "training.batch_size, of which every process has its share."
+        ) from None
 
 
 def open_run(

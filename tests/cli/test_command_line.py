@@ -57,6 +57,8 @@ def test_a_run_is_trained_evaluated_and_reported_on(kerneq):
         (["train", "model.kernel.split=5", "--show-config"], 2, "`split` must divide the number of features"),
         (["train", "data.name=cifar10"], 1, "The data set cifar10 is not in"),
         (["train", "data.name=digit"], 1, "Did you mean `digits`?"),
+        (["train", "data.name=folder:~nosuch/x"], 1, "There is no folder"),
+        (["train", "data.name=folder:x\udcff"], 2, r"`data.name` must be valid UTF-8, got 'folder:x\udcff': rename"),
         (["train", "device=tpu"], 1, "`device` must be auto, cpu, cuda or cuda:N, got `tpu`."),
         (["train", "model.name=resnet-tiny", "--name", "a/b"], 2, "without slashes"),
         (["train", "--runs", "/proc/nowhere"], 1, "cannot be used"),
@@ -235,6 +237,19 @@ def test_data_and_models_are_listed_in_80_columns(kerneq, monkeypatch):
     [row] = [line for line in said.splitlines() if line.startswith("geq-5m ")]
     assert row.split()[:6] == ["geq-5m", "4.82", "M", "1", "cifar10", "94.8±0.1"]
     assert re.search(r"weights that ship, for kerneq predict: geq-5m-cifar10 \(9\d\.\d\d%\), geq-5m-cifar100 \(", said)
+
+
+def test_a_data_folder_of_a_user_who_does_not_exist_is_a_folder_that_is_not_there(kerneq, monkeypatch):
+    monkeypatch.setenv("KERNEQ_DATA", "~nosuch/x")
+    code, said = kerneq("data")
+    assert code == 0 and "~nosuch/x" in said
+    code, said = kerneq("train", "data.name=cifar10")
+    assert code == 1 and "cifar10 is not in ~nosuch/x" in " ".join(said.split())
+
+
+def test_a_batch_too_small_for_a_batch_norm_is_a_sentence(kerneq):
+    code, said = kerneq("train", "geq-dense-tiny-digits", "training.batch_size=1")
+    assert code == 1 and "single value of each channel" in said and "training.batch_size" in said
 
 
 def test_the_demo_ends_in_a_table_and_a_page(kerneq, monkeypatch):

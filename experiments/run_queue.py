@@ -13,16 +13,18 @@ import argparse
 import dataclasses
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tarfile
 import time
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 from kerneq.evaluate.export import RECORDS
-from kerneq.run import Run
-from kerneq.run.config import Config, load
+from kerneq.run import Run, TrainingError
+from kerneq.run.config import Config, ConfigError, load
 
 HERE = Path(__file__).resolve().parents[1]
 QUEUE = HERE / "docs/results/queue.toml"
@@ -78,17 +80,35 @@ def is_done(entry: Entry, runs: Path) -> bool:
     return run.finished and (bool(run.test()) or not entry.counts)
 
 
+def attend(entry: Entry, runs: Path, left: float) -> str:
+    """Run an entry, unless it is done or takes longer than what is left; how that ended, in words."""
+    try:
+        if is_done(entry, runs):
+            return "done before"
+        if entry.seconds > left:
+            return f"not started: takes {entry.seconds:.0f} s, {left:.0f} are left"
+        return execute(entry, runs, left)
+    except (ConfigError, TrainingError) as error:  # a misspelt experiment, a damaged record
+        return f"failed: {error}"
+
+
 def execute(entry: Entry, runs: Path, limit: float) -> str:
-    """Run an entry's commands; how that ended, in words."""
+    """Run an entry's commands, which end with whatever they started; how that ended, in words."""
     began = time.monotonic()
     environment = os.environ | {"RUNS": str(runs)}
     with (runs / f"{entry.name}.log").open("ab") as log:
         for step in entry.steps(runs):
             left = limit - (time.monotonic() - began)
+            # A group of its own, or what a shell has started would outlive it.
+            process = subprocess.Popen(step, cwd=HERE, env=environment, stdout=log, stderr=log, process_group=0)
             try:
-                code = subprocess.run(step, cwd=HERE, env=environment, stdout=log, stderr=log, timeout=left).returncode
+                code = process.wait(left)
             except subprocess.TimeoutExpired:
                 return f"stopped after {limit:.0f} s: the time is up"
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
             if code:
                 return f"failed with code {code}: see {log.name}"
     run, taken = Run(runs / entry.name), f"{time.monotonic() - began:.0f} s"
@@ -122,17 +142,12 @@ def main() -> None:
             print(f"{entry.seconds:6.0f} s  {entry.name}: {entry.why}")
         print(f"{sum(entry.seconds for entry in entries):6.0f} s in all")
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: what runs is not left behind
     runs, end = arguments.runs.resolve(), time.monotonic() + arguments.seconds
     runs.mkdir(parents=True, exist_ok=True)
     for entry in entries:
-        left = end - time.monotonic()
-        if is_done(entry, runs):
-            outcome = "done before"
-        elif entry.seconds > left:
-            outcome = f"not started: takes {entry.seconds:.0f} s, {left:.0f} are left"
-        else:
-            outcome = execute(entry, runs, left)
-            pack(runs)
+        outcome = attend(entry, runs, end - time.monotonic())
+        pack(runs)
         print(f"{entry.name}: {outcome}", flush=True)
 
 

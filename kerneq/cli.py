@@ -601,18 +601,20 @@ def demo(
     from .evaluate import PARTS, NotApplicableError, TrainedRun, measure_part
     from .report import gather, render
     from .run import Run
-    from .run.config import ConfigError, load
+    from .run.config import load
     from .training import train as train_model
     from .training.metrics import METRICS
 
-    folders = [output / name for name in DEMO_MODELS]
-    for folder in folders:  # an earlier demo is replaced, and nothing that is not one
-        if folder.exists() and not Run(folder).exists:
-            raise ConfigError(f"{folder} exists but is not a run of the demo; choose another --output.")
-        shutil.rmtree(folder, ignore_errors=True)
+    configs = {output / name: load(f"{name}-digits", [f"training.epochs={epochs}"]) for name in DEMO_MODELS}
+    folders = list(configs)
+    earlier = [Run(folder) for folder in folders if folder.exists()]
+    for run in earlier:
+        check_demo(run, configs[run.path])
+    for run in earlier:
+        with run.locked():
+            shutil.rmtree(run.path)
     torch.set_num_threads(1)  # these models are too small to share between threads
-    for folder in folders:
-        config = load(f"{folder.name}-digits", [f"training.epochs={epochs}"])
+    for folder, config in configs.items():
         train_model(config, folder, loggers=loggers(folder))
         trained = TrainedRun.open(folder, device="cpu")
         for name in ("scores", "behaviour"):
@@ -629,6 +631,17 @@ def demo(
         table.add_row(Text(printable(run.name)), *scores, size, f"{run.seconds():.1f}")
     show_table(table)
     say(f"Curves, calibration, mistakes, equilibria: {output / 'report.html'}")
+
+
+def check_demo(run: "Run", config: "Config") -> None:
+    """Refuse a folder that the demo may not replace: no run, or one with other settings than its own, epochs aside."""
+    from .run import TrainingError
+    from .run.config import ConfigError, differences
+
+    with suppress(ConfigError, TrainingError):  # no settings, or none that can be read
+        if set(differences(run.config(), config)) <= {"training.epochs"}:
+            return
+    raise ConfigError(f"{run.path} exists but is not a run of the demo; choose another --output.")
 
 
 def main(command: Callable[[], object] = app) -> None:

@@ -4,6 +4,7 @@ import runpy
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,26 @@ def test_it_runs_what_fits_goes_on_after_a_failure_and_does_nothing_twice(tmp_pa
     with tarfile.open(tmp_path / "runs/records.tar.gz") as records:
         assert {"counts/config.toml", "counts/metrics.jsonl", "counts/evaluation.json"} <= set(records.getnames())
     assert run_queue(*arguments, "counts") == "counts: done before\n"
+
+
+WRONG = """
+[[run]]
+name = "misspelt"
+why = "there is no such experiment"
+train = "geq-tiny-digitz"
+seconds = 0
+[[run]]
+name = "slow"
+why = "it takes longer than it says"
+command = "(sleep 1; touch $RUNS/survived) & wait"
+seconds = 0
+"""
+
+
+def test_a_misspelt_experiment_is_that_entrys_failure_and_no_command_outlives_its_time(tmp_path):
+    (tmp_path / "queue.toml").write_text(WRONG)
+    said = run_queue("--queue", tmp_path / "queue.toml", "--runs", tmp_path / "runs", "--seconds", 0.5).splitlines()
+    assert said[0].startswith("misspelt: failed: There is no experiment") and "geq-tiny-digits" in said[0]
+    assert said[1].startswith("slow: stopped after")
+    time.sleep(1)
+    assert not (tmp_path / "runs" / "survived").exists()

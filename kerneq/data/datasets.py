@@ -260,19 +260,29 @@ DATA_SETS = _read_catalogue()
 
 def data_root(root: str | Path | None = None) -> Path:
     """Where data sets lie: `root`, else $KERNEQ_DATA, else ~/.cache/kerneq."""
-    return Path(root or os.environ.get("KERNEQ_DATA") or "~/.cache/kerneq").expanduser()
+    # Not Path.expanduser, to which ~NAME of somebody who does not exist is an error and not a folder that is missing.
+    return Path(os.path.expanduser(root or os.environ.get("KERNEQ_DATA") or "~/.cache/kerneq"))
 
 
 def find(name: str) -> AbstractDataSet:
     """The data set of that name, a key of DATA_SETS or "folder:PATH"; looks at no file."""
     if name.startswith(_FOLDER):
-        path = str(Path(name.removeprefix(_FOLDER)).expanduser().absolute())
+        path = str(Path(os.path.expanduser(name.removeprefix(_FOLDER))).absolute())
         get = f"put pictures into {path}/train/CLASS and {path}/test/CLASS"
         return FolderDataSet(name=name, folders=(path,), size=224, get=get, licence="your own")
     if name in DATA_SETS:
         return DATA_SETS[name]
     hint = f" Did you mean `{_FOLDER}{name}`?" if Path(name).is_dir() else suggestion(name, DATA_SETS)
     raise DataError(f"There is no data set {name!r}.{hint} There are: {', '.join(DATA_SETS)}, {_FOLDER}PATH.")
+
+
+def is_cut(name: str, root: str | Path | None = None) -> bool:
+    """Whether its splits are cut from one heap of files, so that one more or less moves others between them."""
+    data_set, place = find(name), data_root(root)
+    if not isinstance(data_set, FolderDataSet):
+        return False
+    folder = place / data_set.locate(place)
+    return _find_split(folder, "train") == folder
 
 
 def load(name: str, split: Split, root: str | Path | None = None, size: int | None = None) -> Images:

@@ -8,8 +8,11 @@ the batch that needs them or, where they fit into memory, once.
 
 import dataclasses
 import functools
+import multiprocessing
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -312,7 +315,8 @@ class Batches:
         boxes = [random_boxes(place, area) if area < 1 else None for place in places]
         workers = min(8, _cores()) if self.workers is None else self.workers
         for batch in _decode_ahead(files, list(zip(indices, boxes, strict=True)), workers):
-            yield batch.to(self.device, non_blocking=True)
+            pinned = batch.pin_memory() if self._mean.is_cuda else batch  # or the copy would make the host wait
+            yield pinned.to(self.device, non_blocking=True)
 
     def _finish(self, pixels: Tensor, labels: Tensor, place: Place) -> tuple[Tensor, Tensor]:
         """From bytes to what a model trains on: crop, augment, normalise, cut out, mix."""
@@ -334,28 +338,47 @@ def normalise(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 def _decode_ahead(files: ImageFiles, requests: list[Request], workers: int) -> Iterator[Tensor]:
     """The files at each index, cut to their boxes, decoded in worker processes (none: here), in order."""
-    loader: DataLoader[Tensor | str] = DataLoader(
+    loader: DataLoader[np.ndarray | str] = DataLoader(
         requests,  # type: ignore[arg-type]
         batch_size=None,
         collate_fn=functools.partial(_decode_batch, files),
         num_workers=workers,
-        pin_memory=torch.cuda.is_available(),
+        worker_init_fn=_serve,
         generator=torch.Generator().manual_seed(0),  # or it would take a number from torch's global one
     )
     for batch in loader:
         if isinstance(batch, str):
             raise DataError(batch)
-        yield batch
+        yield torch.from_numpy(batch)
 
 
-def _decode_batch(files: ImageFiles, request: Request) -> Tensor | str:
+def _serve(worker: int) -> None:
+    """Make a worker process end with the process that it decodes for, and for no other reason.
+
+    Ctrl-C, or a SIGTERM to the whole group, asks that process to stop, which still needs the batch in hand.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """PyTorch's own watch is not enough: a worker whose batch nobody takes out of the pipe would wait for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _decode_batch(files: ImageFiles, request: Request) -> np.ndarray | str:
     """The files at an index, each cut to its box: a whole batch, decoded inside a worker.
 
-    A file that cannot be read gives the sentence that says so instead: an exception would come out of a worker process
-    wrapped in that process's traceback."""
+    An array, since it travels through a pipe: a tensor needs shared memory, and where that is full the worker loses the
+    batch, for which the run would wait for ever. A file that cannot be read gives the sentence that says so instead: an
+    exception would come out of a worker process wrapped in that process's traceback."""
     index, boxes = request
     try:
-        return files[index].decode(None if boxes is None else boxes.tolist())
+        return files[index].decode(None if boxes is None else boxes.tolist()).numpy()
     except DataError as error:
         return str(error)
 

@@ -23,7 +23,7 @@ def export(path: Path | str, folder: Path, checkpoint: str = "best") -> Run:
 
     Matrices and convolutions are stored in half precision, norms, biases and statistics, which are small and span more
     than half precision does, as they are. The norms of W are measured once more and stored, so that whoever loads the
-    weights need not wait for that. What was measured on the weights of another epoch is left behind.
+    weights need not wait for that. What was measured on the weights of another epoch or step is left behind.
     """
     if folder.exists():
         raise TrainingError(f"{folder} already exists: choose another folder.")
@@ -41,12 +41,12 @@ def export(path: Path | str, folder: Path, checkpoint: str = "best") -> Run:
         for folder_of in ("checkpoints", "evaluation"):
             (partial / folder_of).mkdir(parents=True)
         for file in (path for pattern in RECORDS for path in trained.run.path.glob(pattern)):
-            measured_at = read_json(file, needed=False).get("epoch") if file.suffix == ".json" else None
-            if measured_at in (None, trained.epoch):
+            measured = read_json(file, needed=False) if file.suffix == ".json" else {}
+            if measured.get("epoch") in (None, trained.epoch) and measured.get("step") in (None, trained.step):
                 shutil.copyfile(file, partial / file.relative_to(trained.run.path))
     except OSError as error:
         raise TrainingError(f"{folder} could not be written: {error.strerror}.") from None
-    facts = {"epoch": trained.epoch, "config": write(trained.run.config())}
+    facts = {"epoch": trained.epoch, "step": trained.step, "config": write(trained.run.config())}
     save(Run(partial).checkpoint("best"), copied(weights), facts)
     write_atomically(partial / "README.md", card(Run(partial), folder.name).encode())
     partial.rename(folder)

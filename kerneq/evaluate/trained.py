@@ -19,7 +19,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from .. import __version__
-from ..data import Batches, DataError, Images, find
+from ..data import Batches, DataError, Images, find, is_cut
 from ..graphs import Captured, capture
 from ..run import CheckpointError, Run, TrainingError, find_run
 from ..run.checkpoint import load_weights
@@ -47,6 +47,7 @@ class TrainedRun:
     named: bool  # whether the classes' names are known; otherwise they are numbers
     checkpoint: str  # best or last
     epoch: int
+    step: int | None  # None: not known, of weights that an earlier version exported
     progress: Progress | None = None  # where `track` draws its bars
 
     @classmethod
@@ -62,13 +63,13 @@ class TrainedRun:
         run = find_run(path)
         config, process = run.config(), Process(choose_device(device))
         file = run.checkpoint(checkpoint)
-        weights, epoch = run.trained_weights(checkpoint)
+        weights, epoch, step = run.trained_weights(checkpoint)
         if "head.bias" not in weights:
             raise CheckpointError(f"{file} belongs to another run: it has no `head.bias`.")
         seen, named = trained_on(config, len(weights["head.bias"]), run.classes())
         model = place(build(config, seen), config, process)
         load_weights(model, weights, file)
-        return cls(run, config, process, model.eval(), seen, named, checkpoint, epoch, progress)
+        return cls(run, config, process, model.eval(), seen, named, checkpoint, epoch, step, progress)
 
     @property
     def parameters(self) -> int:
@@ -82,8 +83,15 @@ class TrainedRun:
 
     @functools.cached_property
     def test(self) -> Images:
-        """Test images of the classes it was trained on."""
-        return hold(self._checked(read_images(self.config, "test")), self.config, self.process)
+        """Test images of the classes it was trained on.
+
+        A `DataError` where pictures were added to a folder, or taken away, that has no test images of its own: some of
+        those that it was trained on would be among them.
+        """
+        images = self._checked(read_images(self.config, "test"))
+        if is_cut(self.config.data.name):
+            self._trained_on()
+        return hold(images, self.config, self.process)
 
     def unknown(self) -> Images | None:
         """Test images of the classes, or sub-classes, that were kept out of training; None if none were."""
@@ -99,11 +107,18 @@ class TrainedRun:
         """
         if self.config.data.validation == 0:
             return None
+        held_out = split(self._trained_on(), self.config)[1]
+        return None if held_out is None else hold(held_out, self.config, self.process)
+
+    def _trained_on(self) -> Images:
+        """The training images, unless they are not as many of each class as the run was started on."""
         images = self._checked(read_images(self.config, "train"))
         if self.run.counts() not in ((), tuple(class_counts(images))):
-            raise DataError(f"{self.config.data.name} has other training images than {self.run.path} was started on.")
-        held_out = split(images, self.config)[1]
-        return None if held_out is None else hold(held_out, self.config, self.process)
+            raise DataError(
+                f"{self.config.data.name} has other training images than {self.run.path} was started on, so that "
+                "others would be held out or tested on: bring back the pictures as they were."
+            )
+        return images
 
     def _checked(self, images: Images) -> Images:
         """The images, unless their classes are not those that the run was trained on: its labels mean others now."""
@@ -220,7 +235,8 @@ class Measurements(Generic[R]):
 
     def write(self) -> list[str]:
         """Write the part and its pictures into the run's folder; returns the names of the files."""
-        run, header = self.trained.run, {"checkpoint": self.trained.checkpoint, "epoch": self.trained.epoch}
+        trained, run = self.trained, self.trained.run
+        header = {"checkpoint": trained.checkpoint, "epoch": trained.epoch, "step": trained.step}
         header |= {"seconds": round(self.seconds, 3), "kerneq": __version__}
         found = [run.write_part(self.name, header | dataclasses.asdict(self.evidence))]  # type: ignore[call-overload]
         for name, picture in self.pictures.items():

@@ -145,9 +145,10 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) ->
 def write_atomically(path: Path, data: bytes) -> None:
     """Make `path` hold `data`, or what it held before, never half of each, even if the power fails.
 
-    Written to a temporary file, brought to the disk, and renamed over `path`; its folder is made if need be.
+    Written to a temporary file of this process, brought to the disk, and renamed over `path`; its folder is made if
+    need be. Of two processes that write at once, the last one wins.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(exist_ok=True)
         with open(temporary, "wb") as file:

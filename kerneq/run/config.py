@@ -40,6 +40,12 @@ class Data:
         "which images are trained on: all, classes 0 to 4, or the first four sub-classes of a super-class",
     )
 
+    def __post_init__(self) -> None:
+        try:
+            self.name.encode()
+        except UnicodeEncodeError:  # the path of a folder may be any bytes, config.toml may not
+            raise ConfigError(f"`data.name` must be valid UTF-8, got {self.name!a}: rename the folder.") from None
+
     @property
     def pictures(self) -> str:
         """The data set, with the side of its pictures where that is not the data set's own."""

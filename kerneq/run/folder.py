@@ -108,12 +108,14 @@ class Run:
         """A part as its file has it; empty if it was measured on other weights than the run has now."""
         path = self.path / _part(name)
         found = read_json(path)
-        which, then = str(found.get("checkpoint")), found.get("epoch")
-        now = checkpoint.read_facts(self.checkpoint(which)).get("epoch", then)
+        which = str(found.get("checkpoint"))
+        facts = found | checkpoint.read_facts(self.checkpoint(which))  # not all say of which step they are
+        keys = ("epoch",) if found.get("step") is None else ("epoch", "step")  # earlier versions wrote no step
+        then, now = (", ".join(f"{key} {table.get(key)}" for key in keys) for table in (found, facts))
         if now == then:
             return found
         warnings.warn(
-            f"{path} is of the weights of epoch {then}, and the {which} ones are of epoch {now} now: it does not "
+            f"{path} is of the weights of {then}, and the {which} ones are of {now} now: it does not "
             "count; evaluate the run again.",
             stacklevel=1,
         )
@@ -155,8 +157,11 @@ class Run:
         """The file of the `last`, `previous` or `best` checkpoint."""
         return self.path / "checkpoints" / f"{which}.safetensors"
 
-    def trained_weights(self, which: str) -> tuple[dict[str, Tensor], int]:
-        """The best or last weights by name, and their epoch; those of other settings than config.toml's are refused."""
+    def trained_weights(self, which: str) -> tuple[dict[str, Tensor], int, int | None]:
+        """The best or last weights by name, their epoch, and their step (None where that was not written down).
+
+        Those of other settings than config.toml's are refused.
+        """
         if which not in ("best", "last"):
             raise ConfigError(f"`checkpoint` must be 'best' or 'last', got {which!r}.")
         path = self.checkpoint(which)
@@ -166,7 +171,7 @@ class Run:
             raise CheckpointError(f"There is no checkpoint {path}: {remedy}.")
         weights, facts = checkpoint.trained_weights(path)
         check_belongs(path, facts, self.config())
-        return weights, int(facts["epoch"])
+        return weights, int(facts["epoch"]), facts.get("step")
 
     @contextmanager
     def locked(self, patience: float = 0.0) -> Iterator[None]:
@@ -285,6 +290,8 @@ class Run:
         """
         if not self.checkpoint("last").exists() and self.checkpoint("fresh").exists():
             os.replace(self.checkpoint("fresh"), self.checkpoint("last"))  # what a kill left undone
+        for stray in (self.path / "checkpoints").glob(".*.tmp"):  # and half done: only who holds the lock writes there
+            stray.unlink(missing_ok=True)
         lines = self._lines()
         damaged = [str(number) for number, row in enumerate(lines, start=1) if row is None]
         if damaged:

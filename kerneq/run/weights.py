@@ -52,11 +52,14 @@ def find_runs(paths: Sequence[Path | str]) -> list[Run]:
 
 
 def _runs_in(folder: Path, depth: int) -> Iterator[Run]:
-    """The run that is this folder, and those in its folders; what may not be listed is passed over."""
-    if Run(folder).exists:
-        yield Run(folder)
-    if depth > 0:  # a sweep may lie in the folder of the run that it was named after
-        with suppress(OSError):
-            inner = [p for p in sorted(folder.iterdir()) if p.is_dir() and not p.name.startswith(".")]
-            for path in inner:
-                yield from _runs_in(path, depth - 1)
+    """The run that is this folder, and those in its folders; what may not be entered or listed is passed over."""
+    with suppress(OSError):
+        if Run(folder).exists:
+            yield Run(folder)
+    if depth == 0:
+        return
+    inner: list[Path] = []
+    with suppress(OSError):
+        inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+    for path in inner:  # a sweep may lie in the folder of the run that it was named after
+        yield from _runs_in(path, depth - 1)

@@ -79,7 +79,7 @@ class AbstractLogger(abc.ABC):
 class TerminalLogger(AbstractLogger):
     """One line per epoch, and under them a bar with the numbers of the moment.
 
-    Where the output is no terminal (a file, a pipe), only the lines of finished epochs are written.
+    Where the output is no terminal (a file, a pipe), there is no bar, only lines.
     """
 
     def __init__(self, console: Console | None = None, title: str = ""):

@@ -94,7 +94,7 @@ def _train(
         model.compile_map()
     state = State(model, config, process)
     counts = class_counts(batches.images, None if held_out is None else held_out.images)
-    open_run(run, state, batches.images.classes, counts, resume)
+    open_run(run, state, batches.images.classes, counts, resume, announce)
     network = process.wrap(model)
     update: Step = partial(descend, state, network)
     if state.captured:
@@ -105,7 +105,7 @@ def _train(
     first = state.step
     clock.lap("model")
     stop = stopping(process.world == 1, announce)
-    with Writer() as writer, stop as asked_to_stop, refusing_nonfinite(state):
+    with Writer() as writer, stop as asked_to_stop, refusing_nonfinite(state), refusing_single_values():
         while state.epoch < config.training.epochs:
             began = time.monotonic() - state.seconds
             network.train()
@@ -160,29 +160,61 @@ def refusing_nonfinite(state: State) -> Iterator[None]:
         state.refuse("The features became infinite or NaN")
 
 
-def open_run(run: Run, state: State, classes: Sequence[str], counts: Sequence[int], resume: bool) -> None:
+@contextmanager
+def refusing_single_values() -> Iterator[None]:
+    """A batch norm needs two values of each channel; PyTorch says so in the middle of the first step."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise TrainingError(
+            "A batch norm of this model got a single value of each channel, which has no variance: raise "
+            "training.batch_size, of which every process has its share."
+        ) from None
+
+
+def open_run(
+    run: Run,
+    state: State,
+    classes: Sequence[str],
+    counts: Sequence[int],
+    resume: bool,
+    announce: Callable[[str], None],
+) -> None:
     """Bring `state` to where the run stands (its start, or its newest checkpoint), and write down this start of it.
 
     `counts` are the training images of each of the classes, those held out among them.
     """
     newest = run.newest()
-    trained = newest is not None or run.checkpoint("best").exists() or bool(run.rows())
-    if trained and not resume:
-        raise TrainingError(f"{run.path} already holds a run; add --resume to continue it, or --name for another.")
-    if newest is None and run.finished and run.checkpoint("best").exists():  # an export, say
-        raise TrainingError(
-            f"{run.path} is finished and has its best weights, but no last checkpoint to go on from: it would begin "
-            "anew and overwrite them. Start again under another --name."
-        )
-    if newest is not None:
+    if newest is not None or run.checkpoint("best").exists() or run.rows():
+        if not resume:
+            raise TrainingError(f"{run.path} already holds a run; add --resume to continue it, or --name for another.")
         run.check_same(state.config)
         run.check_images(classes, counts)
+        if newest is None:
+            check_expendable(run)
+            announce(f"{run.path} has no checkpoint to go on from: it begins anew")
+    if newest is not None:
         try:
             state.restore(newest)
         except CheckpointError as error:
             raise CheckpointError(f"{error} {run.advice(newest)}") from None
     if state.process.leads:
         run.begin(state.config, classes, counts, state.process.device, state.process.world, state.epoch, state.step)
+
+
+def check_expendable(run: Run) -> None:
+    """Refuse to begin a run anew that has lost its checkpoints.
+
+    One that was killed before its first has no more epochs than lie between two, and makes them again.
+    """
+    epochs = len(run.rows())
+    if run.checkpoint("best").exists() and (run.finished or epochs > run.config().training.checkpoint_epochs):
+        raise TrainingError(
+            f"{run.path} has its best weights of {epochs} epochs, but no last checkpoint to go on from: it would begin "
+            "anew and overwrite them. Start again under another --name."
+        )
 
 
 def take_step(state: State, update: Step, x: Tensor, target: Tensor, rate: float) -> None:

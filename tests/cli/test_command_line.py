@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kerneq import __version__, cli
 from kerneq.cli import main
 from kerneq.run import Run, checkpoint
+from kerneq.run.config import load, write
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 QUICK = ["model.name=resnet-tiny", "training.epochs=1", "training.batch_size=256"]
@@ -56,6 +57,8 @@ def test_a_run_is_trained_evaluated_and_reported_on(kerneq):
         (["train", "model.kernel.split=5", "--show-config"], 2, "`split` must divide the number of features"),
         (["train", "data.name=cifar10"], 1, "The data set cifar10 is not in"),
         (["train", "data.name=digit"], 1, "Did you mean `digits`?"),
+        (["train", "data.name=folder:~nosuch/x"], 1, "There is no folder"),
+        (["train", "data.name=folder:x\udcff"], 2, r"`data.name` must be valid UTF-8, got 'folder:x\udcff': rename"),
         (["train", "device=tpu"], 1, "`device` must be auto, cpu, cuda or cuda:N, got `tpu`."),
         (["train", "model.name=resnet-tiny", "--name", "a/b"], 2, "without slashes"),
         (["train", "--runs", "/proc/nowhere"], 1, "cannot be used"),
@@ -236,17 +239,46 @@ def test_data_and_models_are_listed_in_80_columns(kerneq, monkeypatch):
     assert re.search(r"weights that ship, for kerneq predict: geq-5m-cifar10 \(9\d\.\d\d%\), geq-5m-cifar100 \(", said)
 
 
+def test_a_data_folder_of_a_user_who_does_not_exist_is_a_folder_that_is_not_there(kerneq, monkeypatch):
+    monkeypatch.setenv("KERNEQ_DATA", "~nosuch/x")
+    code, said = kerneq("data")
+    assert code == 0 and "~nosuch/x" in said
+    code, said = kerneq("train", "data.name=cifar10")
+    assert code == 1 and "cifar10 is not in ~nosuch/x" in " ".join(said.split())
+
+
+def test_a_batch_too_small_for_a_batch_norm_is_a_sentence(kerneq):
+    code, said = kerneq("train", "geq-dense-tiny-digits", "training.batch_size=1")
+    assert code == 1 and "single value of each channel" in said and "training.batch_size" in said
+
+
 def test_the_demo_ends_in_a_table_and_a_page(kerneq, monkeypatch):
     monkeypatch.setattr(cli, "DEMO_MODELS", ("geq-dense-tiny", "resnet-tiny"))
     Path("out/resnet-tiny").mkdir(parents=True)
-    for name in ("config.toml", "left by an earlier demo"):
-        Path("out/resnet-tiny", name).touch()
+    Path("out/resnet-tiny/config.toml").write_text(write(load("resnet-tiny-digits", ["training.epochs=3"])))
+    Path("out/resnet-tiny/left by an earlier demo").touch()
     code, said = kerneq("demo", "--epochs", "1", "--output", "out")
     assert code == 0 and "test accuracy" in said and "out/report.html" in said
     assert not Path("out/resnet-tiny/left by an earlier demo").exists()
     Path("out/resnet-tiny/config.toml").unlink()
     code, said = kerneq("demo", "--epochs", "1", "--output", "out")
     assert code == 2 and "not a run of the demo" in said and Path("out/resnet-tiny").exists()
+
+
+def test_the_demo_replaces_no_run_of_other_settings_and_none_in_use(kerneq, monkeypatch):
+    monkeypatch.setattr(cli, "DEMO_MODELS", ("geq-dense-tiny", "resnet-tiny"))
+    settings = {"out/geq-dense-tiny": [], "out/resnet-tiny": ["seed=7"]}
+    for name, changes in settings.items():
+        Path(name).mkdir(parents=True)
+        Path(name, "config.toml").write_text(write(load(f"{Path(name).name}-digits", changes)))
+    code, said = kerneq("demo", "--epochs", "1", "--output", "out")
+    assert code == 2 and "out/resnet-tiny exists but is not a run of the demo" in said
+    assert all(Path(name, "config.toml").exists() for name in settings)
+    with Run(Path("out/geq-dense-tiny")).locked():
+        Path("out/resnet-tiny/config.toml").write_text(write(load("resnet-tiny-digits")))
+        code, said = kerneq("demo", "--epochs", "1", "--output", "out")
+    assert code == 1 and "in use by process" in said
+    assert all(Path(name, "config.toml").exists() for name in settings)
 
 
 def test_the_module_runs_as_a_program_and_a_full_disk_gives_no_traceback(tmp_path):

@@ -54,6 +54,24 @@ def test_a_sweep_in_the_folder_of_the_run_that_it_varies_is_found_with_it(tmp_pa
     assert [run.path for run in find_runs([tmp_path])] == [run.path for run in find_runs([folders[0]])] == folders
 
 
+def test_a_folder_that_may_not_be_entered_hides_no_other_run(tmp_path, monkeypatch):
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_text("")
+
+    def refusing(answer):
+        def ask(asked):
+            if getattr(asked, "path", asked) == tmp_path / "b":
+                raise PermissionError(asked)
+            return answer(asked)
+
+        return ask
+
+    monkeypatch.setattr(Run, "exists", property(refusing(Run.exists.fget)))
+    monkeypatch.setattr(Path, "iterdir", refusing(Path.iterdir))
+    assert [run.name for run in find_runs([tmp_path])] == ["a", "c"]
+
+
 def test_the_numbers_are_those_of_the_model_and_a_scaling_never_sees_a_test_label(runs):
     trained = TrainedRun.open(runs / "seeds" / "dense-0", device="cpu")
     result = measure_scores(trained)
@@ -141,11 +159,26 @@ def test_what_was_measured_before_the_training_went_on_does_not_count(kerneq, ru
     assert run.test()["accuracy"] > 0 and run.part("behaviour")["epoch"] == 1
     tensors, facts = checkpoint.load(run.checkpoint("best"))
     checkpoint.save(run.checkpoint("best"), tensors, facts | {"epoch": 2})  # as training that went on would
-    with pytest.warns(UserWarning, match="is of the weights of epoch 1, and the best ones are of epoch 2 now"):
+    with pytest.warns(UserWarning, match="is of the weights of epoch 1, step .* and the best ones are of epoch 2"):
         assert run.test() == {} and run.part("behaviour") == {}
         assert kerneq("report", run.path, "--output", tmp_path / "report.md")[0] == 0
     assert "not evaluated" in (tmp_path / "report.md").read_text()
     run.checkpoint("best").unlink()  # a record that was handed on without its weights stands
+    assert run.test()["accuracy"] > 0
+
+
+def test_what_was_measured_earlier_in_the_same_epoch_does_not_count_where_the_step_is_known(kerneq, runs, tmp_path):
+    run = Run(Path(shutil.copytree(runs / "seeds" / "dense-0", tmp_path / "run")))
+    assert kerneq("evaluate", run.path, "--checkpoint", "last", "--part", "scores", "--device", "cpu")[0] == 0
+    tensors, facts = checkpoint.load(run.checkpoint("last"))
+    assert run.evaluation()["step"] == facts["step"]
+    checkpoint.save(run.checkpoint("last"), tensors, facts | {"step": facts["step"] + 1})
+    with pytest.warns(UserWarning, match=f"the last ones are of epoch 1, step {facts['step'] + 1} now"):
+        assert run.test() == {}
+    kerneq("export", run.path, tmp_path / "export", "--checkpoint", "last")
+    assert not (tmp_path / "export" / "evaluation.json").exists()
+    found = json.loads((run.path / "evaluation.json").read_text())
+    run.write_part("scores", {key: value for key, value in found.items() if key != "step"})  # as earlier versions did
     assert run.test()["accuracy"] > 0
 
 

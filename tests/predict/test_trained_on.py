@@ -82,6 +82,17 @@ def test_a_folder_of_pictures_that_has_lost_one_is_noticed(kerneq, colour_run, t
     assert set(TrainedRun.open(run, device="cpu").held_out().pixels.paths) != set(before)
 
 
+def test_a_folder_without_a_test_split_that_has_got_more_pictures_is_not_evaluated_on(kerneq, colour_run, tmp_path):
+    shutil.copytree(colour_run[1] / "train", tmp_path / "flat")
+    settings = [f"data.name=folder:{tmp_path / 'flat'}", "data.size=16", "data.validation=0"]
+    run = trained(tmp_path / "run", *settings, "model.name=resnet-tiny", "training.batch_size=8")
+    assert kerneq("evaluate", run, "--device", "cpu")[0] == 0
+    for number in range(16, 32):
+        shutil.copy(tmp_path / "flat" / "red wine" / "0.png", tmp_path / "flat" / "red wine" / f"{number}.png")
+    code, _, err = kerneq("evaluate", run, "--device", "cpu")
+    assert code == 1 and "other training images" in err and "bring back the pictures as they were" in err
+
+
 def test_the_first_five_of_two_classes_are_all(kerneq, colour_run, tmp_path):
     settings = [f"data.name=folder:{colour_run[1]}", "data.size=16", "data.subset=first-five-classes"]
     run = trained(tmp_path / "run", *settings, "model.name=resnet-tiny", "training.batch_size=8")

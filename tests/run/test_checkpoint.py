@@ -89,3 +89,21 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_rubbish(tmp_path, monkeyp
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_two_processes_that_write_the_same_file_do_not_disturb_each_other(tmp_path, monkeypatch):
+    path, replace = tmp_path / "file", os.replace
+
+    def meanwhile(*names):
+        monkeypatch.setattr(os, "replace", replace)
+        child = os.fork()
+        if child == 0:
+            write_atomically(path, b"theirs")
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert path.read_bytes() == b"theirs"
+        replace(*names)
+
+    monkeypatch.setattr(os, "replace", meanwhile)
+    write_atomically(path, b"ours")
+    assert path.read_bytes() == b"ours" and list(tmp_path.iterdir()) == [path]

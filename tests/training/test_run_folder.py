@@ -120,7 +120,33 @@ def test_what_a_kill_before_the_first_checkpoint_left_is_not_overwritten_without
     Run(tmp_path / "run").checkpoint("last").unlink()
     with pytest.raises(TrainingError, match="already holds a run; add --resume"):
         run("training.checkpoint_epochs=3")
-    assert [row["epoch"] for row in run("training.checkpoint_epochs=3", resume=True)] == [1, 2, 3]
+    with pytest.raises(TrainingError, match="another value of `optimizer.lr`"):
+        run("training.checkpoint_epochs=3", "optimizer.lr=0.3", resume=True)
+    said = Said()
+    assert [row["epoch"] for row in run("training.checkpoint_epochs=3", resume=True, loggers=[said])] == [1, 2, 3]
+    assert f"{tmp_path / 'run'} has no checkpoint to go on from: it begins anew" in said.texts
+
+
+def test_best_weights_of_more_epochs_than_lie_between_two_checkpoints_are_not_overwritten(tmp_path, run):
+    with pytest.raises(Stopped):
+        run(loggers=[StopAt(2)])
+    for which in ("last", "previous"):
+        Run(tmp_path / "run").checkpoint(which).unlink()
+    with pytest.raises(TrainingError, match="has its best weights of 2 epochs, but no last checkpoint"):
+        run(resume=True)
+
+
+class Said(AbstractLogger):
+    """Keeps what the run says."""
+
+    def __init__(self):
+        self.texts = []
+
+    def log_epoch(self, row):
+        pass
+
+    def log_message(self, text):
+        self.texts.append(text)
 
 
 class Moving(AbstractLogger):
@@ -307,6 +333,14 @@ def test_a_finished_run_whose_last_rename_was_lost_gets_its_last_checkpoint_back
     os.replace(folder.checkpoint("last"), folder.checkpoint("fresh"))
     run("training.epochs=1", resume=True)
     assert folder.checkpoint("last").exists() and not folder.checkpoint("fresh").exists()
+
+
+def test_what_killed_processes_left_half_written_is_removed_when_the_run_goes_on(tmp_path, run):
+    run("training.epochs=1")
+    for name in (".last.safetensors.tmp", ".best.safetensors.123.tmp"):
+        (tmp_path / "run" / "checkpoints" / name).touch()
+    run("training.epochs=1", resume=True)
+    assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
 
 
 @pytest.mark.parametrize("words", ["Connection closed by peer [127.0.0.1]", "Read error: Connection reset by peer"])

@@ -1,7 +1,6 @@
 """Implicit gradient: differentiate z* = f(z*) itself, not the iterations that found it."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, final
 
 import torch
@@ -20,13 +19,13 @@ from ..equation import (
     as_map,
 )
 from ..fused.iterates import relative_residual
-from ..operators import bound
+from ..operators import bound, conjugate_gradient
 from ..solution import OnFailure, Solution, Status, check_limits, check_on_failure, settle
 from ..solvers.anderson import Anderson
 from ..solvers.base import AbstractSolver, look_stride, solve
 from ..solvers.features import InFeatures
 from ..solvers.newton import Newton
-from ..tensors import magnitude, per_sample, per_sample_dot, widened
+from ..tensors import magnitude, per_sample, widened
 from .base import AbstractGradient
 
 
@@ -262,40 +261,3 @@ class _Closed(torch.autograd.Function):
             grad_weight = operator.weight_gradient(w, m)
             grad_weight = torch.add(grad_weight, operator.weight_gradient(adjoint.z, second), alpha=adjoint.sign)
         return y, grad_weight, w if ctx.needs_input_grad[2] else None, *[None] * (3 + ctx.count)
-
-
-def conjugate_gradient(
-    matvec: Callable[[Tensor], Tensor], b: Tensor, tol: float, max_steps: int, check_every: int
-) -> Solution:
-    """Solve A x = b, A symmetric positive definite per sample, to ‖b − Ax‖ ≤ tol·‖b‖, each sample on its own.
-
-    A sample that has converged, or that meets a direction of negative curvature, keeps its x from then on.
-    """
-    size = per_sample_dot(b, b)
-    limit = tol**2 * size
-    x, r, p, rr = torch.zeros_like(b), b, b, size
-    active = rr > limit
-    broken = torch.zeros_like(active)
-    steps = torch.zeros(len(b), dtype=torch.long, device=b.device)
-    for step in range(1, max_steps + 1):
-        if check_every < max_steps and step % check_every == 0 and not bool(active.any()):
-            break
-        Ap = matvec(p)
-        curvature = per_sample_dot(p, Ap)
-        positive = curvature > 0
-        broken |= active & ~positive
-        active = active & positive
-        alpha = torch.where(active, rr / torch.where(active, curvature, 1.0), 0.0)
-        x = torch.addcmul(x, per_sample(alpha, x), p)
-        r = torch.addcmul(r, per_sample(alpha, r), Ap, value=-1)
-        new = per_sample_dot(r, r)
-        beta = torch.where(active, new / torch.where(active, rr, 1.0), 0.0)
-        p = torch.addcmul(r, per_sample(beta, p), p)
-        rr = torch.where(active, new, rr)
-        steps = torch.where(active, step, steps)
-        active = active & (rr > limit)
-    residual = (rr / size.clamp_min(torch.finfo(size.dtype).tiny)).sqrt()
-    codes = torch.where(residual <= tol, Status.CONVERGED.code, Status.MAX_STEPS.code)
-    codes = torch.where(broken, Status.BREAKDOWN.code, codes)
-    codes = torch.where(residual.isfinite(), codes, Status.NONFINITE.code)
-    return Solution(x, residual, steps, codes, tol)

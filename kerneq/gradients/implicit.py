@@ -26,7 +26,12 @@ from ..solvers.base import AbstractSolver, look_stride, solve
 from ..solvers.features import InFeatures
 from ..solvers.newton import Newton
 from ..tensors import magnitude, per_sample, widened
-from .base import AbstractGradient
+from .base import AbstractGradient, once
+
+ONCE = (
+    "`Implicit` differentiates a plain function once only, and the equation of a cell twice (in `torch.func`: "
+    "`jacrev(grad(f))`, not `hessian(f)`); for more use `Phantom` or `Unrolled`."
+)
 
 
 @final
@@ -170,7 +175,7 @@ class _Adjoint(torch.autograd.Function):
         if not torch.is_grad_enabled():
             return u.to(g.dtype), *[None] * (4 + ctx.count)
         if ctx.count == 0:
-            return _Once.apply(u.to(g.dtype), g, ctx.system.image), *[None] * 4  # type: ignore[no-untyped-call]
+            return once(u.to(g.dtype), g, ctx.system.image, ONCE), *[None] * 4
         return None, *[None] * 4, *_differentiable(ctx.rule, ctx.f, ctx.system.z, u, g)
 
 
@@ -199,21 +204,6 @@ def _differentiable(
     wanted = [t for t in views if t.requires_grad]
     found = iter(torch.autograd.grad(outputs, wanted, gradients, create_graph=True, allow_unused=True))
     return tuple(next(found) if t.requires_grad else None for t in views)
-
-
-class _Once(torch.autograd.Function):
-    """u, which must not be differentiated: what a plain function depends on is not known."""
-
-    @staticmethod
-    def forward(ctx: Any, u: Tensor, g: Tensor, image: Tensor) -> Tensor:
-        return u.clone()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[None, None, None]:
-        raise RuntimeError(
-            "`Implicit` differentiates a plain function once only, and the equation of a cell twice (in `torch.func`: "
-            "`jacrev(grad(f))`, not `hessian(f)`); for more use `Phantom` or `Unrolled`."
-        )
 
 
 class _Closed(torch.autograd.Function):

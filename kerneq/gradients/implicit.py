@@ -131,9 +131,11 @@ class Implicit(AbstractGradient):
         return settle(solution, self.on_failure, where="The backward solve")
 
     def _settle_direct(self, system: Linearisation, u: Tensor, g: Tensor) -> Solution:
-        """u, if it is finite; its residual is that of rounding."""
+        """u; its residual is that of rounding, unless samples meet in f, or f is too steep for its dtype."""
         residual, _ = relative_residual(Evaluation(u, system.vjp(u) + g))
-        codes = torch.where(residual.isfinite(), Status.CONVERGED.code, Status.NONFINITE.code)
+        limit = max(self.tol, torch.finfo(u.dtype).eps ** 0.5)
+        codes = torch.where(residual <= limit, Status.CONVERGED.code, Status.MAX_STEPS.code)
+        codes = torch.where(residual.isfinite(), codes, Status.NONFINITE.code)
         solution = Solution(u, residual, torch.ones_like(codes), codes, self.tol)
         return settle(solution, self.on_failure, where="The backward solve")
 

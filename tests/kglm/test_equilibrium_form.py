@@ -332,3 +332,12 @@ def test_the_transforms_of_torch_func_go_through_it(family, prior):
     torch.testing.assert_close(torch.func.grad(loss)(W), expected)
     torch.testing.assert_close(torch.func.jvp(loss, (W,), (W,))[1], (expected * W).sum(), rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(torch.func.vmap(loss)(torch.stack([W, 0.9 * W])), torch.stack([loss(W), loss(0.9 * W)]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_poisson_layer_predicts_in_inference_mode(dtype):
+    layer, Y = layer_of(kglm.Poisson(), FLAT)
+    layer = layer.to(dtype)
+    with torch.inference_mode():
+        found = layer(Y.to(dtype))
+    torch.testing.assert_close(found, layer(Y.to(dtype)).detach())

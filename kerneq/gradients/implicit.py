@@ -25,7 +25,7 @@ from ..solvers.anderson import Anderson
 from ..solvers.base import AbstractSolver, look_stride, solve
 from ..solvers.features import InFeatures
 from ..solvers.newton import Newton
-from ..tensors import magnitude, per_sample, widened
+from ..tensors import check_kind, magnitude, per_sample, widened
 from .base import AbstractGradient, once
 
 ONCE = (
@@ -59,6 +59,8 @@ class Implicit(AbstractGradient):
     on_failure: OnFailure = "warn"
 
     def __post_init__(self) -> None:
+        if self.solver is not None and not isinstance(self.solver, ConjugateGradient):
+            check_kind("solver", self.solver, AbstractSolver)
         check_limits(self.tol, self.max_steps)
         check_on_failure(self.on_failure)
 

@@ -1,6 +1,7 @@
 """A cell is the trainable equation z = σ(d(z; x)); `bind(x)` is that equation at one batch of inputs."""
 
 import abc
+import copy
 import dataclasses
 from typing import Literal, final
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from .equation import AbstractMap
 from .equation import Equation as Equation
-from .kernels.base import AbstractKernel
+from .kernels.base import AbstractKernel, AbstractParameters
 from .operators import AbstractOperator, Conv, Dense
 from .prox import AbstractProx, ReLU
 from .solution import NonfiniteInputError
@@ -85,11 +86,13 @@ class AbstractKernelCell(AbstractCell):
         a = autocasted(self.inject(x))  # as W is, whatever `inject` made: the backward pass knows of no autocast
         if a.is_cpu and a.dim() == 4:
             a = a.contiguous(memory_format=torch.channels_last)  # where the patches of a radial kernel are at hand
-        return self._equation(a, self.operator.norm(a), self.compiled)
+        return self._equation(self.similarity, a, self.operator.norm(a), self.compiled)
 
-    def _equation(self, a: Tensor, operator_norm: Tensor, compiled: bool) -> Equation:
+    def _equation(
+        self, similarity: AbstractParameters | None, a: Tensor, operator_norm: Tensor, compiled: bool
+    ) -> Equation:
         """The equation for a = Ux + b, where the norm of W as it is now is known."""
-        binding = self.kernel.bind(self.similarity, a, self.norm, operator_norm)
+        binding = self.kernel.bind(similarity, a, self.norm, operator_norm)
         return Equation(self.kernel, binding, self.operator.bind(binding.scale), self.prox, compiled)
 
     def initial(self, f: AbstractMap) -> None:
@@ -125,7 +128,10 @@ class AbstractKernelCell(AbstractCell):
         norm = self.operator.last_norm() if measured else weight.new_ones(())
         a, z = self.seen if self.seen is not None else (weight.new_zeros(1), None)  # the bound does not depend on a
         a = a.to(weight)
-        f = self._equation(a, norm, compiled=False)  # a compiler would take longer than a run for one energy
+        similarity = copy.deepcopy(self.similarity)  # in training, whoever asks for the norm of W_h moves its vector
+        f = self._equation(
+            similarity, a, norm, compiled=False
+        )  # a compiler would take longer than a run for one energy
         f = dataclasses.replace(f, binding=dataclasses.replace(f.binding, a=a))  # which was in the kernel's unit before
         numbers = {} if f.binding.gamma is None else {"gamma": float(f.binding.gamma)}
         if not measured:

@@ -20,7 +20,7 @@ from .fused.iterates import relative_residual, rounding_share
 from .kernels.base import AbstractKernel, Binding, Slope
 from .operators import BoundOperator, bound
 from .prox import AbstractProx, ReLU
-from .tensors import magnitude, per_sample_norm, take_samples, version, widened
+from .tensors import magnitude, map_tensors, per_sample_norm, take_samples, version, widened
 
 NEAR = 8.0  # times `tol`: from there on the residual of z is measured where v is iterated, at L = 1; less above
 
@@ -99,13 +99,13 @@ class Linearisation:
         """J itself, (batch, n, n) for states of n entries, by n products."""
         units = torch.eye(math.prod(self.z.shape[1:]), dtype=self.z.dtype, device=self.z.device)
         rows = [self.vjp(unit.view(self.z.shape[1:]).expand_as(self.z)) for unit in units]
-        return torch.stack([row.flatten(1) for row in rows], dim=1)
+        return torch.stack([row.reshape(len(row), -1) for row in rows], dim=1)
 
     def solve(self, g: Tensor, transposed: bool = False) -> Tensor:
         """(I − J)⁻¹g, or (I − Jᵀ)⁻¹g, by elimination: n³ operations a sample; not finite where I − J is singular."""
         J = widened(self.jacobian())
         matrix = torch.eye(J.shape[-1], dtype=J.dtype, device=J.device) - (J.mT if transposed else J)
-        return torch.linalg.solve_ex(matrix, g.to(J.dtype).flatten(1))[0].view_as(g)
+        return torch.linalg.solve_ex(matrix, g.to(J.dtype).reshape(len(g), -1))[0].view_as(g)
 
 
 class AbstractMap(abc.ABC):
@@ -194,6 +194,9 @@ class AbstractMap(abc.ABC):
 
     def linearise(self, z: Tensor) -> Linearisation:
         """f at z, ready to be differentiated any number of times."""
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return map_tensors(_recordable, self).linearise(_recordable(z))
         with torch.enable_grad():
             z = z.requires_grad_()
             return Linearisation(z, self(z))
@@ -662,6 +665,11 @@ class StateAdjointMap(AbstractMap):
 
     def rows(self, index: Tensor) -> None:
         return None
+
+
+def _recordable(t: Tensor) -> Tensor:
+    """t itself, or a copy of one made in inference mode, which autograd refuses to record."""
+    return t.detach().clone() if t.is_inference() else t
 
 
 def _check_start(z0: Tensor) -> None:

@@ -224,6 +224,8 @@ def solving(
     `exact` is the implicit gradient to a residual of 1e-5, by the layer's own solver where its rule is implicit (an
     unrolled layer is its steps, and keeps them), and convolutions without TF32, which rounds to three digits.
     """
+    if exact and gradient is not None:
+        raise ValueError(f"`exact` is a gradient of its own: give either it or `gradient`, got both, {gradient!r}.")
     layers = [module for module in model.modules() if isinstance(module, Equilibrium)]
     before, tf32 = [(layer.tol, layer.max_steps, layer.gradient) for layer in layers], torch.backends.cudnn.allow_tf32
     try:

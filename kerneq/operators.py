@@ -11,9 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .fused.convolution import Convolution
-from .tensors import autocasted, is_traced, magnitude, version, widened
+from .fused.device import needs_graph
+from .solution import Solution, Status
+from .tensors import autocasted, is_traced, is_transformed, magnitude, per_sample, per_sample_dot, version, widened
 
 SETTLE_STEPS = 40  # Lanczos steps for a weight not seen before
+SETTLED = 3e-3  # ‖WᵀWu − σ²u‖ / σ² of a saved u that is believed: half precision makes it 2e-4, a crowd of values 1e-3
+CURVATURE_STEPS = 500  # of conjugate gradient, at most, for a second derivative of the norm
 TRACK_STEPS = 1  # power iterations a training step, from the vector of the step before
 
 
@@ -91,7 +95,8 @@ class AbstractOperator(nn.Module, abc.ABC):
 
     The estimate is ‖W u‖ at a unit vector u of the state, kept in the state dict. In training each `norm` call makes
     one power iteration from the last u; in evaluation, u is settled by Lanczos once after the weight has changed and
-    then stays. ‖W u‖ is differentiated with respect to W, which gives the gradient of the norm.
+    then stays. ‖W u‖ is differentiated with respect to W, which gives the gradient of the norm; where that gradient is
+    differentiated again, u is a function of W too.
 
     u is no buffer: its shape comes with the first pictures, and a copy made before them, such as an `AveragedModel`,
     could not take it over. It has to find its own anyway.
@@ -131,6 +136,8 @@ class AbstractOperator(nn.Module, abc.ABC):
         """In evaluation, find the vector for the weight as it is now, in place, if states have been seen before."""
         if self.vector.numel() > 0:
             self._follow(tuple(self.vector.shape))
+        if self._settled is not None:  # the numbers fit, but a copy of them, or others swapped back, may lie elsewhere
+            self._settled = dataclasses.replace(self._settled, place=_place(self.weight))
 
     def last_norm(self) -> Tensor:
         """‖W u‖ at the vector followed so far."""
@@ -140,7 +147,10 @@ class AbstractOperator(nn.Module, abc.ABC):
         u = widened(vector).clone()  # a later step may move the buffer while this one waits for its backward pass
         with torch.autocast(u.device.type, enabled=False):
             image = bound(widened(self.weight))(u.unsqueeze(0))
-            return torch.linalg.vector_norm(image) / torch.linalg.vector_norm(u)
+            norm: Tensor = torch.linalg.vector_norm(image) / torch.linalg.vector_norm(u)
+        if needs_graph(self.weight) and not is_transformed():
+            norm = _Norm.apply(norm, self.weight, u)  # type: ignore[no-untyped-call]
+        return norm
 
     @torch.inference_mode(False)  # `vector` outlives the call: made in inference mode, it could not be followed later
     @torch.no_grad()
@@ -210,8 +220,19 @@ class AbstractOperator(nn.Module, abc.ABC):
         if (vector.shape, vector.dtype, vector.device) != (saved.shape, weight.dtype, weight.device):
             self.vector = torch.empty_like(saved, dtype=weight.dtype, device=weight.device)
         self.vector.copy_(saved)  # in place where it can be: see `_follow`
-        if prefix + "weight" in state_dict and bool(settled):
+        if prefix + "weight" in state_dict and bool(settled) and self._is_singular(self.vector):
             self._settled = Settled.at(self.vector, self.weight)
+
+    def _is_singular(self, vector: Tensor) -> bool:
+        """Whether WᵀWu = σ²u, up to what saving loses: a mean of two models has the mark of both, and the u of none."""
+        if self.weight.is_meta or vector.numel() == 0:
+            return False
+        weight = widened(self.weight)
+        w, u = bound(weight / magnitude(weight.unsqueeze(0))[0]), _unit(widened(vector)).unsqueeze(0)
+        with torch.autocast(u.device.type, enabled=False):
+            v = w(u)
+            square = v.square().sum()
+            return bool(torch.linalg.vector_norm(w.adjoint(v) - square * u) <= SETTLED * square)
 
 
 @final
@@ -242,6 +263,85 @@ def limited(norm: Tensor, limit: float) -> Tensor:
     # would be 0, a layer without W that says it has converged; 0 · ∞ is NaN, and makes it one too.
     factor = (limit / norm.clamp_min(limit / 2)).clamp_max(1.0)
     return torch.add(factor, norm.detach(), alpha=0)
+
+
+class _Norm(torch.autograd.Function):
+    """Forward: ‖Wu‖ as it was computed, whose graph holds u fixed. That gives the gradient, as ‖Wu‖ is largest at u.
+
+    Differentiated twice it will not do: then the gradient vuᵀ, v = Wu / ‖Wu‖, is made afresh from a u that follows W.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, norm: Tensor, weight: Tensor, u: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, u)
+        return norm.view_as(norm)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        if not torch.is_grad_enabled():
+            return g, None, None
+        weight, u = ctx.saved_tensors
+        with torch.autocast(u.device.type, enabled=False):
+            weight = widened(weight)
+            u = _TopVector.apply(weight, _unit(u).unsqueeze(0))  # type: ignore[no-untyped-call]
+            view = weight.view_as(weight)  # ∂‖Wu‖/∂W at fixed u: u depends on the weight, not on this view
+            norm = torch.linalg.vector_norm(bound(view)(u))
+            return None, torch.autograd.grad(norm, view, g, create_graph=True)[0], None
+
+
+class _TopVector(torch.autograd.Function):
+    """The unit vector u, (1, ...), as the function of W it is: (σ²I − WᵀW) du = d(WᵀW) u off u, and du ⟂ u."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, u: Tensor) -> Tensor:
+        u = u.clone()
+        ctx.save_for_backward(weight, u)
+        return u
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        weight, u = ctx.saved_tensors
+        with torch.autocast(u.device.type, enabled=False):
+            x = _OffTop.apply(g - (g * u).sum() * u, weight, u)  # type: ignore[no-untyped-call]
+            again = torch.is_grad_enabled()
+            with torch.enable_grad():
+                view = weight.view_as(weight)
+                w = bound(view)
+                return torch.autograd.grad((w(x) * w(u)).sum(), view, create_graph=again)[0], None
+
+
+class _OffTop(torch.autograd.Function):
+    """b ↦ the x with Bx = b, B = σ²(I + uuᵀ) − WᵀW, which is definite where the top singular value σ = ‖Wu‖ is simple.
+
+    Where it is not, as for an orthogonal W_h, the norm has no second derivative, and u counts as a constant in the
+    directions of its like; a u that is still on its way may make B indefinite. Conjugate gradient stops at either.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, b: Tensor, weight: Tensor, u: Tensor) -> Tensor:
+        def apply(x: Tensor) -> Tensor:
+            y = square * (x + (x * u).sum() * u) - w.adjoint(w(x))
+            return torch.where((x * y).sum() > eps**0.5 * square * x.square().sum(), y, 0.0)
+
+        eps = torch.finfo(b.dtype).eps
+        w = bound(weight)
+        square = w(u).square().sum()
+        x = conjugate_gradient(apply, b, eps**0.75, CURVATURE_STEPS, check_every=1).value
+        ctx.save_for_backward(weight, u, x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, ...]:
+        weight, u, x = ctx.saved_tensors
+        with torch.autocast(u.device.type, enabled=False):
+            y = _OffTop.apply(g, weight, u)  # type: ignore[no-untyped-call]
+            again = torch.is_grad_enabled()
+            with torch.enable_grad():
+                views = weight.view_as(weight), u.view_as(u)
+                w, u = bound(views[0]), views[1]
+                inner = (x * y).sum() + (x * u).sum() * (u * y).sum()
+                pulled = (w(x) * w(y)).sum() - w(u).square().sum() * inner  # −⟨y, Bx⟩
+                return y, *torch.autograd.grad(pulled, views, create_graph=again)
 
 
 def top_singular_vector(
@@ -287,3 +387,40 @@ def top_singular_vector(
 
 def _unit(u: Tensor) -> Tensor:
     return u / torch.linalg.vector_norm(u).clamp_min(torch.finfo(u.dtype).tiny)
+
+
+def conjugate_gradient(
+    matvec: Callable[[Tensor], Tensor], b: Tensor, tol: float, max_steps: int, check_every: int
+) -> Solution:
+    """Solve A x = b, A symmetric positive definite per sample, to ‖b − Ax‖ ≤ tol·‖b‖, each sample on its own.
+
+    A sample that has converged, or that meets a direction of negative curvature, keeps its x from then on.
+    """
+    size = per_sample_dot(b, b)
+    limit = tol**2 * size
+    x, r, p, rr = torch.zeros_like(b), b, b, size
+    active = rr > limit
+    broken = torch.zeros_like(active)
+    steps = torch.zeros(len(b), dtype=torch.long, device=b.device)
+    for step in range(1, max_steps + 1):
+        if check_every < max_steps and step % check_every == 0 and not bool(active.any()):
+            break
+        Ap = matvec(p)
+        curvature = per_sample_dot(p, Ap)
+        positive = curvature > 0
+        broken |= active & ~positive
+        active = active & positive
+        alpha = torch.where(active, rr / torch.where(active, curvature, 1.0), 0.0)
+        x = torch.addcmul(x, per_sample(alpha, x), p)
+        r = torch.addcmul(r, per_sample(alpha, r), Ap, value=-1)
+        new = per_sample_dot(r, r)
+        beta = torch.where(active, new / torch.where(active, rr, 1.0), 0.0)
+        p = torch.addcmul(r, per_sample(beta, p), p)
+        rr = torch.where(active, new, rr)
+        steps = torch.where(active, step, steps)
+        active = active & (rr > limit)
+    residual = (rr / size.clamp_min(torch.finfo(size.dtype).tiny)).sqrt()
+    codes = torch.where(residual <= tol, Status.CONVERGED.code, Status.MAX_STEPS.code)
+    codes = torch.where(broken, Status.BREAKDOWN.code, codes)
+    codes = torch.where(residual.isfinite(), codes, Status.NONFINITE.code)
+    return Solution(x, residual, steps, codes, tol)

@@ -136,7 +136,7 @@ class Reference:
         limit = cell.norm
         if self.radial:
             self.W_h = cell.similarity.project.weight.detach().mT
-            self.gamma = cell.similarity.width().detach()
+            self.gamma = cell.similarity.width(x).detach()
             self.gain = torch.linalg.matrix_norm(self.W_h, 2)
         elif isinstance(kernel := cell.kernel, AbstractInnerKernel) and not isinstance(kernel, Linear):
             limit = cell.norm * math.sqrt(kernel.operator_share)

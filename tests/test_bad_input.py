@@ -34,6 +34,11 @@ def given(x: object, cell: kerneq.cells.AbstractKernelCell | None = None) -> ker
     return kerneq.Equilibrium(cell or dense())(x)
 
 
+def two_gradients() -> None:
+    with kerneq.equilibrium.solving(layer(), gradient=Phantom(), exact=True):
+        pass
+
+
 # What is done, the kind of error, and the words it has.
 REFUSED = {
     "norm zero": (lambda: dense(norm=0.0), ValueError, "`norm` must be positive and finite, got 0.0"),
@@ -92,6 +97,9 @@ REFUSED = {
     "unrolled steps": (lambda: Unrolled(steps=1.5), ValueError, "`steps` must be a whole number"),
     "backward tol": (lambda: Implicit(tol=-1), ValueError, "`tol` must be positive and finite, got -1"),
     "backward on_failure": (lambda: Implicit(on_failure="no"), ValueError, "`on_failure` must be"),
+    "backward solver by name": (lambda: Implicit("picard"), TypeError, "`solver` must come from `kerneq.solvers`"),
+    "backward solver as a class": (lambda: Implicit(Broyden), TypeError, "`solver` must come from `kerneq.solvers`"),
+    "two gradients": (two_gradients, ValueError, "give either it or `gradient`, got both"),
     "integers": (
         lambda: given(torch.zeros(2, 3, dtype=torch.long)),
         TypeError,

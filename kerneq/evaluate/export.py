@@ -29,6 +29,7 @@ def export(path: Path | str, folder: Path, checkpoint: str = "best") -> Run:
         raise TrainingError(f"{folder} already exists: choose another folder.")
     trained = TrainedRun.open(path, checkpoint, "cpu")
     trained.model.load_state_dict({name: halved(value).float() for name, value in trained.model.state_dict().items()})
+    trained.model.train().eval()  # the vectors were settled for the weights before they were rounded
     with torch.no_grad():
         trained.model(torch.zeros(1, *trained.seen.shape))
     weights = {f"model.{name}": halved(value) for name, value in trained.model.state_dict().items()}

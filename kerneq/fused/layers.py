@@ -126,7 +126,7 @@ def _mean(x: Tensor, factor: int, scale: float) -> Tensor:
 
 def _spread(g: Tensor, factor: int, scale: float, base: Tensor | None = None) -> Tensor:
     """base + scale · every pixel of g, factor × factor times."""
-    if _fused(g):
+    if _fused(g) and (base is None or not needs_graph(base)):
         from .layers_triton import spread
 
         return spread(g, factor, scale, base)

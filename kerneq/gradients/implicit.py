@@ -1,7 +1,6 @@
 """Implicit gradient: differentiate z* = f(z*) itself, not the iterations that found it."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, final
 
 import torch
@@ -20,14 +19,19 @@ from ..equation import (
     as_map,
 )
 from ..fused.iterates import relative_residual
-from ..operators import bound
+from ..operators import bound, conjugate_gradient
 from ..solution import OnFailure, Solution, Status, check_limits, check_on_failure, settle
 from ..solvers.anderson import Anderson
 from ..solvers.base import AbstractSolver, look_stride, solve
 from ..solvers.features import InFeatures
 from ..solvers.newton import Newton
-from ..tensors import magnitude, per_sample, per_sample_dot, widened
-from .base import AbstractGradient
+from ..tensors import check_kind, magnitude, per_sample, widened
+from .base import AbstractGradient, once
+
+ONCE = (
+    "`Implicit` differentiates a plain function once only, and the equation of a cell twice (in `torch.func`: "
+    "`jacrev(grad(f))`, not `hessian(f)`); for more use `Phantom` or `Unrolled`."
+)
 
 
 @final
@@ -55,6 +59,8 @@ class Implicit(AbstractGradient):
     on_failure: OnFailure = "warn"
 
     def __post_init__(self) -> None:
+        if self.solver is not None and not isinstance(self.solver, ConjugateGradient):
+            check_kind("solver", self.solver, AbstractSolver)
         check_limits(self.tol, self.max_steps)
         check_on_failure(self.on_failure)
 
@@ -127,9 +133,11 @@ class Implicit(AbstractGradient):
         return settle(solution, self.on_failure, where="The backward solve")
 
     def _settle_direct(self, system: Linearisation, u: Tensor, g: Tensor) -> Solution:
-        """u, if it is finite; its residual is that of rounding."""
+        """u; its residual is that of rounding, unless samples meet in f, or f is too steep for its dtype."""
         residual, _ = relative_residual(Evaluation(u, system.vjp(u) + g))
-        codes = torch.where(residual.isfinite(), Status.CONVERGED.code, Status.NONFINITE.code)
+        limit = max(self.tol, torch.finfo(u.dtype).eps ** 0.5)
+        codes = torch.where(residual <= limit, Status.CONVERGED.code, Status.MAX_STEPS.code)
+        codes = torch.where(residual.isfinite(), codes, Status.NONFINITE.code)
         solution = Solution(u, residual, torch.ones_like(codes), codes, self.tol)
         return settle(solution, self.on_failure, where="The backward solve")
 
@@ -171,7 +179,7 @@ class _Adjoint(torch.autograd.Function):
         if not torch.is_grad_enabled():
             return u.to(g.dtype), *[None] * (4 + ctx.count)
         if ctx.count == 0:
-            return _Once.apply(u.to(g.dtype), g, ctx.system.image), *[None] * 4  # type: ignore[no-untyped-call]
+            return once(u.to(g.dtype), g, ctx.system.image, ONCE), *[None] * 4
         return None, *[None] * 4, *_differentiable(ctx.rule, ctx.f, ctx.system.z, u, g)
 
 
@@ -200,21 +208,6 @@ def _differentiable(
     wanted = [t for t in views if t.requires_grad]
     found = iter(torch.autograd.grad(outputs, wanted, gradients, create_graph=True, allow_unused=True))
     return tuple(next(found) if t.requires_grad else None for t in views)
-
-
-class _Once(torch.autograd.Function):
-    """u, which must not be differentiated: what a plain function depends on is not known."""
-
-    @staticmethod
-    def forward(ctx: Any, u: Tensor, g: Tensor, image: Tensor) -> Tensor:
-        return u.clone()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[None, None, None]:
-        raise RuntimeError(
-            "`Implicit` differentiates a plain function once only, and the equation of a cell twice (in `torch.func`: "
-            "`jacrev(grad(f))`, not `hessian(f)`); for more use `Phantom` or `Unrolled`."
-        )
 
 
 class _Closed(torch.autograd.Function):
@@ -262,40 +255,3 @@ class _Closed(torch.autograd.Function):
             grad_weight = operator.weight_gradient(w, m)
             grad_weight = torch.add(grad_weight, operator.weight_gradient(adjoint.z, second), alpha=adjoint.sign)
         return y, grad_weight, w if ctx.needs_input_grad[2] else None, *[None] * (3 + ctx.count)
-
-
-def conjugate_gradient(
-    matvec: Callable[[Tensor], Tensor], b: Tensor, tol: float, max_steps: int, check_every: int
-) -> Solution:
-    """Solve A x = b, A symmetric positive definite per sample, to ‖b − Ax‖ ≤ tol·‖b‖, each sample on its own.
-
-    A sample that has converged, or that meets a direction of negative curvature, keeps its x from then on.
-    """
-    size = per_sample_dot(b, b)
-    limit = tol**2 * size
-    x, r, p, rr = torch.zeros_like(b), b, b, size
-    active = rr > limit
-    broken = torch.zeros_like(active)
-    steps = torch.zeros(len(b), dtype=torch.long, device=b.device)
-    for step in range(1, max_steps + 1):
-        if check_every < max_steps and step % check_every == 0 and not bool(active.any()):
-            break
-        Ap = matvec(p)
-        curvature = per_sample_dot(p, Ap)
-        positive = curvature > 0
-        broken |= active & ~positive
-        active = active & positive
-        alpha = torch.where(active, rr / torch.where(active, curvature, 1.0), 0.0)
-        x = torch.addcmul(x, per_sample(alpha, x), p)
-        r = torch.addcmul(r, per_sample(alpha, r), Ap, value=-1)
-        new = per_sample_dot(r, r)
-        beta = torch.where(active, new / torch.where(active, rr, 1.0), 0.0)
-        p = torch.addcmul(r, per_sample(beta, p), p)
-        rr = torch.where(active, new, rr)
-        steps = torch.where(active, step, steps)
-        active = active & (rr > limit)
-    residual = (rr / size.clamp_min(torch.finfo(size.dtype).tiny)).sqrt()
-    codes = torch.where(residual <= tol, Status.CONVERGED.code, Status.MAX_STEPS.code)
-    codes = torch.where(broken, Status.BREAKDOWN.code, codes)
-    codes = torch.where(residual.isfinite(), codes, Status.NONFINITE.code)
-    return Solution(x, residual, steps, codes, tol)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..fused.radial import patch_distances, patch_weights, radial_hvp, radial_step
 from ..operators import Dense, limited
-from ..tensors import check_nonnegative, check_positive, check_share, check_whole
+from ..tensors import check_nonnegative, check_positive, check_share, check_whole, is_traced, working_dtype
 from .base import AbstractKernel, AbstractParameters, Binding, Slope
 
 
@@ -45,7 +45,10 @@ class Adaptive:
 
 @final
 class Width(nn.Module):
-    """γ of one cell: a number (KerDEQ), or following the data by a rule (GEQ), whose M is saved with the model."""
+    """γ of one cell: a number (KerDEQ), or following the data by a rule (GEQ), whose M is saved with the model.
+
+    The number is no buffer: those are rounded with the weights, and empty after `to_empty`.
+    """
 
     def __init__(self, gamma: float | Adaptive, size: int):
         super().__init__()
@@ -53,14 +56,19 @@ class Width(nn.Module):
         if isinstance(gamma, Adaptive):
             self.register_buffer("smallest", torch.tensor(float(size)))  # M; `size` is E‖rᵢ‖² for unit entries
             self.register_buffer("looks", torch.tensor(0.0))  # how often M was updated
-        else:
-            self.register_buffer("number", torch.tensor(float(gamma)), persistent=False)
+        self.number: Tensor | None = None  # γ, where it is one
 
-    def forward(self) -> Tensor:
-        """γ, as it is used during one solve."""
+    def forward(self, a: Tensor) -> Tensor:
+        """γ, as it is used during one solve for a."""
         if isinstance(self.gamma, Adaptive):
             return self.gamma.share / self.get_buffer("smallest").clone()
-        return self.get_buffer("number")
+        number, dtype = self.number, working_dtype(a.dtype)
+        if number is None or (number.dtype, number.device) != (dtype, a.device):
+            with torch.inference_mode(False):  # it outlives the call, as the vector of a norm does
+                number = torch.full((), self.gamma, dtype=dtype, device=a.device)
+            if not is_traced():
+                self.number = number  # kept: a CUDA graph knows it by its address
+        return number
 
     def observe(self, distances: Tensor) -> None:
         """Take note of ‖rᵢW_h‖² of every patch at an equilibrium."""
@@ -154,7 +162,7 @@ class AbstractRadialKernel(AbstractKernel):
             convexity=1 + min(0.0, self.lowest) * square,
             limit=norm**2,
             Q=parameters.Q(),
-            gamma=parameters.width(),
+            gamma=parameters.width(a),
             split=parameters.split,
             patch=patch,
         )

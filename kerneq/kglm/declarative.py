@@ -17,6 +17,7 @@ from typing import Any, Literal, final, get_args
 import torch
 from torch import Tensor, nn
 
+from ..gradients.base import once
 from .equilibrium import KernelEquilibrium
 from .families import FLAT, AbstractFamily, Prior
 from .glm import KernelGLM, Problem, newton, newton_step
@@ -31,7 +32,7 @@ def minimise(problem: Problem) -> Tensor:
 
     A declarative node has Dα* = −H⁻¹B, H = ∂²J/∂α², B = ∂²J/∂α∂θ (Gould et al., 2021). As ∂J/∂α = −Kr and r = 0 at α*,
     H = K(λI + DK) and B = −K ∂r/∂θ: K cancels, and Dα* = (λI + DK)⁻¹ ∂r/∂θ, which needs no inverse of K. It is the
-    derivative of one more Newton step at α*, whose matrix is a constant.
+    derivative of one more Newton step at α*, whose matrix is a constant: so there is no second one.
     """
     fixed = dataclasses.replace(problem, K=problem.K.detach())
     with torch.no_grad():
@@ -40,7 +41,25 @@ def minimise(problem: Problem) -> Tensor:
         stopped = f"worst residual {fit.residual.max().item():.1e} after {fit.steps} steps"
         warnings.warn(f"The inner problem was not solved: {stopped}. Raise `lam`.", RuntimeWarning, stacklevel=2)
     residual = problem.residual(fit.alpha, problem.canonical(fit.alpha))
-    return fit.alpha + newton_step(fixed, fit.eta, residual)
+    alpha: Tensor = _Minimum.apply(fit.alpha + newton_step(fixed, fit.eta, residual))  # type: ignore[no-untyped-call]
+    return alpha
+
+
+class _Minimum(torch.autograd.Function):
+    """α, whose gradient must not be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, alpha: Tensor) -> Tensor:
+        ctx.save_for_backward(alpha)
+        return alpha.view_as(alpha)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return g
+        reason = 'The minimum is differentiated once only: use `constraint="equilibrium"` for second derivatives.'
+        (alpha,) = ctx.saved_tensors
+        return once(g, g, alpha, reason)
 
 
 def dual(problem: Problem, eta: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from ..gradients import Implicit
 from ..operators import BoundOperator, bound
 from ..solution import EquilibriumError, Solution, Status
 from ..solvers import AbstractSolver, Anderson, Newton, Picard
-from ..tensors import check_positive
+from ..tensors import check_positive, is_transformed
 from .families import FLAT, AbstractFamily, Prior
 from .guarantee import Guarantee, spectral_norm
 from .kernels import SquaredExponential, Truncated, as_kernel, coordinates, random_lengthscales
@@ -53,6 +53,14 @@ class GLMMap(AbstractMap):
     def rows(self, index: Tensor) -> Self:
         t, constant = self.t.index_select(0, index), self.constant.index_select(0, index)
         return dataclasses.replace(self, t=t, constant=constant)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        operators = (self.W1,) if self.W3 is None else (self.W1, self.W3)
+        return self.t, self.constant, *(operator.weight for operator in operators)
+
+    def on(self, *tensors: Tensor) -> Self:
+        t, constant, W1, *W3 = tensors
+        return dataclasses.replace(self, t=t, constant=constant, W1=bound(W1), W3=bound(W3[0]) if W3 else None)
 
 
 @final
@@ -144,7 +152,8 @@ class KernelEquilibrium(nn.Module):
     def _solve(self, t: Tensor) -> Tensor:
         """η*, the equilibrium in canonical coordinates."""
         solution: Solution = self.layer(t)
-        if solution.status not in (Status.CONVERGED, Status.PRECISION):
+        # A transform of `torch.func` has no numbers to look at.
+        if not is_transformed() and solution.status not in (Status.CONVERGED, Status.PRECISION):
             warnings.warn(str(EquilibriumError(solution)), RuntimeWarning, stacklevel=3)
         return solution.value
 

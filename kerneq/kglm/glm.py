@@ -46,7 +46,7 @@ class Problem:
         """J per sample; +∞ where it overflows, so that a line search turns back."""
         loss = self.family.log_partition(eta) + self.prior.penalty(eta) - eta * self.t
         value = (loss + 0.5 * self.lam * alpha * (eta - self.offset)).sum(-1)
-        return torch.nan_to_num(value, nan=torch.inf)
+        return torch.nan_to_num(value, nan=torch.inf, posinf=torch.inf)
 
     def rounding(self, alpha: Tensor, eta: Tensor) -> Tensor:
         """How much of J is rounding, per sample: two values closer than this are the same value."""

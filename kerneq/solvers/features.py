@@ -8,6 +8,7 @@ from torch import Tensor
 from ..equation import AbstractMap, Evaluation
 from .anderson import Anderson
 from .base import AbstractSolver
+from .newton import Newton
 from .proximal import Proximal
 
 
@@ -24,7 +25,7 @@ class InFeatures(AbstractSolver[Any]):
     solver: AbstractSolver[Any] = Anderson(memory=3)  # `Picard()` is cheaper and enough where the equation contracts
 
     def __post_init__(self) -> None:
-        if not isinstance(self.solver, AbstractSolver) or isinstance(self.solver, InFeatures | Proximal):
+        if not isinstance(self.solver, AbstractSolver) or isinstance(self.solver, InFeatures | Newton | Proximal):
             raise TypeError(f"`solver` must be Picard, Anderson or Broyden in the features, got {self.solver!r}.")
 
     @property

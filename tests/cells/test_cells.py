@@ -144,3 +144,19 @@ def test_a_compiled_map_gives_the_same_equilibrium_and_gradient():
     (after,) = torch.autograd.grad(got.square().sum(), cell.operator.weight)
     torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(after, before, rtol=1e-6, atol=1e-9)
+
+
+def test_diagnostics_change_nothing_in_training():
+    found = []
+    for told in (False, True):
+        cell = cell_of("dense", KERNELS["gaussian"], stretch=1.0)
+        layer, x = kerneq.Equilibrium(cell), input_of("dense")
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.3)
+        for _ in range(20):
+            optimizer.zero_grad()
+            (layer(x).value - 1).square().mean().backward()
+            optimizer.step()
+            if told:
+                cell.diagnostics()
+        found.append(torch.cat([p.detach().flatten() for p in layer.parameters()]))
+    assert torch.equal(*found)

@@ -1,5 +1,6 @@
 """The backward solve: never silent about failure, differentiable again, usable in half precision."""
 
+import copy
 import warnings
 
 import pytest
@@ -9,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import kerneq
 from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom, Unrolled
-from kerneq.gradients.implicit import conjugate_gradient
+from kerneq.operators import conjugate_gradient
 from kerneq.solution import EquilibriumError, Status
 from kerneq.solvers import Anderson, Broyden, Newton, Picard, Proximal
 
@@ -186,16 +187,30 @@ def test_a_frozen_layer_attaches_nothing():
     assert layer(x.requires_grad_()).value.requires_grad
 
 
-def test_double_backward_with_respect_to_the_weights_equals_that_of_the_unrolled_descent():
-    layer, x = layer_of(Implicit(tol=1e-13, max_steps=300), norm=0.7, stretch=0.2)
-    results = []
-    for rule in (layer.gradient, Unrolled(200)):
-        layer.gradient = rule
-        first = torch.autograd.grad(layer(x).value.square().sum(), list(layer.parameters()), create_graph=True)
-        penalty = sum(g.square().sum() for g in first)
-        results.append(torch.autograd.grad(penalty, list(layer.parameters())))
-    for got, expected in zip(*results, strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-8)
+@pytest.mark.parametrize("stretch", [3.0, 0.1], ids=["the bound binds", "it does not"])
+@pytest.mark.parametrize("form", ["dense", "conv"])
+@pytest.mark.parametrize("rule", [Implicit(tol=1e-13, max_steps=300), Unrolled(200)], ids=["implicit", "unrolled"])
+def test_double_backward_with_respect_to_the_weights_is_the_slope_of_the_gradient(rule, form, stretch):
+    """By central differences of first derivatives. (W_h starts orthogonal, where its norm has no slope.)"""
+    layer, x = layer_of(rule, form, norm=0.7, stretch=stretch)
+    weights = list(layer.parameters())
+    layer.cell.similarity.project.weight.data.add_(0.3 * torch.randn(layer.cell.similarity.project.weight.shape))
+    assert (layer.cell.bind(x).binding.scale < 1) == (stretch > 1)
+    torch.manual_seed(2)
+    directions = [torch.randn_like(w) for w in weights]
+
+    def gradient(step: float) -> tuple[torch.Tensor, ...]:
+        moved = copy.deepcopy(layer)
+        for w, direction in zip(moved.parameters(), directions, strict=True):
+            w.data.add_(direction, alpha=step)
+        return torch.autograd.grad(moved(x).value.square().sum(), list(moved.parameters()))
+
+    first = torch.autograd.grad(layer(x).value.square().sum(), weights, create_graph=True)
+    along = sum((g * direction).sum() for g, direction in zip(first, directions, strict=True))
+    second = torch.autograd.grad(along, weights)
+    step = 1e-5
+    for got, up, down in zip(second, gradient(step), gradient(-step), strict=True):
+        torch.testing.assert_close(got, (up - down) / (2 * step), rtol=1e-5, atol=1e-6)
 
 
 def test_double_backward_of_a_sample_does_not_depend_on_how_large_the_gradients_of_its_batch_mates_are():

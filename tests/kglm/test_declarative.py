@@ -228,3 +228,28 @@ def test_a_layer_of_small_lambda_is_solved_directly_and_so_is_its_gradient(dtype
     torch.testing.assert_close(f.detach().double(), glm.canonical(), rtol=0, atol=1e-9 if dtype.itemsize == 8 else 1e-3)
     f.sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize("outer", [torch.sum, lambda f: f.square().sum()], ids=["linear loss", "curved loss"])
+def test_the_minimum_is_differentiated_once_and_says_so(outer):
+    X, X2, Y = uniform(6, 1).requires_grad_(), uniform(3, 1, seed=1), uniform(1, 6, seed=2)
+    node = kglm.DeclarativeNode(kglm.SquaredExponential(0.5), kglm.Gaussian(), lam=0.3)
+    (first,) = torch.autograd.grad(outer(node(X, Y, X2)), X, create_graph=True)  # asking for a graph alone is no error
+    (once,) = torch.autograd.grad(outer(node(X, Y, X2)), X)
+    torch.testing.assert_close(first, once)
+    with pytest.raises(RuntimeError, match="differentiated once only.*equilibrium"):
+        torch.autograd.grad(first.square().sum(), X)
+
+
+def test_the_equilibrium_constraint_has_the_second_derivatives_of_kernel_ridge_regression():
+    X, X2, Y = uniform(6, 1), uniform(3, 1, seed=1), uniform(1, 6, seed=2)
+    kernel, lam = kglm.SquaredExponential(0.5), 0.3
+    node = kglm.DeclarativeNode(kernel, kglm.Gaussian(), lam=lam, constraint="equilibrium")
+
+    def ridge(X: torch.Tensor) -> torch.Tensor:
+        return (
+            (kernel(X2, X) @ torch.linalg.solve(kernel(X, X) + lam * torch.eye(6, dtype=X.dtype), Y[0])).square().sum()
+        )
+
+    got = torch.autograd.functional.hessian(lambda X: node(X, Y, X2).square().sum(), X)
+    torch.testing.assert_close(got, torch.autograd.functional.hessian(ridge, X), rtol=1e-6, atol=1e-8)

@@ -8,6 +8,7 @@ from glm_data import CASES, targets, uniform
 
 from kerneq import kglm
 from kerneq.gradients import Unrolled
+from kerneq.kglm.families import FLAT
 from kerneq.kglm.kernels import random_lengthscales
 from kerneq.solvers import Anderson
 
@@ -278,3 +279,65 @@ def test_misuse_of_the_convolutional_form_is_answered_in_words():
         glm.as_equilibrium(convolutional=True)
     with pytest.raises(ValueError, match="symmetric matrix"):
         kglm.Truncated(torch.tensor([[1.0, 2.0], [3.0, 1.0]]))
+
+
+FORMS = [(kglm.Bernoulli(), kglm.Logistic()), (kglm.Bernoulli(), FLAT), (kglm.Poisson(), FLAT)]
+
+
+def layer_of(family, prior) -> tuple[kglm.KernelEquilibrium, torch.Tensor]:
+    X, Y = draw(family, n=6, batch=2)
+    return kglm.KernelGLM(kglm.SquaredExponential(0.3), family, lam=0.5, prior=prior).fit(X, Y).as_equilibrium(), Y
+
+
+@pytest.mark.parametrize(("family", "prior"), FORMS, ids=repr)
+def test_a_frozen_layer_gives_no_graph(family, prior):
+    layer, Y = layer_of(family, prior)
+    assert layer(Y).requires_grad
+    assert not layer.requires_grad_(False)(Y).requires_grad
+
+
+@pytest.mark.parametrize(("family", "prior"), FORMS, ids=repr)
+def test_second_derivatives_are_the_slope_of_the_gradient(family, prior):
+    layer, Y = layer_of(family, prior)
+    names = [name for name, _ in layer.named_parameters()]
+    at = [p.detach() for p in layer.parameters()]
+    torch.manual_seed(0)
+    directions = [torch.randn_like(p) for p in at]
+
+    def gradient(weights: list[torch.Tensor], again: bool = False) -> tuple[torch.Tensor, ...]:
+        weights = [w.requires_grad_() for w in weights]
+        loss = torch.func.functional_call(layer, dict(zip(names, weights, strict=True)), (Y,)).square().sum()
+        first = torch.autograd.grad(loss, weights, create_graph=again)
+        if not again:
+            return first
+        return torch.autograd.grad(sum((g * d).sum() for g, d in zip(first, directions, strict=True)), weights)
+
+    step = 1e-5
+    up, down = (gradient([w + h * d for w, d in zip(at, directions, strict=True)]) for h in (step, -step))
+    for got, a, b in zip(gradient([w.clone() for w in at], again=True), up, down, strict=True):
+        torch.testing.assert_close(got, (a - b) / (2 * step), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is:DeprecationWarning")  # PyTorch's own, in forward mode
+@pytest.mark.parametrize(("family", "prior"), FORMS, ids=repr)
+def test_the_transforms_of_torch_func_go_through_it(family, prior):
+    layer, Y = layer_of(family, prior)
+    layer.eval()
+    W = layer.cell.W1.detach()
+
+    def loss(W: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, {"layer.cell.W1": W}, (Y,)).square().sum()
+
+    expected = torch.autograd.functional.jacobian(loss, W)
+    torch.testing.assert_close(torch.func.grad(loss)(W), expected)
+    torch.testing.assert_close(torch.func.jvp(loss, (W,), (W,))[1], (expected * W).sum(), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(torch.func.vmap(loss)(torch.stack([W, 0.9 * W])), torch.stack([loss(W), loss(0.9 * W)]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_poisson_layer_predicts_in_inference_mode(dtype):
+    layer, Y = layer_of(kglm.Poisson(), FLAT)
+    layer = layer.to(dtype)
+    with torch.inference_mode():
+        found = layer(Y.to(dtype))
+    torch.testing.assert_close(found, layer(Y.to(dtype)).detach())

@@ -1,5 +1,6 @@
 """KernelGLM against scikit-learn, statsmodels and itself."""
 
+import dataclasses
 import warnings
 
 import numpy as np
@@ -14,6 +15,7 @@ from sklearn.linear_model import LogisticRegression, PoissonRegressor
 
 from kerneq import kglm
 from kerneq.kglm import kernels
+from kerneq.kglm.glm import Problem, newton
 
 
 def line(n=30, seed=0):
@@ -195,3 +197,11 @@ def test_misuse_is_answered_in_words():
         kglm.KernelGLM(indefinite, kglm.Gaussian(), lam=0.1).fit(X, y)
     with pytest.raises(ValueError, match="flat factor"):
         kglm.KernelGLM(kernels.DotProduct(), kglm.Gaussian(), lam=1.0, prior=kglm.Normal(1.0)).fit(X, y).log_evidence()
+
+
+def test_an_objective_that_overflows_is_infinite_and_not_the_largest_number():
+    K, eta = torch.eye(2, dtype=torch.float64), torch.full((1, 2), 1e3, dtype=torch.float64)
+    problem = Problem(K, torch.ones(1, 2, dtype=torch.float64), kglm.Poisson(), lam=0.1)
+    assert problem.objective(eta, eta).tolist() == [torch.inf]
+    with pytest.raises(ValueError, match="not finite at the start"):
+        newton(dataclasses.replace(problem, offset=eta))

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kerneq
+from kerneq import operators
 from kerneq.operators import Conv, Dense, bound, limited, top_singular_vector
 from kerneq.solution import Status
 
@@ -197,3 +198,60 @@ def test_a_weight_whose_norm_float32_cannot_square_is_no_number_and_not_taken_fo
     with torch.no_grad():
         cell.operator.weight.mul_(size / cell.operator.weight.abs().max())
     assert layer(x).status is Status.NONFINITE
+
+
+def exact_norm(form: str, weight: torch.Tensor) -> torch.Tensor:
+    """The largest singular value of the whole matrix, with every derivative that PyTorch's SVD has."""
+    if form == "conv":
+        weight = dense_matrix(lambda z: F.conv2d(z, weight, padding=1), (3, 3, 4))
+    return torch.linalg.matrix_norm(weight, 2)
+
+
+@pytest.mark.parametrize("form", CELLS)
+def test_the_norm_has_the_derivatives_of_the_largest_singular_value_up_to_the_third(form):
+    torch.manual_seed(0)
+    operator = (Dense(5, 4) if form == "dense" else Conv(3, 2, 3)).eval()
+    example = torch.zeros(1, 2, 3, 4)
+    directions = torch.randn(3, *operator.weight.shape)
+    found = []
+    for norm in (lambda: operator.norm(example), lambda: exact_norm(form, operator.weight)):
+        derivatives = [norm()]
+        for direction in directions:
+            (gradient,) = torch.autograd.grad(derivatives[-1], operator.weight, create_graph=True)
+            derivatives.append((gradient * direction).sum())
+        found.append(torch.stack(derivatives).detach())
+    torch.testing.assert_close(*found, rtol=1e-7, atol=1e-9)
+
+
+def test_in_training_the_gradient_of_the_norm_is_the_same_whether_it_will_be_differentiated_again_or_not():
+    """There u is on its way, and the gradient is that of ‖Wu‖ at this u."""
+    torch.manual_seed(0)
+    operator, example = Conv(3, 2, 3), torch.zeros(1, 2, 3, 4)
+    operator.norm(example)
+    operator.weight.data.add_(0.1 * torch.randn_like(operator.weight))
+    norm = operator.norm(example)
+    once, twice = (
+        torch.autograd.grad(norm, operator.weight, create_graph=again, retain_graph=True)[0] for again in (False, True)
+    )
+    torch.testing.assert_close(twice, once)
+    assert torch.autograd.grad(twice.square().sum(), operator.weight)[0].isfinite().all()
+
+
+def test_ordinary_training_makes_no_product_for_second_derivatives(monkeypatch):
+    operator, example = Dense(5, 4), torch.zeros(1, 4)
+    operator.norm(example)
+    for name in ("conjugate_gradient", "bound"):
+        norm = operator.norm(example)
+        monkeypatch.setattr(operators, name, None)
+        norm.backward()
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_where_many_singular_values_are_the_largest_their_vector_counts_as_a_constant(dtype):
+    """The norm has no second derivative there, and a quotient of rounding errors is none."""
+    operator = Dense(6, 8).to(dtype).eval()
+    torch.nn.init.orthogonal_(operator.weight)
+    (first,) = torch.autograd.grad(operator.norm(torch.zeros(1, 8)), operator.weight, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), operator.weight)
+    assert second.isfinite().all() and second.abs().max() < 10

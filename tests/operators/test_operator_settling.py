@@ -1,11 +1,12 @@
 """When the norm of an operator is measured anew, and when not."""
 
+import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers import input_of
+from helpers import CELLS, input_of
 from test_operator_norm import held
 from test_operator_survival import layer_of, value
 
@@ -35,6 +36,55 @@ def test_a_loaded_cell_settles_its_norm_only_if_the_saved_one_had_not(monkeypatc
         value(other, "conv")
         assert bool(calls) == expected
         assert held(other.cell, input_of("conv")) <= 0.9 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("form", CELLS)
+def test_the_mean_of_two_state_dicts_is_settled_anew_though_both_were(form):
+    """As a soup of models is made: it has the mark of the first, a vector of neither."""
+    states = []
+    for seed in (0, 7):
+        layer = layer_of(form, seed=seed).eval()
+        value(layer, form)
+        states.append(layer.state_dict())
+    one, two = states
+    layer = layer_of(form, seed=3).eval()
+    layer.load_state_dict({name: (t + two[name]) / 2 if t.is_floating_point() else t for name, t in one.items()})
+    assert not layer.cell.operator.settled
+    assert held(layer.cell, input_of(form)) <= 0.9 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("form", CELLS)
+def test_a_settled_vector_is_believed_after_it_was_stored_in_fewer_digits(form, dtype):
+    layer = layer_of(form).eval()
+    value(layer, form)
+    other = layer_of(form, seed=7).eval()
+    other.load_state_dict(
+        {name: t.to(dtype).to(t.dtype) if t.is_floating_point() else t for name, t in layer.state_dict().items()}
+    )
+    assert other.cell.operator.settled and other.cell.similarity.project.settled
+
+
+def known_by_place(operator: operators.AbstractOperator) -> bool:
+    """What `fits` looks at inside a CUDA graph."""
+    return operator._settled.place == operators._place(operator.weight)
+
+
+def test_settling_knows_the_weight_by_its_place_after_it_was_copied_or_swapped_out_and_back():
+    """Inside a CUDA graph the place is all there is to see, and a search there would be a part of the graph."""
+    layer = layer_of("conv").eval()
+    value(layer, "conv")
+    other = copy.deepcopy(layer).cell.operator
+    other.settle()
+    assert known_by_place(other)
+    operator = layer.cell.operator
+    home = operator.weight.detach().clone()
+    with torch.no_grad():
+        operator.weight.add_(1.0)
+        operator.weight.copy_(home)
+    vector = operator.vector
+    operator.settle()
+    assert known_by_place(operator) and operator.vector is vector
 
 
 def test_training_unsettles_the_norm_even_where_the_weight_does_not_tell():

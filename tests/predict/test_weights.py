@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import kerneq as kq
-from kerneq import cli
+from kerneq import cli, operators
 from kerneq.data import DataError
 from kerneq.evaluate import TrainedRun, export
 from kerneq.evaluate.export import card
@@ -66,6 +66,16 @@ def test_an_exported_run_is_a_small_run_that_says_what_it_is(trained, tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
+def test_export_measures_the_norms_of_the_rounded_weights_and_stores_them(trained, tmp_path, monkeypatch):
+    searches = []
+    search = operators.top_singular_vector
+    monkeypatch.setattr(operators, "top_singular_vector", lambda *a, **k: searches.append(1) or search(*a, **k))
+    exported = export(trained.path, tmp_path / "mine")
+    assert searches
+    model = TrainedRun.open(exported.path, "best", "cpu").model
+    assert all(part.settled for part in model.modules() if isinstance(part, operators.AbstractOperator))
+
+
 def test_what_was_measured_on_the_weights_of_another_epoch_is_not_handed_on(trained, tmp_path):
     epoch = TrainedRun.open(trained.path).epoch
     copy = Run(shutil.copytree(trained.path, tmp_path / "copy"))
@@ -97,7 +107,9 @@ def test_shipped_weights_say_what_they_said_when_they_were_shipped(name):
     assert [line for line in card(run, name).splitlines() if line not in shown] == [], (
         "the card says what the records do"
     )
-    logits = kq.load(name)(waves(run.config().data.size or 32))
+    model = kq.load(name)
+    assert all(part.settled for part in model.modules() if isinstance(part, operators.AbstractOperator))
+    logits = model(waves(run.config().data.size or 32))
     torch.testing.assert_close(logits[:, :10].detach(), torch.tensor(WAVES[name]), atol=2e-3, rtol=1e-3)
 
 

@@ -5,7 +5,7 @@ import torch
 from helpers import CELLS, KERNELS, cell_of, input_of
 
 import kerneq
-from kerneq.solvers import Anderson, Broyden, InFeatures, Picard, Proximal, solve
+from kerneq.solvers import Anderson, Broyden, InFeatures, Newton, Picard, Proximal, solve
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -84,9 +84,10 @@ def test_kernels_that_see_the_state_itself_are_refused(kernel):
         solve(torch.cos, torch.zeros(1, 2), InFeatures(Picard()))
 
 
-def test_proximal_is_refused_in_the_features():
+@pytest.mark.parametrize("solver", [Proximal(), Newton(), InFeatures()], ids=repr)
+def test_what_has_a_space_of_its_own_is_refused_in_the_features(solver):
     with pytest.raises(TypeError, match="Picard, Anderson or Broyden"):
-        InFeatures(Proximal())
+        InFeatures(solver)
 
 
 def test_a_model_says_where_it_is_solved():

@@ -56,3 +56,43 @@ def test_the_equation_of_a_cell_is_solved_too_each_sample_on_its_own(kind):
 def test_a_map_that_is_not_finite_at_the_start_is_reported():
     s = kerneq.solve(lambda z: z.exp() * torch.inf, torch.zeros(2, 3), Newton(), tol=1e-6, max_steps=5)
     assert s.status is kerneq.Status.NONFINITE
+
+
+def test_an_adjoint_in_which_samples_meet_is_no_solution_and_says_so():
+    """One Jacobian a sample is not all of it: the residual of the whole tells."""
+    b = torch.randn(4, 3).requires_grad_()
+    value = Implicit(Newton()).attach(lambda z: torch.tanh(z + z.mean(0) + b), torch.zeros(4, 3))
+    with pytest.warns(RuntimeWarning, match="The backward solve failed"):
+        value.sum().backward()
+
+
+def test_states_may_be_one_number_a_sample():
+    a = torch.tensor(0.5, requires_grad=True)
+    solution = kerneq.fixed_point(
+        lambda z: a * z.cos(), torch.zeros(3), solver=Newton(), gradient=Implicit(Newton()), tol=1e-12
+    )
+    z = solution.value.detach()
+    torch.testing.assert_close(z, 0.5 * z.cos())
+    solution.value.sum().backward()
+    torch.testing.assert_close(a.grad, (z.cos() / (1 + 0.5 * z.sin())).sum())
+
+
+@pytest.mark.parametrize("kind", ["dense", "conv"])
+def test_it_works_in_inference_mode(kind):
+    layer = kerneq.Equilibrium(cell_of(kind, Gaussian(0.5, split=2, hidden=6)), solver=Newton(), tol=1e-9).eval()
+    with torch.no_grad():
+        expected = layer(input_of(kind)).value
+    with torch.inference_mode():
+        torch.testing.assert_close(layer(input_of(kind)).value, expected)
+
+
+def test_functions_work_in_inference_mode_too():
+    x = torch.randn(4, 3)
+    exact = kerneq.solve(lambda z: torch.tanh(0.5 * z + x), torch.zeros(4, 3), Newton(), tol=1e-10).value
+    with torch.inference_mode():
+        made = 1 * x
+        for found in (
+            kerneq.solve(lambda z: torch.tanh(0.5 * z + x), torch.zeros(4, 3), Newton(), tol=1e-10),
+            kerneq.fixed_point(lambda z, x: torch.tanh(0.5 * z + x), 0 * x, made, solver=Newton(), tol=1e-10),
+        ):
+            torch.testing.assert_close(found.value, exact)

@@ -129,9 +129,8 @@ class AbstractKernelCell(AbstractCell):
         a, z = self.seen if self.seen is not None else (weight.new_zeros(1), None)  # the bound does not depend on a
         a = a.to(weight)
         similarity = copy.deepcopy(self.similarity)  # in training, whoever asks for the norm of W_h moves its vector
-        f = self._equation(
-            similarity, a, norm, compiled=False
-        )  # a compiler would take longer than a run for one energy
+        # Not compiled: a compiler would take longer than a run for one energy.
+        f = self._equation(similarity, a, norm, compiled=False)
         f = dataclasses.replace(f, binding=dataclasses.replace(f.binding, a=a))  # which was in the kernel's unit before
         numbers = {} if f.binding.gamma is None else {"gamma": float(f.binding.gamma)}
         if not measured:

@@ -290,7 +290,13 @@ class _Norm(torch.autograd.Function):
 
 
 class _TopVector(torch.autograd.Function):
-    """The unit vector u, (1, ...), as the function of W it is: (σ²I − WᵀW) du = d(WᵀW) u off u, and du ⟂ u."""
+    """The unit vector u, (1, ...), as the function of W it is: (σ²I − WᵀW) du = d(WᵀW) u off u, and du ⟂ u.
+
+    Its gradient is taken once: it needs the x with Bx = g off u, B = σ²(I + uuᵀ) − WᵀW, definite where the top singular
+    value σ = ‖Wu‖ is simple. Where it is not, as for an orthogonal W_h, the norm has no second derivative, and u counts
+    as a constant in the directions of its like; a u that is still on its way may make B indefinite. Conjugate gradient
+    stops at either.
+    """
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, u: Tensor) -> Tensor:
@@ -299,49 +305,22 @@ class _TopVector(torch.autograd.Function):
         return u
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         weight, u = ctx.saved_tensors
-        with torch.autocast(u.device.type, enabled=False):
-            x = _OffTop.apply(g - (g * u).sum() * u, weight, u)  # type: ignore[no-untyped-call]
-            again = torch.is_grad_enabled()
-            with torch.enable_grad():
-                view = weight.view_as(weight)
-                w = bound(view)
-                return torch.autograd.grad((w(x) * w(u)).sum(), view, create_graph=again)[0], None
+        eps = torch.finfo(u.dtype).eps
 
-
-class _OffTop(torch.autograd.Function):
-    """b ↦ the x with Bx = b, B = σ²(I + uuᵀ) − WᵀW, which is definite where the top singular value σ = ‖Wu‖ is simple.
-
-    Where it is not, as for an orthogonal W_h, the norm has no second derivative, and u counts as a constant in the
-    directions of its like; a u that is still on its way may make B indefinite. Conjugate gradient stops at either.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, b: Tensor, weight: Tensor, u: Tensor) -> Tensor:
         def apply(x: Tensor) -> Tensor:
             y = square * (x + (x * u).sum() * u) - w.adjoint(w(x))
             return torch.where((x * y).sum() > eps**0.5 * square * x.square().sum(), y, 0.0)
 
-        eps = torch.finfo(b.dtype).eps
-        w = bound(weight)
-        square = w(u).square().sum()
-        x = conjugate_gradient(apply, b, eps**0.75, CURVATURE_STEPS, check_every=1).value
-        ctx.save_for_backward(weight, u, x)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, ...]:
-        weight, u, x = ctx.saved_tensors
         with torch.autocast(u.device.type, enabled=False):
-            y = _OffTop.apply(g, weight, u)  # type: ignore[no-untyped-call]
-            again = torch.is_grad_enabled()
-            with torch.enable_grad():
-                views = weight.view_as(weight), u.view_as(u)
-                w, u = bound(views[0]), views[1]
-                inner = (x * y).sum() + (x * u).sum() * (u * y).sum()
-                pulled = (w(x) * w(y)).sum() - w(u).square().sum() * inner  # −⟨y, Bx⟩
-                return y, *torch.autograd.grad(pulled, views, create_graph=again)
+            w = bound(weight)
+            v = w(u)
+            square = v.square().sum()
+            off = g - (g * u).sum() * u
+            x = conjugate_gradient(apply, off, eps**0.75, CURVATURE_STEPS, check_every=1).value
+            return w.weight_gradient(x, v) + w.weight_gradient(u, w(x)), None
 
 
 def top_singular_vector(

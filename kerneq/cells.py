@@ -136,7 +136,8 @@ class AbstractKernelCell(AbstractCell):
         if not measured:
             return numbers
         raw, scale = float(f.binding.norm), float(f.binding.scale)
-        energy = float(f.energy(z.to(weight)).mean()) if z is not None else torch.nan
+        # At σ(d(z)): a mixture of iterates may lie outside the range of σ, where E is infinite.
+        energy = float(f.energy(f(z.to(weight))).mean()) if z is not None else torch.nan
         return {"norm_raw": raw, "norm": raw * scale, "energy": energy} | numbers
 
     def extra_repr(self) -> str:

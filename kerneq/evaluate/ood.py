@@ -102,9 +102,11 @@ def look_at(trained: TrainedRun, images: Images) -> tuple[Tensor, dict[str, Tens
 
 @torch.no_grad()
 def explain(f: AbstractMap, z: Tensor) -> dict[str, Tensor]:
-    """−E(z) and the mean weight ω(sᵢ) of the patches, (batch,) each, where the equation f has them."""
+    """−E(z) and the mean weight ω(sᵢ) of the patches, (batch,) each, where the equation f has them; at σ(d(z)), as a
+    mixture of iterates may lie outside the range of σ, where E is infinite."""
     if not isinstance(f, Equation):
         return {}
+    z = f(z)
     weights = f.weights(z)
     scores = {"energy": -f.energy(z)}
     return scores if weights is None else scores | {"weight": weights.flatten(1).mean(1)}

@@ -199,8 +199,8 @@ def test_energies_and_weights_are_those_at_the_equilibria(runs):
         for branch in trained.model.branches:
             inside = torch.nn.functional.avg_pool2d(levels, branch.scale) if branch.scale > 1 else levels
             f, z = branch.equilibrium.cell.bind(inside), branch.equilibrium(inside).value
-            energy += f.energy(z)
-            weight.append(f.weights(z).mean((1, 2, 3)))
+            energy += f.energy(f(z))
+            weight.append(f.weights(f(z)).mean((1, 2, 3)))
     torch.testing.assert_close(scores["energy"][: len(x)].float(), -energy, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(scores["weight"][: len(x)].float(), torch.stack(weight).mean(0), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(scores["confidence"].float(), logits.softmax(1).amax(1))

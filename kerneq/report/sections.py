@@ -103,9 +103,9 @@ def tabulate(chapter: Chapter, reached: Sequence[Result]) -> list[Block]:
 
 
 def detail(chapter: Chapter) -> Table:
-    """Every metric on the test images, and calibration."""
+    """Every metric on the test images, the accuracy on sub-classes that were not trained on, and calibration."""
     columns = [metric for metric in metrics.METRICS if metric.name != "accuracy"]
-    extra = ("top-5", "Brier score", "ECE", "ECE, scaled", "temperature")
+    extra = ("unseen sub-classes", "top-5", "Brier score", "ECE", "ECE, scaled", "temperature")
     rows = []
     for one in (one for one in chapter.runs if one.test is not None):
         found = one.evaluation
@@ -113,7 +113,8 @@ def detail(chapter: Chapter) -> Table:
         before, after = found.get("calibration") or {}, found.get("scaled") or {}
         numbers = (before.get("brier"), before.get("ece"), after.get("ece"), after.get("temperature"))
         scores = (metric.text(one.scores("test")) for metric in columns)
-        rows.append((one.label, *scores, number(top5), *(number(value, ".4f") for value in numbers)))
+        unseen = one.scores("unknown").get("accuracy")
+        rows.append((one.label, *scores, number(unseen), number(top5), *(number(value, ".4f") for value in numbers)))
     return without_empty(Table(("run", *(metric.heading for metric in columns), *extra), rows))
 
 

@@ -204,6 +204,7 @@ def test_the_papers_tables_come_first_and_no_test_accuracy_chooses_what_counts(r
     assert "97.00 (96.65–97.32) | +2.20 | geq-cutout | geq-5m-cifar10 data.validation=0.0 augment.cutout" in rows[1]
     assert "| geq-8m | – | 95.6 ± 0.2 | not run yet | – |" in text and "No run yet on cifar100, " in text
     assert "| geq-8m | 12,345 | 80.1 ± 0.6 | 78.00 (76.13–79.76) | −2.10 | super | geq-8m-superclass " in text
+    assert "| run | unseen sub-classes |\n| :-- | --: |\n| super | 78.00% |\n| linear | 77.00% |\n" in text
     assert "(4): on cifar10 geq-5m +0.53, resnet18 +2.75; on super-classes geq-8m +4.10, mopteq-8m +2.90." in text
     assert "within the noise (3): on cifar10 mopteq-8m +0.33; on unseen-classes geq-8m −2.10, mopteq-8m −0.40." in text
     reversed_order = "geq-5m before resnet18 on cifar10: published +1.3; ours −0.92"

@@ -132,5 +132,5 @@ def _affine_norm(inject: nn.Module, x: Tensor) -> float:
         return torch.autograd.grad(image, zero, v, retain_graph=True)[0]
 
     start = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(0)).to(x)
-    u = top_singular_vector(lambda u: inject(u) - image, adjoint, start, SETTLE_STEPS, lanczos=True)
+    u = top_singular_vector(lambda u: inject(u) - image, adjoint, start, SETTLE_STEPS)
     return float((inject(u[None]) - image).norm())

@@ -15,7 +15,7 @@ from kerneq.operators import Conv, Dense, bound, limited, top_singular_vector
 from kerneq.solution import Status
 
 pytestmark = pytest.mark.usefixtures("float64")
-TRACKED = 1.05  # in training the bound is followed by one power iteration a step: it may be overshot by 5 %
+TRACKED = 1.05  # in training the bound is followed by three Lanczos steps: it may be overshot by 5 %
 
 
 def held(cell, x) -> float:
@@ -67,7 +67,7 @@ def test_lanczos_finds_the_norm_of_a_wide_convolution_on_a_large_picture():
     u = W.vector.clone()
     w = W.bind()
     with torch.no_grad():
-        best = top_singular_vector(w, w.adjoint, u, 200, lanczos=True)
+        best = top_singular_vector(w, w.adjoint, u, 200)
         assert norm >= 0.998 * float(torch.linalg.vector_norm(w(best.unsqueeze(0))))
 
 
@@ -114,6 +114,19 @@ def test_the_bound_is_held_after_optimizer_steps(kernel, form, mode):
         optimizer.zero_grad()
         layer.train(mode == "train")
         assert held(cell, x) <= 0.9 * (TRACKED if mode == "train" else 1 + 1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_norm_is_followed_where_another_singular_value_overtakes(dtype):
+    """u, nearly exact, has next to nothing of the direction that grows: power iteration lets it run ahead by 0.3."""
+    torch.manual_seed(0)
+    W, (left, right) = Dense(64, 64).to(dtype), torch.linalg.qr(torch.randn(2, 64, 64)).Q
+    values = torch.linspace(1.0, 0.1, 64)
+    for step in range(40):
+        values[1] += 0.01 if step >= 10 else 0.0
+        with torch.no_grad():
+            W.weight.copy_(left @ values.diag() @ right)
+        assert float(values.max() / W.norm(W.weight).detach()) <= (1.1 if step else 1 + 1e-5), step
 
 
 def test_the_bound_is_followed_from_a_sudden_change_of_the_weight():

@@ -290,6 +290,13 @@ def test_the_first_line_of_an_experiment_names_the_published_figure():
     assert {(model, name) for model, name in published if name != "unseen-classes"} <= named
 
 
+@pytest.mark.parametrize("pictures", ["mnist", "cifar100", "cifar10 at 64 px", "folder:flowers"])
+def test_a_part_of_another_data_set_is_no_task_of_the_papers(pictures):
+    published = {name for entry in MODELS.values() for name in entry.published}
+    for subset, split in (("first-five-classes", "test"), ("four-of-five-subclasses", "unknown")):
+        assert task(pictures, subset, split).partition(" at ")[0] not in published
+
+
 @pytest.mark.filterwarnings("ignore:.*form of version 0.1")
 def test_the_command_beside_a_run_repeats_its_settings(run):
     # Another kernel has its own defaults, which are not what the experiment has of the old one.

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import itertools
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Literal, final
 
@@ -49,7 +50,7 @@ class Task:
                 if found.epochs < members[0].config.training.epochs:
                     ours += f", {members[0].epochs} epochs"
                 seeds = ", ".join(f"{one.config.seed}" for one in members[1:])
-                words = (names, (" ".join(found.settings) or DASH) + (f" (and seed={seeds})" if seeds else ""))
+                words = (names, (shlex.join(found.settings) or DASH) + (f" (and seed={seeds})" if seeds else ""))
                 rows.append((model, size, str(published), ours, self.difference(found), *words))
             if model not in self.reached:
                 rows.append((model, DASH, str(published), "not run yet", DASH, DASH, DASH))

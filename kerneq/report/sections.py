@@ -163,12 +163,13 @@ def origins(chapter: Chapter) -> Table:
     heads = ("run", "kerneq train …", "device", "processes", "PyTorch", "kerneq", "source revision", "started")
     rows, first = [], chapter.runs[0]
     for one in chapter.runs:
-        told = one.settings or (f"({first.label})", *changes(first.config, one.config))
+        told = shlex.join(one.settings)
+        told = told or " ".join((f"({first.label})", *map(shlex.quote, changes(first.config, one.config))))
         origin = one.run.environment()
         facts = [str(origin.get(key) or DASH) for key in ("device", "processes", "torch", "kerneq")]
         revision = str(origin.get("revision") or DASH)
         revision = revision[:10] + ("+changes" if revision.endswith("+changes") else "")
-        rows.append((one.label, " ".join(told), *facts, revision, str(origin.get("started") or DASH)))
+        rows.append((one.label, told, *facts, revision, str(origin.get("started") or DASH)))
     return Table(heads, rows, heads)
 
 

@@ -188,7 +188,8 @@ def test_the_papers_tables_come_first_and_no_test_accuracy_chooses_what_counts(r
         scores |= {"unknown": {"images": 2000, "accuracy": unknown}} if unknown else {}
         (folder / "evaluation.json").write_text(json.dumps({"parameters": 12345, "scores": scores}))
 
-    tested("geq-cutout", "geq-5m-cifar10", 0.97, "augment.cutout=16")
+    features = "model.features=[64, 64, 128, 128, 256, 256]"
+    tested("geq-cutout", "geq-5m-cifar10", 0.97, "augment.cutout=16", features)
     tested("geq-seed1", "geq-5m-cifar10", 0.9543, "seed=1", "training.validate_epochs=9", "training.graph=false")
     tested("geq", "geq-5m-cifar10", 0.9523)
     tested("resnet", "resnet18-cifar10", 0.9625)
@@ -202,6 +203,8 @@ def test_the_papers_tables_come_first_and_no_test_accuracy_chooses_what_counts(r
     rows = [line for line in text.splitlines() if line.startswith("| geq-5m | 12,345 | 94.8 ± 0.1 | ")]
     assert "95.33 ± 0.14, 2 seeds | +0.53 | geq, …-seed1 | geq-5m-cifar10 data.validation=0.0 (and seed=1) |" in rows[0]
     assert "97.00 (96.65–97.32) | +2.20 | geq-cutout | geq-5m-cifar10 data.validation=0.0 augment.cutout" in rows[1]
+    quoted = r"augment.cutout=16 'model.features=\[64, 64, 128, 128, 256, 256\]' |"
+    assert text.count(quoted) == 2, "as a shell takes it, beside the papers' figure and in the chapter"
     assert "| geq-8m | – | 95.6 ± 0.2 | not run yet | – |" in text and "No run yet on cifar100, " in text
     assert "| geq-8m | 12,345 | 80.1 ± 0.6 | 78.00 (76.13–79.76) | −2.10 | super | geq-8m-superclass " in text
     assert "| run | unseen sub-classes |\n| :-- | --: |\n| super | 78.00% |\n| linear | 77.00% |\n" in text

@@ -5,6 +5,7 @@ import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, final
 
 import torch
@@ -45,11 +46,15 @@ class Reported:
     @property
     def test(self) -> float | None:
         """Accuracy on the test images; None if it was not evaluated."""
-        return self.scores("test").get("accuracy")
+        return self.accuracy("test")
 
     def scores(self, split: str) -> dict[str, Any]:
         """What was measured on the `test` images, or on those of `unknown` sub-classes; empty if nothing was."""
         return self.evaluation.get("scores", {}).get(split, {})
+
+    def accuracy(self, split: str) -> float | None:
+        """On the images of a split, the best on held-out ones for `validation`; None if it was not evaluated on it."""
+        return self.validation if split == "validation" else self.scores(split).get("accuracy")
 
     def wrong(self, split: str) -> Sequence[int] | None:
         """The places of the images it is wrong about; None if they were not recorded."""
@@ -205,12 +210,12 @@ def results(runs: Sequence[Reported]) -> list[Result]:
         first, words = group[0], group[0].settings
         early, absent = len(first.run.rows()) < first.config.training.epochs, not any(one.weights for one in group)
         rank = (len(words[0]) if words else 0, len(words), early, absent, first.label)
-        for split in [split for split in ("test", "unknown") if first.scores(split)] or ["validation"]:
-            every = (one.validation if split == "validation" else one.scores(split).get("accuracy") for one in group)
-            shares = [share for share in every if share is not None]
+        splits = [split for split in ("test", "unknown") if any(one.scores(split) for one in group)]
+        for split in splits or ["validation"]:
+            shares = {one: share for one in group if (share := one.accuracy(split)) is not None}
             if not shares:
                 continue
-            mean, std = spread(shares)
+            first, (mean, std) = next(iter(shares)), spread([*shares.values()])
             result = Result(
                 model=first.config.model.name,
                 data=first.config.data.pictures,
@@ -223,10 +228,10 @@ def results(runs: Sequence[Reported]) -> list[Result]:
                 parameters=first.parameters,
                 published=first.published(split),
                 epochs=len(first.run.rows()),
-                seconds=round(sum(one.seconds for one in group) / len(group), 1),
+                seconds=round(fmean(one.seconds for one in shares), 1),
                 device=str(first.run.environment().get("device", "unknown")),
-                settings=words,
-                runs=tuple(one.run.path.as_posix() for one in group),
+                settings=first.settings,
+                runs=tuple(one.run.path.as_posix() for one in shares),
             )
             found.append(((result.data, result.subset, result.model, result.split, *rank), result))
     return [result for _, result in sorted(found, key=lambda pair: pair[0])]

@@ -195,7 +195,8 @@ def test_the_papers_tables_come_first_and_no_test_accuracy_chooses_what_counts(r
     tested("resnet", "resnet18-cifar10", 0.9625)
     tested("resnet-short", "resnet18-cifar10", 0.9545, "training.epochs=60")
     tested("mopteq-short", "mopteq-8m-cifar10", 0.9493, "training.epochs=60")
-    tested("super", "geq-8m-superclass", 0.85, unknown=0.78)
+    tested("super", "geq-8m-superclass", 0.85)
+    tested("super-seed1", "geq-8m-superclass", 0.85, "seed=1", unknown=0.78)
     tested("linear", "mopteq-8m-superclass", 0.83, unknown=0.77)
     render([tmp_path], tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
@@ -206,8 +207,9 @@ def test_the_papers_tables_come_first_and_no_test_accuracy_chooses_what_counts(r
     quoted = r"augment.cutout=16 'model.features=\[64, 64, 128, 128, 256, 256\]' |"
     assert text.count(quoted) == 2, "as a shell takes it, beside the papers' figure and in the chapter"
     assert "| geq-8m | – | 95.6 ± 0.2 | not run yet | – |" in text and "No run yet on cifar100, " in text
-    assert "| geq-8m | 12,345 | 80.1 ± 0.6 | 78.00 (76.13–79.76) | −2.10 | super | geq-8m-superclass " in text
-    assert "| run | unseen sub-classes |\n| :-- | --: |\n| super | 78.00% |\n| linear | 77.00% |\n" in text
+    unseen = "| geq-8m | 12,345 | 80.1 ± 0.6 | 78.00 (76.13–79.76) | −2.10 | super-seed1 | geq-8m-superclass "
+    assert f"{unseen}seed=1 data.validation=0.0 |" in text, "the one of two seeds that has the figure"
+    assert "| run | unseen sub-classes |\n| :-- | --: |\n" in text and "\n| super-seed1 | 78.00% |\n" in text
     assert "(4): on cifar10 geq-5m +0.53, resnet18 +2.75; on super-classes geq-8m +4.10, mopteq-8m +2.90." in text
     assert "within the noise (3): on cifar10 mopteq-8m +0.33; on unseen-classes geq-8m −2.10, mopteq-8m −0.40." in text
     reversed_order = "geq-5m before resnet18 on cifar10: published +1.3; ours −0.92"
@@ -216,7 +218,7 @@ def test_the_papers_tables_come_first_and_no_test_accuracy_chooses_what_counts(r
     # Of MOptEq and ResNet-18 the two of 60 epochs are compared.
     assert "and which is ahead undecided (1): on cifar10 mopteq-8m before resnet18 (+1.1 / −0.52).\n" in text
     assert "Undecided, within the noise (1): on unseen-classes geq-8m before mopteq-8m" in text
-    assert "(1): on super-classes geq-8m before mopteq-8m (+0.8 / +2.00)." in text
+    assert "(1): on super-classes geq-8m before mopteq-8m (+0.8 / +2.00, 2 and 1 seeds)." in text
     assert "differ in more than the model (0): none." in text
     render([tmp_path], tmp_path / "page.json")
     results = json.loads((tmp_path / "page.json").read_text())["results"]

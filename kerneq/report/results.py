@@ -209,7 +209,8 @@ def results(runs: Sequence[Reported]) -> list[Result]:
     for group in (sorted(group, key=lambda one: one.config.seed) for group in groups):
         first, words = group[0], group[0].settings
         early, absent = len(first.run.rows()) < first.config.training.epochs, not any(one.weights for one in group)
-        rank = (len(words[0]) if words else 0, len(words), early, absent, first.label)
+        changed = sum(not word.startswith("seed=") for word in words)
+        rank = (len(words[0]) if words else 0, changed, early, absent, first.label)
         splits = [split for split in ("test", "unknown") if any(one.scores(split) for one in group)]
         for split in splits or ["validation"]:
             shares = {one: share for one in group if (share := one.accuracy(split)) is not None}

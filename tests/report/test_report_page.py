@@ -234,9 +234,10 @@ def test_what_differs_in_more_than_the_model_or_ended_early_decides_nothing(run,
         (folder / "evaluation.json").write_text(json.dumps({"parameters": 12345, "scores": scores}))
         return folder
 
-    for seed, (five, eight) in enumerate(((0.9602, 0.9655), (0.9588, 0.9671), (0.9611, 0.9660))):
+    for seed, (five, eight) in enumerate(((0.9602, 0.9655), (0.9588, 0.9671), (0.9611, 0.9660)), start=1):
         tested(f"geq-{seed}", "geq-5m-cifar10", five, f"seed={seed}")
         tested(f"large-{seed}", "geq-8m-cifar10", eight, f"seed={seed}")
+    tested("half-batches", "geq-8m-cifar10", 0.95, "training.batch_size=256")
     tested("resnet", "resnet18-cifar10", 0.9613)
     tested("short", "mopteq-8m-cifar10", 0.9493, "training.epochs=60", "augment.cutout=16")
     early = tested("early", "geq-5m-cifar10", 0.95, "seed=3")
@@ -252,10 +253,11 @@ def test_what_differs_in_more_than_the_model_or_ended_early_decides_nothing(run,
     confounded = "geq-8m before mopteq-8m (+1 / +1.69, 3 and 1 seeds; another augment.cutout, training.epochs)"
     assert confounded in text and "mopteq-8m before resnet18 (+1.1 / −1.20; another " in text
     first, second = (line for line in text.splitlines() if line.startswith("| geq-5m | 12,345 | 94.8 ± 0.1 | "))
-    assert "96.00 ± 0.12, 3 seeds | +1.20 | geq-0, geq-1, geq-2 |" in first
+    assert "96.00 ± 0.12, 3 seeds | +1.20 | geq-1, geq-2, geq-3 |" in first
     assert "95.00 (94.56–95.41), 80 of 125 epochs" in second, "no seed of the others, and not what counts"
     assert "| 80 of 125 |" in text
-    assert text.index("| large-1 |") < text.index("| **large-0, mean ± std** |") < text.index("| large-0 |")
+    assert text.index("| large-1, large-2, large-3 |") < text.index("| half-batches |"), "a seed is no change"
+    assert text.index("| large-2 |") < text.index("| **large-1, mean ± std** |") < text.index("| large-1 |")
 
 
 def test_accuracies_on_the_same_pictures_are_compared_picture_by_picture():

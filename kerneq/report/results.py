@@ -13,7 +13,7 @@ import torch
 from ..data import DataError, find
 from ..evaluate import over_seeds
 from ..evaluate.classification import wilson_interval
-from ..evaluate.scores import spread
+from ..evaluate.scores import but_for_seed, spread
 from ..models import MODELS, from_config, parameters, task
 from ..run import Run, find_runs
 from ..run.config import EXPERIMENTS, Config, differences, load
@@ -198,13 +198,16 @@ class Result:
 def results(runs: Sequence[Reported]) -> list[Result]:
     """One result for each group of seeds and each run that is in none; runs without an accuracy are left out.
 
+    A copy of a run in a group, as one that was exported with its weights, is left out, too: it would be the seed that
+    somebody chose, beside the mean.
+
     Of a model's results the one that counts is first, and which that is no accuracy decides: the experiment with the
     shortest name, the fewest changes of its settings, training that came to its end, weights that are here.
     """
     by_path = {one.run.path: one for one in runs}
     groups = [[by_path[run.path] for run in summary.runs] for summary in over_seeds([one.run for one in runs])]
-    grouped = {one.run.path for group in groups for one in group}
-    groups += [[one] for one in runs if one.run.path not in grouped]
+    grouped = {(but_for_seed(one.run), one.config.seed) for group in groups for one in group}
+    groups += [[one] for one in runs if (but_for_seed(one.run), one.config.seed) not in grouped]
     found = []
     for group in (sorted(group, key=lambda one: one.config.seed) for group in groups):
         first, words = group[0], group[0].settings

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -16,7 +17,7 @@ from ..evaluate.classification import wilson_interval
 from ..evaluate.scores import but_for_seed, spread
 from ..models import MODELS, from_config, parameters, task
 from ..run import Run, find_runs
-from ..run.config import EXPERIMENTS, Config, differences, load
+from ..run.config import EXPERIMENTS, Config, ConfigError, differences, load
 from ..run.folder import INCIDENTAL
 from ..settings import rows as settings_of
 
@@ -79,7 +80,10 @@ class Reported:
 
     @functools.cached_property
     def settings(self) -> tuple[str, ...]:
-        """What `kerneq train` was told: of the experiments with this model and data the nearest, and its changes."""
+        """What `kerneq train` was told: of the experiments with this model and data the nearest, and its changes.
+
+        Empty where there is none, or where the changes on the way there are refused.
+        """
         model, data = self.config.model.name, self.config.data
         far = {
             name: len(changes(config, self.config))
@@ -90,8 +94,11 @@ class Reported:
             return ()
         nearest, words = min(far, key=lambda name: (far[name], len(name))), list[str]()
         # Again, as another `name` in a table takes what stands beside it back to its defaults.
-        while more := [word for word in changes(load(nearest, words), self.config) if word not in words]:
-            words += more
+        try:
+            while more := [word for word in changes(load(nearest, words), self.config) if word not in words]:
+                words += more
+        except ConfigError:
+            return ()
         return (nearest, *words)
 
     @functools.cached_property
@@ -213,7 +220,7 @@ def results(runs: Sequence[Reported]) -> list[Result]:
         first, words = group[0], group[0].settings
         early, absent = len(first.run.rows()) < first.config.training.epochs, not any(one.weights for one in group)
         changed = sum(not word.startswith("seed=") for word in words)
-        rank = (len(words[0]) if words else 0, changed, early, absent, first.label)
+        rank = (len(words[0]) if words else math.inf, changed, early, absent, first.label)
         splits = [split for split in ("test", "unknown") if any(one.scores(split) for one in group)]
         for split in splits or ["validation"]:
             shares = {one: share for one in group if (share := one.accuracy(split)) is not None}

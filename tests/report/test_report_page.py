@@ -27,10 +27,10 @@ from kerneq.report.figures import draw_curves, draw_points, draw_radii
 from kerneq.report.findings import SECTIONS
 from kerneq.report.page import Drawing, Page, Section, write_page
 from kerneq.report.published import Task
-from kerneq.report.results import Result, experiments
+from kerneq.report.results import Reported, Result, experiments
 from kerneq.report.sections import compose
 from kerneq.run import Run, TrainingError
-from kerneq.run.config import EXPERIMENTS, differences, load, parse, write
+from kerneq.run.config import EXPERIMENTS, ConfigError, differences, load, parse, write
 from kerneq.run.folder import INCIDENTAL
 
 CHROMIUM = next(
@@ -317,6 +317,21 @@ def test_the_command_beside_a_run_repeats_its_settings(run):
         experiment, *words = one.settings
         again = differences(load(experiment, words), one.config)
         assert [key for key in again if key not in INCIDENTAL] == [], one.label
+
+
+def test_a_run_that_no_experiment_can_be_made_into_is_reported_and_counts_last(run, tmp_path, monkeypatch):
+    def refuse(name, words):
+        if "augment.cutout=16" in words:
+            raise ConfigError("no such run")
+        return load(name, words)
+
+    run("a-stranger", 0.9, settings=["augment.cutout=16"], base="geq-5m-cifar10")
+    run("known", 0.8, base="geq-5m-cifar10")
+    experiments()  # they are read once, before `load` refuses anything
+    monkeypatch.setattr(sys.modules[Reported.__module__], "load", refuse)
+    render([tmp_path], tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    assert text.index("| known | geq-5m-cifar10 |") < text.index("| a-stranger | – |")
 
 
 def test_every_kind_of_evidence_is_shown_and_what_is_missing_has_its_command(run, tmp_path):

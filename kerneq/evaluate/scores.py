@@ -224,7 +224,7 @@ def over_seeds(runs: Sequence[Run]) -> list[SeedSummary]:
 
 
 def but_for_seed(run: Run) -> Hashable:
-    """What a run has in common with its other seeds: the settings, but for how it is computed, and the epochs trained."""
+    """What a run has in common with its other seeds: settings, but for how it is computed, and the epochs trained."""
     settings = ((key, value) for key, value, _ in rows(run.config()) if key not in ("seed", *INCIDENTAL))
     return frozenset(settings), len(run.rows())
 

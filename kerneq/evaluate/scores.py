@@ -1,7 +1,7 @@
 """The main numbers of a trained run, on the test images: accuracy, calibration, the solver, and the worst mistakes."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, final
@@ -210,12 +210,10 @@ def over_seeds(runs: Sequence[Run]) -> list[SeedSummary]:
     Of two with the same seed the first by its path counts: runs often come best first, and accuracy would choose. A run
     that ended early is no seed of those that did not.
     """
-    groups: dict[Any, dict[int, Run]] = {}  # by all other settings and the epochs trained, then by seed
+    groups: dict[Any, dict[int, Run]] = {}  # by what seeds have in common, then by seed
     for run in sorted(runs, key=lambda run: run.path):
         if run.test():
-            config = run.config()
-            same = frozenset((key, value) for key, value, _ in rows(config) if key not in ("seed", *INCIDENTAL))
-            groups.setdefault((same, len(run.rows())), {}).setdefault(config.seed, run)
+            groups.setdefault(but_for_seed(run), {}).setdefault(run.config().seed, run)
     found = []
     for members in (list(seeds.values()) for seeds in groups.values() if len(seeds) > 1):
         tests = [run.test() for run in members]
@@ -223,6 +221,12 @@ def over_seeds(runs: Sequence[Run]) -> list[SeedSummary]:
         spreads = {name: spread(column) for name, column in columns.items() if None not in column}
         found.append(SeedSummary(tuple(members), spreads))
     return found
+
+
+def but_for_seed(run: Run) -> Hashable:
+    """What a run has in common with its other seeds: settings, but for how it is computed, and the epochs trained."""
+    settings = ((key, value) for key, value, _ in rows(run.config()) if key not in ("seed", *INCIDENTAL))
+    return frozenset(settings), len(run.rows())
 
 
 WORDS = "accuracy, calibration and solver on the test images, and the worst mistakes"

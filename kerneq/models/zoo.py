@@ -30,6 +30,12 @@ CLASSES: dict[type, Callable[[Any, int, int], AbstractModel]] = {
     MDEQConfig: MDEQ,
     ResNetConfig: ResNet,
 }
+# What the papers call parts of a data set; `unknown` are the sub-classes that were not trained on.
+PARTS = {
+    ("cifar10", "first-five-classes"): "five-classes",
+    ("cifar100-coarse", "four-of-five-subclasses"): "super-classes",
+    ("cifar100-coarse", "unknown"): "unseen-classes",
+}
 EQUATIONS: dict[type, str] = {
     Gaussian: "z = relu(Wᵀm), mᵢ = exp(−γ‖rᵢW_h‖²) rᵢW_hW_hᵀ, r = Ux + b − Wz",
     Multiquadric: "z = relu(Wᵀm), mᵢ = (1 + γ‖rᵢW_h‖²)^{−1/2} rᵢW_hW_hᵀ, r = Ux + b − Wz",
@@ -140,9 +146,8 @@ def our_accuracies() -> dict[str, dict[str, list[Measured]]]:
 
 def task(data: str, subset: str, split: str = "test") -> str:
     """What an accuracy is of: a data set, or what the papers make of a part of one."""
-    if split == "unknown":  # super-classes, of sub-classes that were not trained on
-        return "unseen-classes"
-    return {"first-five-classes": "five-classes", "four-of-five-subclasses": "super-classes"}.get(subset, data)
+    part = "unknown" if split == "unknown" else subset
+    return data if part == "all" else PARTS.get((data, part), f"{part} of {data}")
 
 
 def parameters(model: nn.Module) -> int:

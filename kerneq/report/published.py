@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import itertools
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Literal, final
 
@@ -49,7 +50,7 @@ class Task:
                 if found.epochs < members[0].config.training.epochs:
                     ours += f", {members[0].epochs} epochs"
                 seeds = ", ".join(f"{one.config.seed}" for one in members[1:])
-                words = (names, (" ".join(found.settings) or DASH) + (f" (and seed={seeds})" if seeds else ""))
+                words = (names, (shlex.join(found.settings) or DASH) + (f" (and seed={seeds})" if seeds else ""))
                 rows.append((model, size, str(published), ours, self.difference(found), *words))
             if model not in self.reached:
                 rows.append((model, DASH, str(published), "not run yet", DASH, DASH, DASH))
@@ -75,8 +76,9 @@ class Task:
 
         Undecided, the difference may still be smaller than published, if the pictures are the papers'.
 
-        Compared are the two results whose settings outside [model] differ least. Where those do differ they may be what
-        makes the difference, and there is no verdict.
+        Compared are the two results whose settings outside [model] differ least, of several such pairs the one with the
+        most seeds: 1/n + 1/m is what seeds leave of the variance. Where the settings do differ they may be what makes
+        the difference, and there is no verdict.
         """
         verdicts: list[Verdict] = []
         for high, low in itertools.permutations(self.reached, 2):
@@ -84,7 +86,7 @@ class Task:
             gap = round(papers[0].percent - papers[1].percent, 2)
             if gap > math.hypot(*(paper.std or 0 for paper in papers)):
                 pairs = itertools.product(self.reached[high], self.reached[low])
-                a, b = min(pairs, key=lambda pair: len(self.unlike(*pair)))
+                a, b = min(pairs, key=lambda pair: (len(self.unlike(*pair)), sum(1 / found.seeds for found in pair)))
                 points, other = signed(100 * (a.accuracy - b.accuracy)), self.unlike(a, b)
                 difference, variance = a.accuracy - b.accuracy, self.variance(a, b)
                 kind = "unlike" if other else verdict(difference, variance)
@@ -180,8 +182,8 @@ def compare(runs: Sequence[Reported]) -> list[Section]:
         "images plays no part. Ours is the mean ± standard deviation over seeds, or one run with its 95 % interval; "
         "the last column repeats it.",
         "An order is published where two figures differ by more than the ± of their difference; it is looked for in "
-        "the two runs whose settings outside [model] differ least, and where those differ it is not compared. Where no "
-        "seeds are named it is one run of each.",
+        "the two results whose settings outside [model] differ least, of several such pairs in the one with the most "
+        "seeds, and where the settings differ it is not compared. Where no seeds are named it is one run of each.",
         "Noise is 1.96 standard errors: those of a share of so many images (for an order, of differences picture by "
         "picture where records of both have them), of the seeds, and the papers' ±, which is also taken for what "
         "another seed would change where there is one run of ours; where none is published (five-classes) that is left "

@@ -3,8 +3,10 @@
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, final
 
 import torch
@@ -12,10 +14,10 @@ import torch
 from ..data import DataError, find
 from ..evaluate import over_seeds
 from ..evaluate.classification import wilson_interval
-from ..evaluate.scores import spread
+from ..evaluate.scores import but_for_seed, spread
 from ..models import MODELS, from_config, parameters, task
 from ..run import Run, find_runs
-from ..run.config import EXPERIMENTS, Config, differences, load
+from ..run.config import EXPERIMENTS, Config, ConfigError, differences, load
 from ..run.folder import INCIDENTAL
 from ..settings import rows as settings_of
 
@@ -45,11 +47,15 @@ class Reported:
     @property
     def test(self) -> float | None:
         """Accuracy on the test images; None if it was not evaluated."""
-        return self.scores("test").get("accuracy")
+        return self.accuracy("test")
 
     def scores(self, split: str) -> dict[str, Any]:
         """What was measured on the `test` images, or on those of `unknown` sub-classes; empty if nothing was."""
         return self.evaluation.get("scores", {}).get(split, {})
+
+    def accuracy(self, split: str) -> float | None:
+        """On the images of a split, the best on held-out ones for `validation`; None if it was not evaluated on it."""
+        return self.validation if split == "validation" else self.scores(split).get("accuracy")
 
     def wrong(self, split: str) -> Sequence[int] | None:
         """The places of the images it is wrong about; None if they were not recorded."""
@@ -74,7 +80,10 @@ class Reported:
 
     @functools.cached_property
     def settings(self) -> tuple[str, ...]:
-        """What `kerneq train` was told: of the experiments with this model and data the nearest, and its changes."""
+        """What `kerneq train` was told: of the experiments with this model and data the nearest, and its changes.
+
+        Empty where there is none, or where the changes on the way there are refused.
+        """
         model, data = self.config.model.name, self.config.data
         far = {
             name: len(changes(config, self.config))
@@ -85,8 +94,11 @@ class Reported:
             return ()
         nearest, words = min(far, key=lambda name: (far[name], len(name))), list[str]()
         # Again, as another `name` in a table takes what stands beside it back to its defaults.
-        while more := [word for word in changes(load(nearest, words), self.config) if word not in words]:
-            words += more
+        try:
+            while more := [word for word in changes(load(nearest, words), self.config) if word not in words]:
+                words += more
+        except ConfigError:
+            return ()
         return (nearest, *words)
 
     @functools.cached_property
@@ -193,24 +205,28 @@ class Result:
 def results(runs: Sequence[Reported]) -> list[Result]:
     """One result for each group of seeds and each run that is in none; runs without an accuracy are left out.
 
+    A copy of a run in a group, as one that was exported with its weights, is left out, too: it would be the seed that
+    somebody chose, beside the mean.
+
     Of a model's results the one that counts is first, and which that is no accuracy decides: the experiment with the
     shortest name, the fewest changes of its settings, training that came to its end, weights that are here.
     """
     by_path = {one.run.path: one for one in runs}
     groups = [[by_path[run.path] for run in summary.runs] for summary in over_seeds([one.run for one in runs])]
-    grouped = {one.run.path for group in groups for one in group}
-    groups += [[one] for one in runs if one.run.path not in grouped]
+    grouped = {(but_for_seed(one.run), one.config.seed) for group in groups for one in group}
+    groups += [[one] for one in runs if (but_for_seed(one.run), one.config.seed) not in grouped]
     found = []
     for group in (sorted(group, key=lambda one: one.config.seed) for group in groups):
         first, words = group[0], group[0].settings
         early, absent = len(first.run.rows()) < first.config.training.epochs, not any(one.weights for one in group)
-        rank = (len(words[0]) if words else 0, len(words), early, absent, first.label)
-        for split in [split for split in ("test", "unknown") if first.scores(split)] or ["validation"]:
-            every = (one.validation if split == "validation" else one.scores(split).get("accuracy") for one in group)
-            shares = [share for share in every if share is not None]
+        changed = sum(not word.startswith("seed=") for word in words)
+        rank = (len(words[0]) if words else math.inf, changed, early, absent, first.label)
+        splits = [split for split in ("test", "unknown") if any(one.scores(split) for one in group)]
+        for split in splits or ["validation"]:
+            shares = {one: share for one in group if (share := one.accuracy(split)) is not None}
             if not shares:
                 continue
-            mean, std = spread(shares)
+            first, (mean, std) = next(iter(shares)), spread([*shares.values()])
             result = Result(
                 model=first.config.model.name,
                 data=first.config.data.pictures,
@@ -223,10 +239,10 @@ def results(runs: Sequence[Reported]) -> list[Result]:
                 parameters=first.parameters,
                 published=first.published(split),
                 epochs=len(first.run.rows()),
-                seconds=round(sum(one.seconds for one in group) / len(group), 1),
+                seconds=round(fmean(one.seconds for one in shares), 1),
                 device=str(first.run.environment().get("device", "unknown")),
-                settings=words,
-                runs=tuple(one.run.path.as_posix() for one in group),
+                settings=first.settings,
+                runs=tuple(one.run.path.as_posix() for one in shares),
             )
             found.append(((result.data, result.subset, result.model, result.split, *rank), result))
     return [result for _, result in sorted(found, key=lambda pair: pair[0])]

@@ -70,7 +70,7 @@ def tabulate(chapter: Chapter, reached: Sequence[Result]) -> list[Block]:
     heads = ("run", "model", "seed", "parameters", "test accuracy", "95 % interval")
     labels = {one.run.path.as_posix(): one.label for one in chapter.runs}
     groups = [found for found in reached if found.std is not None]
-    members = {labels[path] for found in groups for path in found.runs}
+    alone = {labels[path] for found in reached if found.std is None for path in found.runs}
     rows: list[tuple[float, bool, tuple[str, ...]]] = []  # accuracy, whether a seed among others, cells
     for found in groups:
         name, size = f"{labels[found.runs[0]]}, mean ± std", number(found.parameters, ",")
@@ -86,7 +86,7 @@ def tabulate(chapter: Chapter, reached: Sequence[Result]) -> list[Block]:
             f"{one.seconds:.0f}",
         )
         cells = (one.label, one.config.model.name, f"{one.config.seed}", *numbers)
-        rows.append((-1.0 if one.test is None else one.test, one.label in members, cells))
+        rows.append((-1.0 if one.test is None else one.test, one.label not in alone, cells))
     rows.sort(key=lambda row: row[0], reverse=True)
     best = next((place for place, (accuracy, seed, _) in enumerate(rows) if accuracy >= 0 and not seed), None)
     columns = (*heads, "best validation", "epochs", "device-seconds")
@@ -163,12 +163,13 @@ def origins(chapter: Chapter) -> Table:
     heads = ("run", "kerneq train …", "device", "processes", "PyTorch", "kerneq", "source revision", "started")
     rows, first = [], chapter.runs[0]
     for one in chapter.runs:
-        told = one.settings or (f"({first.label})", *changes(first.config, one.config))
+        told = shlex.join(one.settings)
+        told = told or " ".join((f"({first.label})", *map(shlex.quote, changes(first.config, one.config))))
         origin = one.run.environment()
         facts = [str(origin.get(key) or DASH) for key in ("device", "processes", "torch", "kerneq")]
         revision = str(origin.get("revision") or DASH)
         revision = revision[:10] + ("+changes" if revision.endswith("+changes") else "")
-        rows.append((one.label, " ".join(told), *facts, revision, str(origin.get("started") or DASH)))
+        rows.append((one.label, told, *facts, revision, str(origin.get("started") or DASH)))
     return Table(heads, rows, heads)
 
 

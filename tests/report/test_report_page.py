@@ -27,10 +27,10 @@ from kerneq.report.figures import draw_curves, draw_points, draw_radii
 from kerneq.report.findings import SECTIONS
 from kerneq.report.page import Drawing, Page, Section, write_page
 from kerneq.report.published import Task
-from kerneq.report.results import Result, experiments
+from kerneq.report.results import Reported, Result, experiments
 from kerneq.report.sections import compose
 from kerneq.run import Run, TrainingError
-from kerneq.run.config import EXPERIMENTS, differences, load, parse, write
+from kerneq.run.config import EXPERIMENTS, ConfigError, differences, load, parse, write
 from kerneq.run.folder import INCIDENTAL
 
 CHROMIUM = next(
@@ -173,11 +173,10 @@ def test_seeds_have_a_mean_and_a_deviation(run, tmp_path):
         run(f"seed-{seed}", accuracy, settings=[f"seed={seed}"])
     run("seed-2-once-more", 0.99, settings=["seed=2"])  # a seed counts once, and no accuracy chooses its run
     render([tmp_path], tmp_path / "page.md")
-    assert (
-        "| 3 seeds |" in (tmp_path / "page.md").read_text() and "92.00% ± 2.00%" in (tmp_path / "page.md").read_text()
-    )
+    text = (tmp_path / "page.md").read_text()
+    assert "| **seed-0, mean ± std** |" in text and "| **3 seeds** |" in text and "**92.00% ± 2.00%**" in text
     render([tmp_path], tmp_path / "a" / "new" / "page.json")
-    result, _ = json.loads((tmp_path / "a" / "new" / "page.json").read_text())["results"]
+    [result] = json.loads((tmp_path / "a" / "new" / "page.json").read_text())["results"]
     assert (result["seeds"], result["accuracy"], result["std"]) == (3, pytest.approx(0.92), pytest.approx(0.02))
 
 
@@ -188,13 +187,18 @@ def test_the_papers_tables_come_first_and_no_test_accuracy_chooses_what_counts(r
         scores |= {"unknown": {"images": 2000, "accuracy": unknown}} if unknown else {}
         (folder / "evaluation.json").write_text(json.dumps({"parameters": 12345, "scores": scores}))
 
-    tested("geq-cutout", "geq-5m-cifar10", 0.97, "augment.cutout=16")
+    features = "model.features=[64, 64, 128, 128, 256, 256]"
+    tested("geq-cutout", "geq-5m-cifar10", 0.97, "augment.cutout=16", features)
     tested("geq-seed1", "geq-5m-cifar10", 0.9543, "seed=1", "training.validate_epochs=9", "training.graph=false")
     tested("geq", "geq-5m-cifar10", 0.9523)
     tested("resnet", "resnet18-cifar10", 0.9625)
     tested("resnet-short", "resnet18-cifar10", 0.9545, "training.epochs=60")
+    tested("resnet-short-seed1", "resnet18-cifar10", 0.9541, "training.epochs=60", "seed=1")
+    tested("mopteq", "mopteq-8m-cifar10", 0.9493)
     tested("mopteq-short", "mopteq-8m-cifar10", 0.9493, "training.epochs=60")
-    tested("super", "geq-8m-superclass", 0.85, unknown=0.78)
+    tested("mopteq-short-seed1", "mopteq-8m-cifar10", 0.9489, "training.epochs=60", "seed=1")
+    tested("super", "geq-8m-superclass", 0.85)
+    tested("super-seed1", "geq-8m-superclass", 0.85, "seed=1", unknown=0.78)
     tested("linear", "mopteq-8m-superclass", 0.83, unknown=0.77)
     render([tmp_path], tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
@@ -202,18 +206,21 @@ def test_the_papers_tables_come_first_and_no_test_accuracy_chooses_what_counts(r
     rows = [line for line in text.splitlines() if line.startswith("| geq-5m | 12,345 | 94.8 ± 0.1 | ")]
     assert "95.33 ± 0.14, 2 seeds | +0.53 | geq, …-seed1 | geq-5m-cifar10 data.validation=0.0 (and seed=1) |" in rows[0]
     assert "97.00 (96.65–97.32) | +2.20 | geq-cutout | geq-5m-cifar10 data.validation=0.0 augment.cutout" in rows[1]
+    quoted = r"augment.cutout=16 'model.features=\[64, 64, 128, 128, 256, 256\]' |"
+    assert text.count(quoted) == 2, "as a shell takes it, beside the papers' figure and in the chapter"
     assert "| geq-8m | – | 95.6 ± 0.2 | not run yet | – |" in text and "No run yet on cifar100, " in text
-    assert "| geq-8m | 12,345 | 80.1 ± 0.6 | 78.00 (76.13–79.76) | −2.10 | super | geq-8m-superclass " in text
-    assert "| run | unseen sub-classes |\n| :-- | --: |\n| super | 78.00% |\n| linear | 77.00% |\n" in text
+    unseen = "| geq-8m | 12,345 | 80.1 ± 0.6 | 78.00 (76.13–79.76) | −2.10 | super-seed1 | geq-8m-superclass "
+    assert f"{unseen}seed=1 data.validation=0.0 |" in text, "the one of two seeds that has the figure"
+    assert "| run | unseen sub-classes |\n| :-- | --: |\n" in text and "\n| super-seed1 | 78.00% |\n" in text
     assert "(4): on cifar10 geq-5m +0.53, resnet18 +2.75; on super-classes geq-8m +4.10, mopteq-8m +2.90." in text
     assert "within the noise (3): on cifar10 mopteq-8m +0.33; on unseen-classes geq-8m −2.10, mopteq-8m −0.40." in text
     reversed_order = "geq-5m before resnet18 on cifar10: published +1.3; ours −0.92"
     reversed_order += " (95.33 of geq, 2 seeds against 96.25 of resnet)"
     assert "both have runs here: 4; 1 are reversed.\n" in text and f"\n{reversed_order}: does not hold here.\n" in text
-    # Of MOptEq and ResNet-18 the two of 60 epochs are compared.
-    assert "and which is ahead undecided (1): on cifar10 mopteq-8m before resnet18 (+1.1 / −0.52).\n" in text
+    # Of MOptEq and ResNet-18 those of 60 epochs are compared: two seeds each.
+    assert "ahead undecided (1): on cifar10 mopteq-8m before resnet18 (+1.1 / −0.52, 2 and 2 seeds).\n" in text
     assert "Undecided, within the noise (1): on unseen-classes geq-8m before mopteq-8m" in text
-    assert "(1): on super-classes geq-8m before mopteq-8m (+0.8 / +2.00)." in text
+    assert "(1): on super-classes geq-8m before mopteq-8m (+0.8 / +2.00, 2 and 1 seeds)." in text
     assert "differ in more than the model (0): none." in text
     render([tmp_path], tmp_path / "page.json")
     results = json.loads((tmp_path / "page.json").read_text())["results"]
@@ -229,9 +236,10 @@ def test_what_differs_in_more_than_the_model_or_ended_early_decides_nothing(run,
         (folder / "evaluation.json").write_text(json.dumps({"parameters": 12345, "scores": scores}))
         return folder
 
-    for seed, (five, eight) in enumerate(((0.9602, 0.9655), (0.9588, 0.9671), (0.9611, 0.9660))):
+    for seed, (five, eight) in enumerate(((0.9602, 0.9655), (0.9588, 0.9671), (0.9611, 0.9660)), start=1):
         tested(f"geq-{seed}", "geq-5m-cifar10", five, f"seed={seed}")
         tested(f"large-{seed}", "geq-8m-cifar10", eight, f"seed={seed}")
+    tested("half-batches", "geq-8m-cifar10", 0.95, "training.batch_size=256")
     tested("resnet", "resnet18-cifar10", 0.9613)
     tested("short", "mopteq-8m-cifar10", 0.9493, "training.epochs=60", "augment.cutout=16")
     early = tested("early", "geq-5m-cifar10", 0.95, "seed=3")
@@ -247,10 +255,11 @@ def test_what_differs_in_more_than_the_model_or_ended_early_decides_nothing(run,
     confounded = "geq-8m before mopteq-8m (+1 / +1.69, 3 and 1 seeds; another augment.cutout, training.epochs)"
     assert confounded in text and "mopteq-8m before resnet18 (+1.1 / −1.20; another " in text
     first, second = (line for line in text.splitlines() if line.startswith("| geq-5m | 12,345 | 94.8 ± 0.1 | "))
-    assert "96.00 ± 0.12, 3 seeds | +1.20 | geq-0, geq-1, geq-2 |" in first
+    assert "96.00 ± 0.12, 3 seeds | +1.20 | geq-1, geq-2, geq-3 |" in first
     assert "95.00 (94.56–95.41), 80 of 125 epochs" in second, "no seed of the others, and not what counts"
     assert "| 80 of 125 |" in text
-    assert text.index("| large-1 |") < text.index("| **large-0, mean ± std** |") < text.index("| large-0 |")
+    assert text.index("| large-1, large-2, large-3 |") < text.index("| half-batches |"), "a seed is no change"
+    assert text.index("| large-2 |") < text.index("| **large-1, mean ± std** |") < text.index("| large-1 |")
 
 
 def test_accuracies_on_the_same_pictures_are_compared_picture_by_picture():
@@ -290,6 +299,13 @@ def test_the_first_line_of_an_experiment_names_the_published_figure():
     assert {(model, name) for model, name in published if name != "unseen-classes"} <= named
 
 
+@pytest.mark.parametrize("pictures", ["mnist", "cifar100", "cifar10 at 64 px", "folder:flowers"])
+def test_a_part_of_another_data_set_is_no_task_of_the_papers(pictures):
+    published = {name for entry in MODELS.values() for name in entry.published}
+    for subset, split in (("first-five-classes", "test"), ("four-of-five-subclasses", "unknown")):
+        assert task(pictures, subset, split).partition(" at ")[0] not in published
+
+
 @pytest.mark.filterwarnings("ignore:.*form of version 0.1")
 def test_the_command_beside_a_run_repeats_its_settings(run):
     # Another kernel has its own defaults, which are not what the experiment has of the old one.
@@ -301,6 +317,21 @@ def test_the_command_beside_a_run_repeats_its_settings(run):
         experiment, *words = one.settings
         again = differences(load(experiment, words), one.config)
         assert [key for key in again if key not in INCIDENTAL] == [], one.label
+
+
+def test_a_run_that_no_experiment_can_be_made_into_is_reported_and_counts_last(run, tmp_path, monkeypatch):
+    def refuse(name, words):
+        if "augment.cutout=16" in words:
+            raise ConfigError("no such run")
+        return load(name, words)
+
+    run("a-stranger", 0.9, settings=["augment.cutout=16"], base="geq-5m-cifar10")
+    run("known", 0.8, base="geq-5m-cifar10")
+    experiments()  # they are read once, before `load` refuses anything
+    monkeypatch.setattr(sys.modules[Reported.__module__], "load", refuse)
+    render([tmp_path], tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    assert text.index("| known | geq-5m-cifar10 |") < text.index("| a-stranger | – |")
 
 
 def test_every_kind_of_evidence_is_shown_and_what_is_missing_has_its_command(run, tmp_path):

@@ -17,7 +17,7 @@ from .solvers import AbstractSolver, Anderson, Picard, Proximal, solve
 from .solvers.base import untraced
 from .tensors import check_kind, check_whole, is_only_channels_last, is_traced, is_transformed
 
-Look = Callable[[AbstractMap, Tensor], None]
+Look = Callable[["Equilibrium", AbstractMap, Tensor], None]
 
 
 @final
@@ -77,7 +77,7 @@ class Equilibrium(nn.Module):
         if self.training:
             self.cell.observe(f, solution.value)
         if self.look is not None:
-            self.look(f, solution.value)
+            self.look(self, f, solution.value)
         known = f.tensors()  # none for a map of one's own that does not say: then it may depend on anything
         wanted = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
         output = self.cell.output
@@ -146,14 +146,20 @@ def _attach(
     return output(f, gradient.attach(f, z))
 
 
+def layers_of(model: nn.Module) -> list[Equilibrium]:
+    """The equilibrium layers of a model."""
+    return [module for module in model.modules() if isinstance(module, Equilibrium)]
+
+
 @contextlib.contextmanager
 def watching(model: nn.Module, look: Look) -> Iterator[None]:
-    """Inside, every equilibrium layer of `model`, after each solve, calls look(f, z): its equation and the z* it found.
+    """Inside, every equilibrium layer of `model`, after each solve, calls look(layer, f, z): itself, its equation and
+    the z* it found. In any order: on a GPU branches are solved side by side.
 
-    with watching(model, lambda f, z: energies.append(f.energy(z))):
+    with watching(model, lambda layer, f, z: energies.append(f.energy(z))):
         model(x)
     """
-    layers = [module for module in model.modules() if isinstance(module, Equilibrium)]
+    layers = layers_of(model)
     before = [layer.look for layer in layers]
     for layer in layers:
         layer.look = look
@@ -226,7 +232,7 @@ def solving(
     """
     if exact and gradient is not None:
         raise ValueError(f"`exact` is a gradient of its own: give either it or `gradient`, got both, {gradient!r}.")
-    layers = [module for module in model.modules() if isinstance(module, Equilibrium)]
+    layers = layers_of(model)
     before, tf32 = [(layer.tol, layer.max_steps, layer.gradient) for layer in layers], torch.backends.cudnn.allow_tf32
     try:
         torch.backends.cudnn.allow_tf32 = tf32 and not exact

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from .equilibrium import Equilibrium
+from .equilibrium import layers_of
 from .operators import AbstractOperator
 from .solution import Solution
 from .tensors import map_tensors, version
@@ -61,7 +61,7 @@ class Captured(nn.Module):
     def __init__(self, model: nn.Module):
         super().__init__()
         self.model = model
-        self.layers = [module for module in model.modules() if isinstance(module, Equilibrium)]
+        self.layers = layers_of(model)
         self.operators = [module for module in model.modules() if isinstance(module, AbstractOperator)]
         self.steps = [0] * len(self.layers)  # that each layer takes in a graph
         self.graphs: dict[Any, Graph | None] = {}  # None: seen once

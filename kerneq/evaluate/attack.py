@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ..equilibrium import Equilibrium, solving
+from ..equilibrium import layers_of, solving
 from ..gradients import AbstractGradient, Unrolled
 from ..tensors import check_positive, check_whole, magnitude, per_sample, per_sample_norm
 from .trained import TrainedRun
@@ -310,7 +310,7 @@ def attack(model: nn.Module, pictures: Pictures, threat: Threat, source: nn.Modu
         wider = dataclasses.replace(threat, radius=factor * threat.radius, restarts=1)
         radii.append((wider.radius, accuracy(model, carry_out(wider, model, some)[0])))
     unrolled = transfer = None
-    if any(isinstance(module, Equilibrium) for module in model.modules()):
+    if layers_of(model):
         parts = ((x, labels, slice(i, i + TOGETHER)) for x, labels in some for i in range(0, len(labels), TOGETHER))
         few = [(x[part], labels[part]) for x, labels, part in parts]
         unrolled = accuracy(model, carry_out(threat, model, few, Unrolled(UNROLLED))[0])

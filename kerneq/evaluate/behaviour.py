@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from ..data import Images
 from ..equation import AbstractMap, Equation, Evaluation, Map, as_map
-from ..equilibrium import Equilibrium, solving, watching
+from ..equilibrium import Equilibrium, layers_of, solving, watching
 from ..gradients import Unrolled
 from ..solvers import AbstractSolver, solve
 from ..tensors import per_sample, per_sample_norm
@@ -153,7 +153,7 @@ def measure_behaviour(
     trained: TrainedRun, *, images: int = 10_000, traced: int = 32, shown: int = 4, seed: int = 0
 ) -> BehaviourResult:
     """How the run's layers are solved on test images; `traced` of them are followed, `shown` of these one by one."""
-    layers = [module for module in trained.model.modules() if isinstance(module, Equilibrium)]
+    layers = layers_of(trained.model)
     if not layers or any(isinstance(layer.gradient, Unrolled) for layer in layers):
         what = "layers of unrolled steps" if layers else "no equilibrium layer"
         raise NotApplicableError(f"{trained.run.path} has {what}, and so no solver behaviour to measure.")
@@ -165,11 +165,11 @@ def measure_behaviour(
         score, solves = _stopped(trained, chosen, limit)  # the last pass is as deployed
         stopped.append(score)
     x = next(iter(trained.batches(chosen).epoch(0)))[0][:traced]
-    seen: list[tuple[AbstractMap, Tensor]] = []
-    with torch.no_grad(), watching(trained.model, lambda f, z: seen.append((f, z))):
+    seen: dict[Equilibrium, tuple[AbstractMap, Tensor]] = {}
+    with torch.no_grad(), watching(trained.model, lambda layer, f, z: seen.update({layer: (f, z)})):
         trained.model(x)
-    parts = zip(layers, seen, solves.items(), strict=True)
-    found = [_behaviour(name, layer, f, z, numbers, shown) for layer, (f, z), (name, numbers) in parts]
+    parts = zip(layers, solves.items(), strict=True)
+    found = [_behaviour(name, layer, *seen[layer], numbers, shown) for layer, (name, numbers) in parts]
     return BehaviourResult(len(chosen), len(x), layers[0].tol, own, found, stopped)
 
 

@@ -92,7 +92,7 @@ def look_at(trained: TrainedRun, images: Images) -> tuple[Tensor, dict[str, Tens
     every: list[Tensor] = []
     parts: list[dict[str, Tensor]] = []
     seen: list[dict[str, Tensor]] = []
-    with watching(trained.model, lambda f, z: seen.append(explain(f, z))):
+    with watching(trained.model, lambda layer, f, z: seen.append(explain(f, z))):
         for _, _, logits, _ in trained.outputs(images):
             every.append(logits.cpu())
             parts.append({"confidence": logits.double().softmax(1).amax(1).cpu(), **_joined(seen)})

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from ..data import Images
-from ..equation import Equation
-from ..equilibrium import Equilibrium, solving, watching
+from ..equation import AbstractMap, Equation
+from ..equilibrium import Equilibrium, layers_of, solving, watching
 from ..solution import Solution
 from .attack import frozen
 from .trained import TrainedRun
@@ -102,11 +102,14 @@ def patch_weights(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     whether a model's weights are where its decisions come from. No gradient is needed. Layers without patches, or of
     vectors, are left out.
     """
-    found: list[Tensor | None] = []
+    found: dict[nn.Module, Tensor | None] = {}
 
-    with watching(model, lambda f, z: found.append(f.weights(z) if isinstance(f, Equation) and z.dim() == 4 else None)):
+    def note(layer: nn.Module, f: AbstractMap, z: Tensor) -> None:
+        found[layer] = f.weights(z) if isinstance(f, Equation) and z.dim() == 4 else None
+
+    with watching(model, note):
         _, solutions = model(x, solutions=True)
-    named = zip(solutions, found, strict=True)
+    named = [(name, found[layer]) for name, layer in zip(solutions, layers_of(model), strict=True)]
     return {name: _resized(weights.mean(1).to(x.dtype), x) for name, weights in named if weights is not None}
 
 
@@ -134,11 +137,11 @@ def feature_layers(model: nn.Module, x: Tensor) -> dict[str, nn.Module]:
     "Grad-CAM branch…": an equilibrium layer of several.
     """
     last: list[nn.Module] = []
-    layers: list[Equilibrium] = []
+    maps: set[nn.Module] = set()  # the equilibrium layers that give one
 
     def note(module: nn.Module, inputs: object, output: object) -> None:
         if isinstance(module, Equilibrium) and isinstance(output, Solution) and output.value.dim() == 4:
-            layers.append(module)
+            maps.add(module)
         elif isinstance(output, Tensor) and output.dim() == 4:
             last.append(module)
 
@@ -147,11 +150,11 @@ def feature_layers(model: nn.Module, x: Tensor) -> dict[str, nn.Module]:
             hooks.callback(module.register_forward_hook(note).remove)
         model(x[:1])
     found = {"Grad-CAM": last[-1]} if last else {}
-    equilibrium = any(isinstance(module, Equilibrium) for module in model.modules())
-    if equilibrium and "stem" in dict(model.named_children()):
+    layers = layers_of(model)
+    if layers and "stem" in dict(model.named_children()):
         found["Grad-CAM stem"] = model.get_submodule("stem")
-    if len(layers) > 1:
-        found |= {f"Grad-CAM branch{number}": layer for number, layer in enumerate(layers)}
+    if len(maps) > 1:
+        found |= {f"Grad-CAM branch{number}": layer for number, layer in enumerate(layers) if layer in maps}
     return found
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..cells import AbstractCell, ConvCell, DenseCell, Output
-from ..equilibrium import Equilibrium
+from ..equilibrium import Equilibrium, layers_of
 from ..fused.device import run_on_streams
 from ..fused.layers import BatchNorm, pool, pyramid, unpool
 from ..gradients import AbstractGradient, Implicit
@@ -85,7 +85,7 @@ class AbstractModel(nn.Module, abc.ABC):
 
     def layers(self) -> list[Equilibrium]:
         """The equilibrium layers."""
-        return [module for module in self.modules() if isinstance(module, Equilibrium)]
+        return layers_of(self)
 
     def diagnostics(self) -> dict[str, float]:
         """Numbers to follow over a run, as the cells of the layers tell them."""

@@ -102,7 +102,7 @@ def test_a_cell_reports_the_energy_it_has_seen(kernel):
     """At σ(d(z)): a step of Anderson's may end below zero, where the energy is infinite."""
     cell, found = cell_of("conv", KERNELS[kernel]), []
     layer = kerneq.Equilibrium(cell, solver=Anderson(), tol=1e-10, max_steps=3)
-    with watching(layer, lambda f, z: found.append((f.energy(z).mean(), f.energy(f(z)).mean().item()))):
+    with watching(layer, lambda layer, f, z: found.append((f.energy(z).mean(), f.energy(f(z)).mean().item()))):
         layer(input_of("conv"))
     ((mixed, energy),) = found
     assert mixed.isinf() == (kernel != "gaussian") and math.isfinite(energy)

@@ -19,7 +19,7 @@ from kerneq.evaluate.saliency import (
 )
 from kerneq.gradients import Phantom, Unrolled
 from kerneq.kernels import Gaussian
-from kerneq.models import build
+from kerneq.models import build, classifier
 from kerneq.solution import Solution
 
 
@@ -85,6 +85,21 @@ def test_maps_of_a_model_are_those_of_its_last_features_its_stem_and_its_branche
     assert all(found.shape == (2, 8, 8) and bool((found >= 0).all()) for found in maps.values())
     dense = build("geq-dense-tiny", classes=10, channels=1).eval()
     assert feature_layers(dense, x) == {} and all_maps(dense, x, classes)["integrated gradients"].shape == (2, 8, 8)
+
+
+def test_branches_keep_their_names_in_whatever_order_they_are_solved(monkeypatch):
+    """On a GPU the first one comes last, so that it may run beside the others."""
+
+    def first_one_last(functions, inputs, overlap):
+        others = [function(x) for function, x in zip(functions[1:], inputs[1:], strict=True)]
+        return [functions[0](inputs[0]), *others]
+
+    geq, x = build("geq-tiny", classes=10, channels=3).eval(), torch.randn(2, 3, 8, 8)
+    weights, layers = patch_weights(geq, x), feature_layers(geq, x)
+    monkeypatch.setattr(classifier, "run_on_streams", first_one_last)
+    again = patch_weights(geq, x)
+    assert all(torch.equal(again[name], found) for name, found in weights.items()) and len(again) == len(weights) > 1
+    assert feature_layers(geq, x) == layers and layers["Grad-CAM branch0"] is geq.branches[0].equilibrium
 
 
 def test_integrated_gradients_of_a_linear_model_are_its_weights_times_the_way():

@@ -111,8 +111,8 @@ class Linearisation:
 class AbstractMap(abc.ABC):
     """A map z ↦ f(z) of batches (batch, ...) whose fixed point is wanted.
 
-    To write one: `__call__`, and `rows`, so that finished samples cost nothing. The other methods say what more is
-    known of a map; here they say "nothing", which is right for any function.
+    To write one: `__call__`, and mostly `rows`, so that finished samples cost nothing. The other methods say what more
+    is known of a map; here all say "nothing", which is right for any function.
     """
 
     backward: list[Tensor] | None = None  # where a backward solve notes which samples have converged, if anywhere
@@ -120,9 +120,9 @@ class AbstractMap(abc.ABC):
     @abc.abstractmethod
     def __call__(self, z: Tensor) -> Tensor: ...
 
-    @abc.abstractmethod
     def rows(self, index: Tensor) -> Self | None:
         """The same map for the samples in `index` only; None where that cannot be had."""
+        return None
 
     def evaluate(self, z: Tensor, drive: bool = False, energy: bool = False) -> Evaluation:
         """One evaluation, with the drive and the energy where they are wanted and known."""
@@ -187,10 +187,6 @@ class AbstractMap(abc.ABC):
     def project(self, z: Tensor) -> Tensor:
         """z moved into the domain of φ, which a mixture of points may have left."""
         return z
-
-    def safe_step(self, z: Tensor) -> Tensor:
-        """The step that is surest to converge, with a graph."""
-        return self(z)
 
     def linearise(self, z: Tensor) -> Linearisation:
         """f at z, ready to be differentiated any number of times."""
@@ -384,10 +380,6 @@ class Equation(AbstractMap):
 
     def project(self, z: Tensor) -> Tensor:
         return self.prox(z, 0.0)
-
-    def safe_step(self, z: Tensor) -> Tensor:
-        """T(z): it converges for any weights."""
-        return self.descend(self.evaluate(z, drive=True))
 
     def error_bound(self, gap: Tensor) -> Tensor:
         """‖z − z*‖ ≤ (1 + L/μ)‖f(z) − z‖ where E is μ-strongly convex (facts, 4), else infinite."""
@@ -625,12 +617,6 @@ class FeatureAdjointMap(AbstractMap):
             return super().start(z0)
         return Evaluation(0 * self.source, self.source)  # where g is no number y is none: a 0 would go unnoticed
 
-    def rows(self, index: Tensor) -> None:
-        return None
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.source,)
-
 
 @final
 @dataclasses.dataclass(frozen=True)
@@ -662,9 +648,6 @@ class StateAdjointMap(AbstractMap):
         w = w.to(self.source.dtype)
         y, n = self.products(w)
         return w * self.unit, y * self.unit, n * self.unit
-
-    def rows(self, index: Tensor) -> None:
-        return None
 
 
 def _recordable(t: Tensor) -> Tensor:

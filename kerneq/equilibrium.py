@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from .cells import AbstractCell
-from .equation import AbstractMap, Equation, Function, as_map
+from .equation import AbstractMap, Function, as_map
 from .gradients import AbstractGradient, Implicit, Unrolled
 from .gradients.transforms import opaque
 from .solution import OnFailure, Solution, Status, check_limits, check_on_failure
-from .solvers import AbstractSolver, Anderson, Picard, Proximal, solve
+from .solvers import AbstractSolver, Anderson, Proximal, solve
 from .solvers.base import untraced
-from .tensors import check_kind, check_whole, is_only_channels_last, is_traced, is_transformed
+from .tensors import check_kind, is_only_channels_last, is_traced, is_transformed
 
 Look = Callable[["Equilibrium", AbstractMap, Tensor], None]
 
@@ -53,10 +53,8 @@ class Equilibrium(nn.Module):
         check_kind("cell", cell, AbstractCell)
         check_kind("solver", solver, AbstractSolver)
         check_kind("gradient", gradient, AbstractGradient)
-        check_limits(tol, max_steps)
+        check_limits(tol, max_steps, check_every)
         check_on_failure(on_failure)
-        if check_every is not None:
-            check_whole("check_every", check_every)
         self.cell, self.solver, self.gradient = cell, solver, gradient
         self.tol, self.max_steps = tol, max_steps
         self.check_every, self.on_failure = check_every, on_failure
@@ -120,7 +118,7 @@ def _find(
     As everywhere, the residual of a solve out of steps is that of the point from which its last step was made.
     """
     if isinstance(gradient, Unrolled):
-        solver = Proximal(memory=0) if isinstance(f, Equation) else Picard()
+        solver = gradient.rule(f)
         max_steps = check_every = gradient.steps
         z0 = None if z0 is None else torch.zeros_like(z0)
     return solve(f, z0, solver, tol=tol, max_steps=max_steps, check_every=check_every, on_failure=on_failure)

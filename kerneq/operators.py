@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .fused.convolution import Convolution
 from .fused.device import needs_graph
-from .solution import Solution, Status
+from .solution import Solution, Status, final_codes
 from .tensors import autocasted, is_traced, is_transformed, magnitude, per_sample, per_sample_dot, version, widened
 
 SETTLE_STEPS = 40  # Lanczos steps for a weight not seen before
@@ -366,8 +366,7 @@ def _top_eigenvector(square: Tensor, rounds: int) -> Tensor:
         square = square / square.trace()  # of n eigenvalues the top one is 1/n at least: n⁻¹²⁸ can still be written
         for _ in range(7):
             square = square @ square
-    column = square.index_select(1, square.diagonal().argmax().view(1)).flatten()
-    return column / torch.linalg.vector_norm(column)
+    return square[:, 0] / torch.linalg.vector_norm(square[:, 0])
 
 
 def _unit(u: Tensor) -> Tensor:
@@ -405,7 +404,5 @@ def conjugate_gradient(
         steps = torch.where(active, step, steps)
         active = active & (rr > limit)
     residual = (rr / size.clamp_min(torch.finfo(size.dtype).tiny)).sqrt()
-    codes = torch.where(residual <= tol, Status.CONVERGED.code, Status.MAX_STEPS.code)
-    codes = torch.where(broken, Status.BREAKDOWN.code, codes)
-    codes = torch.where(residual.isfinite(), codes, Status.NONFINITE.code)
+    codes = torch.where(broken & residual.isfinite(), Status.BREAKDOWN.code, final_codes(residual, tol))
     return Solution(x, residual, steps, codes, tol)

@@ -135,7 +135,7 @@ class EquilibriumClassifier(AbstractClassifier):
     The equilibria of `predict` are found to a relative residual of 1e-4.
     """
 
-    kernel: AbstractKernel | None = None  # of `kerneq.kernels`; None: Gaussian(0.5)
+    kernel: AbstractKernel | None = None  # of `kerneq.kernels`; None: Gaussian(0.5, split=1)
     state: int = 64  # numbers in z
     features: int = 32  # numbers in v = Wz
     norm: float = 1.0  # the bound on ‖W‖‖W_h‖

@@ -5,6 +5,7 @@ import enum
 import warnings
 from typing import Any, Literal, NoReturn
 
+import torch
 from torch import Tensor
 
 from .tensors import check_positive, check_whole
@@ -125,7 +126,15 @@ def check_on_failure(on_failure: str) -> None:
         raise ValueError(f"`on_failure` must be 'raise', 'warn' or 'return', got {on_failure!r}.")
 
 
-def check_limits(tol: float, max_steps: int) -> None:
-    """Refuse a tolerance or a step limit that means nothing."""
+def check_limits(tol: float, max_steps: int, check_every: int | None = None) -> None:
+    """Refuse a tolerance, a step limit or a stride that means nothing."""
     check_positive("tol", tol)
     check_whole("max_steps", max_steps)
+    if check_every is not None:
+        check_whole("check_every", check_every)
+
+
+def final_codes(residual: Tensor, tol: float) -> Tensor:
+    """`Status.code` of samples whose solve is over, (batch,): at `tol`, short of it, or at no number."""
+    missed = torch.where(residual.isfinite(), Status.MAX_STEPS.code, Status.NONFINITE.code)
+    return torch.where(residual <= tol, Status.CONVERGED.code, missed)

@@ -96,6 +96,7 @@ REFUSED = {
     "phantom steps": (lambda: Phantom(steps=0), ValueError, "`steps` must be a whole number, at least 1, got 0"),
     "unrolled steps": (lambda: Unrolled(steps=1.5), ValueError, "`steps` must be a whole number"),
     "backward tol": (lambda: Implicit(tol=-1), ValueError, "`tol` must be positive and finite, got -1"),
+    "backward check_every": (lambda: Implicit(check_every=0), ValueError, "`check_every` must be a whole number"),
     "backward on_failure": (lambda: Implicit(on_failure="no"), ValueError, "`on_failure` must be"),
     "backward solver by name": (lambda: Implicit("picard"), TypeError, "`solver` must come from `kerneq.solvers`"),
     "backward solver as a class": (lambda: Implicit(Broyden), TypeError, "`solver` must come from `kerneq.solvers`"),

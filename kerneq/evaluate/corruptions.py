@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import final
 
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from ..data import data_root
 from ..data.corruptions import NAMES, STANDARD, corrupt, read_frost, read_published
-from ..run import Run, TrainingError
 from .scores import score
 from .trained import TrainedRun
 
@@ -30,8 +28,6 @@ class CorruptionResult:
     accuracy: Mapping[str, Sequence[float]]  # by corruption, then by severity
     mean_accuracy: float  # over all corruptions and severities: Figure 2's average
     mean_error: float  # the mean corruption error, not normalised: over the 15 standard corruptions
-    baseline: str | None  # the run whose errors normalise …
-    relative_error: float | None  # … the mean corruption error; None without one
 
     def summary(self) -> list[tuple[str, str]]:
         """The means, then each corruption with its five severities."""
@@ -41,8 +37,6 @@ class CorruptionResult:
             (f"accuracy, mean of {len(self.accuracy)} corruptions", f"{self.mean_accuracy:.2%}"),
             ("mean corruption error (not normalised)", f"{self.mean_error:.2%}"),
         ]
-        if self.relative_error is not None:
-            lines.append((f"mean corruption error, relative to {self.baseline}", f"{self.relative_error:.2%}"))
         for name, values in self.accuracy.items():
             severities = " ".join(f"{100 * value:.1f}" for value in values)
             lines.append((name.replace("_", " "), f"{fmean(values):.2%}  ({severities})"))
@@ -68,20 +62,12 @@ def mean_corruption_error(
 
 
 def measure_corruptions(
-    trained: TrainedRun,
-    names: Sequence[str] = NAMES,
-    seed: int = 0,
-    most: int | None = None,
-    baseline: Path | None = None,
+    trained: TrainedRun, names: Sequence[str] = NAMES, seed: int = 0, most: int | None = None
 ) -> CorruptionResult:
     """Accuracy under each corruption at each severity, on the test images or the first `most` of them.
 
-    `baseline` is the folder of a run that was measured before, to whose errors the mean corruption error is relative.
     The pictures are the published ones where their folder (CIFAR-10-C) is under the data root and the run was trained
     on all classes, else made here; the frost pictures are those in the folder `frost` there, if it has some."""
-    others = Run(baseline).part("corruptions").get("accuracy") if baseline is not None else None
-    if baseline is not None and not others:
-        raise TrainingError(f"{baseline} has no evaluation/corruptions.json: measure its corruptions first.")
     images = trained.test if most is None else trained.test.select(torch.arange(min(most, len(trained.test))))
     images = dataclasses.replace(images, pixels=images.in_memory()).to(trained.process.device)
     source, corrupted = _pictures(trained, images.in_memory(), seed)
@@ -99,8 +85,6 @@ def measure_corruptions(
         accuracy=accuracy,
         mean_accuracy=fmean(value for values in accuracy.values() for value in values),
         mean_error=mean_corruption_error(accuracy),
-        baseline=baseline.name if baseline is not None else None,
-        relative_error=mean_corruption_error(accuracy, others) if others is not None else None,
     )
 
 

@@ -18,9 +18,8 @@ from ..equation import (
     StateAdjointMap,
     as_map,
 )
-from ..fused.iterates import relative_residual
 from ..operators import bound, conjugate_gradient
-from ..solution import OnFailure, Solution, Status, check_limits, check_on_failure, settle
+from ..solution import OnFailure, Solution, check_limits, check_on_failure, final_codes, settle
 from ..solvers.anderson import Anderson
 from ..solvers.base import AbstractSolver, look_stride, solve
 from ..solvers.features import InFeatures
@@ -61,7 +60,7 @@ class Implicit(AbstractGradient):
     def __post_init__(self) -> None:
         if self.solver is not None and not isinstance(self.solver, ConjugateGradient):
             check_kind("solver", self.solver, AbstractSolver)
-        check_limits(self.tol, self.max_steps)
+        check_limits(self.tol, self.max_steps, self.check_every)
         check_on_failure(self.on_failure)
 
     def attach(self, f: Map, z: Tensor) -> Tensor:
@@ -92,13 +91,10 @@ class Implicit(AbstractGradient):
         unit = magnitude(g)
         if f.rows(torch.zeros(1, dtype=torch.long, device=g.device)) is None:
             unit = torch.where(unit.isfinite(), unit, 0.0).amax()
-        found = self._through(system, g / unit)
+        g = g / unit
+        direct = isinstance(self.solver, Newton)  # the system is linear, so one step is all
+        found = self._directly(system, g) if direct else self.solve(lambda u: system.vjp(u) + g, g)
         return dataclasses.replace(found, value=found.value * unit)
-
-    def _through(self, system: Linearisation, g: Tensor) -> Solution:
-        if isinstance(self.solver, Newton):  # the system is linear, so one step is all
-            return self._settle_direct(system, system.solve(g, transposed=True), g)
-        return self.solve(lambda u: system.vjp(u) + g, g)
 
     def solve_closed(self, adjoint: Adjoint, g: Tensor) -> tuple[Solution, Tensor, Tensor, Tensor]:
         """How the solve of w = D(g + Hw) went, w, y = Ww and Ny."""
@@ -132,12 +128,11 @@ class Implicit(AbstractGradient):
         solution = conjugate_gradient(system.adjoint.symmetric, b, self.tol, self.max_steps, stride)
         return settle(solution, self.on_failure, where="The backward solve")
 
-    def _settle_direct(self, system: Linearisation, u: Tensor, g: Tensor) -> Solution:
-        """u; its residual is that of rounding, unless samples meet in f, or f is too steep for its dtype."""
-        residual, _ = relative_residual(Evaluation(u, system.vjp(u) + g))
-        limit = max(self.tol, torch.finfo(u.dtype).eps ** 0.5)
-        codes = torch.where(residual <= limit, Status.CONVERGED.code, Status.MAX_STEPS.code)
-        codes = torch.where(residual.isfinite(), codes, Status.NONFINITE.code)
+    def _directly(self, system: Linearisation, g: Tensor) -> Solution:
+        """u by elimination; its residual is rounding, unless samples meet in f, or f is too steep for its dtype."""
+        u = system.solve(g, transposed=True)
+        residual, _ = Evaluation(u, system.vjp(u) + g).measured
+        codes = final_codes(residual, max(self.tol, torch.finfo(u.dtype).eps ** 0.5))
         solution = Solution(u, residual, torch.ones_like(codes), codes, self.tol)
         return settle(solution, self.on_failure, where="The backward solve")
 

@@ -1,12 +1,13 @@
 """Gradients by plain backpropagation through steps: a few at the equilibrium, or all from z = 0."""
 
 import dataclasses
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from ..equation import Map, as_map
+from ..equation import AbstractMap, Equation, Map, as_map
+from ..solvers import AbstractSolver, Picard, Proximal
 from ..tensors import check_share, check_whole
 from .base import AbstractGradient
 
@@ -52,6 +53,12 @@ class Unrolled(AbstractGradient):
 
     def attach(self, f: Map, z: Tensor) -> Tensor:
         f, z = as_map(f), torch.zeros_like(z)
+        rule = self.rule(f)
         for _ in range(self.steps):
-            z = f.safe_step(z)
+            z, _ = rule.step(f, f.evaluate(z, *rule.needs(f)), None)
         return z
+
+    @staticmethod
+    def rule(f: AbstractMap) -> AbstractSolver[Any]:
+        """Whose steps they are."""
+        return Proximal(memory=0) if isinstance(f, Equation) else Picard()

@@ -25,6 +25,7 @@ from .kernels import coordinates
 
 Constraint = Literal["minimum", "equilibrium"]  # of (6), of (9)
 Loss = Callable[[Tensor, Tensor], Tensor]
+ONCE = 'The minimum is differentiated once only: use `constraint="equilibrium"` for second derivatives.'
 
 
 def minimise(problem: Problem) -> Tensor:
@@ -41,25 +42,10 @@ def minimise(problem: Problem) -> Tensor:
         stopped = f"worst residual {fit.residual.max().item():.1e} after {fit.steps} steps"
         warnings.warn(f"The inner problem was not solved: {stopped}. Raise `lam`.", RuntimeWarning, stacklevel=2)
     residual = problem.residual(fit.alpha, problem.canonical(fit.alpha))
-    alpha: Tensor = _Minimum.apply(fit.alpha + newton_step(fixed, fit.eta, residual))  # type: ignore[no-untyped-call]
+    alpha = fit.alpha + newton_step(fixed, fit.eta, residual)
+    if alpha.requires_grad:  # the hook holds the residual, not alpha, which would hold itself
+        alpha.register_hook(lambda g: once(g, g, residual, ONCE) if torch.is_grad_enabled() else g)  # type: ignore[no-untyped-call]
     return alpha
-
-
-class _Minimum(torch.autograd.Function):
-    """α, whose gradient must not be differentiated."""
-
-    @staticmethod
-    def forward(ctx: Any, alpha: Tensor) -> Tensor:
-        ctx.save_for_backward(alpha)
-        return alpha.view_as(alpha)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():
-            return g
-        reason = 'The minimum is differentiated once only: use `constraint="equilibrium"` for second derivatives.'
-        (alpha,) = ctx.saved_tensors
-        return once(g, g, alpha, reason)
 
 
 def dual(problem: Problem, eta: Tensor) -> Tensor:

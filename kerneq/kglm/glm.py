@@ -16,6 +16,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
+from ..tensors import check_positive
 from .equilibrium import GLMCell, KernelEquilibrium
 from .families import FLAT, AbstractFamily, Prior
 from .guarantee import certify
@@ -211,8 +212,7 @@ class KernelGLM:
         prior: Prior = FLAT,
         offset: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        if not 0 < lam < math.inf:
-            raise ValueError(f"`lam` must be positive and finite, got {lam}.")
+        check_positive("lam", lam)
         if not isinstance(family, AbstractFamily):
             raise TypeError(f"`family` must be a family of `kerneq.kglm`, such as `Poisson()`, got {family!r}.")
         self.kernel, self.family, self.lam = as_kernel(kernel), family, float(lam)

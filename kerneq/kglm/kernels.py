@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..tensors import check_nonnegative, check_positive
+from ..tensors import check_nonnegative, check_positive, check_whole
 
 
 class AbstractCovariance(abc.ABC):
@@ -159,7 +159,7 @@ class Truncated(AbstractCovariance):
         lengths = self.squared_lengthscales
         if lengths.ndim < 2 or not torch.equal(lengths, lengths.mT) or not bool((lengths > 0).all()):
             raise ValueError("`squared_lengthscales` must be a symmetric matrix (c, c) of positive numbers.")
-        check_nonnegative("radius", self.radius)
+        check_whole("radius", self.radius, least=0)
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
         offset = (X[:, None, :2] - X2[None, :, :2]).abs()

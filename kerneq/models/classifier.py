@@ -8,7 +8,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -291,7 +291,7 @@ class Branch(nn.Module):
             if config.output == "features" or self.sensitivity == math.inf:
                 raise ValueError("`lipschitz` needs `output` = state and a `norm` at which the equilibrium is unique.")
         else:
-            set_scale(inject, cell, config)
+            set_scale(inject, cell, config.activity, config.length)
         self.equilibrium = config.make_layer(cell)
         self.norm = nn.Identity() if config.lipschitz else BatchNorm(config.width)
 
@@ -328,9 +328,6 @@ class Branch(nn.Module):
 class DenseConfig(AbstractSolveConfig):
     """The settings of a `DenseClassifier`."""
 
-    activity: ClassVar[float] = 0.5  # as in a `ClassifierConfig`
-    length: ClassVar[float | None] = None
-
     kernel: AbstractKernel = setting(Gaussian(0.5, split=16, hidden=64), "similarity of a and v = Wz")
     size: int = setting(8, "side of the pictures in pixels", low=1)
     width: int = setting(128, "numbers in the state z", low=1)
@@ -353,7 +350,7 @@ class DenseClassifier(AbstractModel):
         inject = nn.Sequential(nn.Linear(inputs, numbers, bias=False), nn.BatchNorm1d(numbers))
         width, features = config.width, config.features
         cell = DenseCell(config.kernel, inputs=inputs, state=width, features=features, norm=config.norm, inject=inject)
-        set_scale(inject, cell, config)
+        set_scale(inject, cell, activity=0.5)
         self.equilibrium = config.make_layer(cell)
         self.norm = nn.BatchNorm1d(config.width)
         self.head = nn.Linear(config.width, classes)
@@ -363,22 +360,22 @@ class DenseClassifier(AbstractModel):
         return self.head(self.norm(solution.value)), {"dense": solution}
 
 
-def set_scale(inject: nn.Sequential, cell: ConvCell | DenseCell, config: KernelConfig) -> None:
+def set_scale(inject: nn.Sequential, cell: ConvCell | DenseCell, activity: float, length: float | None = None) -> None:
     """Set how large a = Ux + b starts, by the batch norm at the end of `inject`.
 
     With W_h an isometry and z = 0, sᵢ = γ‖rᵢW_h‖² is γ·n·scale² on average, for patches of n numbers. It starts at
     `activity`, so that γ cancels; or, with `length`, ‖aᵢ‖² starts at that whatever γ, and γ acts. Where γ follows the
     data (without `length`), or where there is no γ, the scale starts at 1.
     """
-    kernel, patches = config.kernel, cell.similarity
+    kernel, patches = cell.kernel, cell.similarity
     if not isinstance(kernel, AbstractRadialKernel):
         return
     assert isinstance(patches, PatchParameters)
     size = patches.project.weight.shape[1]
-    if config.length is not None:
-        square = config.length / size
+    if length is not None:
+        square = length / size
     elif isinstance(kernel.gamma, Adaptive):
         return
     else:
-        square = config.activity / (kernel.gamma * size)
+        square = activity / (kernel.gamma * size)
     nn.init.constant_(inject[-1].get_parameter("weight"), square**0.5)

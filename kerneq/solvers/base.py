@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..equation import AbstractMap, Evaluation, Map, Measurement, as_map
-from ..solution import OnFailure, Solution, Status, check_limits, check_on_failure, settle
-from ..tensors import check_kind, check_whole, is_exported, per_sample, restrict, take_samples, working_dtype
+from ..solution import OnFailure, Solution, Status, check_limits, check_on_failure, final_codes, settle
+from ..tensors import check_kind, is_exported, per_sample, restrict, take_samples, working_dtype
 
 Memory = TypeVar("Memory")
 Array = npt.NDArray[Any]
@@ -81,7 +81,7 @@ def solve(
     None: z = 0, whose evaluation needs no Wz.
     """
     check_kind("solver", solver, AbstractSolver)
-    check_limits(tol, max_steps)
+    check_limits(tol, max_steps, check_every)
     check_on_failure(on_failure)
     return untraced(_solve, as_map(f), z0, solver, tol, max_steps, check_every, on_failure)
 
@@ -104,9 +104,9 @@ def _solve(
     on_failure: OnFailure,
 ) -> Solution:
     with torch.no_grad():
-        stride = look_stride(check_every, z0 if isinstance(z0, Tensor) else next(iter(f.tensors()), None))
         space = solver.space(f)
         at = space.start(z0, *solver.needs(space))
+        stride = look_stride(check_every, at.image)
         record, value, at = _iterate(space, at, solver, tol, max_steps, stride)
         space.found(value, at)
         if space is not f and stride < max_steps and bool((record.codes != Status.CONVERGED.code).any()):
@@ -121,17 +121,14 @@ def _solve(
     return settle(Solution(value, residual, steps, codes, tol, f.error_bound(gap)), on_failure)
 
 
-def look_stride(check_every: int | None, z: Tensor | None) -> int:
+def look_stride(check_every: int | None, z: Tensor) -> int:
     """Steps between two looks at the residual; unless said, each step, or every fourth where a look waits.
 
     An export has nothing to look at.
     """
     if is_exported():
         return NEVER
-    if check_every is None:
-        return CUDA_STRIDE if z is not None and z.is_cuda else 1
-    check_whole("check_every", check_every)
-    return check_every
+    return check_every or (CUDA_STRIDE if z.is_cuda else 1)
 
 
 def _iterate(
@@ -238,8 +235,7 @@ class SampleRecord:
         """Of a solve that was looked at only once, at its end; on its device."""
         residual = measured.residual
         rows = torch.arange(residual.shape[0], device=residual.device)
-        missed = torch.where(residual.isfinite(), Status.MAX_STEPS.code, Status.NONFINITE.code)
-        codes = torch.where(residual <= tol, Status.CONVERGED.code, missed)
+        codes = final_codes(residual, tol)
         steps = torch.full_like(rows, step)
         return cls(tol, 0.0, rows, residual, measured.gap, residual, residual, steps, steps, codes, codes >= 0)
 

@@ -34,7 +34,6 @@ class Proximal(AbstractSolver[History | None]):
     memory: int = 4  # m; 0 for the bare step
     ridge: float = 1e-10
     fraction: float = 0.1  # of the guaranteed decrease that a proposal must achieve
-    in_features: bool = True  # solve for v = Wz where that can be done; otherwise for z
 
     def __post_init__(self) -> None:
         check_whole("memory", self.memory, least=0)
@@ -55,7 +54,7 @@ class Proximal(AbstractSolver[History | None]):
         return f.contraction is None and not isinstance(f, FeatureMap), f.contraction is None
 
     def space(self, f: AbstractMap) -> AbstractMap:
-        return f.in_features() if self.memory and self.in_features and f.has_features else f
+        return f.in_features() if self.memory and f.has_features else f
 
     def init(self, f: AbstractMap, z0: Tensor) -> History | None:
         if self.memory == 0:

@@ -105,7 +105,7 @@ def _train(
     first = state.step
     clock.lap("model")
     stop = stopping(process.world == 1, announce)
-    with Writer() as writer, stop as asked_to_stop, refusing_nonfinite(state), refusing_single_values():
+    with Writer() as writer, stop as asked_to_stop, in_sentences(state):
         while state.epoch < config.training.epochs:
             began = time.monotonic() - state.seconds
             network.train()
@@ -152,19 +152,13 @@ def choose_algorithms(deterministic: bool) -> None:
 
 
 @contextmanager
-def refusing_nonfinite(state: State) -> Iterator[None]:
-    """On a CPU a layer refuses inputs that are no numbers; here that means that the run has diverged."""
+def in_sentences(state: State) -> Iterator[None]:
+    """What a step may raise that is no bug: a layer on a CPU refuses features that are no numbers, when the run has
+    diverged; and PyTorch a batch norm that gets one value of each channel, in the middle of the first step."""
     try:
         yield
     except NonfiniteInputError:
         state.refuse("The features became infinite or NaN")
-
-
-@contextmanager
-def refusing_single_values() -> Iterator[None]:
-    """A batch norm needs two values of each channel; PyTorch says so in the middle of the first step."""
-    try:
-        yield
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise

@@ -132,9 +132,6 @@ METRICS: tuple[Metric, ...] = (
     ),
 )
 
-# The entries of a checkpoint that does not name them: those of the first version.
-FIRST_ENTRIES = ("images", "loss", "accuracy", "solves", "steps", "residual", "unconverged")
-
 
 def phrases(scores: Scores, over: Over) -> list[str]:
     """The measured metrics over one of these, each as a few words: "loss 0.1234"."""

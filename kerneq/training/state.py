@@ -17,7 +17,7 @@ from ..models import AbstractModel
 from ..run import CheckpointError, Run, TrainingError, checkpoint
 from ..run.config import Config, Optimizer, Schedule, write
 from ..run.folder import check_belongs
-from .metrics import FIRST_ENTRIES, Accumulator
+from .metrics import Accumulator
 from .process import Process
 
 Write = Callable[[], None]
@@ -106,7 +106,7 @@ class State:
                     self.optimizer.state[parameter]["momentum_buffer"] = momentum
             # The sums are those of all processes together: the first one carries them on.
             sums = tensors["meter"] if self.process.leads else torch.zeros_like(tensors["meter"])
-            self.accumulator.restore(sums, facts.get("meter", FIRST_ENTRIES))
+            self.accumulator.restore(sums, facts["meter"])
             self._restore_random(tensors)
             for name in PLACE:
                 setattr(self, name, facts[name])

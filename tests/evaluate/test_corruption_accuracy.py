@@ -12,7 +12,6 @@ from kerneq.data import Images
 from kerneq.data.corruptions import STANDARD, corrupt
 from kerneq.evaluate import TrainedRun
 from kerneq.evaluate.corruptions import mean_corruption_error, measure_corruptions
-from kerneq.run import TrainingError
 from kerneq.run.config import parse
 
 NAMES = ("gaussian_noise", "contrast", "frost", "saturate")
@@ -84,18 +83,3 @@ def test_the_mean_corruption_error_is_over_the_standard_ones_and_may_be_relative
     assert mean_corruption_error(baseline, baseline) == pytest.approx(1)
     with pytest.raises(ValueError, match="not measured under fog"):
         mean_corruption_error(accuracy, {"gaussian_noise": [0.5]})
-
-
-def test_a_run_that_was_measured_before_can_be_the_baseline(run, tmp_path, monkeypatch):
-    monkeypatch.setenv("KERNEQ_DATA", str(tmp_path))
-    home = tmp_path / "first" / "evaluation"
-    home.mkdir(parents=True)
-    with pytest.raises(TrainingError, match="has no evaluation.corruptions.json"):
-        measure_corruptions(run, names=["contrast"], most=50, baseline=home.parent)
-    first = measure_corruptions(run, names=["contrast"], most=50)
-    assert first.relative_error is None
-    half = {"contrast": [1 - (1 - value) / 2 for value in first.accuracy["contrast"]]}  # half as many errors
-    (home / "corruptions.json").write_text(json.dumps(dataclasses.asdict(first) | {"accuracy": half}))
-    second = measure_corruptions(run, names=["contrast"], most=50, baseline=home.parent)
-    assert second.relative_error == pytest.approx(2) and second.baseline == "first"
-    assert ("mean corruption error, relative to first", "200.00%") in second.summary()

@@ -277,7 +277,7 @@ def test_fact_8_curved_kernels_treat_samples_differently_and_have_one_equilibriu
         least = torch.linalg.eigvalsh(hessian).min()
         assert least >= f.convexity - 1e-9
         with torch.no_grad():
-            path = f.safe_step(path)
+            path = f.descend(f.evaluate(path, drive=True))
 
 
 @pytest.mark.parametrize("kernel", [Sigmoid(), Polynomial(), Polynomial(3)], ids=str)

@@ -294,7 +294,7 @@ def test_the_first_line_of_an_experiment_names_the_published_figure():
 def test_the_command_beside_a_run_repeats_its_settings(run):
     # Another kernel has its own defaults, which are not what the experiment has of the old one.
     run("kernel", base="geq-5m-cifar10", settings=["model.kernel.name=multiquadric", "model.kernel.split=8"])
-    run("own", settings=["data.name=cifar10", "model.kernel.name=linear"])
+    run("own", base="geq-tiny-cifar10", settings=["model.kernel.name=linear"])
     records = gather(
         [ROOT / "docs" / "results", ROOT / "kerneq" / "weights", run("other", base="geq-5m-cifar100").parent]
     )

@@ -278,7 +278,7 @@ def evaluate_one(
             table.add_row(Text(printable(title), "dim"), Text(printable(value)))
         say(f"{run.path}: {PARTS[name].sentence}", "bold")
         Console().print(table)
-        if run.path.parent == SHIPPED:
+        if run.path.resolve().parent == SHIPPED.resolve():
             say("Not written: these weights are part of the installation.")
             continue
         try:

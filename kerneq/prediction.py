@@ -36,6 +36,7 @@ class Prediction:
     steps: int | None  # of the layer that took the most
     residual: float | None  # ‖f(z) − z‖ / ‖f(z)‖ of the layer that is furthest from its equilibrium
     radius: float | None = None  # ℓ2, for pixels in [0, 1]: nearer pictures provably have this class; if asked for
+    labels: tuple[int, ...] = dataclasses.field(kw_only=True)  # of the classes, two of which may show the same name
 
     @property
     def converged(self) -> bool:
@@ -98,13 +99,13 @@ class Predictor:
         found: list[Prediction] = []
         for x, _, logits, solutions in self.trained.outputs(images):
             best = logits.double().softmax(1).topk(min(top, logits.shape[1]))
-            names = [tuple(self.trained.classes[label] for label in row) for row in best.indices.tolist()]
             here = paths[len(found) : len(found) + len(x)]
             outcomes = _outcomes(list(solutions.values()), len(x))
             radii = self._radii(x, best.indices[:, 0]) if certified else [None] * len(x)
-            columns = (here, names, best.values.tolist(), outcomes, radii)
-            for path, classes, shares, outcome, radius in zip(*columns, strict=True):
-                found.append(Prediction(Path(path), classes, tuple(shares), *outcome, radius))
+            columns = (here, best.indices.tolist(), best.values.tolist(), outcomes, radii)
+            for path, row, shares, outcome, radius in zip(*columns, strict=True):
+                names = tuple(self.trained.classes[label] for label in row)
+                found.append(Prediction(Path(path), names, tuple(shares), *outcome, radius, labels=tuple(row)))
         return found
 
     def _radii(self, x: Tensor, classes: Tensor) -> list[float]:
@@ -134,7 +135,7 @@ def draw_predictions(predictor: Predictor, predictions: Sequence[Prediction]) ->
     """
     trained, shown = predictor.trained, predictions[:SHOWN]
     pixels = torch.stack([predictor.read(p.path) for p in shown])
-    labels = torch.tensor([trained.classes.index(p.classes[0]) for p in shown])
+    labels = torch.tensor([p.labels[0] for p in shown])
     images = dataclasses.replace(trained.seen, pixels=pixels, labels=labels)
     maps = {name: some for name, some in map_each(trained, images).items() if "branch" not in name}
     names = [f"{p.path.name}: {p.classes[0]}, {p.probabilities[0]:.0%}" for p in shown]

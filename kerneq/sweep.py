@@ -80,7 +80,7 @@ class Sweep:
 
     def config(self, cell: Cell) -> Config:
         """The configuration of a cell, checked as `kerneq train` checks it."""
-        config = resolve(overlay(self.table, cell.settings), self.folder)
+        config = resolve([self.table, cell.settings], self.folder)
         check(config)
         return config
 

@@ -225,7 +225,8 @@ def pictures_in(folder: Path) -> list[Path]:
     found: list[Path] = []
     for path in _entries(folder):
         if path.suffix.lower() in SUFFIXES:
-            found += [path] if path.is_file() else []
+            # A link that leads nowhere counts: whoever reads it will say so.
+            found += [path] if path.is_file() or not path.exists() else []
         elif path.is_dir() and not path.is_symlink():  # a link may lead back here
             found += pictures_in(path)
     return found

@@ -182,7 +182,9 @@ def _upright(path: Path, picture: Image.Image) -> Image.Image:
         raise DataError(f"{path} has 32 bits a pixel, and none of them says which value is white: save it with 8.")
     ImageOps.exif_transpose(picture, in_place=True)
     if picture.mode.startswith("I;16"):  # Pillow would cut off whatever is brighter than 255
-        return Image.fromarray((np.array(picture) // 257).astype(np.uint8)).convert("RGB")
+        values = np.array(picture)
+        grey = np.where(values == picture.info.get("transparency", -1), 255, values // 257)
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
     if picture.mode not in ("RGBA", "RGBa", "LA", "La", "PA") and "transparency" not in picture.info:
         return picture.convert("RGB")
     white = Image.new("RGBA", picture.size, "white")

@@ -92,7 +92,8 @@ class DeclarativeNode(nn.Module):
     def forward(self, X: Tensor, Y: Tensor, X2: Tensor) -> Tensor:
         """f*, the canonical prediction at X2."""
         X, X2 = (points if points.ndim == 3 else coordinates(points) for points in (X, X2))
-        if X.ndim != X2.ndim or (X.ndim == 3 and not len(X) == len(X2) == len(Y)):
+        batches = X.ndim == 3
+        if X.ndim != X2.ndim or X.shape[-1] != X2.shape[-1] or (batches and not len(X) == len(X2) == len(Y)):
             raise ValueError(
                 f"X and X2 are both (n, d), or both (batch, n, d) with one entry for each of the {len(Y)} data sets; "
                 f"got {tuple(X.shape)} and {tuple(X2.shape)}."
@@ -107,7 +108,8 @@ class DeclarativeNode(nn.Module):
 
     def layer(self, X: Tensor, X2: Tensor) -> KernelEquilibrium:
         """The equilibrium model for shared coordinates with its weights set free: from here (3) starts."""
-        return self.glm.layer(coordinates(X), coordinates(X2))
+        X = coordinates(X)
+        return self.glm.layer(X, coordinates(X2, like=X))
 
     def _equilibrium(self, X: Tensor, Y: Tensor, X2: Tensor) -> Tensor:
         """f* by the equilibrium whose weights are functions of the coordinates, not parameters."""

@@ -244,8 +244,8 @@ def _evaluate(
     if weight.ndim == 4:
         return _filters(kernel, weight, generator).to(weight)
     covariance = SquaredExponential() if isinstance(kernel, str) else as_kernel(kernel)
-    rows = _grid(weight.shape[0]) if X2 is None else coordinates(X2)
     columns = _grid(weight.shape[1]) if X is None else coordinates(X)
+    rows = _grid(weight.shape[0]) if X2 is None else coordinates(X2, like=columns)
     if (len(rows), len(columns)) != tuple(weight.shape):
         raise ValueError(
             f"A weight {tuple(weight.shape)} needs X2 and X of {weight.shape[0]} and {weight.shape[1]} "

@@ -253,7 +253,7 @@ class KernelGLM:
         X, _, fit, single = self._fitted
         eta = fit.eta
         if X2 is not None:
-            X2 = coordinates(X2).to(X.dtype)
+            X2 = coordinates(X2, like=X)
             eta = fit.alpha @ self.kernel(X2, X).mT + self.offset_at(X2)
         return eta[0] if single else eta
 
@@ -265,7 +265,7 @@ class KernelGLM:
     def posterior(self, X2: Tensor) -> Posterior:
         """Laplace's approximation of f(X2): covariance (k(X2,X2) − k(X2,X) S(λI + SKS)⁻¹S k(X,X2)) / λ."""
         X, problem, fit, single = self._fitted
-        X2 = coordinates(X2).to(X.dtype)
+        X2 = coordinates(X2, like=X)
         s = problem.weights(fit.eta).sqrt()
         factor = scaled_factor(problem.K, s, self.lam)
         half = torch.linalg.solve_triangular(factor, (self.kernel(X2, X) * s[:, None, :]).mT, upper=False)
@@ -292,7 +292,7 @@ class KernelGLM:
         X, problem, _, _ = self._fitted
         if not convolutional:
             drive = problem.t @ problem.K / self.lam + problem.offset
-            return self.layer(X, X if X2 is None else coordinates(X2).to(X.dtype), drive=drive)
+            return self.layer(X, X if X2 is None else coordinates(X2, like=X), drive=drive)
         if not isinstance(self.kernel, Truncated) or X2 is not None:
             raise ValueError("The convolutional form needs a `Truncated` kernel and predicts at its own pixels.")
         K = self.kernel.filters().to(X)

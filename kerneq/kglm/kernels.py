@@ -232,13 +232,18 @@ def as_kernel(kernel: Any) -> AbstractCovariance:
     raise TypeError(f"A kernel must be callable as k(X, X2), got {type(kernel).__name__}.")
 
 
-def coordinates(X: Tensor) -> Tensor:
-    """X as a matrix (n, d) of floating-point coordinates; a vector means d = 1."""
+def coordinates(X: Tensor, like: Tensor | None = None) -> Tensor:
+    """X as a matrix (n, d) of floating-point coordinates, d and dtype as in `like`; a vector means d = 1."""
     if X.ndim not in (1, 2):
         raise ValueError(f"Coordinates must be (n,) or (n, d), got shape {tuple(X.shape)}.")
-    if not X.is_floating_point():
-        X = X.to(torch.get_default_dtype())
-    return X[:, None] if X.ndim == 1 else X
+    found = X[:, None] if X.ndim == 1 else X
+    if like is None:
+        return found if X.is_floating_point() else found.to(torch.get_default_dtype())
+    d = like.shape[1]
+    if found.shape[1] != d:  # broadcasting would make numbers of it
+        hint = "pass a single point x as x[None]" if X.ndim == 1 else f"give every point {d} of them"
+        raise ValueError(f"Coordinates must be (m, {d}), as the others are, got shape {tuple(X.shape)}: {hint}.")
+    return found.to(like.dtype)
 
 
 def _squared_distance(X: Tensor, X2: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ of a model of the zoo beside that model's own settings; `kerneq train --show-con
 import dataclasses
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, Literal
 
@@ -134,21 +135,21 @@ def load(path: Path | str | None, overrides: Iterable[str] = ()) -> Config:
     """The configuration in a file or an experiment of the package (none: the defaults), changed by `key=value`."""
     if path is None:
         return parse("", overrides)
-    table = _read(_find(str(path), Path(path)), ())
+    layers = _read(_find(str(path), Path(path)), ())
     try:
-        return _config(table, overrides)
+        return _config([*layers, _changes(overrides)])
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
 def parse(text: str, overrides: Iterable[str] = ()) -> Config:
     """The configuration in a text, changed by `key=value` overrides; a `base` is looked for from where we are."""
-    return resolve(_toml(text), Path(), overrides)
+    return _config([*_layers([_toml(text)], Path(), ()), _changes(overrides)])
 
 
-def resolve(table: Mapping[str, Any], folder: Path, overrides: Iterable[str] = ()) -> Config:
-    """The configuration of a table as a file has it; a `base` is looked for from `folder`."""
-    return _config(_based(table, folder, ()), overrides)
+def resolve(tables: Sequence[Mapping[str, Any]], folder: Path) -> Config:
+    """The configuration of tables as files have them, each laid over the last; a `base` is looked for from `folder`."""
+    return _config(_layers(tables, folder, ()))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -189,8 +190,8 @@ def check(config: Config) -> None:
             )
 
 
-def _config(table: Mapping[str, Any], overrides: Iterable[str]) -> Config:
-    """The configuration of a table, changed by `key=value` overrides."""
+def _changes(overrides: Iterable[str]) -> dict[str, Any]:
+    """The table of some `key=value` overrides."""
     changes: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -201,8 +202,15 @@ def _config(table: Mapping[str, Any], overrides: Iterable[str]) -> Config:
         change: dict[str, Any] = {}
         put(change, key.strip(), written(text))
         changes = overlay(changes, change)
-    table = overlay(table, changes)
-    model = table.pop("model", {})
+    return changes
+
+
+def _config(layers: Sequence[Mapping[str, Any]]) -> Config:
+    """The configuration of tables, each laid over the last."""
+    nothing: dict[str, Any] = {}
+    table = reduce(overlay, layers, nothing)
+    table.pop("model", None)
+    model = [layer["model"] for layer in layers if "model" in layer]
     return dataclasses.replace(build(Config, table), model=_model(model))
 
 
@@ -216,14 +224,19 @@ def put(table: dict[str, Any], key: str, value: Any) -> None:
     table[name] = value
 
 
-def _model(table: Any) -> Model:
-    """The settings of the model that `[model]` names, changed as the rest of `[model]` says."""
-    if not isinstance(table, Mapping):
+def _model(tables: Sequence[Any]) -> Model:
+    """The settings of the model that the last `[model]` with a name names, changed as all of them say in turn."""
+    if not all(isinstance(table, Mapping) for table in tables):
         raise ConfigError("`model` is a section, not a setting; name one of its settings, for example model.name.")
-    rest = dict(table)
-    name = convert("model.name", rest.pop("name", DEFAULT_MODEL), str)
+    name = convert("model.name", [DEFAULT_MODEL, *(table["name"] for table in tables if "name" in table)][-1], str)
     config = find(name).config
-    return Model(name, build(type(config), rest, "model.", config, named=True))
+    own: dict[str, Any] = {}  # a table without a name is of the class that the model itself has there
+    for key, value, _ in rows(config):
+        if key.endswith(".name"):
+            put(own, key, value)
+    table = reduce(partial(overlay, depth=1), tables, own)
+    table.pop("name", None)
+    return Model(name, build(type(config), table, "model.", config, named=True))
 
 
 def overlay(under: Mapping[str, Any], over: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
@@ -255,11 +268,11 @@ def _find(name: str, path: Path) -> Path:
     raise ConfigError(f"There is no experiment {name!r}.{hint} They are the files in {EXPERIMENTS}.")
 
 
-def _read(path: Path, chain: tuple[str, ...]) -> dict[str, Any]:
-    """The table in a file, laid over that of its base; `chain` are the files that this one is a base of."""
+def _read(path: Path, chain: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The table in a file, after those of its base; `chain` are the files that this one is a base of."""
     table = read_toml(path)
     try:
-        return _based(table, path.parent, (*chain, os.path.abspath(path)))
+        return _layers([table], path.parent, (*chain, os.path.abspath(path)))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
@@ -272,17 +285,24 @@ def _toml(text: str) -> dict[str, Any]:
         raise ConfigError(f"This is not valid TOML: {error}.") from None
 
 
-def _based(table: Mapping[str, Any], folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
-    """The table in today's form, laid over that of its base; the one that was given stays as it is."""
+def _layers(tables: Sequence[Mapping[str, Any]], folder: Path, chain: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The tables in today's form, after those of the last `base` in them; the ones that were given stay as they are."""
+    layers = [_today(table) for table in tables]
+    bases = [table.pop("base") for table in layers if "base" in table]
+    if not bases:
+        return layers
+    base = convert("base", bases[-1], str)
+    path = _find(base, folder / base)
+    if os.path.abspath(path) in chain:
+        raise ConfigError(f"`base` leads back to {path}: a file cannot be its own base.")
+    return [*_read(path, chain), *layers]
+
+
+def _today(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the table, its `[model.settings]` of version 0.1 as the tables of now."""
     table, model = dict(table), table.get("model")
     if isinstance(model, Mapping) and isinstance(model.get("settings"), Mapping):
         today = {key: value for key, value in model.items() if key != "settings"}
         old = upgrade(model.get("name", DEFAULT_MODEL), model["settings"])
         table["model"] = overlay(old, today, depth=1)
-    if "base" not in table:
-        return table
-    base = convert("base", table.pop("base"), str)
-    path = _find(base, folder / base)
-    if os.path.abspath(path) in chain:
-        raise ConfigError(f"`base` leads back to {path}: a file cannot be its own base.")
-    return overlay(_read(path, chain), table)
+    return table

@@ -105,6 +105,8 @@ def certify(
     if not isinstance(model, Certified):
         wanted = "`Classifier` and `DenseClassifier`, whose layers have known bounds"
         raise TypeError(f"Certificates are made for {wanted}, got {type(model).__name__}.")
+    if len(x) == 0:
+        raise ValueError(f"The input must hold at least one sample, got shape {tuple(x.shape)}.")
     exact = copy.deepcopy(model).double().eval()
     for layer in exact.layers():
         if isinstance(layer.gradient, Unrolled):
@@ -116,6 +118,7 @@ def certify(
         paths = _paths(exact, seen)
         # (classes, classes): how far the output of the stem, and the pictures, move logit i − logit j, at most
         branches = torch.stack([path.before * path.bound.sensitivity * path.pairs for path in paths]).sum(0)
+        branches.fill_diagonal_(0.0)  # a logit less itself never moves; ∞ · 0 is NaN
         lipschitz, unique = math.prod(stem) * branches, all(path.bound.unique for path in paths)
         parts = [_margins(exact, stem, paths, branches, part.double()) for part in torch.split(x.detach(), batch)]
         scale = None if std is None else 1 / _first_norm(exact, x, std) * _first_norm(exact, x, [1.0] * x.shape[1])

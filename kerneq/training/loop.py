@@ -347,6 +347,7 @@ def finish_epoch(state: State, run: Run, held_out: Batches | None) -> tuple[dict
     if last or epoch % settings.validate_epochs == 0:
         better = last  # where nothing is held out, the last weights are the best
         if held_out is not None:
+            state.process.share_buffers(state.candidate)
             validation = validate(state.evaluated, held_out, state.process, settings.amp)
             accuracy = validation["accuracy"] or 0.0
             better = state.best is None or accuracy > state.best

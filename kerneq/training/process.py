@@ -57,6 +57,12 @@ class Process:
         distributed.all_gather(parts, tensor)
         return parts
 
+    def share_buffers(self, model: nn.Module) -> None:
+        """Give all processes the buffers of the one that saves them: batch norms on a CPU see their own images only."""
+        if self.world > 1:
+            for buffer in model.buffers():
+                distributed.broadcast(buffer, 0)
+
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model whose backward pass averages gradients over the processes."""
         if self.world == 1:

@@ -140,6 +140,10 @@ def test_a_part_is_one_line_and_the_sentence_of_one_that_does_not_apply_is_heard
     (run.path / "evaluation" / "count.json").write_text("{")
     with pytest.raises(TrainingError, match=r"count.json is damaged"):
         run.part("count")
+    monkeypatch.setattr("kerneq.run.SHIPPED", run.path.parent)
+    monkeypatch.chdir(run.path)
+    code, out, _ = kerneq("evaluate", "../dense-1", "--part", "count")
+    assert code == 0 and "Not written: these weights are part of the installation." in out
 
 
 def test_one_run_that_fails_costs_the_others_nothing(kerneq, runs, tmp_path):

@@ -187,6 +187,8 @@ def test_requests_that_cannot_be_met_are_answered_in_words():
         node(uniform(5, 1), uniform(2, 5), uniform(2, 3, 1))
     with pytest.raises(ValueError, match="with n = 5"):
         node(uniform(5, 1), uniform(2, 4), uniform(3, 1))
+    with pytest.raises(ValueError, match=r"both \(n, d\).*got \(5, 1\) and \(3, 2\)"):
+        node(uniform(5, 1), uniform(2, 5), uniform(3, 2))
 
 
 def test_an_inner_problem_that_was_not_solved_says_so():

@@ -192,6 +192,12 @@ def test_misuse_is_answered_in_words():
         kglm.KernelGLM(kernels.DotProduct(), kglm.Gaussian(), lam=1.0).fit(X, y[:5])
     with pytest.raises(TypeError, match="callable as k"):
         kglm.KernelGLM("rbf", kglm.Gaussian(), lam=1.0)
+    plane = kglm.KernelGLM(kernels.Matern(), kglm.Gaussian(), lam=1.0).fit(torch.cat((X, X), 1), y)
+    for ask in (plane.predict, plane.posterior, plane.as_equilibrium):
+        with pytest.raises(ValueError, match=r"must be \(m, 2\), as the others are, got shape \(2,\): pass a single"):
+            ask(torch.zeros(2))
+    with pytest.raises(ValueError, match=r"must be \(m, 1\), .*got shape \(5, 2\)"):
+        kglm.KernelGLM(kernels.Matern(), kglm.Gaussian(), lam=1.0).fit(X, y).predict(torch.zeros(5, 2))
     indefinite = lambda a, b: -kernels.SquaredExponential()(a, b)  # noqa: E731
     with pytest.raises(ValueError, match="not positive semi-definite"):
         kglm.KernelGLM(indefinite, kglm.Gaussian(), lam=0.1).fit(X, y)

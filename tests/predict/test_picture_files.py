@@ -1,5 +1,7 @@
 """Picture files as the pixels of a model."""
 
+import zlib
+
 import numpy as np
 import pytest
 import torch
@@ -66,5 +68,10 @@ def test_transparency_is_white_and_grey_is_luma_and_16_bits_become_8(tmp_path):
     assert read_picture(palette, 3, 4)[:, 0, 0].tolist() == [10, 200, 30]
     Image.fromarray(np.full((9, 9), 128 * 257, dtype=np.uint16)).save(deep)
     assert read_picture(deep, 1, 4).unique().tolist() == [128]
+    chunk = b"tRNS" + (128 * 257).to_bytes(2)  # which Pillow reads, but does not write, of 16 bits
+    png = deep.read_bytes()
+    head = png.index(b"IDAT") - 4
+    deep.write_bytes(png[:head] + (2).to_bytes(4) + chunk + zlib.crc32(chunk).to_bytes(4) + png[head:])
+    assert read_picture(deep, 1, 4).unique().tolist() == [255]
     Image.new("RGB", (9, 9), (255, 0, 0)).save(red)
     assert read_picture(red, 1, 4).unique().tolist() == [76] and read_picture(red, 1, 4).shape == (1, 4, 4)

@@ -143,8 +143,10 @@ def test_a_folder_of_pictures_is_every_picture_in_it_and_csv_has_a_row_for_each(
         assert (row["class 1"], row["class 2"]) == found.classes and row["converged"] == "True"
         assert float(row["probability 1"]) == pytest.approx(found.probabilities[0], rel=1e-4)
     (folder / "torn.png").write_bytes(paths[0].read_bytes()[:60])
+    (folder / "link.png").symlink_to(folder / "gone.png")
     code, out, err = kerneq("predict", digits_run, folder, "--json")
     assert code == 1 and len(json.loads(out)["predictions"]) == 5 and "torn.png is not a readable" in err
+    assert "There is no file" in err and "link.png" in err
     code, _, err = kerneq("predict", digits_run, folder, "--json", "--csv")
     assert code == 2 and "exclude each other" in err
 
@@ -155,6 +157,18 @@ def test_where_the_model_looks_is_drawn(kerneq, digits_run, tmp_path):
     assert code == 0 and "digit2.png" in out and "all of the pictures: " in err and "maps.png" in err
     with Image.open(sheet) as drawn:
         assert drawn.height > 3 * 112 and len(drawn.getcolors(1 << 20)) > 100
+
+
+def test_the_map_is_of_the_class_that_was_predicted_whatever_others_have_its_name(digits_run, tmp_path, monkeypatch):
+    predictor, paths = Predictor(digits_run, device="cpu"), write_digits(tmp_path, 5)
+    pictures = [(path, predictor.read(path)) for path in paths]
+    wanted = [int(found.classes[0]) for found in predictor.predict(pictures)]
+    seen = dataclasses.replace(predictor.trained.seen, classes=("crane",) * 10)
+    predictor.trained = dataclasses.replace(predictor.trained, seen=seen)
+    drawn = []
+    monkeypatch.setattr(prediction, "map_each", lambda trained, images: drawn.extend(images.labels.tolist()) or {})
+    prediction.draw_predictions(predictor, predictor.predict(pictures))
+    assert drawn == wanted and set(drawn) != {0}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes any bytes as a file's name")
@@ -192,7 +206,8 @@ def test_a_class_stands_beside_its_probability_at_80_columns(columns, capsys, mo
     path = Path("a/rather/long/path/to/a/picture/that/does/not/fit/into/a/terminal/of/80/columns.png")
     shares = (1.0, 0.25, 0.125)
     monkeypatch.setenv("COLUMNS", str(columns))
-    show_table(prediction_table([Prediction(path, classes, shares, Status.MAX_STEPS, 50, 1e-3, 0.123)], "title"))
+    shown = Prediction(path, classes, shares, Status.MAX_STEPS, 50, 1e-3, 0.123, labels=(1, 0, 3))
+    show_table(prediction_table([shown], "title"))
     out = capsys.readouterr().out.splitlines()
     lines = [line for line in out if "%" in line]
     assert max(map(len, out)) <= 80

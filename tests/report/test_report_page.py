@@ -310,6 +310,7 @@ def test_a_part_of_another_data_set_is_no_task_of_the_papers(pictures):
 def test_the_command_beside_a_run_repeats_its_settings(run):
     # Another kernel has its own defaults, which are not what the experiment has of the old one.
     run("kernel", base="geq-5m-cifar10", settings=["model.kernel.name=multiquadric", "model.kernel.split=8"])
+    run("own", base="geq-tiny-cifar10", settings=["model.kernel.name=linear"])
     records = gather(
         [ROOT / "docs" / "results", ROOT / "kerneq" / "weights", run("other", base="geq-5m-cifar100").parent]
     )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kerneq.data import DATA_SETS, Augment
 from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom
-from kerneq.kernels import Adaptive, Gaussian, Polynomial
+from kerneq.kernels import AbstractKernel, AbstractRadialKernel, Adaptive, Gaussian, Polynomial
 from kerneq.models import MODELS
 from kerneq.run.config import (
     EXPERIMENTS,
@@ -30,6 +30,7 @@ from kerneq.run.config import (
     parse,
     write,
 )
+from kerneq.settings import choices
 from kerneq.solvers import Anderson, Picard
 
 FILES = sorted(EXPERIMENTS.glob("*.toml"))
@@ -214,6 +215,23 @@ def test_an_experiment_is_found_by_its_name_and_a_wrong_name_suggests():
     assert load("kerdeq-5m-cifar10-gamma0.1", ["seed=3"]).seed == 3
     with pytest.raises(ConfigError, match="There is no experiment 'geq-5m-cifar1'. Did you mean `geq-5m-cifar10`?"):
         load("geq-5m-cifar1")
+
+
+def test_every_experiment_takes_every_kernel_and_none_keeps_what_was_said_of_another():
+    for path in FILES:
+        model = load(path).model
+        if not hasattr(model.settings, "kernel"):
+            continue
+        own = MODELS[model.name].config.kernel
+        for name, kind in choices(AbstractKernel).items():
+            if getattr(model.settings, "lipschitz", False) and not issubclass(kind, AbstractRadialKernel):
+                continue  # which has no such constant
+            wanted = next((kernel for kernel in (model.settings.kernel, own) if isinstance(kernel, kind)), kind())
+            changed = load(path, [f"model.kernel.name={name}"]).model
+            assert changed == Model(model.name, dataclasses.replace(model.settings, kernel=wanted)), (path.stem, name)
+    beside = load("geq-5m-cifar10", ["model.kernel.name=polynomial", "model.kernel.degree=3"]).model.settings
+    assert beside.kernel == Polynomial(3)
+    assert load("geq-certified-cifar10", ["model.gradient.name=phantom"]).model.settings.gradient == Phantom()
 
 
 def test_overrides_reach_every_setting_of_the_model():

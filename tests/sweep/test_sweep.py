@@ -1,5 +1,6 @@
 """Sweeps: the grid, its runs, what happens to those that fail or are killed, the figure, and the command."""
 
+import dataclasses
 import json
 import shutil
 import statistics
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kerneq.kernels import Linear
 from kerneq.run import Run, Stopped
 from kerneq.run.config import ConfigError, load, write
 from kerneq.solvers import Anderson, Picard
@@ -71,6 +73,14 @@ def test_on_the_command_line_commas_part_values_and_a_single_value_is_a_setting(
 def test_a_table_on_the_command_line_changes_what_stands_there(grid):
     sweep = grid('model.solver.name = ["anderson"]', "model.solver={memory=2},{memory=4}")
     assert [sweep.config(cell).model.settings.solver for cell in sweep.cells()] == [Anderson(2), Anderson(4)]
+
+
+def test_an_axis_of_kernels_drops_what_the_file_says_of_another_kernel(tmp_path):
+    (tmp_path / "mine.toml").write_text('base = "geq-tiny-cifar10"\nmodel.kernel.split = 4\n')
+    sweep = load_sweep(str(tmp_path / "mine.toml"), ["model.kernel.name=gaussian,linear"])
+    gaussian, linear = (sweep.config(cell).model.settings.kernel for cell in sweep.cells())
+    assert gaussian == dataclasses.replace(load("geq-tiny-cifar10").model.settings.kernel, split=4)
+    assert linear == Linear()
 
 
 @pytest.mark.filterwarnings("ignore:.*form of version 0.1")

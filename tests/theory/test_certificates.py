@@ -125,6 +125,7 @@ def test_refinements_leave_the_equilibria_certified_and_no_radius():
     certificate = certify(model, torch.randn(2, 3, 8, 8))
     assert certificate.unique and float(certificate.error.max()) < 1e-5
     assert bool((certificate.radius == 0).all()) and bool(certificate.margin.isfinite().all())
+    assert math.isinf(certificate.lipschitz.max()) and bool((certificate.lipschitz.diagonal() == 0).all())
 
 
 @pytest.mark.parametrize("name", ["dense gaussian", "lipschitz"])
@@ -232,6 +233,8 @@ def test_what_has_no_certificate_is_refused_in_a_sentence():
         )
     with pytest.raises(TypeError, match="radial kernels and the linear one, got Sigmoid"):
         certify(kq.models.build("mopteq-sigmoid-tiny"), torch.zeros(1, 3, 8, 8))
+    with pytest.raises(ValueError, match=r"at least one sample, got shape \(0, 3, 8, 8\)"):
+        certify(kq.models.build("geq-certified-tiny"), torch.zeros(0, 3, 8, 8))
     with pytest.raises(ValueError, match="each of the 3 channels, got 1"):
         certify(kq.models.build("geq-tiny"), torch.zeros(1, 3, 8, 8), std=[1.0])
     with pytest.raises(ValueError, match="needs a radial kernel"):

@@ -7,6 +7,8 @@ import pytest
 import torch
 from worker import SETTINGS, build_plain
 
+from kerneq.evaluate import TrainedRun
+from kerneq.evaluate.scores import score
 from kerneq.run import Run, checkpoint
 from kerneq.run.config import parse
 from kerneq.training import process, train
@@ -48,11 +50,14 @@ def test_two_processes_train_as_one_does_even_if_torchrun_restarts_a_killed_one(
 
 def test_the_command_line_trains_under_torchrun_and_one_process_does_the_talking(tmp_path):
     arguments = ["-m", "kerneq", "train", "model.name=geq-dense-tiny", "training.epochs=1", "--runs", str(tmp_path)]
-    result = launch(*arguments, "training.batch_size=256", "--name", "run")
+    result = launch(*arguments, "training.batch_size=256", "training.ema=0.9", "--name", "run")
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("best validation accuracy") == 1
     [row] = Run(tmp_path / "run").rows()
     assert row["train"]["images"] == 1280 and row["validation"]["images"] == 144
+    # Every process has seen other images, and validates with the batch norms that the first of them saves.
+    trained = TrainedRun.open(tmp_path / "run")
+    assert row["validation"]["loss"] == pytest.approx(score(trained, trained.held_out())[0]["loss"], rel=1e-5)
 
 
 def test_a_cpu_computes_in_float32_whatever_amp_says():

@@ -22,7 +22,6 @@ from ..settings import ConfigError as ConfigError
 from ..settings import build, convert, rows, setting, suggestion, written
 from ..settings import write as write
 from ..solvers.base import CUDA_STRIDE
-from .upgrade import upgrade
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"  # the files that come with the package
 DEFAULT_MODEL = "geq-tiny"
@@ -286,8 +285,8 @@ def _toml(text: str) -> dict[str, Any]:
 
 
 def _layers(tables: Sequence[Mapping[str, Any]], folder: Path, chain: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The tables in today's form, after those of the last `base` in them; the ones that were given stay as they are."""
-    layers = [_today(table) for table in tables]
+    """The tables, after those of the last `base` in them; the ones that were given stay as they are."""
+    layers = [dict(table) for table in tables]
     bases = [table.pop("base") for table in layers if "base" in table]
     if not bases:
         return layers
@@ -296,13 +295,3 @@ def _layers(tables: Sequence[Mapping[str, Any]], folder: Path, chain: tuple[str,
     if os.path.abspath(path) in chain:
         raise ConfigError(f"`base` leads back to {path}: a file cannot be its own base.")
     return [*_read(path, chain), *layers]
-
-
-def _today(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the table, its `[model.settings]` of version 0.1 as the tables of now."""
-    table, model = dict(table), table.get("model")
-    if isinstance(model, Mapping) and isinstance(model.get("settings"), Mapping):
-        today = {key: value for key, value in model.items() if key != "settings"}
-        old = upgrade(model.get("name", DEFAULT_MODEL), model["settings"])
-        table["model"] = overlay(old, today, depth=1)
-    return table

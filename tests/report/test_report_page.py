@@ -104,9 +104,7 @@ def measured(folder: Path) -> Path:
         "behaviour": BehaviourResult(
             60, 8, 1e-3, 4, [layer], [StoppedScore(1, 0.5, 1.0, 0.1), StoppedScore(4, 0.9, 0.3, 1e-4)]
         ),
-        "corruptions": CorruptionResult(
-            "made here", 60, 0.9, {"fog": [0.8] * 5, "snow": [0.5] * 5}, 0.65, 0.35, None, None
-        ),
+        "corruptions": CorruptionResult("made here", 60, 0.9, {"fog": [0.8] * 5, "snow": [0.5] * 5}, 0.65, 0.35),
         "attack": AttackResult(60, 60, 0.9, [threat], ["linf: random points do better"]),
         "saliency": SaliencyResult(60, 16, {"Grad-CAM": MethodScore(0.2, 0.7), "random": MethodScore(0.4, 0.4)}),
         "ood": OodResult(5, 5, 0.9, (0.8, 1.0), 0.1, 0.2, 0.3, {"confidence": Familiarity(0.9, 0.5, 0.8)}),
@@ -306,7 +304,6 @@ def test_a_part_of_another_data_set_is_no_task_of_the_papers(pictures):
         assert task(pictures, subset, split).partition(" at ")[0] not in published
 
 
-@pytest.mark.filterwarnings("ignore:.*form of version 0.1")
 def test_the_command_beside_a_run_repeats_its_settings(run):
     # Another kernel has its own defaults, which are not what the experiment has of the old one.
     run("kernel", base="geq-5m-cifar10", settings=["model.kernel.name=multiquadric", "model.kernel.split=8"])
@@ -455,7 +452,6 @@ def test_a_browser_shows_the_whole_page_on_a_desk_and_on_a_phone(run, tmp_path):
         assert int(images) == int(loaded) > 15
 
 
-@pytest.mark.filterwarnings("ignore:.*form of version 0.1")
 def test_what_the_repository_says_of_its_results_is_what_its_records_hold(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     # The words are compared, not the figures, of which there are dozens.

@@ -3,7 +3,6 @@
 import dataclasses
 import string
 import typing
-import warnings
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kerneq.data import DATA_SETS, Augment
-from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom
-from kerneq.kernels import AbstractKernel, AbstractRadialKernel, Adaptive, Gaussian, Polynomial
+from kerneq.gradients import Implicit, InFeatures, Phantom
+from kerneq.kernels import AbstractKernel, AbstractRadialKernel, Gaussian, Polynomial
 from kerneq.models import MODELS
 from kerneq.run.config import (
     EXPERIMENTS,
@@ -34,7 +33,7 @@ from kerneq.settings import choices
 from kerneq.solvers import Anderson, Picard
 
 FILES = sorted(EXPERIMENTS.glob("*.toml"))
-RECIPES = sorted((Path(__file__).parents[2] / "docs" / "recipe").glob("*.toml"))  # run folders of version 0.1
+RECIPES = sorted((Path(__file__).parents[2] / "docs" / "recipe").glob("*.toml"))
 
 
 def numbers(low: float, high: float) -> st.SearchStrategy[float]:
@@ -283,41 +282,10 @@ def test_a_base_that_cannot_be_is_refused_in_one_sentence(tmp_path, text, messag
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_the_configuration_of_an_old_run_folder_is_read_and_says_so(path):
-    with pytest.warns(UserWarning, match=r"\[model.settings\] is the form of version 0.1"):
-        old = load(path)
-    model = old.model.settings
+def test_the_settings_that_the_recipe_says_repeat_its_first_runs_are_those(path):
+    model = load(path).model.settings
     assert (model.solver, model.norm, model.max_steps, model.kernel.gamma) == (Picard(), 1.0, 4, 0.2)
     assert (model.gradient.solver, model.gradient.max_steps) == (InFeatures(Picard()), 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert parse(write(old)) == old
-
-
-@pytest.mark.parametrize(
-    ("model", "flat", "wanted"),
-    [
-        ("geq-5m", 'solver = "anderson"\nforward = "features"', {"solver": InFeatures(Anderson(5))}),
-        ("geq-5m", 'solver = "picard"\nrelaxation = 0.5', {"solver": Picard(0.5)}),
-        ("geq-5m", "adaptive = false", {"kernel": Gaussian(0.2, split=8)}),
-        ("kerdeq-5m", "adaptive = true\npatch = 4", {"kernel": Gaussian(Adaptive(0.5), patch=4, split=8)}),
-        ("geq-dense-tiny", "gamma = 0.1\nwidth = 32", {"kernel": Gaussian(0.1, split=16), "width": 32}),
-        ("opteq", 'kernel = "polynomial"\ndegree = 3', {"kernel": Polynomial(3)}),
-        ("geq-5m", 'gradient = "phantom"\ngradient_steps = 4', {"gradient": Phantom(4, 0.8)}),
-        ("mdeq-10m", "gradient_steps = 4", {"gradient": Phantom(4, 0.5)}),
-        (
-            "geq-5m",
-            'backward = "state"\ngradient_tol = 1e-4',
-            {"gradient": Implicit(ConjugateGradient(), 1e-4, 20, on_failure="return")},
-        ),
-        ("mdeq-10m", 'gradient = "implicit"', {"gradient": Implicit(Anderson(3), 1e-3, 5, on_failure="return")}),
-        ("mopteq-8m", 'stem = "imagenet"\nfeatures = [8, 8, 8, 8, 8, 8]', {"stem": "imagenet", "features": (8,) * 6}),
-    ],
-)
-def test_every_flat_setting_of_version_01_has_its_place(model, flat, wanted):
-    with pytest.warns(UserWarning, match="version 0.1"):
-        config = parse(f'[model]\nname = "{model}"\n[model.settings]\n{flat}\n')
-    assert config.model == Model(model, dataclasses.replace(MODELS[model].config, **wanted))
 
 
 @pytest.mark.parametrize(

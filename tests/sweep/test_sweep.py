@@ -11,7 +11,7 @@ import pytest
 from kerneq.kernels import Linear
 from kerneq.run import Run, Stopped
 from kerneq.run.config import ConfigError, load, write
-from kerneq.solvers import Anderson, Picard
+from kerneq.solvers import Anderson
 from kerneq.sweep import SWEEPS, Point, Sweep, SweepResult, collect, draw, load_sweep, run_sweep
 from kerneq.training import AbstractLogger, train
 
@@ -81,16 +81,6 @@ def test_an_axis_of_kernels_drops_what_the_file_says_of_another_kernel(tmp_path)
     gaussian, linear = (sweep.config(cell).model.settings.kernel for cell in sweep.cells())
     assert gaussian == dataclasses.replace(load("geq-tiny-cifar10").model.settings.kernel, split=4)
     assert linear == Linear()
-
-
-@pytest.mark.filterwarnings("ignore:.*form of version 0.1")
-def test_every_cell_of_a_sweep_over_an_old_run_has_the_settings_of_the_run(tmp_path):
-    flat = 'solver = "picard"\nrelaxation = 0.5\nmax_steps = 7\n'
-    (tmp_path / "old.toml").write_text(f'[model]\nname = "geq-tiny"\n[model.settings]\n{flat}')
-    sweep = load_sweep(str(tmp_path / "old.toml"), ["model.solver.relaxation=0.5,0.7", "seed=0,1"])
-    found = [sweep.config(cell).model.settings for cell in sweep.cells()]
-    assert [model.solver for model in found] == [Picard(0.5)] * 2 + [Picard(0.7)] * 2
-    assert {model.max_steps for model in found} == {7}
 
 
 @pytest.mark.parametrize(

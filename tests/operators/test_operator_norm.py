@@ -75,7 +75,7 @@ def test_the_norm_of_a_zero_or_rank_one_weight_is_found():
     W = Dense(4, 3)
     with torch.no_grad():
         W.weight.zero_()
-    for _ in range(3):  # power iteration must not lose its vector
+    for _ in range(3):  # the search must not lose its vector
         assert W.norm(W.weight).detach() == 0
     assert limited(W.norm(W.weight).detach(), 0.5) == 1
     with torch.no_grad():

@@ -541,7 +541,7 @@ def verify(as_json: AsJson = False) -> None:
 
 @app.command()
 def models() -> None:
-    """The models: parameters, equation, paper, published accuracy and ours (test images; another size in brackets)."""
+    """The models: parameters, equation, paper, published accuracy and ours."""
     from .models import MODELS, build, our_accuracies, parameters
     from .run import Run
     from .run.weights import SHIPPED
@@ -572,17 +572,18 @@ def models() -> None:
     for paper, names in papers.items():
         console.print(f"{paper}: {', '.join(names)}", markup=False, highlight=False)
     say("ours: on the test images, ± over seeds, otherwise one run; of several the first is by the recipe of today.")
+    say("In brackets the epochs trained, and the size where it was another.")
     shipped = (f"{name} ({Run(SHIPPED / name).test()['accuracy']:.2%})" for name in weights())
     say(f"Trained weights that ship, for kerneq predict: {', '.join(shipped)}")
 
 
 def accuracy_text(found: "Measured | None", size: int) -> str:
-    """A test accuracy of ours; where the run's model had another size than the named one, with that size."""
+    """A test accuracy of ours with its epochs; where the run's model had another size than the named one, with that."""
     if found is None:
         return ""
     spread = f"±{100 * found.std:.2f}" if found.std is not None else ""
-    other = f" ({millions(found.parameters)})" if millions(found.parameters) != millions(size) else ""
-    return f"{100 * found.accuracy:.2f}{spread}{other}"
+    other = f", {millions(found.parameters)}" if millions(found.parameters) != millions(size) else ""
+    return f"{100 * found.accuracy:.2f}{spread} ({found.epochs}{other})"
 
 
 def millions(count: int) -> str:

@@ -66,6 +66,7 @@ class Measured:
     std: float | None  # over the seeds; None for one
     seeds: int
     parameters: int
+    epochs: int
     runs: Sequence[str]
 
 

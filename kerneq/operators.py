@@ -336,13 +336,12 @@ def top_singular_vector(
     steps = min(steps, u.numel())
     basis, images = u.new_zeros(2, steps, u.numel())
     basis[0] = u.flatten()
-    least = u.new_zeros(())
     for step in range(steps):
         images[step] = w = adjoint(apply(basis[step].view_as(u).unsqueeze(0))).flatten()
-        if step + 1 == steps:
-            break
         if step == 0:
             least = 0.01 * torch.finfo(u.dtype).eps * torch.linalg.vector_norm(w)
+        if step + 1 == steps:
+            break
         known = basis[: step + 1]
         for _ in range(2):  # twice is enough: full reorthogonalisation keeps the basis exact
             w = torch.addmv(w, known.mT, known @ w, alpha=-1)

@@ -8,7 +8,7 @@ from typing import Any, final
 from ..evaluate.ood import TITLES
 from . import figures
 from .page import DASH, Block, Drawing, Paragraph, Table, number
-from .results import Reported
+from .results import Reported, results
 
 PartByRun = Mapping[str, Mapping[str, Any]]  # what a part found, by the labels of the runs that have it
 NORMS = {"linf": "ℓ∞", "l2": "ℓ2"}
@@ -41,8 +41,11 @@ class Chapter:
 
 
 def scores(chapter: Chapter, measured: PartByRun) -> list[Block]:
+    labels = {one.run.path.as_posix(): one.label for one in chapter.runs}
+    seeds = [[labels[path] for path in result.runs if labels[path] in measured] for result in results(chapter.runs)]
     reliability, confusion = [], []
-    for label, found in measured.items():
+    for label in sorted({some[0] for some in seeds if some}, key=list(measured).index):
+        found = measured[label]
         steps = {f"as trained, ECE {found['calibration']['ece']:.3f}": found["calibration"]["bins"]}
         if found.get("scaled"):
             scaled = found["scaled"]
@@ -52,6 +55,7 @@ def scores(chapter: Chapter, measured: PartByRun) -> list[Block]:
         svg = figures.draw_confusion(found["classes"], found["classification"]["test"]["confusion"])
         confusion.append(Drawing(chapter.file("confusion", label), f"Confusion of {label}", svg))
     words = "a point is a bin of predictions, larger with more of them; on the dotted line 80% means 80%."
+    words += " Of runs that differ in their seed one is drawn."
     counts = "rows are labels, columns predictions; blue is right, orange wrong, deeper for more of its row."
     pictures = chapter.pictures(measured, "mistakes", "The most confident mistakes of")
     return [

@@ -15,10 +15,29 @@ from .page import DASH, Paragraph, Section, Table, number
 from .results import Reported, Result, results
 
 NOISE = 1.96  # standard errors: 95 %
-# Of a difference: above the noise, within it, below it; of an order also within it and smaller than was published, and
-# not comparable.
+# Where a difference lies: above the noise, within it, below it; that of two models also within it and smaller than was
+# published, or of runs that do not compare. In words: of a figure, and of an order.
 Kind = Literal["above", "within", "below", "smaller", "unlike"]
-Verdict = tuple[Kind, str]  # and what it is about
+FIGURES: dict[Kind, str] = {"above": "higher", "within": "as published", "below": "lower"}
+ORDERS: dict[Kind, str] = {
+    "below": "reversed",
+    "above": "confirmed",
+    "smaller": "smaller than published",
+    "within": "undecided",
+    "unlike": "not compared",
+}
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """Two models of which one is published to be ahead, and the results of ours that say whether it is."""
+
+    kind: Kind
+    gap: float  # published, in points
+    ahead: Result
+    behind: Result
+    unlike: Sequence[str]  # settings in which the two differ, outside the model
 
 
 @final
@@ -36,7 +55,7 @@ class Task:
         return {model: entry.published[self.name] for model, entry in MODELS.items() if self.name in entry.published}
 
     def table(self) -> Table:
-        rows = []
+        rows, kinds = [], self.reproduced()
         for model, published in self.published.items():
             for found in self.reached.get(model, ()):
                 members = [self.runs[path] for path in found.runs]
@@ -51,27 +70,24 @@ class Task:
                     ours += f", {members[0].epochs} epochs"
                 seeds = ", ".join(f"{one.config.seed}" for one in members[1:])
                 words = (names, (shlex.join(found.settings) or DASH) + (f" (and seed={seeds})" if seeds else ""))
-                rows.append((model, size, str(published), ours, self.difference(found), *words))
+                gap = DASH if found.published is None else signed(100 * (found.accuracy - found.published))
+                kind = kinds.get(model) if found is self.reached[model][0] else None
+                rows.append((model, size, str(published), ours, gap, FIGURES[kind] if kind else DASH, *words))
             if model not in self.reached:
-                rows.append((model, DASH, str(published), "not run yet", DASH, DASH, DASH))
-        words = ("runs", "kerneq train …")
-        return Table(("model", "parameters", "published, %", "ours, %", "difference", *words), rows, words)
+                rows.append((model, DASH, str(published), "not run yet", DASH, DASH, DASH, DASH))
+        last = ("verdict", "runs", "kerneq train …")
+        return Table(("model", "parameters", "published, %", "ours, %", "difference", *last), rows, last)
 
-    def difference(self, found: Result) -> str:
-        """Ours less the published accuracy, in points; a dash where the papers' pictures are others."""
-        return DASH if found.published is None else signed(100 * (found.accuracy - found.published))
-
-    def reproduced(self) -> list[Verdict]:
-        """Whether ours is higher than published, the same, or lower, for each model with a run."""
-        verdicts: list[Verdict] = []
+    def reproduced(self) -> dict[str, Kind]:
+        """Whether ours is higher than published, the same, or lower, for each model with a run on the same pictures."""
+        kinds = {}
         for model, (found, *_) in self.reached.items():
             if found.published is not None:
                 variance = found.variance + self.another_seed(found) + self.spread(model)
-                kind = verdict(found.accuracy - found.published, variance)
-                verdicts.append((kind, f"{model} {self.difference(found)}"))
-        return verdicts
+                kinds[model] = verdict(found.accuracy - found.published, variance)
+        return kinds
 
-    def orders(self) -> list[Verdict]:
+    def orders(self) -> list[Order]:
         """Whether the order of two models with runs is found, undecided or reversed, where one is published.
 
         Undecided, the difference may still be smaller than published, if the pictures are the papers'.
@@ -80,27 +96,20 @@ class Task:
         most seeds: 1/n + 1/m is what seeds leave of the variance. Where the settings do differ they may be what makes
         the difference, and there is no verdict.
         """
-        verdicts: list[Verdict] = []
+        orders = []
         for high, low in itertools.permutations(self.reached, 2):
             papers = [self.published[high], self.published[low]]
             gap = round(papers[0].percent - papers[1].percent, 2)
             if gap > math.hypot(*(paper.std or 0 for paper in papers)):
                 pairs = itertools.product(self.reached[high], self.reached[low])
                 a, b = min(pairs, key=lambda pair: (len(self.unlike(*pair)), sum(1 / found.seeds for found in pair)))
-                points, other = signed(100 * (a.accuracy - b.accuracy)), self.unlike(a, b)
-                difference, variance = a.accuracy - b.accuracy, self.variance(a, b)
-                kind = "unlike" if other else verdict(difference, variance)
+                other, difference, variance = self.unlike(a, b), a.accuracy - b.accuracy, self.variance(a, b)
+                kind: Kind = "unlike" if other else verdict(difference, variance)
                 if kind == "within" and self.name == self.pictures:
                     theirs = self.spread(high) + self.spread(low)
                     kind = "smaller" if verdict(difference - gap / 100, variance + theirs) == "below" else kind
-                words = f"{high} before {low} ({signed(gap, 'g')} / {points}"
-                words += f", {a.seeds} and {b.seeds} seeds" if a.seeds + b.seeds > 2 else ""
-                words += f"; another {', '.join(other)})" if other else ")"
-                if kind == "below":
-                    words = f"{high} before {low} on {self.pictures}: published {signed(gap, 'g')}; ours {points} "
-                    words += f"({self.described(a)} against {self.described(b)})"
-                verdicts.append((kind, words))
-        return verdicts
+                orders.append(Order(kind, gap, a, b, other))
+        return orders
 
     def spread(self, model: str) -> float:
         """The variance over seeds that is published of a model."""
@@ -153,27 +162,29 @@ def compare(runs: Sequence[Reported]) -> list[Section]:
     by_path = {one.run.path.as_posix(): one for one in runs}
     names = list(dict.fromkeys(name for entry in MODELS.values() for name in entry.published))
     tasks = [Task(*key, reached[key], by_path) for key in sorted(reached, key=lambda key: names.index(key[0]))]
-    figures, orders = ({one.pictures: of(one) for one in tasks} for of in (Task.reproduced, Task.orders))
+    orders = [(one, order) for one in tasks for order in one.orders()]
+    orders.sort(key=lambda pair: list(ORDERS).index(pair[1].kind))
+    summary = counted("figures", FIGURES, [kind for one in tasks for kind in one.reproduced().values()])
+    if orders:
+        summary += f" {counted('orders of two models', ORDERS, [order.kind for _, order in orders])}"
     absent = [name for name in names if name not in (one.name for one in tasks)]
-    texts = [
-        listed("Higher than published", figures, "above"),
-        listed("As published, within the noise", figures, "within"),
-        listed("Lower than published", figures, "below"),
-    ]
-    if many := sum(map(len, orders.values())):
-        lost = [f"{text}: does not hold here." for found in orders.values() for kind, text in found if kind == "below"]
-        texts += [f"Published orders of two models that both have runs here: {many}; {len(lost)} are reversed.", *lost]
-        texts.append(listed("Hold here, by the published / our difference", orders, "above"))
-        words = "Do not hold as published: the difference is smaller beyond the noise, and which is ahead undecided"
-        texts.append(listed(words, orders, "smaller"))
-        texts.append(listed("Undecided, within the noise", orders, "within"))
-        texts.append(listed("Not compared, as the nearest runs differ in more than the model", orders, "unlike"))
-    texts += [f"No run yet on {', '.join(absent)}."] if absent else []
-    sections = [Section("The papers' figures", [Paragraph(text) for text in texts], chapter=True)]
+    summary += f" No run yet on {', '.join(absent)}." if absent else ""
+    sections = [Section("The papers' figures", [Paragraph(summary)], chapter=True)]
     for one in tasks:
         larger = Paragraph("The papers' pictures have another size: only orders compare.")
         note = [larger] if one.name != one.pictures else []
         sections.append(Section(f"Published and ours on {one.pictures}", [*note, one.table()]))
+    if orders:
+        rows = []
+        for where, order in orders:
+            a, b = order.ahead, order.behind
+            gaps = (signed(order.gap, "g"), signed(100 * (a.accuracy - b.accuracy)))
+            words = ORDERS[order.kind] + (f": another {', '.join(order.unlike)}" if order.unlike else "")
+            rows.append(
+                (f"{a.model} before {b.model}", where.pictures, *gaps, words, where.described(a), where.described(b))
+            )
+        heads = ("order", "on", "published", "ours", "verdict", "the first", "the second")
+        sections.append(Section("Published orders of two models", [Table(heads, rows, heads[1:2] + heads[4:])]))
     how = [
         "Runs of experiments whose names end in -paper follow the papers' recipes, all others our own, some with other "
         "parts in the model (the last column says which): a figure above the published one confirms no recipe.",
@@ -183,7 +194,8 @@ def compare(runs: Sequence[Reported]) -> list[Section]:
         "the last column repeats it.",
         "An order is published where two figures differ by more than the ± of their difference; it is looked for in "
         "the two results whose settings outside [model] differ least, of several such pairs in the one with the most "
-        "seeds, and where the settings differ it is not compared. Where no seeds are named it is one run of each.",
+        "seeds, and where the settings differ it is not compared. Undecided is what lies within the noise; smaller "
+        "than published, where besides the published lead is ruled out. Where no seeds are named it is one run.",
         "Noise is 1.96 standard errors: those of a share of so many images (for an order, of differences picture by "
         "picture where records of both have them), of the seeds, and the papers' ±, which is also taken for what "
         "another seed would change where there is one run of ours; where none is published (five-classes) that is left "
@@ -194,11 +206,10 @@ def compare(runs: Sequence[Reported]) -> list[Section]:
     return [*sections, Section("How these tables are made", [Paragraph(text) for text in how])]
 
 
-def listed(words: str, verdicts: Mapping[str, Sequence[Verdict]], wanted: Kind) -> str:
-    """How many verdicts are of a kind, and which, by task."""
-    those = {name: [text for kind, text in found if kind == wanted] for name, found in verdicts.items()}
-    texts = [f"on {name} {', '.join(some)}" for name, some in those.items() if some]
-    return f"{words} ({sum(map(len, those.values()))}): {'; '.join(texts) or 'none'}."
+def counted(what: str, words: Mapping[Kind, str], kinds: Sequence[Kind]) -> str:
+    """How many verdicts are of each kind."""
+    many = [f"{kinds.count(kind)} {word}" for kind, word in words.items() if kind in kinds]
+    return f"Of {len(kinds)} published {what}: {', '.join(many) or 'none'}."
 
 
 def verdict(difference: float, variance: float) -> Kind:

@@ -55,7 +55,7 @@ def scores(chapter: Chapter, measured: PartByRun) -> list[Block]:
         svg = figures.draw_confusion(found["classes"], found["classification"]["test"]["confusion"])
         confusion.append(Drawing(chapter.file("confusion", label), f"Confusion of {label}", svg))
     words = "a point is a bin of predictions, larger with more of them; on the dotted line 80% means 80%."
-    words += " Of runs that differ in their seed one is drawn."
+    words += " Of runs that differ in their seed one is drawn." if any(some[1:] for some in seeds) else ""
     counts = "rows are labels, columns predictions; blue is right, orange wrong, deeper for more of its row."
     pictures = chapter.pictures(measured, "mistakes", "The most confident mistakes of")
     return [

@@ -329,7 +329,9 @@ def predict(
     from rich.progress import track
 
     from .data import DataError
+    from .evaluate.trained import png
     from .prediction import Predictor, draw_predictions, find_pictures
+    from .run import write_atomically
     from .run.config import ConfigError
 
     if as_json and as_csv:
@@ -342,6 +344,8 @@ def predict(
             files += find_pictures(path)
         except DataError as error:
             failures.append({"path": str(path), "problem": str(error)})
+    if saliency is not None and saliency.resolve() in (path.resolve() for path in files):
+        raise ConfigError(f"--saliency would overwrite {saliency}, one of the pictures: name another file.")
     predictions: list[Prediction] = []
     watched = Console(stderr=True)
     unseen = not watched.is_terminal or len(files) <= TOGETHER
@@ -378,7 +382,7 @@ def predict(
             say(NUMBERED, "yellow")
     if saliency is not None and predictions:
         sheet, drawn = draw_predictions(predictor, predictions)
-        sheet.save(saliency, format="PNG")
+        write_atomically(saliency, png(sheet))
         first = f"the first {drawn}" if drawn < len(predictions) else "all"
         watched.print(f"Where it looks, {first} of the pictures: {printable(str(saliency))}", soft_wrap=True)
     for failure in failures:

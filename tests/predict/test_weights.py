@@ -114,9 +114,7 @@ def test_shipped_weights_say_what_they_said_when_they_were_shipped(name):
     run = find_run(name)
     assert run.checkpoint("best").stat().st_size <= 16 * 2**20 and run.test()["accuracy"] > 0
     shown = (run.path / "README.md").read_text().splitlines()
-    assert [line for line in card(run).splitlines() if line not in shown] == [], (
-        "the card says what the records do"
-    )
+    assert [line for line in card(run).splitlines() if line not in shown] == [], "the card says what the records do"
     model = kq.load(name)
     assert all(part.settled for part in model.modules() if isinstance(part, operators.AbstractOperator))
     logits = model(waves(run.config().data.size or 32))

@@ -8,6 +8,7 @@ import glob
 import io
 import json
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -135,7 +136,7 @@ def train(
         best = Run(folder).best_accuracy()
         words = f"best validation accuracy {best:.2%}" if best is not None else "nothing was held out"
         epochs = "1 epoch" if config.training.epochs == 1 else f"{config.training.epochs} epochs"
-        say(f"{folder}: {epochs}, {words}. Next: kerneq evaluate {folder}")
+        say(f"{folder}: {epochs}, {words}. Next: kerneq evaluate {shlex.quote(str(folder))}")
 
 
 def planned_run(file: str, changes: Sequence[str], resume: bool, name: str, runs: Path) -> "tuple[Config, Path]":

@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -167,7 +168,8 @@ class Run:
         path = self.checkpoint(which)
         if not path.exists():
             there = [name for name in ("best", "last") if self.checkpoint(name).exists()]
-            remedy = f"ask for the {there[0]} one" if there else f"kerneq train {self.path} --resume makes it"
+            command = shlex.join(["kerneq", "train", str(self.path), "--resume"])
+            remedy = f"ask for the {there[0]} one" if there else f"{command} makes it"
             raise CheckpointError(f"There is no checkpoint {path}: {remedy}.")
         weights, facts = checkpoint.trained_weights(path)
         check_belongs(path, facts, self.config())

@@ -137,7 +137,8 @@ def markdown(page: Page, folder: str) -> str:
                     lines.append(f"| {' | '.join(row)} |")
             else:
                 for drawing in block:
-                    address = quote(f"{folder}/{files[drawing]}", errors="surrogateescape")  # a space or a bracket would end it
+                    # A space or a bracket would end the address; and a folder's name may be no text.
+                    address = quote(f"{folder}/{files[drawing]}", errors="surrogateescape")
                     lines += [f"![{plain(drawing.caption)}]({address})", ""]
                 lines.pop()
     return "\n".join(lines) + "\n"

@@ -154,7 +154,7 @@ def resolve(tables: Sequence[Mapping[str, Any]], folder: Path) -> Config:
 def read_toml(path: Path) -> dict[str, Any]:
     """What a file says itself, its `base` not yet looked for."""
     try:
-        return _toml(path.read_text(encoding="utf-8"))
+        return _toml(path.read_text(encoding="utf-8-sig"))  # Windows' editors begin a file with a mark
     except FileNotFoundError:
         raise ConfigError(f"There is no file {path}; ready ones are known by name, as geq-tiny-digits.") from None
     except ConfigError as error:

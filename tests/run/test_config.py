@@ -130,7 +130,8 @@ def test_a_wrong_override_is_refused_in_words(override, message):
 
 
 def test_overrides_win_over_the_file_and_need_no_quotes(tmp_path):
-    (tmp_path / "a.toml").write_text('seed = 1\n[optimizer]\nlr = 0.3\n[schedule]\nkind = "step"\n')
+    text = 'seed = 1\n[optimizer]\nlr = 0.3\n[schedule]\nkind = "step"\n'
+    (tmp_path / "a.toml").write_text(text, encoding="utf-8-sig", newline="\r\n")  # as on Windows
     config = load(
         tmp_path / "a.toml",
         ["optimizer.lr=.5", "schedule.kind=cosine", "model.norm=8", "data.name='mnist'"],

@@ -1,7 +1,8 @@
 """What a run is: a TOML file and `key=value` changes, read into a tree of frozen dataclasses.
 
 A file says what differs from the defaults, or from another file that it names as its `base`. `[model]` holds the name
-of a model of the zoo beside that model's own settings; `kerneq train --show-config` prints every one.
+of a model of the zoo beside that model's own settings, which another name drops; `kerneq train --show-config` prints
+every one.
 """
 
 import dataclasses
@@ -230,7 +231,9 @@ def _model(tables: Sequence[Any]) -> Model:
     """
     if not all(isinstance(table, Mapping) for table in tables):
         raise ConfigError("`model` is a section, not a setting; name one of its settings, for example model.name.")
-    name, of_all, said = None, [], []
+    name: Any = None
+    of_all: list[Mapping[str, Any]] = []
+    said: list[Mapping[str, Any]] = []
     for table in tables:
         if table.get("name", name) != name:
             of_all = said if name is None else of_all

@@ -300,7 +300,6 @@ class Run:
             path = self.path / "metrics.jsonl"
             warnings.warn(f"{path}: skipped what is no row of metrics, line {', '.join(damaged)}.", stacklevel=2)
         self._write_rows([row for row in lines if row is not None and row["epoch"] <= epoch])
-        write_atomically(self.path / "config.toml", write(config).encode())
         write_json(self.path / "classes.json", {"classes": list(classes)})
         origin = {
             "kerneq": __version__,
@@ -323,6 +322,7 @@ class Run:
                 before = written
             written = {**before, "resumed": [*before["resumed"], {**origin, "step": step}]}
         write_json(self.path / "environment.json", written)
+        write_atomically(self.path / "config.toml", write(config).encode())  # last: with it the folder is a run
 
     def finish(self, seconds: Mapping[str, float]) -> None:
         """Write down where the time of this start of the run went."""

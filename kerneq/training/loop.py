@@ -189,6 +189,10 @@ def open_run(
         if newest is None:
             check_expendable(run)
             announce(f"{run.path} has no checkpoint to go on from: it begins anew")
+    elif run.exists and not run.environment():
+        raise TrainingError(
+            f"{run.path / 'config.toml'} is of no run, and would be overwritten: choose another --name."
+        )
     if newest is not None:
         try:
             state.restore(newest)

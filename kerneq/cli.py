@@ -8,6 +8,7 @@ import glob
 import io
 import json
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -135,7 +136,7 @@ def train(
         best = Run(folder).best_accuracy()
         words = f"best validation accuracy {best:.2%}" if best is not None else "nothing was held out"
         epochs = "1 epoch" if config.training.epochs == 1 else f"{config.training.epochs} epochs"
-        say(f"{folder}: {epochs}, {words}. Next: kerneq evaluate {folder}")
+        say(f"{folder}: {epochs}, {words}. Next: kerneq evaluate {shlex.quote(str(folder))}")
 
 
 def planned_run(file: str, changes: Sequence[str], resume: bool, name: str, runs: Path) -> "tuple[Config, Path]":
@@ -203,7 +204,7 @@ def sweep(
         say(f"{where or grid.name}: {point.mean:.2%}{spread} ({result.split}, seeds: {point.seeds})")
     failed = [cell for cell in result.cells if cell.problem]
     for cell in failed:
-        complain(f"{folder / cell.name}: {cell.problem}")
+        complain(of_run(folder / cell.name, cell.problem))
     if not show:
         say(f"Written to {folder / 'sweep.json'}" + (f" and {folder / 'sweep.svg'}" if result.points else ""))
     if failed:
@@ -239,7 +240,7 @@ def evaluate(
         except Exception as error:
             if len(runs) == 1 or exit_code(error) is None:
                 raise
-            complain(str(error) if str(run.path) in str(error) else f"{run.path}: {error}")
+            complain(of_run(run.path, str(error)))
             failures.append(error)
     if len(runs) > 1:
         compare(runs)
@@ -298,13 +299,14 @@ def compare(runs: "Sequence[Run]") -> None:
     from .training.metrics import METRICS
 
     shown = [metric for metric in METRICS if metric.over != "adjoints"]  # those are of training
-    table = Table(Column("run", overflow="fold"), *numbers(*(metric.title for metric in shown)))
+    headings = (metric.title.replace(" ", "\n") for metric in shown)  # which leave room for the run
+    table = Table(Column("run", overflow="fold"), *numbers(*headings))
     for run in runs:
         table.add_row(Text(printable(str(run.path))), *(metric.text(run.test()) for metric in shown))
     show_table(table)
     for seeds in over_seeds(runs):
         means = ", ".join(f"{metric.title} {seeds.text(metric)}" for metric in shown)
-        say(f"{seeds.runs[0].config().model.name}, mean ± std of {len(seeds.runs)} seeds: {means}")
+        say(f"{', '.join(str(run.path) for run in seeds.runs)}, mean ± std of {len(seeds.runs)} seeds: {means}")
 
 
 @app.command()
@@ -329,7 +331,9 @@ def predict(
     from rich.progress import track
 
     from .data import DataError
+    from .evaluate.trained import png
     from .prediction import Predictor, draw_predictions, find_pictures
+    from .run import write_atomically
     from .run.config import ConfigError
 
     if as_json and as_csv:
@@ -342,6 +346,8 @@ def predict(
             files += find_pictures(path)
         except DataError as error:
             failures.append({"path": str(path), "problem": str(error)})
+    if saliency is not None and saliency.resolve() in (path.resolve() for path in files):
+        raise ConfigError(f"--saliency would overwrite {saliency}, one of the pictures: name another file.")
     predictions: list[Prediction] = []
     watched = Console(stderr=True)
     unseen = not watched.is_terminal or len(files) <= TOGETHER
@@ -378,7 +384,7 @@ def predict(
             say(NUMBERED, "yellow")
     if saliency is not None and predictions:
         sheet, drawn = draw_predictions(predictor, predictions)
-        sheet.save(saliency, format="PNG")
+        write_atomically(saliency, png(sheet))
         first = f"the first {drawn}" if drawn < len(predictions) else "all"
         watched.print(f"Where it looks, {first} of the pictures: {printable(str(saliency))}", soft_wrap=True)
     for failure in failures:
@@ -702,6 +708,11 @@ def advised(error: Exception) -> str:
         return str(error)
     said = str(error).partition(" Including non-PyTorch memory")[0].partition(" Of the allocated memory")[0]
     return f"{said} Free the card (`nvidia-smi` shows who holds it), or train in smaller batches (training.batch_size)."
+
+
+def of_run(folder: Path, problem: str) -> str:
+    """A sentence about a run, with its folder before it where it does not name it itself."""
+    return problem if str(folder) in problem else f"{folder}: {problem}"
 
 
 def numbers(*headings: str) -> list[Column]:

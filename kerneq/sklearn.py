@@ -11,6 +11,7 @@ from typing import Any, Self, final
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -150,8 +151,7 @@ class EquilibriumClassifier(AbstractClassifier):
         X, labels = self._checked(X, y)
         check_whole("epochs", self.epochs)
         check_whole("batch_size", self.batch_size)
-        scale = X.std(axis=0)
-        self.mean_, self.scale_ = X.mean(axis=0), np.where(scale > 0, scale, 1.0)
+        self.scaler_ = StandardScaler().fit(X)
         kernel = self.kernel or Gaussian(0.5, split=1)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         with torch.random.fork_rng(devices=[]):
@@ -159,7 +159,7 @@ class EquilibriumClassifier(AbstractClassifier):
             cell = DenseCell(kernel, inputs=X.shape[1], state=self.state, features=self.features, norm=self.norm)
             self.layer_ = Equilibrium(cell.double(), tol=1e-4, max_steps=200)
             self.head_ = nn.Linear(self.state, len(self.classes_), dtype=torch.float64)
-            self._train(self._standardised(X), torch.as_tensor(labels))
+            self._train(_tensor(self.scaler_.transform(X)), torch.as_tensor(labels))
         self.layer_.eval()
         self.n_iter_ = self.epochs
         return self
@@ -174,14 +174,11 @@ class EquilibriumClassifier(AbstractClassifier):
                 torch.autograd.backward(loss)
                 adam.step()
 
-    def _standardised(self, X: np.ndarray) -> Tensor:
-        return _tensor((X - self.mean_) / self.scale_)
-
     @torch.no_grad()
     def decision_function(self, X: Any) -> np.ndarray:
         """The logits (samples, classes); with two classes the log-odds of the second (samples)."""
         check_is_fitted(self)
-        x = self._standardised(validate_data(self, X, dtype=np.float64, reset=False))
+        x = _tensor(self.scaler_.transform(validate_data(self, X, dtype=np.float64, reset=False)))
         logits = self.head_(self.layer_(x).value).numpy()
         return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
 

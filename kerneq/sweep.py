@@ -196,12 +196,15 @@ def run_sweep(sweep: Sweep, folder: Path, *, test: bool = False, loggers: Logger
     """Train every cell that is not finished, each in its folder under `folder`; writes sweep.json and sweep.svg there.
 
     With `test` each is evaluated on the test images. `Stopped` (Ctrl-C) ends the sweep, which goes on when called
-    again; a grid of which no cell can be configured is the `ConfigError` of the first."""
+    again; a grid of which no cell can be configured is the `ConfigError` of the first, and one whose cells all hold
+    runs of other settings, or damaged ones, a `TrainingError`."""
     configs, problems = _configs(sweep)
     if not configs:
         raise ConfigError(next(iter(problems.values())))
-    folder.mkdir(parents=True, exist_ok=True)
     cells = {cell.name: _look(cell, configs, problems, folder) for cell in sweep.cells()}
+    if all(cell.problem for cell in cells.values()):  # sweep.json is of other runs, and stays
+        raise TrainingError(next(cell.problem for cell in cells.values()))
+    folder.mkdir(parents=True, exist_ok=True)
     for cell in (cell for cell in sweep.cells() if cell.name in configs):
         problems[cell.name] = _train_cell(configs[cell.name], folder / cell.name, test, loggers)
         cells[cell.name] = _look(cell, configs, problems, folder)

@@ -88,3 +88,11 @@ def test_an_equilibrium_learns_what_no_line_separates_and_a_seed_repeats_it():
     assert cross_val_score(equilibrium, X, y, cv=2).mean() > 0.9
     first, second = (clone(SMALL).fit(X, y).predict_proba(X) for _ in range(2))
     np.testing.assert_array_equal(first, second)
+
+
+def test_a_feature_that_is_constant_but_for_rounding_is_not_blown_up():
+    X, y = load_iris(return_X_y=True)
+    X = np.column_stack([X, np.full(len(X), 0.1)])
+    assert 0 < X[:, -1].std() < 1e-15
+    fitted = clone(SMALL).fit(X, y)
+    np.testing.assert_allclose(fitted.predict_proba(X + [0, 0, 0, 0, 1e-6]), fitted.predict_proba(X), atol=1e-3)

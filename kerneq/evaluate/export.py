@@ -3,6 +3,7 @@
 import hashlib
 import importlib.resources
 import shutil
+import tempfile
 from pathlib import Path
 
 import torch
@@ -36,21 +37,22 @@ def export(path: Path | str, folder: Path, checkpoint: str = "best") -> Run:
     too_large = [name for name, value in weights.items() if not bool(value.float().isfinite().all())]
     if too_large:
         raise TrainingError(f"`{too_large[0]}` does not fit into half precision: its numbers reach beyond 65504.")
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    facts = {"epoch": trained.epoch, "step": trained.step, "config": write(trained.run.config())}
     try:
-        for folder_of in ("checkpoints", "evaluation"):
-            (partial / folder_of).mkdir(parents=True)
-        for file in (path for pattern in RECORDS for path in trained.run.path.glob(pattern)):
-            measured = read_json(file, needed=False) if file.suffix == ".json" else {}
-            if measured.get("epoch") in (None, trained.epoch) and measured.get("step") in (None, trained.step):
-                shutil.copyfile(file, partial / file.relative_to(trained.run.path))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".kerneq-", dir=folder.parent) as place:  # whatever happens, no half
+            partial = Run(Path(place) / folder.name)
+            for folder_of in ("checkpoints", "evaluation"):
+                (partial.path / folder_of).mkdir(parents=True)
+            for file in (path for pattern in RECORDS for path in trained.run.path.glob(pattern)):
+                measured = read_json(file, needed=False) if file.suffix == ".json" else {}
+                if measured.get("epoch") in (None, trained.epoch) and measured.get("step") in (None, trained.step):
+                    shutil.copyfile(file, partial.path / file.relative_to(trained.run.path))
+            save(partial.checkpoint("best"), copied(weights), facts)
+            write_atomically(partial.path / "README.md", card(partial).encode())
+            partial.path.rename(folder)
     except OSError as error:
         raise TrainingError(f"{folder} could not be written: {error.strerror}.") from None
-    facts = {"epoch": trained.epoch, "step": trained.step, "config": write(trained.run.config())}
-    save(Run(partial).checkpoint("best"), copied(weights), facts)
-    write_atomically(partial / "README.md", card(Run(partial), folder.name).encode())
-    partial.rename(folder)
     return Run(folder)
 
 
@@ -59,7 +61,7 @@ def halved(value: torch.Tensor) -> torch.Tensor:
     return value.half() if value.is_floating_point() and value.dim() > 1 else value
 
 
-def card(run: Run, name: str) -> str:
+def card(run: Run) -> str:
     """The model card of an exported run, from its own records: card.md, filled in."""
     config, evaluation, weights = run.config(), run.evaluation(), run.checkpoint("best").read_bytes()
     data_set, test = find(config.data.name), evaluation.get("classification", {}).get("test")
@@ -69,7 +71,7 @@ def card(run: Run, name: str) -> str:
     bins = [each for each in calibration["bins"] if each["count"]] if calibration else []
     source = importlib.resources.files(__package__).joinpath("card.md").read_text(encoding="utf-8")
     return Template(source, trim_blocks=True, keep_trailing_newline=True).render(
-        name=name,
+        name=run.name,
         model=config.model.name,
         data=config.data.pictures,
         side=config.data.size or data_set.size,

@@ -240,10 +240,15 @@ class Measurements(Generic[R]):
         header |= {"seconds": round(self.seconds, 3), "kerneq": __version__}
         found = [run.write_part(self.name, header | dataclasses.asdict(self.evidence))]  # type: ignore[call-overload]
         for name, picture in self.pictures.items():
-            buffer = io.BytesIO()
-            picture.save(buffer, format="PNG")
-            found.append(run.write_picture(name, buffer.getvalue()))
+            found.append(run.write_picture(name, png(picture)))
         return found
+
+
+def png(picture: Image.Image) -> bytes:
+    """The picture as a PNG file has it."""
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG")
+    return buffer.getvalue()
 
 
 def measure_part(trained: TrainedRun, name: str, part: Part[R]) -> Measurements[R]:

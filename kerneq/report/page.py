@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import final
+from urllib.parse import quote
 
 from jinja2 import Environment
 
@@ -136,7 +137,9 @@ def markdown(page: Page, folder: str) -> str:
                     lines.append(f"| {' | '.join(row)} |")
             else:
                 for drawing in block:
-                    lines += [f"![{plain(drawing.caption)}]({folder}/{files[drawing]})", ""]
+                    # A space or a bracket would end the address; and a folder's name may be no text.
+                    address = quote(f"{folder}/{files[drawing]}", errors="surrogateescape")
+                    lines += [f"![{plain(drawing.caption)}]({address})", ""]
                 lines.pop()
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,8 @@
 """What a run is: a TOML file and `key=value` changes, read into a tree of frozen dataclasses.
 
 A file says what differs from the defaults, or from another file that it names as its `base`. `[model]` holds the name
-of a model of the zoo beside that model's own settings; `kerneq train --show-config` prints every one.
+of a model of the zoo beside that model's own settings, which another name drops; `kerneq train --show-config` prints
+every one.
 """
 
 import dataclasses
@@ -154,7 +155,7 @@ def resolve(tables: Sequence[Mapping[str, Any]], folder: Path) -> Config:
 def read_toml(path: Path) -> dict[str, Any]:
     """What a file says itself, its `base` not yet looked for."""
     try:
-        return _toml(path.read_text(encoding="utf-8"))
+        return _toml(path.read_text(encoding="utf-8-sig"))  # Windows' editors begin a file with a mark
     except FileNotFoundError:
         raise ConfigError(f"There is no file {path}; ready ones are known by name, as geq-tiny-digits.") from None
     except ConfigError as error:
@@ -224,16 +225,27 @@ def put(table: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _model(tables: Sequence[Any]) -> Model:
-    """The settings of the model that the last `[model]` with a name names, changed as all of them say in turn."""
+    """The model that the last `[model]` with a name names, changed as the tables say in turn.
+
+    What was said beside or after the name of another model was said of that one, and what came before any name of all.
+    """
     if not all(isinstance(table, Mapping) for table in tables):
         raise ConfigError("`model` is a section, not a setting; name one of its settings, for example model.name.")
-    name = convert("model.name", [DEFAULT_MODEL, *(table["name"] for table in tables if "name" in table)][-1], str)
+    name: Any = None
+    of_all: list[Mapping[str, Any]] = []
+    said: list[Mapping[str, Any]] = []
+    for table in tables:
+        if table.get("name", name) != name:
+            of_all = said if name is None else of_all
+            name, said = table["name"], [*of_all]
+        said.append(table)
+    name = convert("model.name", DEFAULT_MODEL if name is None else name, str)
     config = find(name).config
     own: dict[str, Any] = {}  # a table without a name is of the class that the model itself has there
     for key, value, _ in rows(config):
         if key.endswith(".name"):
             put(own, key, value)
-    table = reduce(partial(overlay, depth=1), tables, own)
+    table = reduce(partial(overlay, depth=1), said, own)
     table.pop("name", None)
     return Model(name, build(type(config), table, "model.", config, named=True))
 

@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -167,7 +168,8 @@ class Run:
         path = self.checkpoint(which)
         if not path.exists():
             there = [name for name in ("best", "last") if self.checkpoint(name).exists()]
-            remedy = f"ask for the {there[0]} one" if there else f"kerneq train {self.path} --resume makes it"
+            command = shlex.join(["kerneq", "train", str(self.path), "--resume"])
+            remedy = f"ask for the {there[0]} one" if there else f"{command} makes it"
             raise CheckpointError(f"There is no checkpoint {path}: {remedy}.")
         weights, facts = checkpoint.trained_weights(path)
         check_belongs(path, facts, self.config())
@@ -298,7 +300,6 @@ class Run:
             path = self.path / "metrics.jsonl"
             warnings.warn(f"{path}: skipped what is no row of metrics, line {', '.join(damaged)}.", stacklevel=2)
         self._write_rows([row for row in lines if row is not None and row["epoch"] <= epoch])
-        write_atomically(self.path / "config.toml", write(config).encode())
         write_json(self.path / "classes.json", {"classes": list(classes)})
         origin = {
             "kerneq": __version__,
@@ -321,6 +322,7 @@ class Run:
                 before = written
             written = {**before, "resumed": [*before["resumed"], {**origin, "step": step}]}
         write_json(self.path / "environment.json", written)
+        write_atomically(self.path / "config.toml", write(config).encode())  # last: with it the folder is a run
 
     def finish(self, seconds: Mapping[str, float]) -> None:
         """Write down where the time of this start of the run went."""

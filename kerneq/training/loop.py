@@ -123,7 +123,7 @@ def _train(
                     report(state, steps, loggers)
                     reported = time.monotonic()
                 stopped = asked_to_stop()  # once: asked between two looks, it would stop without saving this step
-                if stopped or (every > 0 and state.step % every == 0):
+                if stopped or (every > 0 and state.step % every == 0 and state.batch < len(batches)):
                     writer.submit(state.checkpoint(run))
                 if stopped:
                     raise Stopped(f"Stopped after step {state.step}; {run.path} continues with --resume.")
@@ -189,6 +189,10 @@ def open_run(
         if newest is None:
             check_expendable(run)
             announce(f"{run.path} has no checkpoint to go on from: it begins anew")
+    elif run.exists and not run.environment():
+        raise TrainingError(
+            f"{run.path / 'config.toml'} is of no run, and would be overwritten: choose another --name."
+        )
     if newest is not None:
         try:
             state.restore(newest)
@@ -336,7 +340,7 @@ def finish_epoch(state: State, run: Run, held_out: Batches | None) -> tuple[dict
     """Close the epoch; its row of metrics, and what writes its files. All processes must call it together.
 
     The order matters if a kill falls in between: the row and the best weights first, the checkpoint that
-    moves past them last, so that whatever is missing is made again.
+    moves past them last, also where `checkpoint_steps` wants it, so that whatever is missing is made again.
     """
     settings = state.config.training
     scores = read_scores(state, state.process.total(state.accumulator.sums))
@@ -368,6 +372,7 @@ def finish_epoch(state: State, run: Run, held_out: Batches | None) -> tuple[dict
         writes.append(partial(run.add_row, row))
     state.epoch, state.batch, state.seconds = epoch, 0, 0.0
     state.accumulator.reset()
-    if last or epoch % settings.checkpoint_epochs == 0:
+    every = settings.checkpoint_steps
+    if last or epoch % settings.checkpoint_epochs == 0 or (every > 0 and state.step % every == 0):
         writes += state.checkpoint(run)
     return row, writes

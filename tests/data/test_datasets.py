@@ -49,7 +49,7 @@ def test_a_test_folder_is_preferred_to_val(animals):
 
 
 def test_a_class_list_chooses_names_and_orders_the_classes(animals):
-    (animals / "classes.txt").write_text("# chosen\ncat  House cat\nant\n")
+    (animals / "classes.txt").write_text("cat  House cat\n# chosen\nant\n", encoding="utf-8-sig")  # as on Windows
     train = load(f"folder:{animals}", "train", size=8)
     assert train.classes == ("House cat", "ant")
     assert colours(train) == [2] * 6 + [0] * 6 and train.labels.tolist() == [0] * 6 + [1] * 6
@@ -68,7 +68,7 @@ def test_a_lone_folder_of_classes_is_split_the_same_way_every_time(tmp_path):
 def test_pictures_may_lie_deeper_and_a_class_without_enough_is_named(tmp_path, monkeypatch):
     for entry, colour in COLOURS.items():
         for i in range(5):
-            picture(tmp_path / "all" / entry / "2026" / "may" / f"{i}.png", colour)
+            picture(tmp_path / "all" / entry / "2026" / "may" / f"{i}.{'png' if i < 4 else 'JFIF'}", colour)
     (tmp_path / "all" / "ant" / "back").symlink_to(tmp_path / "all")
     parts = [load(f"folder:{tmp_path}/all", split, size=8) for split in ("train", "test")]
     assert [part.labels.bincount().tolist() for part in parts] == [[4, 4, 4], [1, 1, 1]]

@@ -26,9 +26,11 @@ from kerneq.training.metrics import validate
 def test_runs_in_a_folder_are_found_measured_compared_and_written(kerneq, runs):
     code, out, err = kerneq("evaluate", runs, "--device", "cpu")
     assert code == 0 and err == ""
-    for words in ("95 % interval", "top-5 accuracy", "T = 0", "ECE, adaptive ECE, MCE", "AUROC of −E(z*)", "± "):
+    for words in ("95 % interval", "top-5 accuracy", "T = 0", "ECE, adaptive ECE, MCE", "AUROC of −E(z*)"):
         assert words in out
     assert "held none out" in out, "the run on five classes"
+    seeds = ", ".join(str(runs / "seeds" / f"dense-{seed}") for seed in (0, 1))
+    assert f"{seeds}, mean ± std of 2 seeds: loss" in out, "of several groups each says which runs it is of"
     found = find_runs([runs, runs / "five"])
     assert [run.name for run in found] == ["five", "dense-0", "dense-1"]
     for run in found:

@@ -157,6 +157,11 @@ def test_where_the_model_looks_is_drawn(kerneq, digits_run, tmp_path):
     assert code == 0 and "digit2.png" in out and "all of the pictures: " in err and "maps.png" in err
     with Image.open(sheet) as drawn:
         assert drawn.height > 3 * 112 and len(drawn.getcolors(1 << 20)) > 100
+    before = paths[0].read_bytes()
+    code, _, err = kerneq("predict", digits_run, tmp_path, "--saliency", os.path.relpath(paths[0]))
+    assert code == 2 and "one of the pictures: name another file" in err and paths[0].read_bytes() == before
+    code, _, err = kerneq("predict", digits_run, paths[0], "--saliency", tmp_path / "no" / "such" / "folder.png")
+    assert code == 1 and "folder.png could not be written: No such file or directory" in err
 
 
 def test_the_map_is_of_the_class_that_was_predicted_whatever_others_have_its_name(digits_run, tmp_path, monkeypatch):

@@ -66,6 +66,16 @@ def test_an_exported_run_is_a_small_run_that_says_what_it_is(trained, tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
+def test_an_export_that_fails_leaves_nothing_behind(trained, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise TrainingError("No space left on device.")
+
+    monkeypatch.setattr(sys.modules["kerneq.evaluate.export"], "save", full)
+    with pytest.raises(TrainingError, match="No space"):
+        export(trained.path, tmp_path / "deep" / "mine")
+    assert not list((tmp_path / "deep").iterdir())
+
+
 def test_export_measures_the_norms_of_the_rounded_weights_and_stores_them(trained, tmp_path, monkeypatch):
     searches = []
     search = operators.top_singular_vector
@@ -104,9 +114,7 @@ def test_shipped_weights_say_what_they_said_when_they_were_shipped(name):
     run = find_run(name)
     assert run.checkpoint("best").stat().st_size <= 16 * 2**20 and run.test()["accuracy"] > 0
     shown = (run.path / "README.md").read_text().splitlines()
-    assert [line for line in card(run, name).splitlines() if line not in shown] == [], (
-        "the card says what the records do"
-    )
+    assert [line for line in card(run).splitlines() if line not in shown] == [], "the card says what the records do"
     model = kq.load(name)
     assert all(part.settled for part in model.modules() if isinstance(part, operators.AbstractOperator))
     logits = model(waves(run.config().data.size or 32))

@@ -8,6 +8,7 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import unquote
 
 import pytest
 import torch
@@ -164,6 +165,13 @@ def test_data_sets_have_their_chapters_and_runs_of_one_name_are_told_apart(run, 
     digits, cifar = text.index("## digits"), text.index("## cifar10")
     assert cifar < digits < text.index("a/geq") and cifar < text.index("| **other**") < digits
     assert "b/geq" in text and "94.8 ± 0.1" in text, "and the paper's figure beside the one of geq-5m on CIFAR-10"
+
+
+def test_figures_are_found_whatever_the_page_is_called(tmp_path):
+    drawing = Drawing("curve", "A curve", b"<svg/>")
+    write_page(Page("title", "lead", [Section("curves", [[drawing]])]), tmp_path / "my été (2).md")
+    (address,) = re.findall(r"!\[A curve\]\(([^ ()]+)\)\n", (tmp_path / "my été (2).md").read_text())
+    assert (tmp_path / unquote(address)).read_bytes() == drawing.data
 
 
 def test_seeds_have_a_mean_and_a_deviation(run, tmp_path):

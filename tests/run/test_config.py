@@ -130,7 +130,8 @@ def test_a_wrong_override_is_refused_in_words(override, message):
 
 
 def test_overrides_win_over_the_file_and_need_no_quotes(tmp_path):
-    (tmp_path / "a.toml").write_text('seed = 1\n[optimizer]\nlr = 0.3\n[schedule]\nkind = "step"\n')
+    text = 'seed = 1\n[optimizer]\nlr = 0.3\n[schedule]\nkind = "step"\n'
+    (tmp_path / "a.toml").write_text(text, encoding="utf-8-sig", newline="\r\n")  # as on Windows
     config = load(
         tmp_path / "a.toml",
         ["optimizer.lr=.5", "schedule.kind=cosine", "model.norm=8", "data.name='mnist'"],
@@ -233,6 +234,20 @@ def test_every_experiment_takes_every_kernel_and_none_keeps_what_was_said_of_ano
     assert load("geq-certified-cifar10", ["model.gradient.name=phantom"]).model.settings.gradient == Phantom()
 
 
+def test_another_model_takes_what_was_said_of_all_and_nothing_that_was_said_of_the_one_before(tmp_path):
+    wanted = load("mopteq-8m-cifar10")
+    changes = ["model.max_steps=6", "model.check_every=6", "model.gradient.max_steps=5"]
+    assert load("geq-5m-cifar10", ["model.name=mopteq-8m", *changes]) == wanted
+    of_a_run = write(load("geq-tiny-digits", ["model.norm=0.5"]))  # every setting beside the name
+    (tmp_path / "a.toml").write_text(of_a_run)
+    another = load(tmp_path / "a.toml", ["model.name=mopteq-tiny"]).model
+    assert another == Model("mopteq-tiny", MODELS["mopteq-tiny"].config)
+    assert load(tmp_path / "a.toml", ["model.name=geq-tiny"]).model.settings.norm == 0.5
+    (tmp_path / "b.toml").write_text('base = "a.toml"\n[model]\nname = "kerdeq-tiny"\ntol = 0.1\n')
+    model = load(tmp_path / "b.toml", ["model.width=8"]).model
+    assert model == Model("kerdeq-tiny", dataclasses.replace(MODELS["kerdeq-tiny"].config, tol=0.1, width=8))
+
+
 def test_overrides_reach_every_setting_of_the_model():
     changes = ["model.kernel.gamma=0.1", "model.solver.memory=3", "model.norm=2", "model.gradient.max_steps=3"]
     config = parse("", [*changes, "model.gradient.solver.solver.name=picard", "model.kernel.split=none"]).model.settings
@@ -247,7 +262,7 @@ def test_overrides_reach_every_setting_of_the_model():
 def test_a_file_is_laid_over_its_base(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "a.toml").write_text(
-        'base = "cifar10"\n[data]\nsize = 16\n[model]\nname = "geq-tiny"\nnorm = 0.5\n'
+        'base = "cifar10"\n[data]\nsize = 16\n[model]\nnorm = 0.5\n'
         '[model.solver]\nmemory = 3\n[model.gradient]\nname = "phantom"\nsteps = 7\n'
     )
     (tmp_path / "deep" / "b.toml").write_text(

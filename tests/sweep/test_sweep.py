@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kerneq.kernels import Linear
-from kerneq.run import Run, Stopped
+from kerneq.run import Run, Stopped, TrainingError
 from kerneq.run.config import ConfigError, load, write
 from kerneq.solvers import Anderson
 from kerneq.sweep import SWEEPS, Point, Sweep, SweepResult, collect, draw, load_sweep, run_sweep
@@ -165,8 +165,12 @@ def test_a_run_that_is_damaged_or_of_other_settings_is_a_problem_of_its_cell_alo
         first, second, third = result.cells
         assert first.problem == "" and result.points[0].mean == first.validation
         assert "not valid TOML" in second.problem and "evaluation.json is damaged" in third.problem
-    other = collect(grid("seed = [0, 1]", "optimizer.lr=0.3"), folder)
+    changed = grid("seed = [0, 1]", "optimizer.lr=0.3")
+    other, kept = collect(changed, folder), (folder / "sweep.json").read_bytes()
     assert "was started with another value of `optimizer.lr`" in other.cells[0].problem and not other.points
+    with pytest.raises(TrainingError, match="was started with another value of `optimizer.lr`"):
+        run_sweep(changed, folder)
+    assert (folder / "sweep.json").read_bytes() == kept, "the record of other runs is not overwritten"
 
 
 class Stopping(AbstractLogger):

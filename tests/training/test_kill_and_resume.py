@@ -10,6 +10,7 @@ from toys import StopAt, build_toy, metrics, same_state
 
 from kerneq.run import Stopped, checkpoint
 from kerneq.training import loop, train
+from kerneq.training.build import build_model
 
 HERE = Path(__file__).parent
 
@@ -20,6 +21,17 @@ def test_ten_kills_at_random_moments_leave_no_trace_in_weights_or_metrics(tmp_pa
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "killed")
     resumed = json.loads((tmp_path / "killed" / "environment.json").read_text())["resumed"]
     assert any(start["step"] % 20 for start in resumed), "no kill fell into the middle of an epoch"
+
+
+def test_a_kill_after_the_last_step_of_an_epoch_leaves_no_trace_either(tmp_path, run, monkeypatch):
+    settings = ("model.name=geq-dense-tiny", "training.batch_size=600", "training.checkpoint_steps=1")
+    run(*settings, folder="whole", build=build_model)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(loop, "finish_epoch", lambda *arguments: 1 / 0)
+        run(*settings, folder="killed", build=build_model)
+    run(*settings, folder="killed", build=build_model, resume=True)
+    assert same_state(tmp_path / "whole", tmp_path / "killed")
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "killed")
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,15 @@ def test_the_weights_and_records_of_a_run_that_was_exported_or_tidied_up_are_not
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_a_configuration_that_no_run_wrote_is_not_overwritten(tmp_path, run):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text("# notes of my own")
+    for resume in (False, True):
+        with pytest.raises(TrainingError, match="config.toml is of no run, and would be overwritten"):
+            run(resume=resume)
+    assert (tmp_path / "run" / "config.toml").read_text() == "# notes of my own"
+
+
 def test_what_a_kill_before_the_first_checkpoint_left_is_not_overwritten_without_a_word_and_begins_anew(tmp_path, run):
     with pytest.raises(Stopped):
         run("training.checkpoint_epochs=3", loggers=[StopAt(1)])

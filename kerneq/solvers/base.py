@@ -109,9 +109,10 @@ def _solve(
         stride = look_stride(check_every, at.image)
         record, value, at = _iterate(space, at, solver, tol, max_steps, stride)
         space.found(value, at)
-        if space is not f and stride < max_steps and bool((record.codes != Status.CONVERGED.code).any()):
+        if space is not f and stride < max_steps and bool((missed := record.codes != Status.CONVERGED.code).any()):
             exact = f.measure(f.evaluate(value))  # what was measured on the way to a failure need not be z's residual
-            record = dataclasses.replace(record, residual=exact.residual, gap=exact.gap)
+            for column, found in ((record.residual, exact.residual), (record.gap, exact.gap)):
+                column[missed] = found.to(column)[missed]
     if torch.is_autocast_enabled(value.device.type):
         torch.clear_autocast_cache()  # PyTorch 2.6 would give casts made without a graph to whoever wants one next
     pairs = ((record.gap, record.residual), (record.steps, record.codes))

@@ -5,6 +5,7 @@ import torch
 from helpers import affine, cell_of, input_of
 
 import kerneq
+from kerneq.equation import Function
 from kerneq.gradients import Implicit
 from kerneq.kernels import Gaussian
 from kerneq.solvers import Newton, Proximal
@@ -51,6 +52,25 @@ def test_the_equation_of_a_cell_is_solved_too_each_sample_on_its_own(kind):
     s = kerneq.solve(f, cell.initial(f), Newton(), tol=1e-9, max_steps=50)
     assert s.converged.all()
     torch.testing.assert_close(s.value, exact, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("check_every", [None, 3])
+@pytest.mark.parametrize("kind", ["dense", "conv"])
+def test_its_error_bound_is_that_of_the_point_it_returns(kind, check_every):
+    cell = cell_of(kind, Gaussian(0.5, split=2, hidden=6))
+    f = cell.bind(input_of(kind))
+    s = kerneq.solve(f, None, Newton(), tol=0.1, max_steps=3, check_every=check_every)
+    gap = (f(s.value) - s.value).flatten(1).norm(dim=1)
+    torch.testing.assert_close(s.error_bound, f.error_bound(gap).detach())
+
+
+def test_a_mate_that_fails_leaves_a_sample_its_own_residual():
+    """z = 10⁹(50 − e^z), where rounding hides f(z) − z from 10⁻⁶ on, beside z = z² + 1, which has no solution."""
+    c = torch.tensor([[1.0], [0.0]])
+    f = Function(lambda z, c: c * 1e9 * (50 - z.exp()) + (1 - c) * (z.square() + 1), (c,))
+    s = kerneq.solve(f, torch.full((2, 1), 0.3), Newton(), tol=1e-9, max_steps=30)
+    assert s.converged.tolist() == [True, False]
+    assert s.residual[0] <= 1e-9 < s.residual[1]
 
 
 def test_a_map_that_is_not_finite_at_the_start_is_reported():

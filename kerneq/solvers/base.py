@@ -241,7 +241,7 @@ class SampleRecord:
         return cls(tol, 0.0, rows, residual, measured.gap, residual, residual, steps, steps, codes, codes >= 0)
 
     def observe(self, step: int, measured: Measurement) -> Tensor:
-        """Enter one measurement; True where it is the best so far: by its merit, give or take its slack.
+        """Enter one measurement; True where it is the best so far: at `tol`, or by its merit, give or take its slack.
 
         In NumPy, on the memory of the tensors: on a CPU this runs at every step, and on so few numbers an operation of
         PyTorch costs several of NumPy's.
@@ -256,14 +256,15 @@ class SampleRecord:
                 limit = limit + slack
         finished = self.finished.numpy()
         running, finite = ~finished, np.isfinite(residual)
-        better = running & finite & (merit <= limit)
+        reached = residual <= self.tol
+        better = running & finite & ((merit <= limit) | reached)
         np.copyto(self.steps.numpy(), step, where=running)
         for column, new in ((self.residual, residual), (self.gap, gap), (self.merit, merit)):
             np.copyto(column.numpy(), new, where=better)
         ends = (
             (~finite, Status.NONFINITE),
             (self._stalled(step, residual), Status.PRECISION),
-            (better & (residual <= self.tol), Status.CONVERGED),
+            (reached, Status.CONVERGED),
         )
         for mask, status in ends:
             if np.count_nonzero(mask):

@@ -132,6 +132,14 @@ def test_even_a_solve_of_one_step_moves(solver, max_steps):
     assert (s.value - z0).flatten(1).norm(dim=1).min() > 0
 
 
+def test_a_sample_stops_as_soon_as_it_reaches_the_tolerance_even_if_an_energy_was_lower():
+    f = cell_of("dense", KERNELS["sigmoid"]).eval().bind(5 * input_of("dense", batch=32, seed=0))
+    runs = [kerneq.solve(f, None, Proximal(), tol=1e-3, max_steps=k, check_every=k) for k in range(1, 20)]
+    reached = torch.stack([s.converged for s in runs])
+    s = kerneq.solve(f, None, Proximal(), tol=1e-3)
+    assert reached.any(0).all() and torch.equal(s.steps, reached.int().argmax(0) + 1)
+
+
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_with_check_every_samples_finish_only_at_looks(solver):
     cell, x = cell_of("dense", KERNELS["gaussian"]), input_of("dense")

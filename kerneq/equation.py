@@ -89,6 +89,8 @@ class Linearisation:
 
     def vjp(self, u: Tensor) -> Tensor:
         """Jᵀu."""
+        if not self.image.requires_grad:  # f does not look at z, nor at anything else that has a gradient
+            return torch.zeros_like(u)
         with torch.enable_grad():
             (pulled,) = torch.autograd.grad(
                 self.image, self.z, u.to(self.image.dtype), retain_graph=True, allow_unused=True

@@ -67,14 +67,15 @@ class NewtonMap(AbstractMap):
 @final
 @dataclasses.dataclass(frozen=True)
 class Newton(AbstractSolver[None]):
-    """z ← z + t(I − J)⁻¹(f(z) − z), J = ∂f/∂z, t = 1, ½, ¼ … until ‖f(z) − z‖ falls: no step makes it larger.
+    """z ← z + t(I − J)⁻¹(f(z) − z), J = ∂f/∂z, t = 1, ½, ¼ … until ‖f(z) − z‖ falls; 1 where no t makes it fall.
 
-    Converges from anywhere, in the end quadratically, where I − J is regular and ‖f(z) − z‖ keeps z bounded: as for
-    every kernel GLM with a semi-definite K, whatever A″ (docs/theory.md, fact 11). Its residual is ‖p‖ / ‖z + p‖, the
-    error of z to first order, which rounding in a steep f does not hide; it returns z + p, whose error is about the
-    square of that, and `error_bound` is that of z + p. As the solver of `Implicit` it solves the adjoint system
-    directly. For n entries a state, a step costs n products with J and n³ operations, and n² numbers a sample; it looks
-    at f at every trial, so it is not for CUDA graphs.
+    Converges from anywhere, in the end quadratically, where f is smooth, I − J regular and ‖f(z) − z‖ keeps z bounded:
+    as for every kernel GLM with a semi-definite K, whatever A″ (docs/theory.md, fact 11). At the kinks of ReLU it may
+    cycle, far from z*: start it near. Its residual is ‖p‖ / ‖z + p‖, the error of z to first order, which rounding in a
+    steep f does not hide; it returns z + p, whose error is about the square of that, and `error_bound` is that of
+    z + p. As the solver of `Implicit` it solves the adjoint system directly. For n entries a state, a step costs n
+    products with J and n³ operations, and n² numbers a sample; it looks at f at every trial, so it is not for CUDA
+    graphs.
     """
 
     def space(self, f: AbstractMap) -> AbstractMap:

@@ -106,6 +106,11 @@ def test_it_works_in_inference_mode(kind):
         torch.testing.assert_close(layer(input_of(kind)).value, expected)
 
 
+def test_a_function_that_does_not_look_at_z_is_solved_too():
+    s = kerneq.solve(torch.ones_like, torch.zeros(2, 3), Newton(), tol=1e-10)
+    assert s.converged.all() and torch.equal(s.value, torch.ones(2, 3))
+
+
 def test_functions_work_in_inference_mode_too():
     x = torch.randn(4, 3)
     exact = kerneq.solve(lambda z: torch.tanh(0.5 * z + x), torch.zeros(4, 3), Newton(), tol=1e-10).value

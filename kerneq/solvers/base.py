@@ -103,6 +103,8 @@ def _solve(
     check_every: int | None,
     on_failure: OnFailure,
 ) -> Solution:
+    if z0 is not None:
+        f.check_start(z0)
     with torch.no_grad():
         space = solver.space(f)
         at = space.start(z0, *solver.needs(space))

@@ -23,12 +23,13 @@ class NewtonMap(AbstractMap):
 
     def __call__(self, z: Tensor) -> Tensor:
         system = self.f.linearise(z.detach())
-        gap = system.image.detach() - z
-        return z + system.solve(gap).to(z.dtype)
+        image = system.image.detach()
+        return (z + system.solve(image - z)).to(image.dtype)
 
     def evaluate(self, z: Tensor, drive: bool = False, energy: bool = False) -> Evaluation:
         """A solve that ends at z returns the step from there, whose f(z) − z is of the order of ‖p‖² where t = 1."""
         image = self(z)
+        z = z.to(image.dtype)
         return Evaluation(z, image, state=self._damped(z, image))
 
     def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:

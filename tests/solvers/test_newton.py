@@ -97,6 +97,22 @@ def test_states_may_be_one_number_a_sample():
     torch.testing.assert_close(a.grad, (z.cos() / (1 + 0.5 * z.sin())).sum())
 
 
+@pytest.mark.parametrize(("start", "own"), [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+def test_iterates_have_the_dtype_of_f(start, own):
+    s = kerneq.solve(lambda z: 0.5 * z.to(own).cos(), torch.zeros(2, 3, dtype=start), Newton(), tol=1e-7)
+    assert s.converged.all() and s.value.dtype == own
+    torch.testing.assert_close(s.value, 0.5 * s.value.cos())
+
+
+def test_under_autocast_an_adjoint_solved_to_half_precision_is_no_failure():
+    cell = cell_of("dense", Gaussian(0.5, split=2, hidden=6)).float()
+    layer = kerneq.Equilibrium(cell, solver=Newton(), gradient=Implicit(Newton()), tol=2e-2)
+    with torch.autocast("cpu", torch.bfloat16):
+        solution = layer(input_of("dense").float())
+    solution.value.sum().backward()  # without a warning
+    assert solution.converged.all() and solution.backward[0].all()
+
+
 @pytest.mark.parametrize("kind", ["dense", "conv"])
 def test_it_works_in_inference_mode(kind):
     layer = kerneq.Equilibrium(cell_of(kind, Gaussian(0.5, split=2, hidden=6)), solver=Newton(), tol=1e-9).eval()

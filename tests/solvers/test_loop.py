@@ -193,6 +193,14 @@ def test_a_solve_that_ends_at_the_input_itself_leaves_no_graph_either(solver):
     assert bool(s.converged.all()) and not s.value.requires_grad
 
 
+@pytest.mark.parametrize("check_every", [1, 64])
+def test_what_diverges_has_not_converged_where_its_square_overflows(check_every):
+    """At z = 2⁶³, in float32, ‖f(z)‖² is infinite and ‖f(z) − z‖² is not."""
+    z0 = torch.ones(2, 3, dtype=torch.float32)
+    s = kerneq.solve(lambda z: 2 * z, z0, Picard(), max_steps=64, check_every=check_every)
+    assert s.status is Status.NONFINITE and not s.converged.any()
+
+
 def test_a_zero_image_is_far_from_an_equilibrium_and_not_an_infinite_value():
     """f(z) = 0 at z ≠ 0 divides by nothing; the next step lands on the fixed point 0."""
     s = kerneq.solve(lambda z: torch.relu(z - 100), torch.full((2, 3), 50.0), Picard(), tol=1e-6, max_steps=10)

@@ -176,6 +176,7 @@ class Polynomial(AbstractInnerKernel):
     As published c = 0: then z = 0 is an equilibrium for every input, and the only one wherever the map contracts;
     with c = 1 the input speaks. For k = 2, κ″ = 2 everywhere. For k ≥ 3, κ″ grows and E is unbounded below far away:
     the bound then holds for |t| ≤ s, s = max(c, 1), a region that iterates from z = 0 never leave (see `max_length`).
+    From a start outside of it another equilibrium may be found, of which `error_bound` does not know.
     """
 
     degree: int = 2  # k

@@ -89,6 +89,8 @@ class Linearisation:
 
     def vjp(self, u: Tensor) -> Tensor:
         """Jᵀu."""
+        if not self.image.requires_grad:  # f does not look at z, nor at anything else that has a gradient
+            return torch.zeros_like(u)
         with torch.enable_grad():
             (pulled,) = torch.autograd.grad(
                 self.image, self.z, u.to(self.image.dtype), retain_graph=True, allow_unused=True
@@ -128,11 +130,20 @@ class AbstractMap(abc.ABC):
         """One evaluation, with the drive and the energy where they are wanted and known."""
         return Evaluation(z, self(z))
 
+    def check_start(self, z0: Tensor) -> None:
+        """Refuse a start no solver can work from."""
+        if not isinstance(z0, Tensor):
+            raise TypeError(f"`z0` must be a tensor (batch, ...), got {type(z0).__name__}.")
+        if z0.dim() == 0 or len(z0) == 0 or not z0.is_floating_point():
+            raise ValueError(
+                f"`z0` must be a floating-point tensor whose first dimension is the batch, of one sample at least, "
+                f"got dtype {z0.dtype} and shape {tuple(z0.shape)}."
+            )
+
     def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
         """The evaluation at z0, which settles the dtype of the iterates: that of f, which autocast may choose."""
         if z0 is None:
             raise TypeError(f"`z0` may be None only for the equation of a cell, got {type(self).__name__}.")
-        _check_start(z0)
         before = version(z0)
         at = self.evaluate(z0, drive, energy)
         if version(z0) != before:  # f(z) − z would be 0 wherever z is
@@ -360,6 +371,13 @@ class Equation(AbstractMap):
         free = feasible and self.prox.indicator
         return slope.value, per_sample_norm(z), None if free else self.prox.penalty(z)
 
+    def check_start(self, z0: Tensor) -> None:
+        super().check_start(z0)
+        a = self.binding.a
+        shape = (len(a), self.operator.weight.shape[1], *a.shape[2:])
+        if z0.shape != shape:
+            raise ValueError(f"`z0` must have the shape of the state, {shape}, got {tuple(z0.shape)}.")
+
     def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
         """At z = 0 (None) there is no Wz to compute; the z of the evaluation holds one zero for all entries."""
         if z0 is not None:
@@ -474,10 +492,7 @@ class FeatureMap(AbstractMap):
 
     def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
         """At v = Wz₀; without a z₀ at v = 0, where there is no Wz to compute."""
-        v = None
-        if z0 is not None:
-            _check_start(z0)
-            v = self.equation.operator(z0)
+        v = None if z0 is None else self.equation.operator(z0)
         return self._mapped(v, self.lift(v), energy)
 
     def _mapped(self, v: Tensor | None, z: Tensor, energy: bool) -> Evaluation:
@@ -653,14 +668,3 @@ class StateAdjointMap(AbstractMap):
 def _recordable(t: Tensor) -> Tensor:
     """t itself, or a copy of one made in inference mode, which autograd refuses to record."""
     return t.detach().clone() if t.is_inference() else t
-
-
-def _check_start(z0: Tensor) -> None:
-    """Refuse a start no solver can work from."""
-    if not isinstance(z0, Tensor):
-        raise TypeError(f"`z0` must be a tensor (batch, ...), got {type(z0).__name__}.")
-    if z0.dim() == 0 or len(z0) == 0 or not z0.is_floating_point():
-        raise ValueError(
-            f"`z0` must be a floating-point tensor whose first dimension is the batch, of one sample at least, "
-            f"got dtype {z0.dtype} and shape {tuple(z0.shape)}."
-        )

@@ -338,17 +338,14 @@ def top_singular_vector(
     basis[0] = u.flatten()
     for step in range(steps):
         images[step] = w = adjoint(apply(basis[step].view_as(u).unsqueeze(0))).flatten()
-        if step == 0:
-            least = 0.01 * torch.finfo(u.dtype).eps * torch.linalg.vector_norm(w)
         if step + 1 == steps:
             break
         known = basis[: step + 1]
-        for _ in range(2):  # twice is enough: full reorthogonalisation keeps the basis exact
-            w = torch.addmv(w, known.mT, known @ w, alpha=-1)
-        length = torch.linalg.vector_norm(w)
-        # Where the space is exhausted rounding is left, a direction as good as any: what has overtaken an exact u is
-        # found by it. Where not even that is left, a zero in the basis does no harm; a look would wait.
-        basis[step + 1] = torch.where(length > least, w / length, 0.0)
+        # Where the space is exhausted rounding is left, a direction as good as any, once it is orthogonal: what has
+        # overtaken an exact u is found by it. Where not even that is left, next to nothing in the basis does no harm.
+        for _ in range(2):
+            w = _unit(torch.addmv(w, known.mT, known @ w, alpha=-1))
+        basis[step + 1] = torch.addmv(w, known.mT, known @ w, alpha=-1)
     found = (_top_eigenvector((basis @ images.mT).double(), rounds).to(u) @ basis).view_as(u)
     length = torch.linalg.vector_norm(found)
     # A zero operator has no direction to offer, and of one that is no number ‖A u‖ says so.
@@ -358,14 +355,16 @@ def top_singular_vector(
 def _top_eigenvector(square: Tensor, rounds: int) -> Tensor:
     """That of a small positive semidefinite matrix, by squaring it 7 times a round: its other eigenvalues vanish.
 
-    An eigensolver would make a GPU wait for the host.
+    An eigensolver would make a GPU wait for the host. The longest column has most of it: the first, from a u that
+    another has overtaken, may have next to nothing.
     """
     square = square + square.mT
     for _ in range(rounds):
         square = square / square.trace()  # of n eigenvalues the top one is 1/n at least: n⁻¹²⁸ can still be written
         for _ in range(7):
             square = square @ square
-    return square[:, 0] / torch.linalg.vector_norm(square[:, 0])
+    column = square.index_select(1, square.diagonal().argmax(keepdim=True))[:, 0]
+    return column / torch.linalg.vector_norm(column)
 
 
 def _unit(u: Tensor) -> Tensor:

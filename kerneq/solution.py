@@ -34,7 +34,7 @@ _REMEDY = {
     Status.MAX_STEPS: " Raise `max_steps`, loosen `tol`, or use `Proximal` for a cell, which cannot diverge "
     "where E is bounded below.",
     Status.BREAKDOWN: " Use `Implicit(solver=Anderson())`, or tighten the forward `tol`.",
-    Status.NONFINITE: " Check the input and the weights; the last finite iterate is kept.",
+    Status.NONFINITE: " Check the input and the weights; the last finite iterate is kept, if there was one.",
 }
 
 

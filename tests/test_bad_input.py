@@ -151,6 +151,11 @@ REFUSED = {
     "start a scalar": (lambda: solved(torch.tensor(0.5)), ValueError, r"first dimension is the batch.*got.*\(\)"),
     "start integers": (lambda: solved(torch.zeros(2, 3, dtype=torch.int)), ValueError, "floating-point.*torch.int32"),
     "start empty": (lambda: solved(torch.zeros(0, 3)), ValueError, r"one sample at least.*\(0, 3\)"),
+    "start of another batch": (
+        lambda: kerneq.solve(dense().bind(input_of("dense")), torch.zeros(1, 5), Proximal()),
+        ValueError,
+        r"`z0` must have the shape of the state, \(4, 5\), got \(1, 5\)",
+    ),
     "another shape": (lambda: solved(f=lambda z: z[:, :2]), ValueError, r"keep the shape.*\(2, 3\) and gave \(2, 2\)"),
     "changed in place": (lambda: solved(f=lambda z: z.mul_(0.5).add_(1)), ValueError, "f must not change z in place"),
     "no tensor back": (lambda: solved(f=lambda z: (z, z)), ValueError, "keep the shape.*gave tuple"),

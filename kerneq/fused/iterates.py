@@ -36,7 +36,8 @@ class PointAndImage(Protocol):
 def relative_residual(at: PointAndImage) -> tuple[Tensor, Tensor]:
     """‖f(z) − z‖ / ‖f(z)‖ and ‖f(z) − z‖ of each sample, (batch,), in float32 at least.
 
-    The one definition of the residual: how far a point is from an equilibrium.
+    The one definition of the residual: how far a point is from an equilibrium. Infinite where ‖f(z)‖ is: what diverges
+    is lost as soon as its square overflows, and not at rest.
     """
     z, image = at.z, at.image
     if (
@@ -51,7 +52,7 @@ def relative_residual(at: PointAndImage) -> tuple[Tensor, Tensor]:
     gap, size = per_sample_norm(at.gap), per_sample_norm(image)
     limits = torch.finfo(size.dtype)
     size = torch.maximum(size, limits.eps * gap)  # f(z) = 0 at z ≠ 0 is far away, but nothing infinite
-    return gap / size.clamp_min(limits.tiny), gap
+    return torch.where(size.isinf(), size, gap / size.clamp_min(limits.tiny)), gap
 
 
 def rounding_share(image: Tensor) -> float:

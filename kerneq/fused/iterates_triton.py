@@ -52,7 +52,7 @@ def residual_finish(parts, residual, gap, count, BLOCK: tl.constexpr):
     size = tl.sqrt(tl.sum(tl.load(at + 1, mask=inside, other=0.0), 0))
     size = tl.maximum(size, EPS * distance)
     tl.store(gap + sample, distance)
-    tl.store(residual + sample, distance / tl.maximum(size, TINY))
+    tl.store(residual + sample, tl.where(size == INF, size, distance / tl.maximum(size, TINY)))
 
 
 def residual_and_gap(z: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:

@@ -132,7 +132,7 @@ class Implicit(AbstractGradient):
         """u by elimination; its residual is rounding, unless samples meet in f, or f is too steep for its dtype."""
         u = system.solve(g, transposed=True)
         residual, _ = Evaluation(u, system.vjp(u) + g).measured
-        codes = final_codes(residual, max(self.tol, torch.finfo(u.dtype).eps ** 0.5))
+        codes = final_codes(residual, max(self.tol, torch.finfo(g.dtype).eps ** 0.5))  # u is wider than half precision
         solution = Solution(u, residual, torch.ones_like(codes), codes, self.tol)
         return settle(solution, self.on_failure, where="The backward solve")
 

@@ -137,11 +137,11 @@ class Linear(AbstractInnerKernel):
 @final
 @dataclasses.dataclass(frozen=True)
 class Sigmoid(AbstractInnerKernel):
-    """κ(t) = tanh t for t ≥ 0, continued by its tangent, κ(t) = t, for t < 0, where no equilibrium is.
+    """κ(t) = tanh t for t ≥ 0, continued by its tangent, κ(t) = t, for t < 0, where no equilibrium is if ‖W‖ < 1.
 
     (If z = σ(d(z)) and φ is least at 0, then ⟨d − z, z⟩ ≥ 0, so κ′(t)t ≥ ‖z‖² − ‖Wz‖² ≥ 0.) So the equilibria are
     those of tanh; but κ is concave, and E strongly convex with μ = 1 − ‖W‖² for every a: one equilibrium, however
-    long a is. Its length is bounded for the solver's sake only: |κ″| ≤ 4/(3√3).
+    long a is, for norm < √2. Its length is bounded for the solver's sake only: |κ″| ≤ 4/(3√3).
     """
 
     operator_share: ClassVar[float] = 0.5
@@ -176,6 +176,7 @@ class Polynomial(AbstractInnerKernel):
     As published c = 0: then z = 0 is an equilibrium for every input, and the only one wherever the map contracts;
     with c = 1 the input speaks. For k = 2, κ″ = 2 everywhere. For k ≥ 3, κ″ grows and E is unbounded below far away:
     the bound then holds for |t| ≤ s, s = max(c, 1), a region that iterates from z = 0 never leave (see `max_length`).
+    From a start outside of it another equilibrium may be found, of which `error_bound` does not know.
     """
 
     degree: int = 2  # k

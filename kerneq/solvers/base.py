@@ -103,15 +103,18 @@ def _solve(
     check_every: int | None,
     on_failure: OnFailure,
 ) -> Solution:
+    if z0 is not None:
+        f.check_start(z0)
     with torch.no_grad():
         space = solver.space(f)
         at = space.start(z0, *solver.needs(space))
         stride = look_stride(check_every, at.image)
         record, value, at = _iterate(space, at, solver, tol, max_steps, stride)
         space.found(value, at)
-        if space is not f and stride < max_steps and bool((record.codes != Status.CONVERGED.code).any()):
+        if space is not f and stride < max_steps and bool((missed := record.codes != Status.CONVERGED.code).any()):
             exact = f.measure(f.evaluate(value))  # what was measured on the way to a failure need not be z's residual
-            record = dataclasses.replace(record, residual=exact.residual, gap=exact.gap)
+            for column, found in ((record.residual, exact.residual), (record.gap, exact.gap)):
+                column[missed] = found.to(column)[missed]
     if torch.is_autocast_enabled(value.device.type):
         torch.clear_autocast_cache()  # PyTorch 2.6 would give casts made without a graph to whoever wants one next
     pairs = ((record.gap, record.residual), (record.steps, record.codes))
@@ -240,7 +243,7 @@ class SampleRecord:
         return cls(tol, 0.0, rows, residual, measured.gap, residual, residual, steps, steps, codes, codes >= 0)
 
     def observe(self, step: int, measured: Measurement) -> Tensor:
-        """Enter one measurement; True where it is the best so far: by its merit, give or take its slack.
+        """Enter one measurement; True where it is the best so far: at `tol`, or by its merit, give or take its slack.
 
         In NumPy, on the memory of the tensors: on a CPU this runs at every step, and on so few numbers an operation of
         PyTorch costs several of NumPy's.
@@ -255,14 +258,15 @@ class SampleRecord:
                 limit = limit + slack
         finished = self.finished.numpy()
         running, finite = ~finished, np.isfinite(residual)
-        better = running & finite & (merit <= limit)
+        reached = residual <= self.tol
+        better = running & finite & ((merit <= limit) | reached)
         np.copyto(self.steps.numpy(), step, where=running)
         for column, new in ((self.residual, residual), (self.gap, gap), (self.merit, merit)):
             np.copyto(column.numpy(), new, where=better)
         ends = (
             (~finite, Status.NONFINITE),
             (self._stalled(step, residual), Status.PRECISION),
-            (better & (residual <= self.tol), Status.CONVERGED),
+            (reached, Status.CONVERGED),
         )
         for mask, status in ends:
             if np.count_nonzero(mask):

@@ -6,7 +6,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from ..equation import AbstractMap, Evaluation
+from ..equation import AbstractMap, Evaluation, Measurement
 from ..tensors import per_sample, per_sample_norm
 from .base import AbstractSolver
 
@@ -23,37 +23,42 @@ class NewtonMap(AbstractMap):
 
     def __call__(self, z: Tensor) -> Tensor:
         system = self.f.linearise(z.detach())
-        gap = system.image.detach() - z
-        return z + system.solve(gap).to(z.dtype)
+        image = system.image.detach()
+        return (z + system.solve(image - z)).to(image.dtype)
 
     def evaluate(self, z: Tensor, drive: bool = False, energy: bool = False) -> Evaluation:
-        """What a solve that converges at z returns is z + p: f(z + p) − (z + p) is of the order of ‖p‖²."""
+        """A solve that ends at z returns the step from there, whose f(z) − z is of the order of ‖p‖² where t = 1."""
         image = self(z)
-        return Evaluation(z, image, state=image)
+        z = z.to(image.dtype)
+        return Evaluation(z, image, state=self._damped(z, image))
 
     def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
         return super().start(self.f.start(None).z.contiguous() if z0 is None else z0, drive, energy)
+
+    def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
+        """‖p‖ / ‖z + p‖, and ‖f(z) − z‖ at the point that is returned."""
+        return Measurement(at.measured[0], self._distance(at.value))
 
     def rows(self, index: Tensor) -> Self | None:
         rest = self.f.rows(index)
         return None if rest is None else dataclasses.replace(self, f=rest)
 
-    def descend(self, at: Evaluation) -> Tensor:
+    def _damped(self, z: Tensor, image: Tensor) -> Tensor:
         """z + tp with the first t of 1, ½, ¼ … that lowers ‖f(z) − z‖ enough, per sample; p is a direction of descent.
 
-        Where p is so short that rounding decides, or no t will do, t = 1.
+        Where p is no number, or so short that rounding decides, or no t will do, t = 1.
         """
-        p = at.gap
-        here = self._distance(at.z)
-        settled = per_sample_norm(p) <= torch.finfo(p.dtype).eps ** 0.5 * per_sample_norm(at.image)
+        p = image - z
+        here = self._distance(z)
+        settled = ~(per_sample_norm(p) > torch.finfo(p.dtype).eps ** 0.5 * per_sample_norm(image))
         length = torch.ones_like(here)
         for _ in range(HALVINGS):
-            trial = at.z + per_sample(length, p).to(p.dtype) * p
+            trial = z + per_sample(length, p).to(p.dtype) * p
             refused = ~(self._distance(trial) <= (1 - DECREASE * length) * here) & ~settled
             if not bool(refused.any()):
                 return trial
             length = torch.where(refused, 0.5 * length, length)
-        return torch.where(per_sample(refused, p), at.image, trial)
+        return torch.where(per_sample(refused, p), image, trial)
 
     def _distance(self, z: Tensor) -> Tensor:
         """‖f(z) − z‖."""
@@ -63,19 +68,16 @@ class NewtonMap(AbstractMap):
 @final
 @dataclasses.dataclass(frozen=True)
 class Newton(AbstractSolver[None]):
-    """z ← z + t(I − J)⁻¹(f(z) − z), J = ∂f/∂z, t = 1, ½, ¼ … until ‖f(z) − z‖ falls: no step makes it larger.
+    """z ← z + t(I − J)⁻¹(f(z) − z), J = ∂f/∂z, t = 1, ½, ¼ … until ‖f(z) − z‖ falls; 1 where no t makes it fall.
 
-    Converges from anywhere, in the end quadratically, where I − J is regular and ‖f(z) − z‖ keeps z bounded: as for
-    every kernel GLM with a semi-definite K, whatever A″ (docs/theory.md, fact 11). Its residual is ‖p‖ / ‖z + p‖, the
-    error of z to first order, which rounding in a steep f does not hide; it returns z + p, whose error is about the
-    square of that. As the solver of `Implicit` it solves
-    the adjoint system directly. For n entries a state, a step costs n products with J and n³ operations, and n²
-    numbers a sample; it looks at f at every trial, so it is not for CUDA graphs.
+    Converges from anywhere, in the end quadratically, where f is smooth, I − J regular and ‖f(z) − z‖ keeps z bounded:
+    as for every kernel GLM with a semi-definite K, whatever A″ (docs/theory.md, fact 11). At the kinks of ReLU it may
+    cycle, far from z*: start it near. Its residual is ‖p‖ / ‖z + p‖, the error of z to first order, which rounding in a
+    steep f does not hide; it returns z + p, whose error is about the square of that, and `error_bound` is that of
+    z + p. As the solver of `Implicit` it solves the adjoint system directly. For n entries a state, a step costs n
+    products with J and n³ operations, and n² numbers a sample; it looks at f at every trial, so it is not for CUDA
+    graphs.
     """
-
-    @property
-    def steady(self) -> bool:
-        return True
 
     def space(self, f: AbstractMap) -> AbstractMap:
         return NewtonMap(f)
@@ -84,4 +86,4 @@ class Newton(AbstractSolver[None]):
         return None
 
     def step(self, f: AbstractMap, at: Evaluation, memory: None) -> tuple[Tensor, None]:
-        return f.descend(at), None
+        return at.value, None

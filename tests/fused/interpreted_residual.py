@@ -16,3 +16,4 @@ residual, gap = residual_and_gap(torch.ones(2, 9), nothing)
 assert residual.isfinite().all() and (residual > 1e6).all() and torch.equal(gap, torch.full((2,), 3.0))
 assert residual_and_gap(nothing, nothing)[0].eq(0).all()
 assert residual_and_gap(nothing, nothing + torch.nan)[0].isnan().all()
+assert residual_and_gap(nothing + 3e18, nothing + 8e18)[0].isinf().all()  # ‖f(z)‖² overflows, ‖f(z) − z‖² does not

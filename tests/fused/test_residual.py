@@ -19,6 +19,13 @@ def test_the_residual_is_relative_to_the_image_and_finite_where_that_is_zero(dev
     assert residual[2].isfinite() and residual[2] > 1e6
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_residual_is_infinite_where_the_image_is_too_long_to_be_squared(device):
+    z, image = torch.tensor([[[1.0e19, 0.0]], [[1.9e19, 0.0]]], device=device)
+    residual, gap = relative_residual(Evaluation(z, image))
+    assert residual.isinf().all() and gap.isfinite().all()
+
+
 @needs_triton
 def test_the_residual_in_one_pass_is_the_residual():
     run_interpreted("interpreted_residual.py")

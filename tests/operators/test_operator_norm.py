@@ -129,6 +129,18 @@ def test_the_norm_is_followed_where_another_singular_value_overtakes(dtype):
         assert float(values.max() / W.norm(W.weight).detach()) <= (1.1 if step else 1 + 1e-5), step
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "values", [[1.3] + 63 * [1.0], 3 * [1.0] + 30 * [0.9] + 31 * [0.5]], ids=["one ahead", "three"]
+)
+def test_few_different_singular_values_soon_exhaust_the_search_which_then_still_finds_the_largest(values, dtype):
+    torch.manual_seed(0)
+    W, (left, right) = Dense(64, 64).to(dtype).eval(), torch.linalg.qr(torch.randn(2, 64, 64)).Q
+    with torch.no_grad():
+        W.weight.copy_(left @ torch.tensor(values).diag() @ right)
+    torch.testing.assert_close(float(W.norm(W.weight).detach()), values[0], rtol=1e-5, atol=0)
+
+
 def test_the_bound_is_followed_from_a_sudden_change_of_the_weight():
     cell, x = cell_of("conv", KERNELS["linear"], norm=0.9), input_of("conv")
     cell.train().bind(x)

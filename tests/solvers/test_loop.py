@@ -132,6 +132,14 @@ def test_even_a_solve_of_one_step_moves(solver, max_steps):
     assert (s.value - z0).flatten(1).norm(dim=1).min() > 0
 
 
+def test_a_sample_stops_as_soon_as_it_reaches_the_tolerance_even_if_an_energy_was_lower():
+    f = cell_of("dense", KERNELS["sigmoid"]).eval().bind(5 * input_of("dense", batch=32, seed=0))
+    runs = [kerneq.solve(f, None, Proximal(), tol=1e-3, max_steps=k, check_every=k) for k in range(1, 20)]
+    reached = torch.stack([s.converged for s in runs])
+    s = kerneq.solve(f, None, Proximal(), tol=1e-3)
+    assert reached.any(0).all() and torch.equal(s.steps, reached.int().argmax(0) + 1)
+
+
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_with_check_every_samples_finish_only_at_looks(solver):
     cell, x = cell_of("dense", KERNELS["gaussian"]), input_of("dense")
@@ -183,6 +191,14 @@ def test_a_solve_that_ends_at_the_input_itself_leaves_no_graph_either(solver):
     cell = cell_of("dense", KERNELS["linear"], norm=0.1, prox=Identity())
     s = kerneq.solve(cell.bind(input_of("dense")), None, solver, tol=0.3)
     assert bool(s.converged.all()) and not s.value.requires_grad
+
+
+@pytest.mark.parametrize("check_every", [1, 64])
+def test_what_diverges_has_not_converged_where_its_square_overflows(check_every):
+    """At z = 2⁶³, in float32, ‖f(z)‖² is infinite and ‖f(z) − z‖² is not."""
+    z0 = torch.ones(2, 3, dtype=torch.float32)
+    s = kerneq.solve(lambda z: 2 * z, z0, Picard(), max_steps=64, check_every=check_every)
+    assert s.status is Status.NONFINITE and not s.converged.any()
 
 
 def test_a_zero_image_is_far_from_an_equilibrium_and_not_an_infinite_value():

@@ -5,6 +5,7 @@ import torch
 from helpers import affine, cell_of, input_of
 
 import kerneq
+from kerneq.equation import Function
 from kerneq.gradients import Implicit
 from kerneq.kernels import Gaussian
 from kerneq.solvers import Newton, Proximal
@@ -53,6 +54,25 @@ def test_the_equation_of_a_cell_is_solved_too_each_sample_on_its_own(kind):
     torch.testing.assert_close(s.value, exact, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("check_every", [None, 3])
+@pytest.mark.parametrize("kind", ["dense", "conv"])
+def test_its_error_bound_is_that_of_the_point_it_returns(kind, check_every):
+    cell = cell_of(kind, Gaussian(0.5, split=2, hidden=6))
+    f = cell.bind(input_of(kind))
+    s = kerneq.solve(f, None, Newton(), tol=0.1, max_steps=3, check_every=check_every)
+    gap = (f(s.value) - s.value).flatten(1).norm(dim=1)
+    torch.testing.assert_close(s.error_bound, f.error_bound(gap).detach())
+
+
+def test_a_mate_that_fails_leaves_a_sample_its_own_residual():
+    """z = 10⁹(50 − e^z), where rounding hides f(z) − z from 10⁻⁶ on, beside z = z² + 1, which has no solution."""
+    c = torch.tensor([[1.0], [0.0]])
+    f = Function(lambda z, c: c * 1e9 * (50 - z.exp()) + (1 - c) * (z.square() + 1), (c,))
+    s = kerneq.solve(f, torch.full((2, 1), 0.3), Newton(), tol=1e-9, max_steps=30)
+    assert s.converged.tolist() == [True, False]
+    assert s.residual[0] <= 1e-9 < s.residual[1]
+
+
 def test_a_map_that_is_not_finite_at_the_start_is_reported():
     s = kerneq.solve(lambda z: z.exp() * torch.inf, torch.zeros(2, 3), Newton(), tol=1e-6, max_steps=5)
     assert s.status is kerneq.Status.NONFINITE
@@ -77,6 +97,22 @@ def test_states_may_be_one_number_a_sample():
     torch.testing.assert_close(a.grad, (z.cos() / (1 + 0.5 * z.sin())).sum())
 
 
+@pytest.mark.parametrize(("start", "own"), [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+def test_iterates_have_the_dtype_of_f(start, own):
+    s = kerneq.solve(lambda z: 0.5 * z.to(own).cos(), torch.zeros(2, 3, dtype=start), Newton(), tol=1e-7)
+    assert s.converged.all() and s.value.dtype == own
+    torch.testing.assert_close(s.value, 0.5 * s.value.cos())
+
+
+def test_under_autocast_an_adjoint_solved_to_half_precision_is_no_failure():
+    cell = cell_of("dense", Gaussian(0.5, split=2, hidden=6)).float()
+    layer = kerneq.Equilibrium(cell, solver=Newton(), gradient=Implicit(Newton()), tol=2e-2)
+    with torch.autocast("cpu", torch.bfloat16):
+        solution = layer(input_of("dense").float())
+    solution.value.sum().backward()  # without a warning
+    assert solution.converged.all() and solution.backward[0].all()
+
+
 @pytest.mark.parametrize("kind", ["dense", "conv"])
 def test_it_works_in_inference_mode(kind):
     layer = kerneq.Equilibrium(cell_of(kind, Gaussian(0.5, split=2, hidden=6)), solver=Newton(), tol=1e-9).eval()
@@ -84,6 +120,11 @@ def test_it_works_in_inference_mode(kind):
         expected = layer(input_of(kind)).value
     with torch.inference_mode():
         torch.testing.assert_close(layer(input_of(kind)).value, expected)
+
+
+def test_a_function_that_does_not_look_at_z_is_solved_too():
+    s = kerneq.solve(torch.ones_like, torch.zeros(2, 3), Newton(), tol=1e-10)
+    assert s.converged.all() and torch.equal(s.value, torch.ones(2, 3))
 
 
 def test_functions_work_in_inference_mode_too():

@@ -565,11 +565,9 @@ def models() -> None:
         first = [name, millions(size), str(equations.index(entry.equation) + 1)]
         for data in dict.fromkeys((*entry.published, *every.get(name, {}))) or ("",):
             published = f"{entry.published[data]}".replace(" ", "") if data in entry.published else ""
-            ours: Sequence[Measured | None] = every.get(name, {}).get(data) or [None]
-            for found in ours:
-                pictures = data.replace(" at ", "@").replace(" px", "")
-                table.add_row(*first, pictures, published, accuracy_text(found, size))
-                first, data, published = [""] * 3, "", ""
+            pictures = data.replace(" at ", "@").replace(" px", "")
+            table.add_row(*first, pictures, published, accuracy_text(every.get(name, {}).get(data), size))
+            first = [""] * 3
         papers.setdefault(entry.paper, []).append(name)
     show_table(table)
     console = Console()
@@ -577,7 +575,7 @@ def models() -> None:
         console.print(f"{place}: {equation}", markup=False, highlight=False)
     for paper, names in papers.items():
         console.print(f"{paper}: {', '.join(names)}", markup=False, highlight=False)
-    say("ours: on the test images, ± over seeds, otherwise one run; of several the first is by the recipe of today.")
+    say("ours: on the test images, by the recipe of today, ± over seeds, otherwise one run; docs/results.md has all.")
     say("In brackets the epochs trained, and the size where it was another.")
     shipped = (f"{name} ({Run(SHIPPED / name).test()['accuracy']:.2%})" for name in weights())
     say(f"Trained weights that ship, for kerneq predict: {', '.join(shipped)}")
@@ -594,7 +592,7 @@ def accuracy_text(found: "Measured | None", size: int) -> str:
 
 def millions(count: int) -> str:
     """A number of parameters in few digits."""
-    return f"{count / 1e6:.2f} M" if count >= 100_000 else f"{count / 1e3:.1f} k"
+    return f"{count / 1e6:.1f}M" if count >= 100_000 else f"{count / 1e3:.1f}k"
 
 
 @app.command()

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, final
 
 import torch
@@ -131,9 +131,9 @@ class Reported:
 
     @property
     def seconds(self) -> float:
-        """Time of training on all its devices together."""
-        processes = self.run.environment().get("processes")
-        return self.run.seconds() * (processes if isinstance(processes, int) else 1)
+        """Time of training on all its devices together: the epochs times the median one, as the first compiles."""
+        processes, epochs = self.run.environment().get("processes"), [row["seconds"] for row in self.run.rows()]
+        return float(median(epochs or [0.0])) * len(epochs) * (processes if isinstance(processes, int) else 1)
 
 
 def gather(folders: Sequence[Path]) -> list[Reported]:
@@ -184,7 +184,7 @@ class Result:
     parameters: int | None
     published: float | None
     epochs: int
-    seconds: float  # of training on all devices together, the mean over the seeds
+    seconds: float  # of training on all devices together, without what is special to one epoch; the mean over the seeds
     device: str
     settings: tuple[str, ...]  # the nearest experiment of the package, and what was changed of it
     runs: tuple[str, ...]  # the folders its records are in

@@ -25,8 +25,8 @@ def compose(runs: Sequence[Reported], title: str) -> Page:
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     lead = f"{count} on {', '.join(chapters)}. Test accuracies are of the test images; "
     lead += (
-        "validation accuracies are of images held out of training, and as the best of all epochs they flatter a little. "
-        "Device-seconds are the epochs that were trained times the median one, on all devices together."
+        "validation accuracies are of images held out of training, and as the best of all epochs they flatter a "
+        "little. Device-seconds are the epochs that were trained times the median one, on all devices together."
     )
     sections = [section for some in chapters.values() for section in sections_of(Chapter(tuple(some)))]
     return Page(title, lead, [*compare(runs), *sections])

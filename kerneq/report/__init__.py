@@ -1,11 +1,10 @@
 """Runs → one page: results beside the papers', curves, and every kind of evidence that was measured."""
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..run import TrainingError, write_atomically
-from ..run.folder import to_json
+from ..run import TrainingError
+from ..run.folder import write_json
 from .page import write_page
 from .results import Reported as Reported
 from .results import gather as gather
@@ -27,7 +26,6 @@ def render(folders: Sequence[Path], output: Path, title: str = "kerneq report") 
     except OSError as error:
         raise TrainingError(f"{output} could not be written: {error.strerror}.") from None
     if output.suffix == ".json":
-        table = {"results": [dataclasses.asdict(result) for result in results(runs)]}
-        write_atomically(output, (to_json(table, indent=2) + "\n").encode())
+        write_json(output, {"results": [result.row() for result in results(runs)]})
     else:
         write_page(compose(runs, title), output)

@@ -41,8 +41,7 @@ class Chapter:
 
 
 def scores(chapter: Chapter, measured: PartByRun) -> list[Block]:
-    labels = {one.run.path.as_posix(): one.label for one in chapter.runs}
-    seeds = [[labels[path] for path in result.runs if labels[path] in measured] for result in results(chapter.runs)]
+    seeds = [[one.label for one in result.runs if one.label in measured] for result in results(chapter.runs)]
     reliability, confusion = [], []
     for label in sorted({some[0] for some in seeds if some}, key=list(measured).index):
         found = measured[label]

@@ -48,7 +48,6 @@ class Task:
     name: str
     pictures: str  # the name, with the side of our pictures where that is not the papers'
     reached: Mapping[str, Sequence[Result]]
-    runs: Mapping[str, Reported]  # by their folders
 
     @property
     def published(self) -> dict[str, Published]:
@@ -58,17 +57,16 @@ class Task:
         rows, kinds = [], self.reproduced()
         for model, published in self.published.items():
             for found in self.reached.get(model, ()):
-                members = [self.runs[path] for path in found.runs]
-                first, *others = (one.label for one in members)
-                names = ", ".join((first, *(label.replace(first, "…") for label in others)))
+                first, *others = found.runs
+                names = ", ".join((first.label, *(one.label.replace(first.label, "…") for one in others)))
                 size, ours = number(found.parameters, ","), f"{100 * found.accuracy:.2f}"
                 if found.std is not None:
                     ours += f" ± {100 * found.std:.2f}, {found.seeds} seeds"
-                elif interval := members[0].interval(found.split):
+                elif interval := first.interval(found.split):
                     ours += f" ({100 * interval[0]:.2f}–{100 * interval[1]:.2f})"
-                if found.epochs < members[0].config.training.epochs:
-                    ours += f", {members[0].epochs} epochs"
-                seeds = ", ".join(f"{one.config.seed}" for one in members[1:])
+                if found.epochs < first.config.training.epochs:
+                    ours += f", {first.epochs} epochs"
+                seeds = ", ".join(f"{one.config.seed}" for one in others)
                 words = (names, (shlex.join(found.settings) or DASH) + (f" (and seed={seeds})" if seeds else ""))
                 gap = DASH if found.published is None else signed(100 * (found.accuracy - found.published))
                 kind = kinds.get(model) if found is self.reached[model][0] else None
@@ -102,8 +100,8 @@ class Task:
             gap = round(papers[0].percent - papers[1].percent, 2)
             if gap > math.hypot(*(paper.std or 0 for paper in papers)):
                 pairs = itertools.product(self.reached[high], self.reached[low])
-                a, b = min(pairs, key=lambda pair: (len(self.unlike(*pair)), sum(1 / found.seeds for found in pair)))
-                other, difference, variance = self.unlike(a, b), a.accuracy - b.accuracy, self.variance(a, b)
+                a, b = min(pairs, key=lambda pair: (len(unlike(*pair)), sum(1 / found.seeds for found in pair)))
+                other, difference, variance = unlike(a, b), a.accuracy - b.accuracy, self.variance(a, b)
                 kind: Kind = "unlike" if other else verdict(difference, variance)
                 if kind == "within" and self.name == self.pictures:
                     theirs = self.spread(high) + self.spread(low)
@@ -119,18 +117,13 @@ class Task:
         """The variance that another seed would add to one run, which cannot say it itself: the published one."""
         return self.spread(found.model) if found.std is None else 0.0
 
-    def described(self, found: Result) -> str:
-        """An accuracy, and the runs it is of."""
-        seeds = f", {found.seeds} seeds" if found.seeds > 1 else ""
-        return f"{100 * found.accuracy:.2f} of {self.runs[found.runs[0]].label}{seeds}"
-
     def variance(self, a: Result, b: Result) -> float:
         """Of the difference of two accuracies: picture by picture, by the runs that say which were wrong, if both have.
 
         Fewer seeds than are in the mean differ more, so the variance is none too small.
         """
         seeds = self.another_seed(a) + self.another_seed(b)
-        every = [[self.runs[path].wrong(found.split) for path in found.runs] for found in (a, b)]
+        every = [[one.wrong(found.split) for one in found.runs] for found in (a, b)]
         lists = [[wrong for wrong in wrongs if wrong is not None] for wrongs in every]
         if a.images != b.images or not all(lists):
             return a.variance + b.variance + seeds
@@ -140,13 +133,6 @@ class Task:
                 apart[place] += sign / len(wrongs)
         mean, square = sum(apart.values()) / a.images, sum(share**2 for share in apart.values()) / a.images
         return (square - mean**2) / a.images + a.seed_variance + b.seed_variance + seeds
-
-    def unlike(self, a: Result, b: Result) -> list[str]:
-        """The settings outside [model] in which two results differ; one may have ended before its last epoch."""
-        keys = [*differences(*(self.runs[found.runs[0]].config for found in (a, b)))]
-        if a.epochs != b.epochs and "training.epochs" not in keys:
-            keys.append("number of epochs trained")
-        return [key for key in keys if key not in ("seed", *INCIDENTAL) and not key.startswith("model.")]
 
 
 def compare(runs: Sequence[Reported]) -> list[Section]:
@@ -159,9 +145,8 @@ def compare(runs: Sequence[Reported]) -> list[Section]:
             reached.setdefault((name, pictures), {}).setdefault(found.model, []).append(found)
     if not reached:
         return []
-    by_path = {one.run.path.as_posix(): one for one in runs}
     names = list(dict.fromkeys(name for entry in MODELS.values() for name in entry.published))
-    tasks = [Task(*key, reached[key], by_path) for key in sorted(reached, key=lambda key: names.index(key[0]))]
+    tasks = [Task(*key, reached[key]) for key in sorted(reached, key=lambda key: names.index(key[0]))]
     orders = [(one, order) for one in tasks for order in one.orders()]
     orders.sort(key=lambda pair: list(ORDERS).index(pair[1].kind))
     summary = counted("figures", FIGURES, [kind for one in tasks for kind in one.reproduced().values()])
@@ -180,9 +165,7 @@ def compare(runs: Sequence[Reported]) -> list[Section]:
             a, b = order.ahead, order.behind
             gaps = (signed(order.gap, "g"), signed(100 * (a.accuracy - b.accuracy)))
             words = ORDERS[order.kind] + (f": another {', '.join(order.unlike)}" if order.unlike else "")
-            rows.append(
-                (f"{a.model} before {b.model}", where.pictures, *gaps, words, where.described(a), where.described(b))
-            )
+            rows.append((f"{a.model} before {b.model}", where.pictures, *gaps, words, described(a), described(b)))
         heads = ("order", "on", "published", "ours", "verdict", "the first", "the second")
         sections.append(Section("Published orders of two models", [Table(heads, rows, heads[1:2] + heads[4:])]))
     how = [
@@ -210,6 +193,20 @@ def counted(what: str, words: Mapping[Kind, str], kinds: Sequence[Kind]) -> str:
     """How many verdicts are of each kind."""
     many = [f"{kinds.count(kind)} {word}" for kind, word in words.items() if kind in kinds]
     return f"Of {len(kinds)} published {what}: {', '.join(many) or 'none'}."
+
+
+def described(found: Result) -> str:
+    """An accuracy, and the runs it is of."""
+    seeds = f", {found.seeds} seeds" if found.seeds > 1 else ""
+    return f"{100 * found.accuracy:.2f} of {found.runs[0].label}{seeds}"
+
+
+def unlike(a: Result, b: Result) -> list[str]:
+    """The settings outside [model] in which two results differ; one may have ended before its last epoch."""
+    keys = differences(a.runs[0].config, b.runs[0].config)
+    if a.epochs != b.epochs and "training.epochs" not in keys:
+        keys.append("number of epochs trained")
+    return [key for key in keys if key not in ("seed", *INCIDENTAL) and not key.startswith("model.")]
 
 
 def verdict(difference: float, variance: float) -> Kind:

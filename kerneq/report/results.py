@@ -187,7 +187,7 @@ class Result:
     seconds: float  # of training on all devices together, without what is special to one epoch; the mean over the seeds
     device: str
     settings: tuple[str, ...]  # the nearest experiment of the package, and what was changed of it
-    runs: tuple[str, ...]  # the folders its records are in
+    runs: tuple[Reported, ...]  # by their seeds
 
     @property
     def variance(self) -> float:
@@ -200,6 +200,10 @@ class Result:
     @property
     def seed_variance(self) -> float:
         return 0.0 if self.std is None else self.std**2 / self.seeds
+
+    def row(self) -> dict[str, Any]:
+        """The result as JSON has it, its runs by their folders."""
+        return {**vars(self), "runs": [one.run.path.as_posix() for one in self.runs]}
 
 
 def results(runs: Sequence[Reported]) -> list[Result]:
@@ -242,7 +246,7 @@ def results(runs: Sequence[Reported]) -> list[Result]:
                 seconds=round(fmean(one.seconds for one in shares), 1),
                 device=str(first.run.environment().get("device", "unknown")),
                 settings=first.settings,
-                runs=tuple(one.run.path.as_posix() for one in shares),
+                runs=tuple(shares),
             )
             found.append(((result.data, result.subset, result.model, result.split, *rank), result))
     return [result for _, result in sorted(found, key=lambda pair: pair[0])]

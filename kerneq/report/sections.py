@@ -69,12 +69,11 @@ def sections_of(chapter: Chapter) -> list[Section]:
 def tabulate(chapter: Chapter, reached: Sequence[Result]) -> list[Block]:
     """The accuracy of each run and over the seeds, what was not evaluated, and the other metrics on test images."""
     heads = ("run", "model", "seed", "parameters", "test accuracy", "95 % interval")
-    labels = {one.run.path.as_posix(): one.label for one in chapter.runs}
     groups = [found for found in reached if found.std is not None]
-    alone = {labels[path] for found in reached if found.std is None for path in found.runs}
+    alone = {one for found in reached if found.std is None for one in found.runs}
     rows: list[tuple[float, bool, tuple[str, ...]]] = []  # accuracy, whether a seed among others, cells
     for found in groups:
-        name, size = f"{labels[found.runs[0]]}, mean ± std", number(found.parameters, ",")
+        name, size = f"{found.runs[0].label}, mean ± std", number(found.parameters, ",")
         text = (f"{found.accuracy:.2%} ± {found.std:.2%}", DASH, DASH, f"{found.epochs}", f"{found.seconds:.0f}")
         rows.append((found.accuracy, False, (name, found.model, f"{found.seeds} seeds", size, *text)))
     for one in chapter.runs:
@@ -87,7 +86,7 @@ def tabulate(chapter: Chapter, reached: Sequence[Result]) -> list[Block]:
             f"{one.seconds:.0f}",
         )
         cells = (one.label, one.config.model.name, f"{one.config.seed}", *numbers)
-        rows.append((-1.0 if one.test is None else one.test, one.label not in alone, cells))
+        rows.append((-1.0 if one.test is None else one.test, one not in alone, cells))
     rows.sort(key=lambda row: row[0], reverse=True)
     best = next((place for place, (accuracy, seed, _) in enumerate(rows) if accuracy >= 0 and not seed), None)
     columns = (*heads, "best validation", "epochs", "device-seconds")
@@ -128,14 +127,14 @@ def draw_costs(chapter: Chapter, reached: Sequence[Result]) -> list[Drawing]:
     tested = [found for found in reached if found.split == "test"]
     shown = tested if len(tested) > 1 else [found for found in reached if found.split != "test"]
     drawings, y = [], "test accuracy (bars: 95 %)" if shown is tested else "accuracy on held-out images"
-    places = {one.run.path.as_posix(): place for place, one in enumerate(chapter.runs)}
+    places = {one: place for place, one in enumerate(chapter.runs)}
     for name, words in (("parameters", "parameters"), ("seconds", "training time in device-seconds")):
         points: list[figures.Point] = []
         for found in sorted(shown, key=lambda found: places[found.runs[0]]):
-            place, across = places[found.runs[0]], found.parameters if name == "parameters" else found.seconds
-            label = chapter.runs[place].label + (f", mean of {found.seeds} seeds" if found.seeds > 1 else "")
+            first, across = found.runs[0], found.parameters if name == "parameters" else found.seconds
+            label = first.label + (f", mean of {found.seeds} seeds" if found.seeds > 1 else "")
             noise = NOISE * found.variance**0.5 if found.images else 0.0
-            points += [(label, place, across, found.accuracy, noise)] if across is not None else []
+            points += [(label, places[first], across, found.accuracy, noise)] if across is not None else []
         if len(points) > 1:
             title, wide = f"Accuracy against {words.partition(' in ')[0]}", len(points) > len(figures.COLOURS)
             svg = figures.draw_points(points, words, y)

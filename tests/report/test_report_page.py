@@ -274,12 +274,12 @@ def test_accuracies_on_the_same_pictures_are_compared_picture_by_picture():
         words = dict.fromkeys(("data", "subset", "device"), "")
         return Result(
             **words, model="geq-5m", split="test", accuracy=accuracy, std=std, seeds=len(runs), images=1000,
-            parameters=None, published=None, epochs=1, seconds=0.0, settings=(), runs=runs,
+            parameters=None, published=None, epochs=1, seconds=0.0, settings=(),
+            runs=tuple(SimpleNamespace(wrong=lambda split, of=wrong[name]: of) for name in runs),
         )  # fmt: skip
 
     wrong = {"a": [*range(40)], "b": [*range(30), *range(50, 70)], "twin": [*range(40)], "old": None}
-    runs = {name: SimpleNamespace(wrong=lambda split, of=places: of) for name, places in wrong.items()}
-    pair = Task("cifar10", "cifar10", {}, runs)
+    pair = Task("cifar10", "cifar10", {})
     a, b = reached(0.96, "a"), reached(0.95, "b")
     # McNemar: 10 pictures are wrong in a only, 20 in b only. For another seed of a single run stands the published ±.
     published = 0.001**2

@@ -179,6 +179,11 @@ def rows(section: Any, path: str = "") -> list[tuple[str, Any, str]]:
     return sorted(found, key=lambda row: "." in row[0][len(path) :])
 
 
+def values(section: Any) -> dict[str, Any]:
+    """Every setting of a dataclass tree by its dotted key."""
+    return {key: value for key, value, _ in rows(section)}
+
+
 def write(section: Any, comments: bool = False) -> str:
     """The dataclass tree as TOML, one `key = value  # meaning` line a setting; `build` reads the same tree back."""
     lines: list[str] = []

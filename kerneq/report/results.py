@@ -19,7 +19,7 @@ from ..models import MODELS, from_config, parameters, task
 from ..run import Run, find_runs
 from ..run.config import EXPERIMENTS, Config, ConfigError, differences, load
 from ..run.folder import INCIDENTAL
-from ..settings import rows as settings_of
+from ..settings import NOTHING, values
 
 
 @final
@@ -163,9 +163,9 @@ def experiments() -> dict[str, Config]:
 
 def changes(first: Config, second: Config) -> list[str]:
     """The `key=value` that make the second run of the first, but for how it is computed."""
-    values = {key: "none" if value is None else value for key, value, _ in settings_of(second)}
-    keys = (key for key in differences(first, second) if key in values and key not in INCIDENTAL)
-    return [f"{key}={json.dumps(values[key])}".replace('"', "") for key in keys]
+    wanted = {key: NOTHING if value is None else value for key, value in values(second).items()}
+    keys = (key for key in differences(first, second) if key in wanted and key not in INCIDENTAL)
+    return [f"{key}={json.dumps(wanted[key])}".replace('"', "") for key in keys]
 
 
 @final

@@ -20,7 +20,7 @@ from ..equilibrium import Equilibrium
 from ..gradients import Implicit
 from ..models import ModelConfig, find, from_config
 from ..settings import ConfigError as ConfigError
-from ..settings import build, convert, rows, setting, suggestion, written
+from ..settings import build, convert, setting, suggestion, values, written
 from ..settings import write as write
 from ..solvers.base import CUDA_STRIDE
 
@@ -166,7 +166,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def differences(first: Config, second: Config) -> list[str]:
     """The dotted keys in which two configurations differ."""
-    a, b = ({key: value for key, value, _ in rows(config)} for config in (first, second))
+    a, b = values(first), values(second)
     return [key for key in {**a, **b} if key not in a or key not in b or a[key] != b[key]]
 
 
@@ -242,7 +242,7 @@ def _model(tables: Sequence[Any]) -> Model:
     name = convert("model.name", DEFAULT_MODEL if name is None else name, str)
     config = find(name).config
     own: dict[str, Any] = {}  # a table without a name is of the class that the model itself has there
-    for key, value, _ in rows(config):
+    for key, value in values(config).items():
         if key.endswith(".name"):
             put(own, key, value)
     table = reduce(partial(overlay, depth=1), said, own)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from ..settings import rows as rows_of
+from ..settings import values
 from . import checkpoint
 from .checkpoint import CheckpointError, TrainingError, write_atomically
 from .config import Config, ConfigError, differences, load, parse, write
@@ -356,13 +356,11 @@ def check_belongs(path: Path, facts: Mapping[str, Any], config: Config) -> None:
         before = parse(facts["config"])
     except (KeyError, ConfigError):
         return
-    values = [{key: value for key, value, _ in rows_of(each)} for each in (before, config)]
-    free = set(FREE)
-    if all(str(value["data.name"]).startswith("folder:") for value in values):
-        free.add("data.name")
+    moved = all(each.data.name.startswith("folder:") for each in (before, config))
+    free = (*FREE, "data.name") if moved else FREE
     changed = [key for key in differences(before, config) if key not in free]
     if changed:
-        then, now = (value.get(changed[0], "absent") for value in values)
+        then, now = (values(each).get(changed[0], "absent") for each in (before, config))
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
         raise CheckpointError(
             f"{path} was trained with other settings than the run's config.toml has: `{changed[0]}` was {then!r} and "
@@ -372,7 +370,7 @@ def check_belongs(path: Path, facts: Mapping[str, Any], config: Config) -> None:
 
 def write_json(path: Path, table: Mapping[str, Any]) -> None:
     """Make `path` hold the table, atomically."""
-    write_atomically(path, (to_json(table, indent=2) + "\n").encode(errors="replace"))
+    write_atomically(path, (to_json(table, indent=2) + "\n").encode())
 
 
 def finite(tree: Any) -> Any:

@@ -198,33 +198,34 @@ def run_sweep(sweep: Sweep, folder: Path, *, test: bool = False, loggers: Logger
     With `test` each is evaluated on the test images. `Stopped` (Ctrl-C) ends the sweep, which goes on when called
     again; a grid of which no cell can be configured is the `ConfigError` of the first, and one whose cells all hold
     runs of other settings, or damaged ones, a `TrainingError`."""
-    configs, problems = _configs(sweep)
-    if not configs:
-        raise ConfigError(next(iter(problems.values())))
-    cells = {cell.name: _look(cell, configs, problems, folder) for cell in sweep.cells()}
-    if all(cell.problem for cell in cells.values()):  # sweep.json is of other runs, and stays
-        raise TrainingError(next(cell.problem for cell in cells.values()))
+    planned = _plan(sweep)
+    if all(config is None for _, config, _ in planned):
+        raise ConfigError(planned[0][2])
+    cells = [_look(folder, *entry) for entry in planned]
+    if all(cell.problem for cell in cells):  # sweep.json is of other runs, and stays
+        raise TrainingError(cells[0].problem)
     folder.mkdir(parents=True, exist_ok=True)
-    for cell in (cell for cell in sweep.cells() if cell.name in configs):
-        problems[cell.name] = _train_cell(configs[cell.name], folder / cell.name, test, loggers)
-        cells[cell.name] = _look(cell, configs, problems, folder)
-        result = _gather(sweep, list(cells.values()))
+    for place, (cell, config, _) in enumerate(planned):
+        if config is None:
+            continue
+        problem = _train_cell(config, folder / cell.name, test, loggers)
+        cells[place] = _look(folder, cell, config, problem)
+        result = _gather(sweep, cells)
         write_json(folder / "sweep.json", dataclasses.asdict(result))
     if result.points:
         write_atomically(folder / "sweep.svg", draw(result).svg)
     return result
 
 
-def _configs(sweep: Sweep) -> tuple[dict[str, Config], dict[str, str]]:
-    """The configuration of each cell by its name, or the sentence that says why it has none."""
-    configs: dict[str, Config] = {}
-    problems: dict[str, str] = {}
+def _plan(sweep: Sweep) -> list[tuple[Cell, Config | None, str]]:
+    """Each cell with its configuration, or the sentence that says why it has none."""
+    planned: list[tuple[Cell, Config | None, str]] = []
     for cell in sweep.cells():
         try:
-            configs[cell.name] = sweep.config(cell)
+            planned.append((cell, sweep.config(cell), ""))
         except ConfigError as error:
-            problems[cell.name] = str(error)
-    return configs, problems
+            planned.append((cell, None, str(error)))
+    return planned
 
 
 def _train_cell(config: Config, path: Path, test: bool, loggers: Loggers) -> str:
@@ -254,18 +255,17 @@ def _finished(run: Run, epochs: int) -> bool:
 
 def collect(sweep: Sweep, folder: Path) -> SweepResult:
     """What the run folders of a sweep hold now; nothing is trained."""
-    configs, problems = _configs(sweep)
-    return _gather(sweep, [_look(cell, configs, problems, folder) for cell in sweep.cells()])
+    return _gather(sweep, [_look(folder, *entry) for entry in _plan(sweep)])
 
 
-def _look(cell: Cell, configs: Mapping[str, Config], problems: Mapping[str, str], folder: Path) -> CellResult:
+def _look(folder: Path, cell: Cell, config: Config | None, problem: str) -> CellResult:
     """What the run folder of a cell holds now; one that is damaged, or of other settings, is a problem of its own."""
-    run, problem = Run(folder / cell.name), problems.get(cell.name, "")
+    run = Run(folder / cell.name)
     validation = accuracy = None
     try:
-        if not problem and run.exists:
-            run.check_same(configs[cell.name])
-            if _finished(run, configs[cell.name].training.epochs):
+        if config is not None and not problem and run.exists:
+            run.check_same(config)
+            if _finished(run, config.training.epochs):
                 validation, accuracy = run.best_accuracy(), run.test().get("accuracy")
     except TrainingError as error:
         problem = str(error)

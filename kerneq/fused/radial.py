@@ -82,17 +82,14 @@ def radial_hvp(
             return _with_dims(pulled, dims)
 
         return fused
-    last, dtype = is_only_channels_last(a), working_dtype(a.dtype)
-    r = cut((a - v).to(a.dtype), split, patch, last)
-    Qr = _reordered(Q, split, patch, last).to(r.dtype)
-    q = r @ Qr
-    s = gamma * (q * r).sum(-1, dtype=dtype)
-    w, slope = formula.weight(s).unsqueeze(-1).to(r.dtype), 2 * gamma * formula.slope(s)
+    last = is_only_channels_last(a)
+    Q, q, s = _products(a, v, Q, gamma, split, patch, last)
+    w, slope = formula.weight(s).unsqueeze(-1).to(q.dtype), 2 * gamma * formula.slope(s)
 
     def plain(y: Tensor) -> Tensor:
-        y = cut(_picture(y), split, patch, last).to(r.dtype)
-        c = (slope * (y * q).sum(-1, dtype=dtype)).unsqueeze(-1).to(r.dtype)  # ⟨yQ, r⟩ = ⟨y, q⟩
-        return _with_dims(join(torch.addcmul(w * (y @ Qr), c, q), a, split, patch, last), dims)
+        y = cut(_picture(y), split, patch, last).to(q.dtype)
+        c = (slope * (y * q).sum(-1, dtype=s.dtype)).unsqueeze(-1).to(q.dtype)  # ⟨yQ, r⟩ = ⟨y, q⟩
+        return _with_dims(join(torch.addcmul(w * (y @ Q), c, q), a, split, patch, last), dims)
 
     return plain
 
@@ -118,11 +115,22 @@ def plain_step(
 ) -> tuple[Tensor, Tensor | None]:
     """`radial_step` of pictures in plain PyTorch; m in the dtype and memory order of `a`."""
     last = is_only_channels_last(a)
-    r = cut(a if v is None else (a - v).to(a.dtype), split, patch, last)
-    q = r @ _reordered(Q, split, patch, last).to(r.dtype)
-    s = gamma * (q * r).sum(-1, dtype=working_dtype(a.dtype))
+    _, q, s = _products(a, v, Q, gamma, split, patch, last)
     m = formula.weight(s).unsqueeze(-1).to(q.dtype) * q
     return join(m, a, split, patch, last), formula.height(s).sum(1) / gamma if value else None
+
+
+def _products(
+    a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor, split: int, patch: int, last: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Q in the order and dtype of the patches r of a − v, q = rQ, (batch, patches, n), and s = γ⟨q, r⟩."""
+    r = cut(a if v is None else (a - v).to(a.dtype), split, patch, last)
+    if last:  # from (channel, pixel), as Q's entries are counted, to (pixel, channel)
+        pixels = patch * patch
+        Q = Q.reshape(split, pixels, split, pixels).permute(1, 0, 3, 2).reshape(Q.shape)
+    Q = Q.to(r.dtype)
+    q = r @ Q
+    return Q, q, gamma * (q * r).sum(-1, dtype=working_dtype(a.dtype))
 
 
 class _Step(torch.autograd.Function):
@@ -196,11 +204,3 @@ def join(x: Tensor, like: Tensor, split: int, patch: int, last: bool) -> Tensor:
         blocks = x.reshape(B, h, w, g, patch, patch, split).permute(0, 1, 4, 2, 5, 3, 6)
         return blocks.reshape(B, H, W, C).permute(0, 3, 1, 2)
     return x.reshape(B, g, h, w, split, patch, patch).permute(0, 1, 4, 2, 5, 3, 6).reshape(B, C, H, W)
-
-
-def _reordered(Q: Tensor, split: int, patch: int, last: bool) -> Tensor:
-    """Q, its entries counted (channel, pixel), counted (pixel, channel) where the patches run that way."""
-    if not last:
-        return Q
-    pixels = patch * patch
-    return Q.reshape(split, pixels, split, pixels).permute(1, 0, 3, 2).reshape(Q.shape)

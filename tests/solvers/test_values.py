@@ -61,10 +61,3 @@ def test_without_a_nonlinearity_the_linear_kernel_is_a_linear_system():
     s = kerneq.solve(f, cell.initial(f), Proximal(), tol=1e-12, max_steps=500)
     W, a = f.operator.weight, f.binding.a
     torch.testing.assert_close(s.value, torch.linalg.solve(torch.eye(5) - W.mT @ W, a.mT).mT, rtol=1e-8, atol=1e-8)
-
-
-def test_a_channels_last_input_gives_the_same_equilibrium():
-    cell, x = cell_of("conv", KERNELS["gaussian"]), input_of("conv")
-    layer = kerneq.Equilibrium(cell, tol=1e-12, max_steps=200).eval()
-    with torch.no_grad():
-        torch.testing.assert_close(layer(x).value, layer(x.to(memory_format=torch.channels_last)).value)

@@ -26,6 +26,25 @@ ORDERS: dict[Kind, str] = {
     "within": "undecided",
     "unlike": "not compared",
 }
+# How these tables are made, a paragraph each.
+HOW = (
+    "Runs of experiments whose names end in -paper follow the papers' recipes, all others our own, some with other "
+    "parts in the model (the last column says which): a figure above the published one confirms no recipe.",
+    "Of several rows of a model the first counts: the settings of its experiment file or the nearest to them, "
+    "training that came to its end, runs whose weights are here before others; what a run reached on the test "
+    "images plays no part. Ours is the mean ± standard deviation over seeds, or one run with its 95 % interval; "
+    "the last column repeats it.",
+    "An order is published where two figures differ by more than the ± of their difference; it is looked for in "
+    "the two results whose settings outside [model] differ least, of several such pairs in the one with the most "
+    "seeds, and where the settings differ it is not compared. Undecided is what lies within the noise; smaller "
+    "than published, where besides the published lead is ruled out. Where no seeds are named it is one run.",
+    "Noise is 1.96 standard errors: those of a share of so many images (for an order, of differences picture by "
+    "picture where records of both have them), of the seeds, and the papers' ±, which is also taken for what "
+    "another seed would change where there is one run of ours; where none is published (five-classes) that is left "
+    "out.",
+    "five-classes: classes 0 to 4 of CIFAR-10; super-classes, unseen-classes: the 20 super-classes of CIFAR-100, "
+    "in pictures of the sub-classes that were, and were not, trained on.",
+)
 
 
 @final
@@ -34,10 +53,17 @@ class Order:
     """Two models of which one is published to be ahead, and the results of ours that say whether it is."""
 
     kind: Kind
+    pictures: str  # on which
     gap: float  # published, in points
     ahead: Result
     behind: Result
     unlike: Sequence[str]  # settings in which the two differ, outside the model
+
+    def row(self) -> tuple[str, ...]:
+        a, b = self.ahead, self.behind
+        gaps = (signed(self.gap, "g"), signed(100 * (a.accuracy - b.accuracy)))
+        words = ORDERS[self.kind] + (f": another {', '.join(self.unlike)}" if self.unlike else "")
+        return (f"{a.model} before {b.model}", self.pictures, *gaps, words, described(a), described(b))
 
 
 @final
@@ -106,7 +132,7 @@ class Task:
                 if kind == "within" and self.name == self.pictures:
                     theirs = self.spread(high) + self.spread(low)
                     kind = "smaller" if verdict(difference - gap / 100, variance + theirs) == "below" else kind
-                orders.append(Order(kind, gap, a, b, other))
+                orders.append(Order(kind, self.pictures, gap, a, b, other))
         return orders
 
     def spread(self, model: str) -> float:
@@ -147,11 +173,10 @@ def compare(runs: Sequence[Reported]) -> list[Section]:
         return []
     names = list(dict.fromkeys(name for entry in MODELS.values() for name in entry.published))
     tasks = [Task(*key, reached[key]) for key in sorted(reached, key=lambda key: names.index(key[0]))]
-    orders = [(one, order) for one in tasks for order in one.orders()]
-    orders.sort(key=lambda pair: list(ORDERS).index(pair[1].kind))
+    orders = sorted((o for one in tasks for o in one.orders()), key=lambda order: list(ORDERS).index(order.kind))
     summary = counted("figures", FIGURES, [kind for one in tasks for kind in one.reproduced().values()])
     if orders:
-        summary += f" {counted('orders of two models', ORDERS, [order.kind for _, order in orders])}"
+        summary += f" {counted('orders of two models', ORDERS, [order.kind for order in orders])}"
     absent = [name for name in names if name not in (one.name for one in tasks)]
     summary += f" No run yet on {', '.join(absent)}." if absent else ""
     sections = [Section("The papers' figures", [Paragraph(summary)], chapter=True)]
@@ -160,33 +185,10 @@ def compare(runs: Sequence[Reported]) -> list[Section]:
         note = [larger] if one.name != one.pictures else []
         sections.append(Section(f"Published and ours on {one.pictures}", [*note, one.table()]))
     if orders:
-        rows = []
-        for where, order in orders:
-            a, b = order.ahead, order.behind
-            gaps = (signed(order.gap, "g"), signed(100 * (a.accuracy - b.accuracy)))
-            words = ORDERS[order.kind] + (f": another {', '.join(order.unlike)}" if order.unlike else "")
-            rows.append((f"{a.model} before {b.model}", where.pictures, *gaps, words, described(a), described(b)))
+        rows = [order.row() for order in orders]
         heads = ("order", "on", "published", "ours", "verdict", "the first", "the second")
         sections.append(Section("Published orders of two models", [Table(heads, rows, heads[1:2] + heads[4:])]))
-    how = [
-        "Runs of experiments whose names end in -paper follow the papers' recipes, all others our own, some with other "
-        "parts in the model (the last column says which): a figure above the published one confirms no recipe.",
-        "Of several rows of a model the first counts: the settings of its experiment file or the nearest to them, "
-        "training that came to its end, runs whose weights are here before others; what a run reached on the test "
-        "images plays no part. Ours is the mean ± standard deviation over seeds, or one run with its 95 % interval; "
-        "the last column repeats it.",
-        "An order is published where two figures differ by more than the ± of their difference; it is looked for in "
-        "the two results whose settings outside [model] differ least, of several such pairs in the one with the most "
-        "seeds, and where the settings differ it is not compared. Undecided is what lies within the noise; smaller "
-        "than published, where besides the published lead is ruled out. Where no seeds are named it is one run.",
-        "Noise is 1.96 standard errors: those of a share of so many images (for an order, of differences picture by "
-        "picture where records of both have them), of the seeds, and the papers' ±, which is also taken for what "
-        "another seed would change where there is one run of ours; where none is published (five-classes) that is left "
-        "out.",
-        "five-classes: classes 0 to 4 of CIFAR-10; super-classes, unseen-classes: the 20 super-classes of CIFAR-100, "
-        "in pictures of the sub-classes that were, and were not, trained on.",
-    ]
-    return [*sections, Section("How these tables are made", [Paragraph(text) for text in how])]
+    return [*sections, Section("How these tables are made", [Paragraph(text) for text in HOW])]
 
 
 def counted(what: str, words: Mapping[Kind, str], kinds: Sequence[Kind]) -> str:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, final
@@ -221,32 +221,40 @@ def results(runs: Sequence[Reported]) -> list[Result]:
     groups += [[one] for one in runs if (but_for_seed(one.run), one.config.seed) not in grouped]
     found = []
     for group in (sorted(group, key=lambda one: one.config.seed) for group in groups):
-        first, words = group[0], group[0].settings
-        early, absent = len(first.run.rows()) < first.config.training.epochs, not any(one.weights for one in group)
-        changed = sum(not word.startswith("seed=") for word in words)
-        rank = (len(words[0]) if words else math.inf, changed, early, absent, first.label)
         splits = [split for split in ("test", "unknown") if any(one.scores(split) for one in group)]
         for split in splits or ["validation"]:
             shares = {one: share for one in group if (share := one.accuracy(split)) is not None}
-            if not shares:
-                continue
-            first, (mean, std) = next(iter(shares)), spread([*shares.values()])
-            result = Result(
-                model=first.config.model.name,
-                data=first.config.data.pictures,
-                subset=first.config.data.subset,
-                split=split,
-                accuracy=round(mean, 6),
-                std=None if std is None else round(std, 6),
-                seeds=len(shares),
-                images=first.scores(split).get("images") or 0,
-                parameters=first.parameters,
-                published=first.published(split),
-                epochs=len(first.run.rows()),
-                seconds=round(fmean(one.seconds for one in shares), 1),
-                device=str(first.run.environment().get("device", "unknown")),
-                settings=first.settings,
-                runs=tuple(shares),
-            )
-            found.append(((result.data, result.subset, result.model, result.split, *rank), result))
-    return [result for _, result in sorted(found, key=lambda pair: pair[0])]
+            found += [_result(split, shares)] if shares else []
+    return sorted(found, key=_place)
+
+
+def _result(split: str, shares: Mapping[Reported, float]) -> Result:
+    """The result of runs of one seed each, by their accuracies on a split."""
+    first, (mean, std) = next(iter(shares)), spread([*shares.values()])
+    return Result(
+        model=first.config.model.name,
+        data=first.config.data.pictures,
+        subset=first.config.data.subset,
+        split=split,
+        accuracy=round(mean, 6),
+        std=None if std is None else round(std, 6),
+        seeds=len(shares),
+        images=first.scores(split).get("images") or 0,
+        parameters=first.parameters,
+        published=first.published(split),
+        epochs=len(first.run.rows()),
+        seconds=round(fmean(one.seconds for one in shares), 1),
+        device=str(first.run.environment().get("device", "unknown")),
+        settings=first.settings,
+        runs=tuple(shares),
+    )
+
+
+def _place(found: Result) -> tuple[Any, ...]:
+    """Where a result stands among others: by its task and model, then by what counts."""
+    first, words = found.runs[0], found.settings
+    changed = sum(not word.startswith("seed=") for word in words)
+    early = found.epochs < first.config.training.epochs
+    absent = not any(one.weights for one in found.runs)
+    counts = (len(words[0]) if words else math.inf, changed, early, absent, first.label)
+    return (found.data, found.subset, found.model, found.split, *counts)

@@ -89,15 +89,7 @@ def load_sweep(file: str, changes: Sequence[str] = ()) -> Sweep:
     """A sweep of the package by its name, a file with a [grid], or any experiment, over the values of `key=a,b,c`.
 
     A change replaces the axis of its key; one of a single value is a setting of all cells."""
-    path, bare = Path(file), "/" not in file and not file.endswith(".toml")
-    if bare and (SWEEPS / f"{file}.toml").is_file():
-        path = SWEEPS / f"{file}.toml"
-    experiment = bare and path.parent != SWEEPS and (EXPERIMENTS / f"{file}.toml").is_file()
-    if bare and not experiment and not path.is_file():
-        hint = suggestion(file, [known.stem for known in (*SWEEPS.glob("*.toml"), *EXPERIMENTS.glob("*.toml"))])
-        known = ", ".join(sorted(known.stem for known in SWEEPS.glob("*.toml")))
-        raise ConfigError(f"There is no sweep or experiment {file!r}.{hint} The sweeps are: {known}.")
-    table: dict[str, Any] = {"base": file} if experiment else read_toml(path)
+    path, table = _find(file)
     grid = table.pop("grid", {})
     axes = _axes(grid) if isinstance(grid, Mapping) else {}
     for change in changes:
@@ -110,6 +102,23 @@ def load_sweep(file: str, changes: Sequence[str] = ()) -> Sweep:
     if "seed" in axes:  # fastest, so that a sweep that is cut short has whole points
         axes["seed"] = axes.pop("seed")
     return Sweep(path.name.removesuffix(".toml"), table, path.parent, axes)
+
+
+def _find(file: str) -> tuple[Path, dict[str, Any]]:
+    """Where a sweep is, and its table; an experiment of the package is the `base` of an empty one."""
+    path = Path(file)
+    if "/" in file or file.endswith(".toml"):
+        return path, read_toml(path)
+    sweep, experiment = (folder / f"{file}.toml" for folder in (SWEEPS, EXPERIMENTS))
+    if sweep.is_file():
+        return sweep, read_toml(sweep)
+    if experiment.is_file():
+        return path, {"base": file}
+    if path.is_file():
+        return path, read_toml(path)
+    sweeps, experiments = ([known.stem for known in folder.glob("*.toml")] for folder in (SWEEPS, EXPERIMENTS))
+    hint = suggestion(file, [*sweeps, *experiments])
+    raise ConfigError(f"There is no sweep or experiment {file!r}.{hint} The sweeps are: {', '.join(sorted(sweeps))}.")
 
 
 def _axes(grid: Mapping[str, Any], path: str = "") -> dict[str, Mapping[str, Mapping[str, Any]]]:

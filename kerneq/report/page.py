@@ -121,27 +121,29 @@ def html(page: Page) -> str:
 
 def markdown(page: Page, folder: str) -> str:
     """The page as Markdown, its figures in `folder`."""
-    files, lines = page.files(), [f"# {plain(page.title)}", "", plain(page.lead)]
+    files, parts = page.files(), [f"# {plain(page.title)}", plain(page.lead)]
     for section in page.sections:
-        lines += ["", f"{'##' if section.chapter else '###'} {plain(section.title)}"]
+        parts.append(f"{'##' if section.chapter else '###'} {plain(section.title)}")
         for block in section.blocks:
-            lines.append("")
             if isinstance(block, Paragraph):
-                lines += [plain(block.text), *(["", f"    {block.command}"] if block.command else [])]
+                parts += [plain(block.text), *([f"    {block.command}"] if block.command else [])]
             elif isinstance(block, Table):
-                rules = [":--" if block.left(heading) else "--:" for heading in block.headings]
-                rows = [[plain(cell) for cell in row] for row in block.rows]
-                if block.best is not None:
-                    rows[block.best] = [f"**{cell}**" if cell else cell for cell in rows[block.best]]
-                for row in ([plain(heading) for heading in block.headings], rules, *rows):
-                    lines.append(f"| {' | '.join(row)} |")
+                parts.append(_markdown_table(block))
             else:
                 for drawing in block:
                     # A space or a bracket would end the address; and a folder's name may be no text.
                     address = quote(f"{folder}/{files[drawing]}", errors="surrogateescape")
-                    lines += [f"![{plain(drawing.caption)}]({address})", ""]
-                lines.pop()
-    return "\n".join(lines) + "\n"
+                    parts.append(f"![{plain(drawing.caption)}]({address})")
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown_table(table: Table) -> str:
+    rules = [":--" if table.left(heading) else "--:" for heading in table.headings]
+    rows = [[plain(cell) for cell in row] for row in table.rows]
+    if table.best is not None:
+        rows[table.best] = [f"**{cell}**" if cell else cell for cell in rows[table.best]]
+    lines = ([plain(heading) for heading in table.headings], rules, *rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def plain(text: str) -> str:

@@ -12,7 +12,7 @@ from .cells import AbstractCell
 from .equation import AbstractMap, Function, as_map
 from .gradients import AbstractGradient, Implicit, Unrolled
 from .gradients.transforms import opaque
-from .solution import OnFailure, Solution, Status, check_limits, check_on_failure
+from .solution import OnFailure, Solution, Status, check_limits
 from .solvers import AbstractSolver, Anderson, Proximal, solve
 from .solvers.base import untraced
 from .tensors import check_kind, is_only_channels_last, is_traced, is_transformed
@@ -53,8 +53,7 @@ class Equilibrium(nn.Module):
         check_kind("cell", cell, AbstractCell)
         check_kind("solver", solver, AbstractSolver)
         check_kind("gradient", gradient, AbstractGradient)
-        check_limits(tol, max_steps, check_every)
-        check_on_failure(on_failure)
+        check_limits(tol, max_steps, check_every, on_failure)
         self.cell, self.solver, self.gradient = cell, solver, gradient
         self.tol, self.max_steps = tol, max_steps
         self.check_every, self.on_failure = check_every, on_failure

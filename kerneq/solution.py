@@ -120,18 +120,14 @@ def settle(solution: Solution, on_failure: OnFailure, where: str = "The equilibr
     return solution
 
 
-def check_on_failure(on_failure: str) -> None:
-    """Refuse a word that says nothing about what to do with a failed solve."""
-    if on_failure not in ("raise", "warn", "return"):
-        raise ValueError(f"`on_failure` must be 'raise', 'warn' or 'return', got {on_failure!r}.")
-
-
-def check_limits(tol: float, max_steps: int, check_every: int | None = None) -> None:
-    """Refuse a tolerance, a step limit or a stride that means nothing."""
+def check_limits(tol: float, max_steps: int, check_every: int | None = None, on_failure: str = "return") -> None:
+    """Refuse a tolerance, a step limit, a stride or a word about failed solves that means nothing."""
     check_positive("tol", tol)
     check_whole("max_steps", max_steps)
     if check_every is not None:
         check_whole("check_every", check_every)
+    if on_failure not in ("raise", "warn", "return"):
+        raise ValueError(f"`on_failure` must be 'raise', 'warn' or 'return', got {on_failure!r}.")
 
 
 def final_codes(residual: Tensor, tol: float) -> Tensor:

@@ -19,7 +19,7 @@ from ..equation import (
     as_map,
 )
 from ..operators import bound, conjugate_gradient
-from ..solution import OnFailure, Solution, check_limits, check_on_failure, final_codes, settle
+from ..solution import OnFailure, Solution, check_limits, final_codes, settle
 from ..solvers.anderson import Anderson
 from ..solvers.base import AbstractSolver, look_stride, solve
 from ..solvers.features import InFeatures
@@ -60,8 +60,7 @@ class Implicit(AbstractGradient):
     def __post_init__(self) -> None:
         if self.solver is not None and not isinstance(self.solver, ConjugateGradient):
             check_kind("solver", self.solver, AbstractSolver)
-        check_limits(self.tol, self.max_steps, self.check_every)
-        check_on_failure(self.on_failure)
+        check_limits(self.tol, self.max_steps, self.check_every, self.on_failure)
 
     def attach(self, f: Map, z: Tensor) -> Tensor:
         f = as_map(f)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..equation import AbstractMap, Evaluation, Map, Measurement, as_map
-from ..solution import OnFailure, Solution, Status, check_limits, check_on_failure, final_codes, settle
+from ..solution import OnFailure, Solution, Status, check_limits, final_codes, settle
 from ..tensors import check_kind, is_exported, per_sample, restrict, take_samples, working_dtype
 
 Memory = TypeVar("Memory")
@@ -81,8 +81,7 @@ def solve(
     None: z = 0, whose evaluation needs no Wz.
     """
     check_kind("solver", solver, AbstractSolver)
-    check_limits(tol, max_steps, check_every)
-    check_on_failure(on_failure)
+    check_limits(tol, max_steps, check_every, on_failure)
     return untraced(_solve, as_map(f), z0, solver, tol, max_steps, check_every, on_failure)
 
 

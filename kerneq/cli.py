@@ -373,15 +373,7 @@ def predict(
         write_csv(predictions, min(top, len(predictor.trained.classes)))
     elif predictions:
         title = f"{predictor.trained.config.model.name}, {checkpoint} weights of {run}"
-        show_table(prediction_table(predictions, title))
-        missed = Counter(p.status.value for p in predictions if p.status is not None and not p.converged)
-        for reason, count in missed.items():
-            words = f"{count} of {len(predictions)} predictions come from an unfinished equilibrium."
-            say(f"{words} {reason}", "yellow")
-        if certify and not any(p.radius for p in predictions):
-            say("Radius 0: of this model no perturbation is certified. `geq-certified` is made for it.", "yellow")
-        if not predictor.trained.named:
-            say(NUMBERED, "yellow")
+        show_predictions(predictions, title, predictor.trained.named)
     if saliency is not None and predictions:
         sheet, drawn = draw_predictions(predictor, predictions)
         write_atomically(saliency, png(sheet))
@@ -391,6 +383,19 @@ def predict(
         complain(failure["problem"])
     if failures:
         sys.exit(1)
+
+
+def show_predictions(predictions: "Sequence[Prediction]", title: str, named: bool) -> None:
+    """Print a table of the predictions, and below it what keeps them from being taken at their word."""
+    show_table(prediction_table(predictions, title))
+    missed = Counter(p.status.value for p in predictions if p.status is not None and not p.converged)
+    for reason, count in missed.items():
+        words = f"{count} of {len(predictions)} predictions come from an unfinished equilibrium."
+        say(f"{words} {reason}", "yellow")
+    if all(p.radius == 0 for p in predictions):
+        say("Radius 0: of this model no perturbation is certified. `geq-certified` is made for it.", "yellow")
+    if not named:
+        say(NUMBERED, "yellow")
 
 
 def write_csv(predictions: "Sequence[Prediction]", top: int) -> None:

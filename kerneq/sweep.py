@@ -36,6 +36,7 @@ from .settings import Written, suggestion, written
 from .training import AbstractLogger, train
 
 SWEEPS = EXPERIMENTS / "sweeps"  # those that come with the package
+Axis = Mapping[str, Mapping[str, Any]]  # by the label of each value, the table of settings it stands for
 Loggers = Callable[[Path], Sequence[AbstractLogger]]  # of the run in a folder
 
 
@@ -52,12 +53,12 @@ class Cell:
 @final
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """An experiment, as a table, and for each axis of the grid its values by their labels."""
+    """An experiment, as a table, and the axes of the grid."""
 
     name: str
     table: Mapping[str, Any]
     folder: Path  # from which a `base` is looked for
-    axes: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    axes: Mapping[str, Axis]
 
     def cells(self) -> list[Cell]:
         """Every combination of values, the last axis moving fastest."""
@@ -121,9 +122,9 @@ def _find(file: str) -> tuple[Path, dict[str, Any]]:
     raise ConfigError(f"There is no sweep or experiment {file!r}.{hint} The sweeps are: {', '.join(sorted(sweeps))}.")
 
 
-def _axes(grid: Mapping[str, Any], path: str = "") -> dict[str, Mapping[str, Mapping[str, Any]]]:
+def _axes(grid: Mapping[str, Any], path: str = "") -> dict[str, Axis]:
     """The axes in a tree of tables: its lists, by their dotted keys."""
-    found: dict[str, Mapping[str, Mapping[str, Any]]] = {}
+    found: dict[str, Axis] = {}
     for name, entry in grid.items():
         if isinstance(entry, Mapping):
             found |= _axes(entry, f"{path}{name}.")
@@ -134,8 +135,8 @@ def _axes(grid: Mapping[str, Any], path: str = "") -> dict[str, Mapping[str, Map
     return found
 
 
-def _axis(key: str, values: Sequence[Any]) -> dict[str, Mapping[str, Any]]:
-    """The values of an axis by their labels, each as the table of settings it stands for."""
+def _axis(key: str, values: Sequence[Any]) -> Axis:
+    """The values of the axis of a key."""
     found: dict[str, Mapping[str, Any]] = {}
     for value in values:
         table: dict[str, Any] = {}

@@ -191,20 +191,21 @@ def proposition2(c: Constants, margin: float, samples: int, delta: float) -> Com
         j = max(1, math.ceil(-math.log2(deviation)))
         return lemma2(c.size / 2 * 4.0**j, samples, delta / (j * (j + 1)))
 
-    scale = 16 * c.width * math.log(24 * c.width)
-    geq, opteq = (_printed_gap(scale * bracket**2, c, margin, samples, delta) for bracket in _brackets(c))
+    geq, opteq = _printed_gaps(16 * c.width * math.log(24 * c.width), c, margin, samples, delta)
     return Comparison(Bound(geq, proved(_geq_change)), Bound(opteq, proved(_opteq_change)))
 
 
-def _printed_gap(complexity: float, c: Constants, margin: float, samples: int, delta: float) -> float:
+def _printed_gaps(scale: float, c: Constants, margin: float, samples: int, delta: float) -> list[float]:
+    """GEQ's and OptEq's, with `scale` for 16 h ln(24h)."""
     extra = math.log(samples * math.sqrt(samples) / delta)
-    return math.sqrt((complexity * c.published_size / margin**2 + extra) / samples)
+    sizes = (scale * bracket**2 * c.published_size / margin**2 for bracket in _brackets(c))
+    return [math.sqrt((size + extra) / samples) for size in sizes]
 
 
 def theorem2(c: Constants, margin: float, samples: int, delta: float) -> Comparison:
     """KerDEQ's form of Proposition 2, up to a constant, which is 1 here: 16 h ln(24h) is h ln h."""
-    ours, scale = proposition2(c, margin, samples, delta), c.width * math.log(c.width)
-    geq, opteq = (_printed_gap(scale * bracket**2, c, margin, samples, delta) for bracket in _brackets(c))
+    ours = proposition2(c, margin, samples, delta)
+    geq, opteq = _printed_gaps(c.width * math.log(c.width), c, margin, samples, delta)
     return Comparison(Bound(geq, ours.geq.corrected), Bound(opteq, ours.opteq.corrected))
 
 

@@ -176,17 +176,9 @@ class AbstractMap(abc.ABC):
         """The Lipschitz constant of f, where it is known beforehand to be at most 1."""
         return None
 
-    @property
-    def has_features(self) -> bool:
-        """Whether the equation can be solved for v = Wz."""
-        return False
-
-    def in_features(self) -> "FeatureMap":
-        """The same equation for v = Wz."""
-        raise TypeError(
-            "`InFeatures` needs the equation of a cell with a radial or a linear kernel; give the solver itself for "
-            f"others, got {type(self).__name__}."
-        )
+    def in_features(self) -> "FeatureMap | None":
+        """The same equation for v = Wz, where it can be solved for that."""
+        return None
 
     def descend(self, at: Evaluation) -> Tensor:
         """A step that lowers the energy."""
@@ -302,11 +294,7 @@ class Equation(AbstractMap):
     @property
     def contraction(self) -> Tensor | None:
         """L, where `norm` holds it under 1 (σ is nonexpansive), everywhere: a curved inner kernel promises less."""
-        return self.bound if self.has_features and self.binding.limit <= 1 else None
-
-    @property
-    def has_features(self) -> bool:
-        return self.kernel.through_features
+        return self.bound if self.kernel.through_features and self.binding.limit <= 1 else None
 
     def __call__(self, z: Tensor) -> Tensor:
         return self.evaluate(z).image
@@ -403,8 +391,8 @@ class Equation(AbstractMap):
         """‖z − z*‖ ≤ (1 + L/μ)‖f(z) − z‖ where E is μ-strongly convex (facts, 4), else infinite."""
         return torch.where(self.convexity > 0, (1 + self.bound / self.convexity) * gap, torch.inf)
 
-    def in_features(self) -> "FeatureMap":
-        return FeatureMap(self) if self.has_features else super().in_features()
+    def in_features(self) -> "FeatureMap | None":
+        return FeatureMap(self) if self.kernel.through_features else None
 
     def found(self, z: Tensor, at: Evaluation) -> None:
         if z is at.z:

@@ -33,7 +33,13 @@ class InFeatures(AbstractSolver[Any]):
         return self.solver.steady
 
     def space(self, f: AbstractMap) -> AbstractMap:
-        return f.in_features()
+        space = f.in_features()
+        if space is None:
+            raise TypeError(
+                "`InFeatures` needs the equation of a cell with a radial or a linear kernel; give the solver itself "
+                f"for others, got {type(f).__name__}."
+            )
+        return space
 
     def init(self, f: AbstractMap, z0: Tensor) -> Any:
         return self.solver.init(f, z0)

@@ -54,7 +54,7 @@ class Proximal(AbstractSolver[History | None]):
         return f.contraction is None and not isinstance(f, FeatureMap), f.contraction is None
 
     def space(self, f: AbstractMap) -> AbstractMap:
-        return f.in_features() if self.memory and f.has_features else f
+        return (f.in_features() or f) if self.memory else f
 
     def init(self, f: AbstractMap, z0: Tensor) -> History | None:
         if self.memory == 0:

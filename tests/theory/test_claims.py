@@ -2,12 +2,10 @@
 
 import json
 import math
-import sys
 
 import pytest
 import torch
 
-from kerneq.cli import main
 from kerneq.theory import claims
 from kerneq.theory.verify import Verdict, WorstCase, ascend, largest, stated, verify
 
@@ -60,19 +58,15 @@ CASES = {
 
 @pytest.mark.parametrize("words, case, code", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
-def test_the_command_fails_where_an_error_is_not_explained(words, case, code, options, monkeypatch, capsys):
+def test_the_command_fails_where_an_error_is_not_explained(words, case, code, options, monkeypatch, kerneq):
     def claim():
         return case
 
     claim.__doc__ = words
     monkeypatch.setattr(claims, "CLAIMS", (claim,))
-    monkeypatch.setattr(sys, "argv", ["kerneq", "verify", *options])
     before = torch.get_default_dtype()
-    with pytest.raises(SystemExit) as end:
-        main()
-        raise SystemExit(0)
-    assert (end.value.code or 0) == code and torch.get_default_dtype() == before
-    out, err = capsys.readouterr()
+    ended, out, err = kerneq("verify", *options)
+    assert ended == code and torch.get_default_dtype() == before
     assert ("not explained" in err) == (code == 1)
     if options:
         [row] = json.loads(out)

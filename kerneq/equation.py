@@ -325,9 +325,10 @@ class Equation(AbstractMap):
             for tensor in (z, bare.binding.a):  # one program for every batch: samples leave as they finish
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
             kind = (self.operator.weight.shape, self.binding.a.shape[2:], self.kernel)
-            v, image, d, similarity, length, penalty = _compiled(kind)(bare, z, drive, energy)
+            made = _compiled(kind)(bare, z, drive, energy)
         else:
-            v, image, d, similarity, length, penalty = self.products(z, drive, energy)
+            made = self.products(z, drive, energy)
+        v, image, d, similarity, length, penalty = made
         return Evaluation(z, image, d, similarity, length, penalty, features=v)
 
     def products(

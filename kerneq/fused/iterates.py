@@ -139,10 +139,8 @@ class Guard:
         if self.ceiling is None:
             return guard, image - (1 - self.average) * gap
         whole = image if beta is None else image + (1 - beta) * gap
-        averaged = (
-            history.images[:, history.newest]
-            - ((1 if beta is None else beta) - self.average) * (history.gaps[:, history.newest])
-        )
+        ahead = (1 if beta is None else beta) - self.average  # what an entry is further on than the averaged step
+        averaged = history.images[:, history.newest] - ahead * history.gaps[:, history.newest]
         return guard, torch.where(known.unsqueeze(1), whole, averaged)
 
 

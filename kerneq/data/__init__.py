@@ -9,6 +9,7 @@ from .datasets import SUFFIXES as SUFFIXES
 from .datasets import data_root as data_root
 from .datasets import describe as describe
 from .datasets import find as find
+from .datasets import fingerprint as fingerprint
 from .datasets import is_cut as is_cut
 from .datasets import load as load
 from .datasets import pictures_in as pictures_in

@@ -286,6 +286,18 @@ def is_cut(name: str, root: str | Path | None = None) -> bool:
     return _find_split(folder, "train") == folder
 
 
+def fingerprint(name: str, root: str | Path | None = None) -> str | None:
+    """A hash of the names of the training pictures in a folder, by which it is cut into splits; None of other sets."""
+    data_set, place = find(name), data_root(root)
+    if not isinstance(data_set, FolderDataSet):
+        return None
+    images = data_set.load("train", place, data_set.size)
+    assert isinstance(images.pixels, ImageFiles)
+    rows = zip(images.labels.tolist(), images.pixels.paths, strict=True)
+    lines = "".join(f"{label} {path.name}\n" for label, path in rows)
+    return hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()
+
+
 def load(name: str, split: Split, root: str | Path | None = None, size: int | None = None) -> Images:
     """One split, "train" or "test", of a data set of DATA_SETS or of your own pictures, "folder:PATH".
 

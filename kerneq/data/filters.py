@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .operations import equalize, fetch
+from .operations import fetch
 
 MARGIN = 1e-3  # of a level: what float32 may lose before a value is cut to the level below
 
@@ -171,10 +171,19 @@ def relief(drops: Tensor) -> Tensor:
     """Drops, bool (n, 1, h, w), as a relief lit from one side: the distance to a rim, levelled and embossed."""
     wet = functional.pad(drops, (1, 1, 1, 1), value=True)
     inside = wet[..., 1:-1, :-2] & wet[..., 1:-1, 2:] & wet[..., :-2, 1:-1] & wet[..., 2:, 1:-1]
-    depth = _mean3(distance(drops & ~inside).clamp(max=20)).to(torch.uint8)
-    levels = functional.pad(equalize(depth, depth).to(torch.float32), (1, 1, 1, 1), mode="reflect")
+    depth = _mean3(distance(drops & ~inside).clamp(max=20)).floor()
+    levels = functional.pad(_levelled(depth), (1, 1, 1, 1), mode="reflect")
     light = levels.new_tensor([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
     return _mean3(functional.conv2d(levels, light[None, None]).clamp(0, 255))
+
+
+def _levelled(x: Tensor) -> Tensor:
+    """OpenCV's equalisation of a histogram: 255 times the share of the pixels that are no higher, those of the lowest
+    level left out. (Pillow's counts in whole steps of n/255 pixels, too coarse for small pictures.)"""
+    flat = x.flatten(1)
+    up_to = torch.searchsorted(flat.sort(1).values, flat, right=True)
+    lowest = up_to.amin(1, keepdim=True)
+    return ((up_to - lowest) * 255 / (flat.shape[1] - lowest).clamp(min=1)).round().view_as(x)
 
 
 def _mean3(x: Tensor) -> Tensor:

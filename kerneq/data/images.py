@@ -33,7 +33,8 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 # limit, since it decodes to a half, a quarter or an eighth of its sides without ever being whole.
 LARGEST = 89_000_000
 CHUNK = 64  # files that a worker decodes at a time, if all are to be in memory
-Box = tuple[float, float, float, float]  # left, top, right, bottom, as shares of the width and height
+Box = tuple[float, float, float, float]  # left, top, right, bottom, as shares of a picture's largest central square
+WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 Request = tuple[np.ndarray, np.ndarray | None]  # which files, int64 (n), and their boxes, (n, 4)
 
 
@@ -61,10 +62,10 @@ class ImageFiles:
         return ImageFiles(tuple(self.paths[i] for i in index.tolist()), self.size)
 
     def decode(self, boxes: Sequence[Box] | None = None) -> Tensor:
-        """All of them in memory, each cut to its box, or to its largest central square where there are no boxes."""
+        """All of them in memory, each cut to its largest central square, or to its box in that square."""
         pixels = torch.empty(self.shape, dtype=torch.uint8)
         for i, path in enumerate(self.paths):
-            pixels[i] = decode(path, self.size, None if boxes is None else boxes[i])
+            pixels[i] = decode(path, self.size, WHOLE if boxes is None else boxes[i])
         return pixels
 
 
@@ -137,8 +138,8 @@ class Images:
         return self.select(torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))[:count])
 
 
-def decode(path: Path, size: int, box: Box | None = None) -> Tensor:
-    """One picture file as uint8 (3, size, size): the part in `box`, by default its largest central square.
+def decode(path: Path, size: int, box: Box = WHOLE) -> Tensor:
+    """One picture file as uint8 (3, size, size): its largest central square, or the part of that square in `box`.
 
     It is turned as its EXIF data say, on white where it is transparent, and resized by bilinear interpolation. A file
     that is not one readable picture, or one of more than 89 megapixels (a JPEG: 178), is a DataError."""
@@ -147,18 +148,16 @@ def decode(path: Path, size: int, box: Box | None = None) -> Tensor:
             warnings.simplefilter("ignore")  # odd metadata, say, which do not matter here
             with Image.open(path, formats=FORMATS) as picture:
                 count = picture.width * picture.height
-                if box is None:
-                    picture.draft("RGB", (size, size))  # a JPEG decodes straight to the smallest sufficient size
-                elif count > LARGEST:
-                    picture.draft("RGB", (int(size / (box[2] - box[0])), int(size / (box[3] - box[1]))))
+                if box == WHOLE or count > LARGEST:  # a JPEG decodes straight to the smallest sufficient size
+                    enough = int(size / min(box[2] - box[0], box[3] - box[1]))
+                    picture.draft("RGB", (enough, enough))
                 if picture.width * picture.height > LARGEST:
                     raise DataError(_too_large(path, count))
                 pixels = _upright(path, picture)
-                if box is None:
-                    part = ImageOps.fit(pixels, (size, size), Image.Resampling.BILINEAR)
-                else:
-                    left, top, right, bottom = np.multiply(box, pixels.size * 2).tolist()
-                    part = pixels.resize((size, size), Image.Resampling.BILINEAR, (left, top, right, bottom))
+                side = min(pixels.size)
+                corner = [(length - side) / 2 for length in pixels.size]
+                left, top, right, bottom = np.add(np.multiply(box, side), corner * 2).tolist()
+                part = pixels.resize((size, size), Image.Resampling.BILINEAR, (left, top, right, bottom))
     except DataError:
         raise
     except Image.DecompressionBombError:

@@ -85,8 +85,8 @@ class TrainedRun:
     def test(self) -> Images:
         """Test images of the classes it was trained on.
 
-        A `DataError` where pictures were added to a folder, or taken away, that has no test images of its own: some of
-        those that it was trained on would be among them.
+        A `DataError` where pictures were added to a folder, taken away or renamed, that has no test images of its own:
+        some of those that it was trained on would be among them.
         """
         images = self._checked(read_images(self.config, "test"))
         if is_cut(self.config.data.name):
@@ -111,9 +111,9 @@ class TrainedRun:
         return None if held_out is None else hold(held_out, self.config, self.process)
 
     def _trained_on(self) -> Images:
-        """The training images, unless they are not as many of each class as the run was started on."""
+        """The training images, unless they are not as many of each class as the run was started on, or renamed."""
         images = self._checked(read_images(self.config, "train"))
-        if self.run.counts() not in ((), tuple(class_counts(images))):
+        if self.run.counts() not in ((), tuple(class_counts(images))) or self.run.renamed():
             raise DataError(
                 f"{self.config.data.name} has other training images than {self.run.path} was started on, so that "
                 "others would be held out or tested on: bring back the pictures as they were."

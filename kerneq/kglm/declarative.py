@@ -10,7 +10,6 @@ those go, as parameters of the `KernelEquilibrium` that `DeclarativeNode.layer` 
 """
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 from typing import Any, Literal, final, get_args
 
@@ -37,10 +36,7 @@ def minimise(problem: Problem) -> Tensor:
     """
     fixed = dataclasses.replace(problem, K=problem.K.detach())
     with torch.no_grad():
-        fit = newton(fixed)
-    if not bool(fit.converged.all()):
-        stopped = f"worst residual {fit.residual.max().item():.1e} after {fit.steps} steps"
-        warnings.warn(f"The inner problem was not solved: {stopped}. Raise `lam`.", RuntimeWarning, stacklevel=2)
+        fit = newton(fixed).checked()
     residual = problem.residual(fit.alpha, problem.canonical(fit.alpha))
     alpha = fit.alpha + newton_step(fixed, fit.eta, residual)
     if alpha.requires_grad:  # the hook holds the residual, not alpha, which would hold itself

@@ -10,6 +10,7 @@ A is the family's log-partition, Q = −log q the prior factor's penalty, m the 
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, Self, final
 
@@ -109,8 +110,18 @@ class Fit:
     steps: int
     objective: Tensor  # (steps + 1, batch), J before every step and at the end
 
+    def checked(self) -> Self:
+        """Itself; a warning to the caller's caller where a sample is far from solved, which rounding alone is not."""
+        if not bool((self.residual <= torch.finfo(self.alpha.dtype).eps ** 0.5).all()):
+            stopped = f"worst residual {self.residual.max().item():.1e} after {self.steps} steps"
+            advice = "Raise `lam`, or choose a positive semi-definite kernel if it is not one."
+            warnings.warn(f"The inner problem was not solved: {stopped}. {advice}", RuntimeWarning, stacklevel=3)
+        return self
 
-def newton(problem: Problem, *, linear_solver: LinearSolver = cholesky, tol: float = 1e-12, max_steps: int = 50) -> Fit:
+
+def newton(
+    problem: Problem, *, linear_solver: LinearSolver = cholesky, tol: float = 1e-12, max_steps: int = 100
+) -> Fit:
     """Minimise J from α = 0 until ‖r‖ ≤ tol·max(‖T‖, 1) or rounding stops the descent; the same as IRWLS.
 
     The step, `newton_step`, is halved, per sample, until J falls by a quarter of what its slope promises: J is convex,
@@ -221,12 +232,15 @@ class KernelGLM:
 
     @torch.no_grad()
     def fit(
-        self, X: Tensor, Y: Tensor, *, linear_solver: LinearSolver = cholesky, tol: float = 1e-12, max_steps: int = 50
+        self, X: Tensor, Y: Tensor, *, linear_solver: LinearSolver = cholesky, tol: float = 1e-12, max_steps: int = 100
     ) -> Self:
-        """Newton's method from f = 0; refuses targets outside the family's support and indefinite kernels."""
+        """Newton's method from f = 0; refuses targets outside the family's support and indefinite kernels.
+
+        Where it stops before the minimum, as it may with an indefinite kernel or a λ of next to nothing, it warns.
+        """
         X, single = coordinates(X), Y.ndim == 1
         problem = self.pose(X, Y[None] if single else Y)
-        fit = newton(problem, linear_solver=linear_solver, tol=tol, max_steps=max_steps)
+        fit = newton(problem, linear_solver=linear_solver, tol=tol, max_steps=max_steps).checked()
         self._state = X, problem, fit, single
         return self
 

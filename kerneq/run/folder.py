@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from .. import __version__
+from ..data import fingerprint
 from ..settings import values
 from . import checkpoint
 from .checkpoint import CheckpointError, TrainingError, write_atomically
@@ -87,6 +88,13 @@ class Run:
         """How many training images each class had when the run was started; empty if that was not recorded."""
         found = self.environment().get("images")
         return tuple(found) if isinstance(found, list) else ()
+
+    def renamed(self) -> bool:
+        """Whether its folder of pictures has other names in it than when the run was started, if that was recorded.
+
+        The names decide what is tested, and their order what is held out.
+        """
+        return self.environment().get("names") not in (None, fingerprint(self.config().data.name))
 
     def evaluation(self) -> dict[str, Any]:
         """The scores on the test images and what they belong to, as `part` gives them."""
@@ -275,6 +283,11 @@ class Run:
                     f"{now}: others would be held out, of those it was trained on. Bring them back, or start again "
                     "under another --name."
                 )
+        if self.renamed():
+            raise TrainingError(
+                f"{self.path} was started on training pictures of other names: others would be held out, of those it "
+                "was trained on. Bring the names back, or start again under another --name."
+            )
 
     def begin(
         self,
@@ -311,6 +324,7 @@ class Run:
             "processes": processes,
             "seed": config.seed,
             "images": list(counts),
+            "names": fingerprint(config.data.name),
             "command": sys.argv,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }

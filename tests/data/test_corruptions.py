@@ -332,6 +332,21 @@ def test_distances_are_those_of_scipy_and_drops_are_lit_from_one_side():
     assert light[..., 4:13, 10].sum() > 0 and not torch.equal(light, light.flip(2, 3))
 
 
+def test_the_relief_of_drops_is_the_published_chain_of_filters():
+    """Distance to the rim, mean of 3×3, bytes, OpenCV's equalisation, embossed, mean of 3×3, by SciPy."""
+    drops = ndimage.gaussian_filter(np.random.default_rng(0).normal(size=(20, 32, 32)), (0, 1.5, 1.5)) > 0.1
+    light = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
+    for got, wet in zip(relief(torch.from_numpy(drops)[:, None]), drops, strict=True):
+        rim = wet & ~ndimage.binary_erosion(wet, border_value=1)
+        depth = ndimage.uniform_filter(ndimage.distance_transform_edt(~rim).clip(max=20), 3, mode="mirror")
+        counts = np.bincount((depth + 1e-9).astype(np.uint8).ravel(), minlength=256)
+        lowest = counts[counts > 0][0]
+        table = np.rint(255 * (counts.cumsum() - lowest) / (counts.sum() - lowest))
+        levels = table[(depth + 1e-9).astype(np.uint8)]
+        lit = ndimage.correlate(levels, light, mode="mirror").clip(0, 255)
+        assert (np.abs(got[0].numpy() - ndimage.uniform_filter(lit, 3, mode="mirror")) < 0.01).mean() > 0.98
+
+
 def test_published_files_are_read_and_wrong_ones_refused(tmp_path):
     rng = np.random.default_rng(0)
     labels = torch.tensor([3, 1, 4, 1])

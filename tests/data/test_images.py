@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from kerneq.data import Batches, DataError, Images, decode, split_validation
+from kerneq.data.augment import resized_crop
 from kerneq.data.images import ImageFiles
 from kerneq.prediction import read_picture
 
@@ -73,8 +74,19 @@ def test_decoding_takes_the_central_square(tmp_path):
     array[:, 10:20] = 200
     Image.fromarray(array).save(tmp_path / "p.png")
     assert (decode(tmp_path / "p.png", 10) == 200).all()
-    left = decode(tmp_path / "p.png", 10, (0.0, 0.0, 1 / 3, 1.0))
-    assert (left == 0).all()
+
+
+@pytest.mark.parametrize("shape", [(20, 60), (60, 20)])
+def test_a_part_of_a_picture_is_as_undistorted_as_the_whole_and_the_same_in_memory_and_in_files(tmp_path, shape):
+    """What is trained on has the proportions of what is tested: a disk in a wide picture does not become an ellipse."""
+    row, column = np.ogrid[: shape[0], : shape[1]]
+    disk = (row - shape[0] / 2 + 0.5) ** 2 + (column - shape[1] / 2 + 0.5) ** 2 < 16
+    Image.fromarray(np.repeat(disk[..., None] * np.uint8(255), 3, axis=2)).save(tmp_path / "p.png")
+    files = ImageFiles((tmp_path / "p.png",), 20)
+    box = np.array([[0.1, 0.2, 0.9, 1.0]])
+    part, whole = files.decode(box.tolist()), files.decode()
+    assert (part.int() - resized_crop(whole, box)).abs().max() <= 1
+    assert [int((whole[0, 0] > 127).any(axis).sum()) for axis in (0, 1)] == [8, 8]
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "1"])

@@ -117,6 +117,17 @@ def test_newton_converges_from_zero_and_its_objective_never_rises(family, factor
     assert (fit.objective.diff(dim=0) <= rounding).all()
 
 
+def test_a_fit_that_stops_before_the_minimum_says_so():
+    X = torch.linspace(-3, 3, 40, dtype=torch.float64)
+    counts = (8 + 2 * X.sin()).exp().round()  # at λ = 10⁻¹² r/λ is a number of 10¹⁶, and a step its rounding
+    with pytest.warns(RuntimeWarning, match="was not solved: worst residual .* Raise `lam`"):
+        kglm.KernelGLM(kernels.Matern(1.0, 0.5), kglm.Poisson(), lam=1e-12).fit(X, counts)
+    # separable classes need more steps the smaller λ is, and rounding alone is no reason to warn
+    for scale in (0.1, 0.3):
+        glm = kglm.KernelGLM(kernels.SquaredExponential(scale), kglm.Bernoulli(), lam=1e-10)
+        assert glm.fit(X, ((5 * X).sin() > 0).double()).result.residual < 1e-8
+
+
 def test_newton_does_not_diverge_where_the_undamped_method_does():
     # counts of 10⁶ from η = 0: the first full Newton step asks for e^{10⁶}
     X, y = torch.zeros(1, 1, dtype=torch.float64), torch.tensor([1e6], dtype=torch.float64)

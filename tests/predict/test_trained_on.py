@@ -93,6 +93,29 @@ def test_a_folder_without_a_test_split_that_has_got_more_pictures_is_not_evaluat
     assert code == 1 and "other training images" in err and "bring back the pictures as they were" in err
 
 
+@pytest.mark.parametrize("memory", ["true", "false"])
+def test_a_folder_whose_pictures_were_renamed_is_neither_evaluated_on_nor_trained_on_again(
+    kerneq, colour_run, tmp_path, memory
+):
+    """Their names say which of them are tested on: most of those would have been trained on."""
+    flat = tmp_path / "flat"
+    shutil.copytree(colour_run[1] / "train", flat)
+    settings = [f"data.name=folder:{flat}", "data.size=16", "data.validation=0.25", f"data.memory={memory}"]
+    run = trained(tmp_path / "run", *settings, "model.name=resnet-tiny", "training.batch_size=8")
+    assert TrainedRun.open(run, device="cpu").held_out() is not None
+    moved = flat.rename(tmp_path / "elsewhere")  # another place is no other picture
+    flat.symlink_to(moved)
+    assert kerneq("evaluate", run, "--device", "cpu")[0] == 0
+    tested = {path.read_bytes() for path in load(f"folder:{flat}", "test").pixels.paths}
+    for path in sorted(moved.rglob("*.png")):
+        path.rename(path.with_name(f"picture {path.name}"))
+    assert {path.read_bytes() for path in load(f"folder:{flat}", "test").pixels.paths} != tested
+    code, _, err = kerneq("evaluate", run, "--device", "cpu")
+    assert code == 1 and "other training images" in err and "bring back the pictures as they were" in err
+    code, _, err = kerneq("train", run, "--resume")
+    assert code == 1 and "training pictures of other names" in err
+
+
 def test_the_first_five_of_two_classes_are_all(kerneq, colour_run, tmp_path):
     settings = [f"data.name=folder:{colour_run[1]}", "data.size=16", "data.subset=first-five-classes"]
     run = trained(tmp_path / "run", *settings, "model.name=resnet-tiny", "training.batch_size=8")

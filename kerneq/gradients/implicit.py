@@ -105,7 +105,7 @@ class Implicit(AbstractGradient):
         if isinstance(self.solver, AbstractSolver) and not isinstance(self.solver, InFeatures):
             found = self.solve(state, state.source)
         else:
-            found = self._by_conjugate_gradient(state)
+            found = self._settled(self._by_conjugate_gradient(state))
         return found, *state.recover(found.value)
 
     def _for_features(self, system: FeatureAdjointMap) -> Solution:
@@ -118,29 +118,35 @@ class Implicit(AbstractGradient):
         state = system.adjoint.in_state(system.g)
         exact = self._by_conjugate_gradient(state)
         y = system.adjoint.operator(exact.value.to(state.source.dtype)) * (state.unit / system.unit)
-        y = torch.where(per_sample(found.converged, y), found.value, y)
-        return dataclasses.replace(exact, value=y, codes=torch.where(found.converged, found.codes, exact.codes))
+        solved = found.converged
+        y = torch.where(per_sample(solved, y), found.value, y)
+        residual = torch.where(solved, found.residual, exact.residual)
+        steps = torch.where(solved, found.steps, exact.steps)
+        codes = torch.where(solved, found.codes, exact.codes)
+        return self._settled(Solution(y, residual, steps, codes, self.tol))
 
     def _by_conjugate_gradient(self, system: StateAdjointMap) -> Solution:
         stride = look_stride(self.check_every, system.source)
         b = widened(system.source)
-        solution = conjugate_gradient(system.adjoint.symmetric, b, self.tol, self.max_steps, stride)
-        return settle(solution, self.on_failure, where="The backward solve")
+        return conjugate_gradient(system.adjoint.symmetric, b, self.tol, self.max_steps, stride)
 
     def _directly(self, system: Linearisation, g: Tensor) -> Solution:
         """u by elimination; its residual is rounding, unless samples meet in f, or f is too steep for its dtype."""
         u = system.solve(g, transposed=True)
         residual, _ = Evaluation(u, system.vjp(u) + g).measured
         codes = final_codes(residual, max(self.tol, torch.finfo(g.dtype).eps ** 0.5))  # u is wider than half precision
-        solution = Solution(u, residual, torch.ones_like(codes), codes, self.tol)
-        return settle(solution, self.on_failure, where="The backward solve")
+        return self._settled(Solution(u, residual, torch.ones_like(codes), codes, self.tol))
 
     def solve(self, f: Map, start: Tensor | None) -> Solution:
         """The fixed point of f, by the solver of this rule, which works in the space of f."""
         solver = self.solver.solver if isinstance(self.solver, InFeatures) else self.solver
         if not isinstance(solver, AbstractSolver):
             solver = Anderson()
-        solution = solve(f, start, solver, tol=self.tol, max_steps=self.max_steps, check_every=self.check_every)
+        return self._settled(
+            solve(f, start, solver, tol=self.tol, max_steps=self.max_steps, check_every=self.check_every)
+        )
+
+    def _settled(self, solution: Solution) -> Solution:
         return settle(solution, self.on_failure, where="The backward solve")
 
 

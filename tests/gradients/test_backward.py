@@ -1,6 +1,7 @@
 """The backward solve: never silent about failure, differentiable again, usable in half precision."""
 
 import copy
+import dataclasses
 import warnings
 
 import pytest
@@ -9,7 +10,7 @@ from helpers import GRADIENTS, KERNELS, affine, away_from_kinks, cell_of, input_
 from torch.utils.flop_counter import FlopCounterMode
 
 import kerneq
-from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom, Unrolled
+from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom, Unrolled, implicit
 from kerneq.operators import conjugate_gradient
 from kerneq.solution import EquilibriumError, Status
 from kerneq.solvers import Anderson, Broyden, Newton, Picard, Proximal
@@ -170,14 +171,33 @@ def test_the_gradient_can_be_differentiated_again(rule, form):
 
 
 def test_the_default_leaves_what_anderson_does_not_solve_to_conjugate_gradient():
-    """At L = 16 with all of E's curvature negative directions gone: six features, more steps than Anderson is given."""
-    layer, x = layer_of(Implicit(tol=1e-10, max_steps=7), kernel="multiquadric", norm=4.0, stretch=10.0)
+    """At L = 16, with few active entries: conjugate gradient ends after as many steps, Anderson does not in four."""
+    layer, x = layer_of(Implicit(), kernel="multiquadric", norm=4.0, stretch=10.0)
+    g = torch.randn(layer(x).value.shape)
+    layer.gradient = Implicit(InFeatures(), tol=1e-10, max_steps=4, on_failure="raise")
+    with pytest.raises(EquilibriumError):
+        torch.autograd.grad(layer(x).value, layer.cell.operator.weight, g)
+    layer.gradient = Implicit(tol=1e-10, max_steps=4, on_failure="raise")
     z = layer(x).value
-    g = torch.randn(z.shape)
     (got,) = torch.autograd.grad(z, layer.cell.operator.weight, g, retain_graph=True)
     layer.gradient = Implicit(ConjugateGradient(), tol=1e-12)
     (expected,) = torch.autograd.grad(layer(x).value, layer.cell.operator.weight, g)
     torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-9)
+
+
+def test_what_anderson_has_solved_is_no_failure_of_conjugate_gradient(monkeypatch):
+    def breaking_down_on_the_first(*args):
+        s = conjugate_gradient(*args)
+        return dataclasses.replace(s, codes=s.codes.index_fill(0, torch.tensor([0]), Status.BREAKDOWN.code))
+
+    monkeypatch.setattr(implicit, "conjugate_gradient", breaking_down_on_the_first)
+    rule = Implicit(tol=1e-10, max_steps=4, on_failure="raise")
+    layer, x = layer_of(rule, kernel="multiquadric", norm=4.0, stretch=10.0)
+    s = layer(x)
+    g = torch.randn(s.value.shape)
+    g[0] = 0.0  # solved before the first step
+    torch.autograd.grad(s.value, layer.cell.operator.weight, g)
+    assert s.backward is not None and bool(s.backward[0].all())
 
 
 def test_a_frozen_layer_attaches_nothing():

@@ -9,7 +9,7 @@ from torch import nn
 from kerneq.cells import DenseCell
 from kerneq.equilibrium import Equilibrium, solving
 from kerneq.evaluate.attack import InPixels, Threat, attack, pgd
-from kerneq.gradients import Phantom, Unrolled
+from kerneq.gradients import Implicit, Phantom, Unrolled
 from kerneq.kernels import Gaussian
 
 
@@ -84,6 +84,18 @@ def test_the_gradient_of_an_attack_is_exact_whatever_the_layer_was_trained_with(
     torch.testing.assert_close(gradient(exact=True), reference, rtol=1e-4, atol=1e-6)
     assert (gradient() - reference).norm() > 1e-2 * reference.norm()  # and the phantom's is not
     assert model.equilibrium.gradient == Phantom(1, 1.0)
+    rules = []
+    model.equilibrium.register_forward_pre_hook(lambda layer, _: rules.append(type(layer.gradient)))
+    pgd(model, x, model(x).argmax(1), Threat("l2", 0.1, steps=2, restarts=1))
+    assert rules == [Phantom, Phantom, Implicit, Implicit, Implicit]  # the labels, the clean pictures, the steps
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_a_step_has_length_one_however_small_the_gradient_is_and_leaves_out_what_is_no_number(norm):
+    g = torch.tensor([[1e-30, 0.0], [torch.nan, -1e30]], dtype=torch.float32)
+    step = Threat(norm).steepest(g)
+    torch.testing.assert_close(step, torch.tensor([[1.0, 0.0], [0.0, -1.0]], dtype=torch.float32))
 
 
 def test_what_a_layer_was_is_put_back_even_after_an_error():

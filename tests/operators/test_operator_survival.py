@@ -101,7 +101,9 @@ def test_a_cell_may_change_its_dtype_after_it_has_seen_data():
     layer, x = trained("conv"), input_of("conv")
     with torch.no_grad():
         wide = layer.eval()(x).value
-        narrow = kerneq.Equilibrium(copy.deepcopy(layer.cell).float(), tol=1e-6, max_steps=200).eval()(x.float()).value
+        cell = copy.deepcopy(layer.cell).float()
+        assert cell.operator.vector.dtype == torch.float32
+        narrow = kerneq.Equilibrium(cell, tol=1e-6, max_steps=200).eval()(x.float()).value
     torch.testing.assert_close(narrow.double(), wide, rtol=1e-4, atol=1e-5)
 
 

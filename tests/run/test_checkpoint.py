@@ -107,3 +107,8 @@ def test_two_processes_that_write_the_same_file_do_not_disturb_each_other(tmp_pa
     monkeypatch.setattr(os, "replace", meanwhile)
     write_atomically(path, b"ours")
     assert path.read_bytes() == b"ours" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_that_fails_after_the_last_step_is_not_lost():
+    with pytest.raises(ZeroDivisionError), checkpoint.Writer() as writer:
+        writer.submit([lambda: 1 / 0])

@@ -42,21 +42,23 @@ def test_energy_never_rises_with_the_number_of_steps(kernel, form, L, memory):
 @pytest.mark.parametrize("kernel", ["gaussian", "multiquadric", "cauchy", "linear"])
 def test_where_f_contracts_the_gap_of_accepted_points_never_rises_and_no_energy_is_asked_for(kernel, form):
     cell = cell_of(form, KERNELS[kernel], norm=0.95 if kernel == "linear" else 1.0, stretch=10.0)
-    solver = Proximal()
+    solver, refusals = Proximal(), 0
     with torch.no_grad():
-        f = solver.space(cell.bind(input_of(form)))
+        f = solver.space(cell.bind(input_of(form, batch=64)))
         assert f.contraction <= 1 + 1e-12 and solver.needs(f) == (False, False)
         at = f.start(None)
-        memory, lowest = solver.init(f, at.z), torch.full((4,), torch.inf)
+        memory, lowest = solver.init(f, at.z), torch.full((64,), torch.inf)
         for _ in range(25):
             refused = ~memory.guard.accepted
             z, memory = solver.step(f, at, memory)
             accepted, gap = memory.guard.accepted, at.measured[1]
             assert (gap[accepted] <= lowest[accepted] * (1 + 1e-9) + 1e-14).all()
             assert (refused <= accepted).all()  # the averaged step is never refused
+            refusals += int((~accepted & (gap > 1e-10)).sum())  # below, rounding decides
             lowest = torch.where(accepted, gap, lowest)
             at = f.evaluate(z)
     assert (lowest <= 1e-3).all()
+    assert refusals or (kernel, form) != ("linear", "dense")
 
 
 @examples

@@ -5,6 +5,7 @@ import torch
 from helpers import CELLS, KERNELS, cell_of, input_of
 
 import kerneq
+from kerneq.kernels import Gaussian
 from kerneq.solvers import Anderson, Broyden, InFeatures, Newton, Picard, Proximal, solve
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -55,6 +56,17 @@ def test_samples_that_finish_early_leave_and_come_back_in_order():
     assert found.converged.all() and (found.steps <= 200).all()
 
 
+@pytest.mark.parametrize("solver", [Proximal(), InFeatures(Picard())], ids=str)
+def test_when_a_sample_finishes_does_not_depend_on_its_batch_mates(solver):
+    """At L = 0.04, where z may have converged while v is still too far for anybody to look at z."""
+    cell = cell_of("dense", KERNELS["gaussian"], norm=0.2).eval()
+    x = input_of("dense", batch=24) * torch.logspace(-3, 1, 24).unsqueeze(1)
+    with torch.no_grad():
+        together = solve(cell.bind(x), None, solver, tol=1e-4)
+        alone = [solve(cell.bind(sample), None, solver, tol=1e-4) for sample in x.split(1)]
+    assert together.steps.tolist() == [int(s.steps) for s in alone] and len(set(together.steps.tolist())) > 1
+
+
 def test_running_out_of_steps_is_said():
     cell = cell_of("conv", KERNELS["gaussian"], norm=0.9)
     with torch.no_grad():
@@ -63,6 +75,18 @@ def test_running_out_of_steps_is_said():
     only = InFeatures(Picard())
     with torch.no_grad():
         assert (solve(cell.bind(input_of("conv")), None, only, tol=1e-14, max_steps=1).steps == 1).all()
+
+
+def test_a_solve_that_fails_reports_the_residual_of_the_z_it_returns():
+    """On the way that of v stands for it, and the best point need not be the last."""
+    cell = cell_of("dense", Gaussian(gamma=0.02), norm=20**0.5, stretch=10.0)
+    with torch.no_grad():
+        f = cell.bind(3 * input_of("dense", batch=10, seed=0))
+        found = solve(f, None, InFeatures(Anderson()), tol=1e-9, max_steps=10)
+        image = f(found.value)
+    assert not found.converged.all()
+    gap = (image - found.value).norm(dim=1)
+    torch.testing.assert_close(found.residual, gap / image.norm(dim=1), rtol=1e-6, atol=1e-9)
 
 
 def test_a_layer_solved_in_the_features_has_the_same_gradients():

@@ -81,15 +81,18 @@ def test_samples_that_have_converged_stop_costing(solver):
 
 
 def test_the_best_point_is_returned_when_a_solve_gets_worse():
-    s = kerneq.solve(lambda z: 3 * z - 2 + (z - 1) ** 2, torch.tensor([[0.9]]), Picard(), tol=1e-9, max_steps=30)
+    s = kerneq.solve(lambda z: 3 * z - 2 + (z - 1) ** 2, torch.tensor([[0.9]]), Picard(), tol=1e-9, max_steps=5)
     assert not s.converged.any()
-    residuals = []
+    points = []
     z = torch.tensor([[0.9]])
-    for _ in range(30):
+    for _ in range(5):
         fz = 3 * z - 2 + (z - 1) ** 2
-        residuals.append(float((fz - z).abs() / fz.abs()))
+        points.append((float((fz - z).abs() / fz.abs()), float(fz)))
         z = fz
-    assert float(s.residual) == pytest.approx(min(residuals))
+    residual, image = min(points)
+    assert (residual, image) == points[0]
+    assert float(s.residual) == pytest.approx(residual)
+    assert float(s.value) == pytest.approx(image)  # Picard is steady: the best point, one step on
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -138,6 +141,7 @@ def test_a_sample_stops_as_soon_as_it_reaches_the_tolerance_even_if_an_energy_wa
     reached = torch.stack([s.converged for s in runs])
     s = kerneq.solve(f, None, Proximal(), tol=1e-3)
     assert reached.any(0).all() and torch.equal(s.steps, reached.int().argmax(0) + 1)
+    assert (s.residual <= 1e-3).all()
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -164,6 +168,10 @@ def test_where_f_contracts_nothing_is_remembered_before_the_first_look(monkeypat
     assert (f(s.value) - s.value).norm(dim=1).max() <= 1e-2 * s.value.norm(dim=1).max()
     s = kerneq.solve(f, None, Proximal(), tol=1e-10, max_steps=60, check_every=4)
     assert s.converged.all() and len(remembered) == int(s.steps.max()) - 1
+    remembered.clear()
+    steep = cell_of("dense", KERNELS["gaussian"], norm=2.0, stretch=10.0).bind(x)  # where plain steps may fail
+    assert kerneq.solve(steep, None, Proximal(), tol=1e3, check_every=4).steps.tolist() == [4] * 4
+    assert len(remembered) == 3
 
 
 @pytest.mark.parametrize("check_every", [20, 1000])

@@ -1,5 +1,5 @@
 import pytest
-from toys import StopAt, build_toy, metrics, same_state
+from toys import StopAt, build_toy, metrics, resumptions, same_state
 
 from kerneq.run import Stopped
 from kerneq.run.config import parse
@@ -35,6 +35,7 @@ def stop_and_resume(tmp_path, run):
         with pytest.raises(Stopped, match="Stopped after step .*--resume"):
             run(*overrides, folder="stopped", loggers=[StopAt(1)], **keywords)
         run(*overrides, folder="stopped", resume=True, **keywords)
+        assert resumptions(tmp_path / "stopped") == [rows[0]["step"] + 1]  # begun anew, it would be the same run too
         assert same_state(tmp_path / "whole", tmp_path / "stopped")
         assert metrics(tmp_path / "whole") == metrics(tmp_path / "stopped")
         return rows

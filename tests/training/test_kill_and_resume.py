@@ -1,4 +1,3 @@
-import json
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -6,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import StopAt, build_toy, metrics, same_state
+from toys import StopAt, build_toy, metrics, resumptions, same_state
 
 from kerneq.run import Stopped, checkpoint
 from kerneq.training import loop, train
@@ -19,8 +18,7 @@ def test_ten_kills_at_random_moments_leave_no_trace_in_weights_or_metrics(tmp_pa
     subprocess.run([sys.executable, str(HERE / "killer.py"), str(tmp_path), "10", "5"], check=True, timeout=200)
     assert same_state(tmp_path / "whole", tmp_path / "killed")
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "killed")
-    resumed = json.loads((tmp_path / "killed" / "environment.json").read_text())["resumed"]
-    assert any(start["step"] % 20 for start in resumed), "no kill fell into the middle of an epoch"
+    assert any(step % 20 for step in resumptions(tmp_path / "killed")), "no kill fell into the middle of an epoch"
 
 
 def test_a_kill_after_the_last_step_of_an_epoch_leaves_no_trace_either(tmp_path, run, monkeypatch):
@@ -30,6 +28,7 @@ def test_a_kill_after_the_last_step_of_an_epoch_leaves_no_trace_either(tmp_path,
         patch.setattr(loop, "finish_epoch", lambda *arguments: 1 / 0)
         run(*settings, folder="killed", build=build_model)
     run(*settings, folder="killed", build=build_model, resume=True)
+    assert resumptions(tmp_path / "killed") == [1]
     assert same_state(tmp_path / "whole", tmp_path / "killed")
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "killed")
 
@@ -68,6 +67,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path, run):
     run()
     before = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.safetensors")[0]
     assert len(run(resume=True)) == 3
+    assert resumptions(tmp_path / "run") == [30]
     after = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.safetensors")[0]
     assert all(torch.equal(before[name], after[name]) for name in before)
 

@@ -37,14 +37,18 @@ def test_a_folder_in_use_is_refused_and_names_the_process(tmp_path, run):
 
 
 def test_a_child_of_the_process_does_not_hold_the_lock(tmp_path):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)  # or the lock would go with the folder made for it
     with Run(tmp_path / "run").locked():
-        read, write = os.pipe()
+        (read, write), (ready, begun) = os.pipe(), os.pipe()
         child = os.fork()
         if child == 0:  # as a worker of a data loader: alive until the pipe is closed
             os.close(write)
+            os.write(begun, b".")
             os.read(read, 1)
             os._exit(0)
-        os.close(read)
+        os.read(ready, 1)  # it lets go of the lock as it begins
+        for end in (read, ready, begun):
+            os.close(end)
     try:
         with Run(tmp_path / "run").locked():
             pass

@@ -66,6 +66,11 @@ def metrics(folder: Path) -> list[dict]:
     return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
 
+def resumptions(folder: Path) -> list[int]:
+    """The steps from which a run went on."""
+    return [start["step"] for start in json.loads((folder / "environment.json").read_text())["resumed"]]
+
+
 class StopAt(AbstractLogger):
     """Presses Ctrl-C when an epoch ends."""
 

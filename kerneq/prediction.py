@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import final
 
@@ -55,8 +55,14 @@ def predict(
 
     A file that is not a readable picture is a `DataError`; a `Predictor` lets you skip it, and stays open.
     """
+    named = [*pictures] if isinstance(pictures, Iterable) and not isinstance(pictures, str) else [pictures]
+    for one in named:
+        if not isinstance(one, Path | str):
+            raise TypeError(
+                f"`pictures` are files or folders by name, got {type(one).__name__}: `kerneq.load` gives the model, "
+                "which takes tensors."
+            )
     predictor = Predictor(run, checkpoint, device)
-    named = [pictures] if isinstance(pictures, Path | str) else pictures
     files = [file for path in named for file in find_pictures(Path(path))]
     return predictor.predict([(path, predictor.read(path)) for path in files], top)
 

@@ -53,6 +53,9 @@ def test_one_picture_or_a_folder_of_them_by_path_or_text(digits_run, tmp_path):
     (tmp_path / "some").mkdir()
     first, second = write_digits(tmp_path / "some", 2)
     both = predict(digits_run, [first, second], device="cpu")
+    for wrong in (Image.new("L", (8, 8)), [Image.new("L", (8, 8))], torch.zeros(1, 1, 8, 8)):
+        with pytest.raises(TypeError, match="files or folders by name, got .*kerneq.load"):
+            predict(digits_run, wrong)
     assert predict(digits_run, tmp_path, device="cpu") == predict(digits_run, [str(tmp_path)], device="cpu") == both
     alone = predict(str(digits_run), str(first), device=torch.device("cpu"))
     open_run = Predictor(str(digits_run), device="cpu")

@@ -94,7 +94,8 @@ class Run:
 
         The names decide what is tested, and their order what is held out.
         """
-        return self.environment().get("names") not in (None, fingerprint(self.config().data.name))
+        names = self.environment().get("names")
+        return names is not None and names != fingerprint(self.config().data.name)
 
     def evaluation(self) -> dict[str, Any]:
         """The scores on the test images and what they belong to, as `part` gives them."""

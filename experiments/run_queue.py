@@ -5,8 +5,9 @@
 
 Run with the folder of the data sets as KERNEQ_DATA. An entry is started only if its seconds fit into what is left, and
 left alone if its record is in the repository or its run is complete; one that fails says so, and the others run. A run
-that holds no images out meets the test images once, at its end. What an entry printed is RUNS/NAME.log; the records
-of all runs, without weights, are RUNS/records.tar.gz after every entry: unpack them into docs/results.
+that holds no images out meets the test images once, at its end, while the next entry starts. What an entry printed is
+RUNS/NAME.log; the records of all runs, without weights, are RUNS/records.tar.gz after every entry: unpack them into
+docs/results.
 """
 
 import argparse
@@ -19,6 +20,8 @@ import sys
 import tarfile
 import time
 import tomllib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,7 +48,7 @@ class Entry:
             raise ValueError(f"`{self.name}` must have either `train` or `command`.")
 
     def steps(self, runs: Path) -> list[list[str]]:
-        """The commands, one after another."""
+        """The commands, one after another; the second, where there is one, meets the test images."""
         if self.command:
             return [["bash", "-c", self.command]]
         kerneq = [sys.executable, "-m", "kerneq"]
@@ -80,41 +83,60 @@ def is_done(entry: Entry, runs: Path) -> bool:
     return run.finished and (bool(run.test()) or not entry.counts)
 
 
-def attend(entry: Entry, runs: Path, left: float) -> str:
-    """Run an entry, unless it is done or takes longer than what is left; how that ended, in words."""
+@dataclasses.dataclass(frozen=True)
+class Begun:
+    """An entry whose first command has ended well; what is left of it may run beside the next entry."""
+
+    steps: Sequence[list[str]]
+    since: float  # as time.monotonic has it
+
+
+def begin(entry: Entry, runs: Path, end: float) -> Begun | str:
+    """Run the first command of an entry, unless it is done or does not fit; if that was all, how it ended in words."""
+    began = time.monotonic()
     try:
         if is_done(entry, runs):
             return "done before"
-        if entry.seconds > left:
-            return f"not started: takes {entry.seconds:.0f} s, {left:.0f} are left"
-        return execute(entry, runs, left)
+        if entry.seconds > end - began:
+            return f"not started: takes {entry.seconds:.0f} s, {end - began:.0f} are left"
+        first, *others = entry.steps(runs)
+        return execute(entry.name, first, runs, end) or Begun(others, began)
     except (ConfigError, TrainingError) as error:  # a misspelt experiment, a damaged record
         return f"failed: {error}"
 
 
-def execute(entry: Entry, runs: Path, limit: float) -> str:
-    """Run an entry's commands, which end with whatever they started; how that ended, in words."""
+def conclude(entry: Entry, outcome: Begun | str, runs: Path, end: float) -> None:
+    """Run the other commands of an entry, pack the records and say how it ended."""
+    if isinstance(outcome, Begun):
+        failures = (execute(entry.name, step, runs, end) for step in outcome.steps)
+        outcome = next(filter(None, failures), "") or result(Run(runs / entry.name), outcome.since)
+    pack(runs)
+    print(f"{entry.name}: {outcome}", flush=True)
+
+
+def execute(name: str, command: list[str], runs: Path, end: float) -> str:
+    """Run a command, which ends with whatever it started; in words how it failed, nothing if it did not."""
     began = time.monotonic()
     environment = os.environ | {"RUNS": str(runs)}
-    with (runs / f"{entry.name}.log").open("ab") as log:
-        for step in entry.steps(runs):
-            left = limit - (time.monotonic() - began)
-            # A group of its own, or what a shell has started would outlive it.
-            process = subprocess.Popen(step, cwd=HERE, env=environment, stdout=log, stderr=log, process_group=0)
-            try:
-                code = process.wait(left)
-            except subprocess.TimeoutExpired:
-                return f"stopped after {limit:.0f} s: the time is up"
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            if code:
-                return f"failed with code {code}: see {log.name}"
-    run, taken = Run(runs / entry.name), f"{time.monotonic() - began:.0f} s"
+    with (runs / f"{name}.log").open("ab") as log:
+        # A group of its own, or what a shell has started would outlive it.
+        process = subprocess.Popen(command, cwd=HERE, env=environment, stdout=log, stderr=log, process_group=0)
+        try:
+            code = process.wait(max(end - began, 0))
+        except subprocess.TimeoutExpired:
+            return f"stopped after {time.monotonic() - began:.0f} s: the time is up"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return f"failed with code {code}: see {log.name}" if code else ""
+
+
+def result(run: Run, began: float) -> str:
+    """What a run took since it began, and what it reached, in words."""
     best, test = run.best_accuracy(), run.test().get("accuracy")
     held_out = f", held out {best:.2%}" if best is not None else ""
-    return taken + held_out + (f", test {test:.2%}" if test is not None else "")
+    return f"{time.monotonic() - began:.0f} s{held_out}" + (f", test {test:.2%}" if test is not None else "")
 
 
 def pack(runs: Path) -> None:
@@ -145,10 +167,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: what runs is not left behind
     runs, end = arguments.runs.resolve(), time.monotonic() + arguments.seconds
     runs.mkdir(parents=True, exist_ok=True)
-    for entry in entries:
-        outcome = attend(entry, runs, end - time.monotonic())
-        pack(runs)
-        print(f"{entry.name}: {outcome}", flush=True)
+    with ThreadPoolExecutor(1) as beside:  # an evaluation is mostly its start: it need not keep the card from training
+        endings = [beside.submit(conclude, entry, begin(entry, runs, end), runs, end) for entry in entries]
+    for ending in endings:
+        ending.result()
 
 
 if __name__ == "__main__":

@@ -64,13 +64,15 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """Stochastic gradient descent with momentum."""
+    """Stochastic gradient descent with momentum; for convolutions, if it has a rate, Muon."""
 
     lr: float = setting(0.1, "the highest learning rate of the schedule", above=0)
     momentum: float = setting(0.9, "", low=0, high=0.999999)
     nesterov: bool = setting(True, "")
     weight_decay: float = setting(5e-4, "", low=0)
     decay_all: bool = setting(False, "whether weight decay also acts on norms' scales and on biases")
+    muon: float = setting(0.0, "the highest rate of Muon's steps, which convolutions then take; 0: SGD for all", low=0)
+    muon_decay: float = setting(0.1, "weight decay of those convolutions", low=0)
 
     def __post_init__(self) -> None:
         if self.nesterov and self.momentum == 0:
@@ -79,7 +81,7 @@ class Optimizer:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """How the learning rate moves from step to step, as a multiple of `optimizer.lr`."""
+    """How the learning rate moves from step to step, as a multiple of the highest."""
 
     kind: Literal["step", "cosine", "one-cycle"] = setting("cosine", "step, cosine or one-cycle")
     warmup: float = setting(0.0, "epochs of linear rise before a step or cosine schedule", low=0)

@@ -22,8 +22,9 @@ from ..solution import NonfiniteInputError
 from .build import Builder, build_model, class_counts, place, training_batches
 from .logger import AbstractLogger, Clock, Progress
 from .metrics import validate
+from .optimizer import rate_multiple, set_rate, update_average
 from .process import Process, finish, start, stopping, waking
-from .state import State, Write, rate_multiple, set_rate, update_average
+from .state import State, Write
 
 Step = Callable[[Tensor, Tensor], None]
 EAGER_STEPS = 3  # before a step is captured: libraries choose their algorithms, optimizers make their buffers
@@ -112,7 +113,7 @@ def _train(
             started = time.monotonic()
             for x, target in batches.epoch(state.epoch, start=state.batch):
                 multiple = rate_multiple(config.schedule, state.step, steps, len(batches))
-                take_step(state, update, x, target, multiple * config.optimizer.lr)
+                take_step(state, update, x, target, multiple)
                 state.seconds = time.monotonic() - began
                 if state.step == first + 1 and process.device.type == "cpu":
                     announce_duration(state, time.monotonic() - started, steps, announce)
@@ -215,10 +216,13 @@ def check_expendable(run: Run) -> None:
         )
 
 
-def take_step(state: State, update: Step, x: Tensor, target: Tensor, rate: float) -> None:
-    """One step of the run on one batch: x (samples, channels, height, width), target labels or probabilities."""
-    state.rate = rate
-    set_rate(state.optimizer, rate)
+def take_step(state: State, update: Step, x: Tensor, target: Tensor, multiple: float) -> None:
+    """One step of the run on one batch: x (samples, channels, height, width), target labels or probabilities.
+
+    `multiple`: of the highest learning rate.
+    """
+    state.rate = multiple * state.config.optimizer.lr
+    set_rate(state.optimizer, multiple)
     update(x, target)
     if state.average is not None:
         update_average(state.average, state.model, state.config.training.ema, state.step)
@@ -227,7 +231,7 @@ def take_step(state: State, update: Step, x: Tensor, target: Tensor, rate: float
 
 
 def descend(state: State, network: nn.Module, x: Tensor, target: Tensor) -> None:
-    """One step of SGD, and its measurements; nothing here waits for the device."""
+    """One step of the optimizer, and its measurements; nothing here waits for the device."""
     settings = state.config.training
     with state.process.autocast(settings.amp):
         logits, solutions = network(x, solutions=True)

@@ -1,7 +1,6 @@
-"""Everything that changes while a model trains, how it does, and its checkpoints: weights, average, momentum, place."""
+"""Everything that changes while a model trains, and its checkpoints: weights, average, momentum, place."""
 
 import copy
-import inspect
 import math
 from collections.abc import Callable
 from functools import partial
@@ -9,15 +8,16 @@ from pathlib import Path
 from typing import Any, NoReturn, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from ..graphs import capture
 from ..models import AbstractModel
 from ..run import CheckpointError, Run, TrainingError, checkpoint
-from ..run.config import Config, Optimizer, Schedule, write
+from ..run.config import Config, write
 from ..run.folder import check_belongs
 from .metrics import Accumulator
+from .optimizer import make_optimizer, parameters_and_buffers
 from .process import Process
 
 Write = Callable[[], None]
@@ -36,7 +36,7 @@ class State:
         self.config = config
         self.process = process
         self.captured = config.training.graph and process.device.type == "cuda" and process.world == 1
-        self.optimizer = sgd(model, config.optimizer, self.captured)
+        self.optimizer = make_optimizer(model, config.optimizer, self.captured)
         # The model with the running average of the weights and buffers; None where none is kept.
         self.average = copy.deepcopy(model).eval() if config.training.ema > 0 else None
         # What the run is for, and what is validated; it stays where it is, so that one capture serves all epochs.
@@ -135,90 +135,3 @@ class State:
             f"{what} by step {self.step} (epoch {self.epoch + 1}). What was saved before is intact. Lower "
             "optimizer.lr, set training.clip (for example 1.0) or a longer schedule.warmup, and start a new run."
         )
-
-
-@final
-class EagerSGD(torch.optim.SGD):
-    """PyTorch's, without the wrappers that keep its compiler out of these methods: they import the compiler to do so,
-    which takes longer than importing PyTorch itself."""
-
-    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
-    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        return inspect.unwrap(torch.optim.SGD.step)(self, closure)
-
-
-def sgd(model: nn.Module, settings: Optimizer, captured: bool = False) -> EagerSGD:
-    """Momentum SGD whose weight decay spares biases and norms' scales (all parameters of fewer than two axes).
-
-    Shrinking a scale towards zero fights the norm it belongs to instead of regularising the weights;
-    `decay_all = true` decays everything, as plain SGD does. Inside a CUDA graph (`captured`) the rate is a number
-    on the device, which only the fused form of SGD takes.
-    """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    decayed = [p for p in parameters if p.dim() > 1 or settings.decay_all]
-    spared = [p for p in parameters if p.dim() <= 1 and not settings.decay_all]
-    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": spared, "weight_decay": 0.0}]
-    return EagerSGD(
-        [group for group in groups if group["params"]],
-        lr=torch.tensor(settings.lr, device=parameters[0].device) if captured else settings.lr,
-        momentum=settings.momentum,
-        nesterov=settings.nesterov,
-        fused=True if captured else None,
-    )
-
-
-def set_rate(optimizer: torch.optim.SGD, rate: float) -> None:
-    """The learning rate of the steps to come; a captured step reads it on the device."""
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
-
-
-@torch.no_grad()
-def update_average(average: nn.Module, model: nn.Module, decay: float, step: int) -> None:
-    """ā ← δ ā + (1 − δ) a for every parameter and floating-point buffer a; other buffers are copied.
-
-    The decay starts small, δ = min(decay, (1 + t)/(10 + t)) after step t (from 0), so that the random initial
-    weights are forgotten at once.
-    """
-    averages, currents = [], []
-    for value, mean in zip(parameters_and_buffers(model), parameters_and_buffers(average), strict=True):
-        if value.is_floating_point():
-            averages.append(mean)
-            currents.append(value)
-        else:
-            mean.copy_(value)
-    torch._foreach_lerp_(averages, currents, 1 - min(decay, (1 + step) / (10 + step)))
-
-
-def parameters_and_buffers(model: nn.Module) -> list[Tensor]:
-    """The parameters and buffers of a model; unlike a state dict they cost no look at the device."""
-    return [*model.parameters(), *model.buffers()]
-
-
-def rate_multiple(schedule: Schedule, step: int, steps: int, steps_per_epoch: int) -> float:
-    """The multiple of `optimizer.lr` to use in step number `step` (from 0) of `steps`.
-
-    step       factor^(milestones passed)
-    cosine     final + (1 − final)(1 + cos πt)/2,   t: the share of the run after warm-up that is done
-    one-cycle  linear from 0 to 1 over the share `rise`, then linear to `final`
-
-    A pure function of the step, so a resumed run needs no other memory than where it is.
-    """
-    if schedule.kind == "one-cycle":
-        peak = schedule.rise * steps
-        if step + 1 <= peak:
-            return (step + 1) / peak
-        return 1 + (schedule.final - 1) * (step + 1 - peak) / max(steps - peak, 1)
-    warmup = min(schedule.warmup * steps_per_epoch, steps)
-    if step + 1 <= warmup:
-        return (step + 1) / warmup
-    if schedule.kind == "step":
-        return schedule.factor ** sum(step >= share * steps for share in schedule.milestones)
-    share = (step - warmup) / max(steps - warmup, 1)
-    return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * share)) / 2

@@ -1,16 +1,18 @@
 """What a step changes besides the weights: learning rate, momentum, average."""
 
 import copy
+import dataclasses
 import math
 import subprocess
 import sys
 
 import pytest
 import torch
+from torch import nn
 from toys import Toy
 
 from kerneq.run.config import Optimizer, Schedule
-from kerneq.training.state import rate_multiple, sgd, update_average
+from kerneq.training.optimizer import make_optimizer, orthogonalised, rate_multiple, set_rate, update_average
 
 
 def rates(steps: int = 100, **settings) -> list[float]:
@@ -53,7 +55,7 @@ def test_every_rate_of_a_run_of_one_step_is_positive(kind):
 @pytest.mark.parametrize("decay_all", [False, True])
 def test_weight_decay_spares_norms_and_biases_unless_asked(decay_all):
     model = Toy(1, 10)
-    optimizer = sgd(model, Optimizer(decay_all=decay_all, weight_decay=0.1))
+    optimizer = make_optimizer(model, Optimizer(decay_all=decay_all, weight_decay=0.1))
     decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert len(decays) == len(list(model.parameters()))
     for name, parameter in model.named_parameters():
@@ -65,9 +67,9 @@ def test_a_step_does_not_import_the_compiler_of_pytorch():
     code = (
         "import sys, torch\n"
         "from kerneq.run.config import Optimizer\n"
-        "from kerneq.training.state import sgd\n"
+        "from kerneq.training.optimizer import make_optimizer\n"
         "model = torch.nn.Linear(2, 2)\n"
-        "optimizer = sgd(model, Optimizer())\n"
+        "optimizer = make_optimizer(model, Optimizer())\n"
         "model(torch.ones(1, 2)).sum().backward()\n"
         "before = model.weight.detach().clone()\n"
         "optimizer.step()\n"
@@ -76,6 +78,52 @@ def test_a_step_does_not_import_the_compiler_of_pytorch():
         "assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def reference_direction(m: torch.Tensor) -> torch.Tensor:
+    """UVᵀ with the singular values that five steps of the polynomial make of Σ / ‖Σ‖, and Muon's scale."""
+    u, values, v = torch.linalg.svd(m, full_matrices=False)
+    x = values / values.norm()
+    for _ in range(5):
+        x = 3.4445 * x - 4.7750 * x**3 + 2.0315 * x**5
+    return max(1, len(m) / m.shape[1]) ** 0.5 * (u * x) @ v
+
+
+def test_orthogonalised_moves_the_singular_values_alone_and_near_one():
+    torch.manual_seed(0)
+    m = torch.randn(3, 12, 40, dtype=torch.float64) * torch.tensor([1e-20, 1.0, 1e6])[:, None, None]
+    got = orthogonalised(m)
+    torch.testing.assert_close(got, torch.stack([reference_direction(one) for one in m]))
+    values = torch.linalg.svdvals(got)
+    assert values.min() > 0.6 and values.max() < 1.3
+    assert not orthogonalised(torch.zeros(1, 2, 3)).any()
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_muon_steps_by_its_formula_and_all_but_convolutions_by_sgd(nesterov):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 6, 3), nn.Conv2d(6, 4, 1), nn.Conv2d(4, 6, 1), nn.Flatten(), nn.Linear(6, 3))
+    model = model.double().to(memory_format=torch.channels_last)
+    settings = Optimizer(lr=0.3, momentum=0.8, nesterov=nesterov, weight_decay=0.01, muon=0.05, muon_decay=0.2)
+    muon, sgd = make_optimizer(model, settings), copy.deepcopy(model)
+    plain = make_optimizer(sgd, dataclasses.replace(settings, muon=0.0))
+    weights = {name: p.detach().clone() for name, p in model.named_parameters() if p.dim() == 4}
+    momenta = {name: torch.zeros_like(p) for name, p in weights.items()}
+    for multiple in (1.0, 0.5):
+        gradients = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+        for one in (model, sgd):
+            for name, p in one.named_parameters():
+                p.grad = gradients[name].clone()
+        for optimizer in (muon, plain):
+            set_rate(optimizer, multiple)
+            optimizer.step()
+        for name, b in momenta.items():
+            b.mul_(0.8).add_(gradients[name])
+            m = gradients[name] + 0.8 * b if nesterov else b
+            direction = reference_direction(m.reshape(len(m), -1)).reshape(m.shape)
+            weights[name] = (1 - multiple * 0.05 * 0.2) * weights[name] - multiple * 0.05 * direction
+    for (name, got), other in zip(model.named_parameters(), sgd.parameters(), strict=True):
+        torch.testing.assert_close(got.detach(), weights.get(name, other.detach()), rtol=1e-9, atol=1e-9)
 
 
 def test_the_average_follows_its_formula_and_copies_whole_numbers():

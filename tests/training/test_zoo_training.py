@@ -13,7 +13,9 @@ DENSE = ("model.name=geq-dense-tiny", "model.width=32", "model.features=16")
 
 
 @pytest.mark.parametrize(
-    ("model", "average"), [(GEQ, "training.ema=0.9"), (DENSE, "training.ema=0")], ids=["geq-tiny", "geq-dense-tiny"]
+    ("model", "average"),
+    [((*GEQ, "optimizer.muon=0.02"), "training.ema=0.9"), (DENSE, "training.ema=0")],
+    ids=["geq-tiny", "geq-dense-tiny"],
 )
 def test_a_stopped_equilibrium_model_goes_on_bit_for_bit(stop_and_resume, model, average):
     stop_and_resume(*model, "training.epochs=2", "training.batch_size=256", average, build=build_model)

@@ -8,9 +8,9 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from ..run.config import Optimizer, Schedule
+from ..run.config import ConfigError, Optimizer, Schedule
 
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan's: a steep a at 0 lifts small singular values within five steps
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan's: steep at 0, so that five steps lift small singular values
 NEWTON_SCHULZ_STEPS = 5
 
 
@@ -54,13 +54,12 @@ class Descent(torch.optim.SGD):
         for gradient in gradients:
             alike[tuple(sorted((len(gradient), gradient[0].numel())))].append(gradient)
         for found in alike.values():
-            flat = [gradient.flatten(1) for gradient in found]
-            wide = torch.stack([m if len(m) <= m.shape[1] else m.mT for m in flat])
-            for gradient, m, direction in zip(found, flat, orthogonalised(wide), strict=True):
-                tall = len(m) > m.shape[1]
-                gradient.copy_((direction.mT if tall else direction).reshape(gradient.shape))
-                if tall:
-                    gradient.mul_((len(m) / m.shape[1]) ** 0.5)
+            matrices = [gradient.flatten(1) for gradient in found]
+            wide = torch.stack([m if len(m) <= m.shape[1] else m.mT for m in matrices])
+            for gradient, m, direction in zip(found, matrices, orthogonalised(wide), strict=True):
+                tallness = len(m) / m.shape[1]
+                direction = direction if tallness <= 1 else tallness**0.5 * direction.mT
+                gradient.copy_(direction.reshape(gradient.shape))
 
 
 def orthogonalised(m: Tensor) -> Tensor:
@@ -88,6 +87,8 @@ def make_optimizer(model: nn.Module, settings: Optimizer, captured: bool = False
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     convolutions = [p for p in parameters if p.dim() == 4 and settings.muon > 0]
+    if settings.muon > 0 and not convolutions:
+        raise ConfigError("`optimizer.muon` is for convolutions, and this model has none: set it to 0.")
     others = [p for p in parameters if p.dim() != 4 or settings.muon == 0]
     decayed = [p for p in others if p.dim() > 1 or settings.decay_all]
     spared = [p for p in others if p.dim() <= 1 and not settings.decay_all]
@@ -117,7 +118,7 @@ def set_rate(optimizer: Descent, multiple: float) -> None:
 
 
 def rate_multiple(schedule: Schedule, step: int, steps: int, steps_per_epoch: int) -> float:
-    """The multiple of `optimizer.lr` to use in step number `step` (from 0) of `steps`.
+    """The multiple of the highest learning rate to use in step number `step` (from 0) of `steps`.
 
     step       factor^(milestones passed)
     cosine     final + (1 − final)(1 + cos πt)/2,   t: the share of the run after warm-up that is done

@@ -133,5 +133,6 @@ class State:
         """End a run that no longer computes with numbers."""
         raise TrainingError(
             f"{what} by step {self.step} (epoch {self.epoch + 1}). What was saved before is intact. Lower "
-            "optimizer.lr, set training.clip (for example 1.0) or a longer schedule.warmup, and start a new run."
+            "optimizer.lr (and optimizer.muon), set training.clip (for example 1.0) or a longer schedule.warmup, and "
+            "start a new run."
         )

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from toys import Toy
 
-from kerneq.run.config import Optimizer, Schedule
+from kerneq.run.config import ConfigError, Optimizer, Schedule
 from kerneq.training.optimizer import make_optimizer, orthogonalised, rate_multiple, set_rate, update_average
 
 
@@ -124,6 +124,11 @@ def test_muon_steps_by_its_formula_and_all_but_convolutions_by_sgd(nesterov):
             weights[name] = (1 - multiple * 0.05 * 0.2) * weights[name] - multiple * 0.05 * direction
     for (name, got), other in zip(model.named_parameters(), sgd.parameters(), strict=True):
         torch.testing.assert_close(got.detach(), weights.get(name, other.detach()), rtol=1e-9, atol=1e-9)
+
+
+def test_muon_is_refused_where_there_is_no_convolution():
+    with pytest.raises(ConfigError, match="is for convolutions, and this model has none"):
+        make_optimizer(nn.Linear(2, 2), Optimizer(muon=0.1))
 
 
 def test_the_average_follows_its_formula_and_copies_whole_numbers():

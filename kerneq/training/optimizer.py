@@ -42,7 +42,8 @@ class Descent(torch.optim.SGD):
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         gradients = [parameter.grad for parameter in parameters]
         for parameter in parameters:
-            self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
+            if "momentum_buffer" not in self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
         torch._foreach_mul_(momenta, group["muon"])
         torch._foreach_add_(momenta, gradients)

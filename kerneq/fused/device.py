@@ -5,7 +5,7 @@ The one place that decides whether a Triton program may take the place of plain 
 
 import functools
 import importlib.util
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -79,28 +79,33 @@ def processors(t: Tensor) -> int:
     return _properties(t.get_device())[1] if t.is_cuda else 2
 
 
-def run_on_streams(functions: Sequence[Callable[[Tensor], T]], inputs: Sequence[Tensor], overlap: bool) -> list[T]:
-    """Each function on its input; the first on the current stream and, with `overlap` on a GPU, the others beside it.
+def run_on_streams(functions: Sequence[Callable[[Tensor], T]], inputs: Iterable[Tensor], overlap: bool) -> list[T]:
+    """Each function on its input; with `overlap` on a GPU, each on a stream of its own.
 
-    So the small parts of work that does not depend on each other hide behind the large. The results are tensors, or
-    tuples and dataclasses of them, ready on the current stream.
+    So the small parts of work that does not depend on each other hide behind the large. Inputs that are made one by one
+    are made on the current stream, beside the functions before them. The results are tensors, or tuples and
+    dataclasses of them, ready on the current stream.
     """
-    if not overlap or not inputs[0].is_cuda or len(functions) == 1:
-        return [function(x) for function, x in zip(functions, inputs, strict=True)]
+    beside: list[torch.cuda.Stream] = []
+    results: list[T] = []
+    for function, x in zip(functions, inputs, strict=True):
+        if not overlap or not x.is_cuda or len(functions) == 1:
+            results.append(function(x))
+            continue
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            results.append(function(x))
+        x.record_stream(stream)
+        beside.append(stream)
+    if not beside:
+        return results
     here = torch.cuda.current_stream()
 
     def used_here(t: Tensor) -> Tensor:
         t.record_stream(here)
         return t
 
-    streams = [torch.cuda.Stream() for _ in functions[1:]]  # type: ignore[no-untyped-call]
-    results: list[T] = []
-    for function, x, stream in zip(functions[1:], inputs[1:], streams, strict=True):
-        stream.wait_stream(here)
-        with torch.cuda.stream(stream):
-            results.append(function(x))
-        x.record_stream(stream)
-    first = functions[0](inputs[0])
-    for stream in streams:
+    for stream in beside:
         here.wait_stream(stream)
-    return [first, *(map_tensors(used_here, result) for result in results)]
+    return [map_tensors(used_here, result) for result in results]

@@ -7,7 +7,7 @@ how an equilibrium layer is solved and differentiated, and what is said to an in
 import abc
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, final
 
 import torch
@@ -228,13 +228,16 @@ class Levels(nn.Module):
         blocks = {str(scale): nn.Sequential(*(Refinement(width) for _ in range(refinements))) for scale in coarser}
         self.blocks = nn.ModuleDict(blocks)
 
-    def forward(self, x: Tensor) -> list[Tensor]:
+    def forward(self, x: Tensor) -> Iterator[Tensor]:
+        """One by one, each made when it is asked for: work on the finest need not wait for the coarser ones."""
         levels = {1: x} if self.blocks else pyramid(x, self.scales)
-        for scale, blocks in self.blocks.items():
-            coarse = int(scale)
-            finer = max(level for level in levels if coarse % level == 0)
-            levels[coarse] = blocks(pool(levels[finer], coarse // finer))
-        return [levels[scale] for scale in self.scales]
+        coarser = iter(self.blocks.items())
+        for scale in self.scales:
+            while scale not in levels:
+                name, blocks = next(coarser)
+                finer = max(level for level in levels if int(name) % level == 0)
+                levels[int(name)] = blocks(pool(levels[finer], int(name) // finer))
+            yield levels[scale]
 
 
 @final

@@ -111,7 +111,7 @@ def _train(
             began = time.monotonic() - state.seconds
             network.train()
             started = time.monotonic()
-            for x, target in batches.epoch(state.epoch, start=state.batch):
+            for x, target in made_beside(batches.epoch(state.epoch, start=state.batch), process.device):
                 multiple = rate_multiple(config.schedule, state.step, steps, len(batches))
                 take_step(state, update, x, target, multiple)
                 state.seconds = time.monotonic() - began
@@ -214,6 +214,24 @@ def check_expendable(run: Run) -> None:
             f"{run.path} has its best weights of {epochs} epochs, but no last checkpoint to go on from: it would begin "
             "anew and overwrite them. Start again under another --name."
         )
+
+
+def made_beside(batches: Iterator[tuple[Tensor, Tensor]], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same batches; on a GPU each is made on a stream of its own, beside the step before it."""
+    if device.type != "cuda":
+        yield from batches
+        return
+    here, aside = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    aside.wait_stream(here)
+    while True:
+        with torch.cuda.stream(aside):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        here.wait_stream(aside)
+        for t in batch:
+            t.record_stream(here)
+        yield batch
 
 
 def take_step(state: State, update: Step, x: Tensor, target: Tensor, multiple: float) -> None:

@@ -17,6 +17,32 @@ def test_every_function_meets_its_input_and_the_results_keep_their_order(device,
         return x @ x, Solution(x + 1, x.norm(dim=1), codes, codes, tol=1e-3)
 
     inputs = [torch.full((3, 3), float(i), device=device) for i in range(4)]
-    results = run_on_streams([work] * 4, inputs, overlap)
-    for x, (product, solution) in zip(inputs, results, strict=True):
-        assert torch.equal(product, x @ x) and torch.equal(solution.value, x + 1) and solution.converged.all()
+    for given in (inputs, (x.clone() for x in inputs)):  # all there, or made one by one
+        results = run_on_streams([work] * 4, given, overlap)
+        for x, (product, solution) in zip(inputs, results, strict=True):
+            assert torch.equal(product, x @ x) and torch.equal(solution.value, x + 1) and solution.converged.all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gradients_come_back_through_inputs_that_are_made_one_by_one():
+    """Slow work on every stream, so that a missing wait would show."""
+    weight = torch.randn(2048, 2048, device="cuda", dtype=torch.float64) / 2048**0.5
+
+    def work(x):
+        for _ in range(4):
+            x = torch.tanh(x @ weight)
+        return x
+
+    def chain(x):
+        for _ in range(4):
+            yield x
+            x = work(x)
+
+    found = []
+    for overlap in (False, True):
+        x = torch.linspace(-1, 1, 2048 * 64, device="cuda", dtype=torch.float64).view(64, 2048).requires_grad_()
+        results = run_on_streams([work] * 4, chain(x), overlap)
+        (gradient,) = torch.autograd.grad(sum(results).square().sum(), x)
+        found.append((*results, gradient))
+    for plain, beside in zip(*found, strict=True):
+        torch.testing.assert_close(beside, plain)

@@ -1,9 +1,11 @@
 import functools
 
+import pytest
 import torch
 from torch import nn
 from toys import Toy, build_toy
 
+from kerneq.data import Augment, Batches, load
 from kerneq.run import Run, checkpoint
 from kerneq.training import loop, train
 from kerneq.training.build import training_batches
@@ -89,6 +91,24 @@ def test_a_margin_is_taken_from_the_logit_of_the_true_class():
     soft = torch.tensor([[0.25, 0.75, 0.0], [1.0, 0.0, 0.0]])
     assert torch.equal(with_margin(logits, soft, 2.0), logits - 2 * soft)
     assert with_margin(logits, soft, 0.0) is logits
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))],
+)
+def test_batches_made_beside_the_steps_are_the_same(device):
+    images = load("digits", "train")
+    batches = Batches(images, 64, Augment(crop=1, trivial=True, cutmix=1.0), device=device)
+    expected = [(x.cpu(), target.cpu()) for x, target in batches.epoch(1, start=2)]
+    work = torch.randn(2048, 2048, device=device)
+    found = []
+    for x, target in loop.made_beside(batches.epoch(1, start=2), torch.device(device)):
+        work = torch.tanh(work @ work / 64)  # a step, which on a GPU is still running when the next batch is made
+        found.append((x + 0 * work[0, 0], target.clone()))
+    assert len(found) == len(expected) == len(batches) - 2
+    for got, wanted in zip(found, expected, strict=True):
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(got, wanted, strict=True))
 
 
 def test_a_run_is_validated_every_so_many_epochs_and_at_its_end(tmp_path, run):

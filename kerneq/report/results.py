@@ -80,15 +80,19 @@ class Reported:
 
     @functools.cached_property
     def settings(self) -> tuple[str, ...]:
-        """What `kerneq train` was told: of the experiments with this model and data the nearest, and its changes.
+        """What `kerneq train` was told: of the experiments with this model the nearest, and its changes.
 
-        Empty where there is none, or where the changes on the way there are refused.
+        One on the same data is nearer than any other. Empty where there is none, or where the changes on the way there
+        are refused.
         """
         model, data = self.config.model.name, self.config.data
         far = {
-            name: len(changes(config, self.config))
+            name: (
+                (config.data.name, config.data.subset) != (data.name, data.subset),
+                len(changes(config, self.config)),
+            )
             for name, config in experiments().items()
-            if (config.model.name, config.data.name, config.data.subset) == (model, data.name, data.subset)
+            if config.model.name == model
         }
         if not far:
             return ()

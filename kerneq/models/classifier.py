@@ -126,7 +126,6 @@ class ClassifierConfig(AbstractSolveConfig):
         "between; plain: 3 → w",
     )
     refinements: int = setting(0, "residual blocks at each coarser scale; 0: none, means alone", low=0)
-    stem_refinements: int = setting(0, "residual blocks at the scale of the stem, before all others", low=0)
     norm: float = setting(1.0, "bound on ‖W‖‖W_h‖", above=0)
     activity: float = setting(0.5, "sᵢ = γ‖rᵢW_h‖² at initialisation, where γ is fixed", above=0)
     length: float | None = setting(None, "‖aᵢ‖² of a patch at initialisation, whatever γ; none: activity / γ", above=0)
@@ -140,10 +139,9 @@ class ClassifierConfig(AbstractSolveConfig):
             raise ValueError(f"`lipschitz` needs a radial kernel such as multiquadric, got {self.kernel!r}.")
         if self.lipschitz and self.join != "mean":
             raise ValueError(f"`lipschitz` needs `join` = mean, got {self.join}.")
-        if self.lipschitz and self.is_refined:
-            got = f"{self.refinements} and {self.stem_refinements}"
-            raise ValueError(f"`lipschitz` needs `refinements` = `stem_refinements` = 0: batch norms, got {got}.")
-        if self.width < 4 and (self.is_refined or any(divisor == 4 for divisor, _ in STEMS[self.stem])):
+        if self.lipschitz and self.refinements:
+            raise ValueError(f"`lipschitz` needs `refinements` = 0: they have batch norms, got {self.refinements}.")
+        if self.width < 4 and (self.refinements or any(divisor == 4 for divisor, _ in STEMS[self.stem])):
             raise ValueError(
                 f"`width` must be at least 4: this stem, or a refinement, has a quarter, got {self.width}."
             )
@@ -153,11 +151,6 @@ class ClassifierConfig(AbstractSolveConfig):
         if any(scale % self.fusion and self.fusion % scale for scale in self.scales):
             got = f"{list(self.scales)} and {self.fusion}"
             raise ValueError(f"Each of `scales` must divide `fusion` or be a multiple of it, got {got}.")
-
-    @property
-    def is_refined(self) -> bool:
-        """Whether there are residual blocks before the branches."""
-        return self.refinements > 0 or self.stem_refinements > 0
 
     @property
     def multiple(self) -> int:
@@ -178,7 +171,7 @@ class Classifier(AbstractModel):
     def __init__(self, config: ClassifierConfig, classes: int, channels: int = 3):
         super().__init__(channels, multiple=config.multiple)
         self.config = config
-        self.stem = make_stem(config.stem, channels, config.width, config.lipschitz, config.stem_refinements)
+        self.stem = make_stem(config.stem, channels, config.width, config.lipschitz)
         self.levels = Levels(config.width, config.scales, config.refinements)
         branches = zip(config.scales, config.features, strict=True)
         self.branches = nn.ModuleList(Branch(config, scale, features) for scale, features in branches)
@@ -203,15 +196,14 @@ class Classifier(AbstractModel):
         return {f"branch{index}/{name}": value for index, numbers in enumerate(cells) for name, value in numbers}
 
 
-def make_stem(kind: Stem, channels: int, width: int, lipschitz: bool, refinements: int) -> nn.Sequential:
+def make_stem(kind: Stem, channels: int, width: int, lipschitz: bool) -> nn.Sequential:
     """Pixels → `width` channels. One convolution alone is markedly worse on CIFAR-10."""
     outputs = tuple(width // divisor for divisor, _ in STEMS[kind])
     strides = [stride for _, stride in STEMS[kind]]
     if lipschitz and any(channels % 2 for channels in outputs):
         raise ValueError(f"`lipschitz` sorts channels in pairs: the stem needs even numbers of them, got {outputs}.")
     layer = fold_conv_sort if lipschitz else conv_norm_relu
-    layers = map(layer, (channels, *outputs[:-1]), outputs, strides)
-    return nn.Sequential(*layers, *(Refinement(width) for _ in range(refinements)))
+    return nn.Sequential(*map(layer, (channels, *outputs[:-1]), outputs, strides))
 
 
 def conv_norm_relu(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:

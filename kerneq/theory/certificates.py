@@ -250,7 +250,7 @@ def _paths(model: Certified, seen: Seen) -> list[_Path]:
         ratio = branch.scale / model.config.fusion
         # A 1-Lipschitz branch multiplies its input by the scale, its output by the gain, and the mean by √n.
         before = 1.0 if model.config.lipschitz else 1 / branch.scale
-        before = math.inf if model.config.is_refined else before  # residual blocks in between, which nothing bounds
+        before = math.inf if model.config.refinements else before  # residual blocks in between, which nothing bounds
         after = float(branch.gain()) if model.config.lipschitz else 1 / (ratio * math.prod(given.shape[2:]) ** 0.5)
         rows = ratio * after * _scaled(own.mT, branch.norm).mT
         found.append(_path(f"branch{index}", branch.equilibrium, given, before, rows))

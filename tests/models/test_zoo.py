@@ -59,16 +59,16 @@ def test_solutions_come_by_name_one_for_each_equilibrium_layer(name):
 
 
 def test_refinements_start_as_the_means_they_refine_and_then_every_one_of_them_learns():
-    model = build("geq-tiny", settings={"scales": [1, 2], "refinements": 2, "stem_refinements": 1})
+    model = build("geq-tiny", settings={"scales": [1, 2], "refinements": 2})
     plain, x = build("geq-tiny"), pictures("geq-tiny", batch=4)
-    added = {name for name in model.state_dict() if name.startswith(("levels.", "stem.1."))}
+    added = {name for name in model.state_dict() if name.startswith("levels.")}
     plain.load_state_dict({name: value for name, value in model.state_dict().items() if name not in added})
     torch.testing.assert_close(model.eval()(x), plain.eval()(x), rtol=0, atol=0)
     width = model.config.width
     square = width**2 // 4
     block = 2 * square + 9 * square // 4 + 2 * (width // 4 + width // 4 + width)  # three convolutions, batch norms
-    assert parameters(model) - parameters(plain) == 3 * block
-    for block in (model.stem[1], *model.levels.blocks["2"]):
+    assert parameters(model) - parameters(plain) == 2 * block
+    for block in model.levels.blocks["2"]:
         torch.nn.init.ones_(block.expand[-1].weight)  # as after a first step: before it, they alone have a gradient
     model.train()(x).square().sum().backward()
     assert all(bool(p.grad.any()) for name, p in model.named_parameters() if name in added)
@@ -123,7 +123,7 @@ def test_every_backward_solve_gives_the_same_gradient(backward):
         ({"name": "mdeq-tiny", "settings": {"head": [4]}}, r"`widths` and `head` need one entry a scale, got 2 and 1"),
         ({"settings": {"refinements": 1, "width": 2}}, r"`width` must be at least 4.* got 2"),
         ({"settings": {"stem": "deep", "width": 2}}, r"`width` must be at least 4.* got 2"),
-        ({"name": "geq-certified-tiny", "settings": {"refinements": 1}}, r"`lipschitz` needs .* got 1 and 0"),
+        ({"name": "geq-certified-tiny", "settings": {"refinements": 1}}, r"`lipschitz` needs `refinements` = 0"),
         ({"name": "geq-certified-tiny", "settings": {"join": "concatenate"}}, r"`lipschitz` needs `join` = mean"),
         ({"settings": {"features": [16.5, 16]}}, r"`features\[0\]` must be a whole number, got 16\.5"),
         ({"settings": {"features": [16, 0]}}, r"`features\[1\]` must be at least 1, got 0"),

@@ -33,14 +33,21 @@ class Descent(torch.optim.SGD):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()  # now: it makes the gradients that Muon replaces
         for group in self.param_groups:
             if "muon" in group:
                 self._orthogonalise(group)
-        return inspect.unwrap(torch.optim.SGD.step)(self, closure)
+        inspect.unwrap(torch.optim.SGD.step)(self)
+        return loss
 
     def _orthogonalise(self, group: dict[str, Any]) -> None:
         """Replace the gradients of a group by Muon's directions: without momentum SGD then takes Muon's step."""
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if not parameters:
+            return
         gradients = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             if "momentum_buffer" not in self.state[parameter]:

@@ -138,6 +138,28 @@ def test_a_convolution_that_gets_no_gradient_any_more_stays_finite_while_its_mom
     assert not optimizer.state[model.weight]["momentum_buffer"].any()
 
 
+def test_with_a_closure_muon_takes_the_step_of_the_gradients_it_makes_and_without_gradients_none():
+    torch.manual_seed(0)
+    model, x = nn.Conv2d(2, 4, 3), torch.randn(3, 2, 5, 5)
+    twin = copy.deepcopy(model)
+    optimizer, other = (make_optimizer(one, Optimizer(muon=0.05)) for one in (model, twin))
+    optimizer.step()
+    for got, want in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(got, want)
+
+    def loss():
+        value = model(x).square().mean()
+        value.backward()
+        return value
+
+    want = twin(x).square().mean()
+    want.backward()
+    other.step()
+    assert torch.equal(optimizer.step(loss), want)
+    for got, want in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(got, want)
+
+
 def test_muon_is_refused_where_there_is_no_convolution():
     with pytest.raises(ConfigError, match="is for convolutions, and this model has none"):
         make_optimizer(nn.Linear(2, 2), Optimizer(muon=0.1))

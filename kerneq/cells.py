@@ -83,7 +83,8 @@ class AbstractKernelCell(AbstractCell):
 
     def bind(self, x: Tensor) -> Equation:
         self._check(x)
-        a = autocasted(self.inject(x))  # as W is, whatever `inject` made: the backward pass knows of no autocast
+        a = self._checked(self.inject(x))
+        a = autocasted(a)  # as W is, whatever `inject` made: the backward pass knows of no autocast
         if a.is_cpu and a.dim() == 4:
             a = a.contiguous(memory_format=torch.channels_last)  # where the patches of a radial kernel are at hand
         return self._equation(self.similarity, a, self.operator.norm(a), self.compiled)
@@ -164,6 +165,16 @@ class AbstractKernelCell(AbstractCell):
         # On a GPU a look at the numbers would wait for the device; there the solve ends with Status.NONFINITE.
         if not x.is_cuda and not is_traced() and not bool(x.isfinite().all()):
             raise NonfiniteInputError("The input has infinite or NaN entries; clean it before the equilibrium layer.")
+
+    def _checked(self, a: Tensor) -> Tensor:
+        """What `inject` made of the input, if it has the channels that the kernel wants."""
+        features, state = self.operator.weight.shape[:2]
+        channels, where = (state, "state") if self.kernel.in_state else (features, "features")
+        if not isinstance(a, Tensor) or a.dim() != len(self.shape) or a.shape[1] != channels:
+            want = ", ".join(str(n or "any") for n in (None, channels, *self.shape[2:]))
+            got = tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__
+            raise ValueError(f"`inject` must give the shape ({want}), that of the {where}, for this kernel, got {got}.")
+        return a
 
 
 @final

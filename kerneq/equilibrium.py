@@ -35,7 +35,8 @@ class Equilibrium(nn.Module):
     `solver` finds z*, to a relative residual of `tol` within `max_steps` evaluations; `gradient` says how ∂L/∂z*
     reaches the parameters. `on_failure` says what happens when a sample does not converge: "return" leaves it to the
     reader of the solution, "warn" and "raise" wait for the device after every solve to find out. `check_every`: see
-    `kerneq.solve`. In `eval()` the transforms of `torch.func` go through it; their derivatives solve again.
+    `kerneq.solve`. In `eval()` the transforms of `torch.func` and forward mode go through it; their derivatives solve
+    again.
     """
 
     def __init__(
@@ -85,11 +86,13 @@ class Equilibrium(nn.Module):
         return dataclasses.replace(solution, value=value, error_bound=error, backward=f.backward)
 
     def _transformed(self, x: Tensor) -> Solution:
-        """The same for `torch.func`: a function of x, the parameters, and the buffers that a transform follows."""
+        """The same for `torch.func` and forward mode: a function of x, the parameters, and the buffers that a
+        transform follows."""
         if self.training:
             raise RuntimeError(
-                "`torch.func` needs a layer in `eval()`, got one in `train()`, which changes when it is called (it "
-                "follows the norm of W): call `layer.eval()` first, or differentiate with `torch.autograd.grad`."
+                "`torch.func`, or forward mode, needs a layer in `eval()`, got one in `train()`, which changes when it "
+                "is called (it follows the norm of W): call `layer.eval()` first, or differentiate with "
+                "`torch.autograd.grad`."
             )
         is_followed = torch._C._functorch.is_functorch_wrapped_tensor
         named = dict(self.named_parameters()) | {name: b for name, b in self.named_buffers() if is_followed(b)}
@@ -193,8 +196,8 @@ def fixed_point(
     check_kind("gradient", gradient, AbstractGradient)
     if is_transformed():
         raise RuntimeError(
-            "`torch.func` cannot go through `fixed_point`, which does not know what f depends on: use "
-            "`torch.autograd.grad`, or an `Equilibrium` layer."
+            "`torch.func`, or forward mode, cannot go through `fixed_point`, which does not know what f depends on: "
+            "use `torch.autograd.grad`, or an `Equilibrium` layer."
         )
     if isinstance(z0, Tensor) and any(not isinstance(x, Tensor) or x.shape[:1] != z0.shape[:1] for x in inputs):
         got = ", ".join(str(tuple(x.shape) if isinstance(x, Tensor) else x) for x in inputs)

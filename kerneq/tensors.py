@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 T = TypeVar("T")
 
@@ -111,8 +112,12 @@ def is_exported() -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether a transform of `torch.func` is under way; PyTorch's own `autograd.Function` asks it so."""
-    return torch._C._are_functorch_transforms_active()
+    """Whether a transform of `torch.func` is under way, or forward mode without it (`torch.autograd.forward_ad`).
+
+    PyTorch's own `autograd.Function` asks it so; inside of one, forward mode is off.
+    """
+    forward = forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()
+    return forward or torch._C._are_functorch_transforms_active()
 
 
 def check_positive(name: str, value: float) -> None:

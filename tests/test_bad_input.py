@@ -148,6 +148,21 @@ REFUSED = {
         TypeError,
         "`z0` must be a tensor.*got float",
     ),
+    "inject for the features": (
+        lambda: given(input_of("dense"), dense(inject=torch.nn.Linear(3, 6))),
+        ValueError,
+        r"`inject` must give the shape \(any, 5\), that of the state, for this kernel, got \(4, 6\)",
+    ),
+    "inject for the state": (
+        lambda: given(input_of("conv"), conv(kernel=Gaussian(split=4), inject=torch.nn.Conv2d(2, 3, 1))),
+        ValueError,
+        r"`inject` must give the shape \(any, 4, any, any\), that of the features.*got \(4, 3, 4, 4\)",
+    ),
+    "inject gives vectors": (
+        lambda: given(input_of("conv"), conv(inject=torch.nn.Flatten())),
+        ValueError,
+        r"`inject` must give the shape \(any, 3, any, any\).*got \(4, 32\)",
+    ),
     "start a scalar": (lambda: solved(torch.tensor(0.5)), ValueError, r"first dimension is the batch.*got.*\(\)"),
     "start integers": (lambda: solved(torch.zeros(2, 3, dtype=torch.int)), ValueError, "floating-point.*torch.int32"),
     "start empty": (lambda: solved(torch.zeros(0, 3)), ValueError, r"one sample at least.*\(0, 3\)"),

@@ -46,7 +46,7 @@ def runs_triton(t: Tensor, dtypes: Collection[torch.dtype] = FLOATS) -> bool:
     """Whether a Triton program may work on `t`.
 
     It takes Triton, an NVIDIA card with bfloat16 and asynchronous copies, and a known dtype. A program that is
-    compiled or exported holds plain operations: the compiler fuses by itself. So do the transforms of `torch.func`.
+    compiled or exported holds plain operations: the compiler fuses by itself. So do transforms: see `is_transformed`.
     """
     if torch.compiler.is_compiling() or is_transformed() or t.dtype not in dtypes:
         return False

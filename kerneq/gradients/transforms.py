@@ -1,4 +1,5 @@
-"""The transforms of `torch.func` (grad, vjp, jvp, jacrev, vmap, …) through a solve, which they cannot look into."""
+"""The transforms of `torch.func` (grad, vjp, jvp, jacrev, vmap, …), and forward mode without it, through a solve, which
+they cannot look into."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +19,7 @@ class _Opaque(torch.autograd.Function):
 
     @staticmethod
     def forward(run: Run, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return run(*tensors)
+        return tuple(t.clone() for t in run(*tensors))  # forward mode minds views, as the columns of a record may be
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

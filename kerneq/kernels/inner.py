@@ -147,7 +147,7 @@ class Sigmoid(AbstractInnerKernel):
     operator_share: ClassVar[float] = 0.5
 
     def value(self, t: Tensor) -> Tensor:
-        return torch.tanh(t.clamp_min(0)) + t.clamp_max(0)
+        return torch.where(t > 0, torch.tanh(t), t)  # a sum of two clamps would have both their slopes at t = 0
 
     def derivative(self, t: Tensor) -> Tensor:
         return 1 - torch.tanh(t.clamp_min(0)) ** 2

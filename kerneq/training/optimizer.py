@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..run.config import ConfigError, Optimizer, Schedule
+from ..tensors import magnitude
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan's: steep at 0, so that five steps lift small singular values
 NEWTON_SCHULZ_STEPS = 5
@@ -32,14 +33,21 @@ class Descent(torch.optim.SGD):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()  # now: it makes the gradients that Muon replaces
         for group in self.param_groups:
             if "muon" in group:
                 self._orthogonalise(group)
-        return inspect.unwrap(torch.optim.SGD.step)(self, closure)
+        inspect.unwrap(torch.optim.SGD.step)(self)
+        return loss
 
     def _orthogonalise(self, group: dict[str, Any]) -> None:
         """Replace the gradients of a group by Muon's directions: without momentum SGD then takes Muon's step."""
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if not parameters:
+            return
         gradients = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             if "momentum_buffer" not in self.state[parameter]:
@@ -70,7 +78,8 @@ def orthogonalised(m: Tensor) -> Tensor:
     GPU in bfloat16, whose rounding is smaller than what is left to 1.
     """
     a, b, c = NEWTON_SCHULZ
-    x = m / m.flatten(1).norm(dim=1).clamp_min(1e-30)[:, None, None]
+    x = m / magnitude(m)  # a momentum that fades away is at some step too small to be squared
+    x = x / x.flatten(1).norm(dim=1).clamp_min(torch.finfo(x.dtype).tiny)[:, None, None]
     if x.is_cuda:
         x = x.bfloat16()
     for _ in range(NEWTON_SCHULZ_STEPS):

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from helpers import away_from_kinks, cell_of
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
 
 import kerneq
@@ -58,6 +59,21 @@ def test_first_derivatives_are_those_of_autograd(layer, x):
     moved = {name: torch.linspace(-1, 1, t.numel()).view_as(t) for name, t in values.items()}
     pushed = sum(torch.tensordot(J, moved[name], moved[name].dim()) for name, J in expected.items())
     torch.testing.assert_close(jvp(value, (values,), (moved,))[1], pushed, **close)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("tol", [1e-1, 1e-13], ids=["loose", "tight"])
+def test_forward_mode_without_torch_func_is_the_same_however_loose_the_solve(layer, x, frozen, tol):
+    layer.tol = tol
+    layer.requires_grad_(not frozen)
+    moved = torch.linspace(-1, 1, x.numel()).view_as(x)
+    for rows in (slice(None), slice(1)):
+        value, pushed = jvp(lambda x: layer(x).value, (x[rows],), (moved[rows],))
+        with forward_ad.dual_level():
+            solution = layer(forward_ad.make_dual(x[rows], moved[rows]))
+            got = forward_ad.unpack_dual(solution.value)
+            torch.testing.assert_close((got.primal, got.tangent), (value, pushed), rtol=1e-12, atol=1e-13)
+        assert bool(solution.converged.all())
 
 
 def test_second_derivatives_are_those_of_autograd(layer, x):

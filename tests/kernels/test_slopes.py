@@ -45,6 +45,13 @@ def test_the_energy_is_that_of_the_hidden_problem_and_its_gradient_is_z_minus_th
 
 
 @pytest.mark.parametrize("kernel", [Sigmoid(), Polynomial(2), Polynomial(3, 0.5)])
+def test_the_slope_of_an_inner_kernel_is_the_derivative_of_its_value_also_at_zero_where_a_solve_starts(kernel):
+    t = (torch.arange(-20.0, 21.0) / 10).requires_grad_()
+    (slope,) = torch.autograd.grad(kernel.value(t).sum(), t)
+    torch.testing.assert_close(slope, kernel.derivative(t).detach())
+
+
+@pytest.mark.parametrize("kernel", [Sigmoid(), Polynomial(2), Polynomial(3, 0.5)])
 def test_the_curvature_of_an_inner_kernel_is_the_derivative_of_its_slope(kernel):
     t = torch.linspace(-2, 2, 40)
     torch.testing.assert_close(kernel.second(t), AbstractInnerKernel.second(kernel, t))

@@ -131,7 +131,9 @@ def test_the_norm_is_followed_where_another_singular_value_overtakes(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    "values", [[1.3] + 63 * [1.0], 3 * [1.0] + 30 * [0.9] + 31 * [0.5]], ids=["one ahead", "three"]
+    "values",
+    [[1.3] + 63 * [1.0], 3 * [1.0] + 30 * [0.9] + 31 * [0.5], 32 * [1.0] + 32 * [0.0]],
+    ids=["one ahead", "three", "a new W_h of half as many columns as rows"],
 )
 def test_few_different_singular_values_soon_exhaust_the_search_which_then_still_finds_the_largest(values, dtype):
     torch.manual_seed(0)

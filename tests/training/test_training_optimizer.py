@@ -126,6 +126,40 @@ def test_muon_steps_by_its_formula_and_all_but_convolutions_by_sgd(nesterov):
         torch.testing.assert_close(got.detach(), weights.get(name, other.detach()), rtol=1e-9, atol=1e-9)
 
 
+def test_a_convolution_that_gets_no_gradient_any_more_stays_finite_while_its_momentum_fades_away():
+    torch.manual_seed(0)
+    model = nn.Conv2d(2, 4, 3, bias=False)
+    optimizer = make_optimizer(model, Optimizer(momentum=0.5, muon=0.01))
+    model.weight.grad = torch.randn_like(model.weight)
+    for _ in range(160):  # 2⁻¹⁶⁰ is no number of float32 any more
+        optimizer.step()
+        assert model.weight.isfinite().all()
+        model.weight.grad.zero_()
+    assert not optimizer.state[model.weight]["momentum_buffer"].any()
+
+
+def test_with_a_closure_muon_takes_the_step_of_the_gradients_it_makes_and_without_gradients_none():
+    torch.manual_seed(0)
+    model, x = nn.Conv2d(2, 4, 3), torch.randn(3, 2, 5, 5)
+    twin = copy.deepcopy(model)
+    optimizer, other = (make_optimizer(one, Optimizer(muon=0.05)) for one in (model, twin))
+    optimizer.step()
+    for got, want in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(got, want)
+
+    def loss():
+        value = model(x).square().mean()
+        value.backward()
+        return value
+
+    want = twin(x).square().mean()
+    want.backward()
+    other.step()
+    assert torch.equal(optimizer.step(loss), want)
+    for got, want in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(got, want)
+
+
 def test_muon_is_refused_where_there_is_no_convolution():
     with pytest.raises(ConfigError, match="is for convolutions, and this model has none"):
         make_optimizer(nn.Linear(2, 2), Optimizer(muon=0.1))

@@ -173,6 +173,18 @@ def test_a_float32_layer_past_contraction_converges_and_does_not_claim_to_have_f
     torch.testing.assert_close(f.detach().double(), exact, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_the_tolerance_of_a_layer_is_above_what_rounding_leaves(seed):
+    """L = 300, just below where Newton's method takes over: the residual ends at some 10⁻¹², not at 10⁻¹³."""
+    X, Y = 2 * uniform(7, 2, seed=seed), 3 * uniform(3, 7, seed=seed + 10) - 1
+    kernel, family = kglm.DotProduct(), kglm.Gaussian(0.4)
+    lam = kglm.spectral_norm(kernel(X, X)).item() * family.variance_range()[1] / 300
+    glm = kglm.KernelGLM(kernel, family, lam=lam).fit(X, Y)
+    layer = glm.as_equilibrium()
+    assert isinstance(layer.layer.solver, Picard) and layer.layer(family.statistic(Y)).converged.all()
+    torch.testing.assert_close(layer(Y).detach(), glm.canonical(), rtol=0, atol=1e-8)
+
+
 @pytest.mark.parametrize("lam", [0.1, 1.0])
 def test_gradients_of_a_poisson_layer_are_those_of_differences(lam):
     X, Y = draw_counts(3, n=8)

@@ -10,7 +10,7 @@ from typing import Any, Self, final
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
@@ -35,9 +35,9 @@ def _constant(value: float, X: Tensor) -> Tensor:
 
 
 def _covariance(kernel: Any, lengthscale: float | None, X: np.ndarray) -> Any:
-    """The kernel, or a squared exponential one; by default as wide as the data, ℓ² = d·Var X."""
+    """A copy of the kernel, or a squared exponential one; by default as wide as the data, ℓ² = d·Var X."""
     if kernel is not None:
-        return kernel
+        return clone(kernel, safe=False)  # one of scikit-learn's can be set anew, which is for the next fit
     if lengthscale is None:
         lengthscale = float(np.sqrt(X.shape[1] * X.var())) or 1.0
     return SquaredExponential(lengthscale)

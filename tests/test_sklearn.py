@@ -96,3 +96,15 @@ def test_a_feature_that_is_constant_but_for_rounding_is_not_blown_up():
     assert 0 < X[:, -1].std() < 1e-15
     fitted = clone(SMALL).fit(X, y)
     np.testing.assert_allclose(fitted.predict_proba(X + [0, 0, 0, 0, 1e-6]), fitted.predict_proba(X), atol=1e-3)
+
+
+@pytest.mark.parametrize("estimator", [KernelGLMClassifier, KernelGLMRegressor])
+def test_what_was_fitted_stays_as_it_is_when_the_data_or_the_parameters_change_afterwards(estimator):
+    X, y = load_iris(return_X_y=True)
+    given, fitted = X.copy(), estimator(kernel=RBF(1.0))
+    before = fitted.fit(given, y).predict(X)
+    given *= 3
+    np.testing.assert_array_equal(fitted.predict(X), before)
+    fitted.set_params(kernel__length_scale=30.0)
+    np.testing.assert_array_equal(fitted.predict(X), before)
+    assert not np.array_equal(fitted.fit(X, y).predict(X), before)

@@ -73,7 +73,7 @@ def card(run: Run) -> str:
     return Template(source, trim_blocks=True, keep_trailing_newline=True).render(
         name=run.name,
         model=config.model.name,
-        data=config.data.pictures,
+        data=config.data.described,
         side=config.data.size or data_set.size,
         mean=data_set.mean,
         std=data_set.std,

@@ -238,7 +238,8 @@ class KernelGLM:
 
         Where it stops before the minimum, as it may with an indefinite kernel or a λ of next to nothing, it warns.
         """
-        X, single = coordinates(X), Y.ndim == 1
+        # copies: what is predicted later is about these numbers, whatever becomes of the caller's
+        X, Y, single = coordinates(X).clone(), Y.clone(), Y.ndim == 1
         problem = self.pose(X, Y[None] if single else Y)
         fit = newton(problem, linear_solver=linear_solver, tol=tol, max_steps=max_steps).checked()
         self._state = X, problem, fit, single

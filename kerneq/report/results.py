@@ -41,8 +41,7 @@ class Reported:
     @property
     def data(self) -> str:
         """What it was trained on, in words."""
-        data = self.config.data
-        return data.pictures + ("" if data.subset == "all" else f" ({data.subset.replace('-', ' ')})")
+        return self.config.data.described
 
     @property
     def test(self) -> float | None:

@@ -53,6 +53,11 @@ class Data:
         own = DATA_SETS[self.name].size if self.name in DATA_SETS else 0
         return self.name if self.size in (0, own) else f"{self.name} at {self.size} px"
 
+    @property
+    def described(self) -> str:
+        """The pictures, and which of them where they are not all."""
+        return self.pictures + ("" if self.subset == "all" else f" ({self.subset.replace('-', ' ')})")
+
 
 @dataclasses.dataclass(frozen=True)
 class Model:

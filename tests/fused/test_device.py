@@ -41,9 +41,8 @@ def test_gradients_come_back_through_inputs_that_are_made_one_by_one():
     found = []
     for overlap in (False, True):
         x = torch.linspace(-1, 1, 2048 * 64, device="cuda", dtype=torch.float64).view(64, 2048).requires_grad_()
-        results = run_on_streams(
-            [work] * 4, chain(x.clone()), overlap
-        )  # as a stem does: PyTorch minds a leaf on several streams
+        # A clone, as the stem's output is: PyTorch minds a leaf that is used on several streams.
+        results = run_on_streams([work] * 4, chain(x.clone()), overlap)
         (gradient,) = torch.autograd.grad(sum(results).square().sum(), x)
         found.append((*results, gradient))
     for plain, beside in zip(*found, strict=True):

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import warnings
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from kerneq import kglm
 from kerneq.gradients import Unrolled
 from kerneq.kglm.families import FLAT
 from kerneq.kglm.kernels import random_lengthscales
-from kerneq.solvers import Anderson
+from kerneq.solvers import Anderson, Picard
 
 # where A″ has a bound; Poisson has tests of its own
 CASES = [case for case in CASES if math.isfinite(case[0].variance_range()[1])]
@@ -155,6 +156,33 @@ def test_a_float32_poisson_layer_is_as_exact_as_its_weights(lam):
     mean = glm.as_equilibrium().float().mean(Y.float()).detach()
     assert mean.dtype == torch.float32
     torch.testing.assert_close(mean.double(), glm.predict(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("lam", [0.1, 1.0])
+def test_a_float32_layer_past_contraction_converges_and_does_not_claim_to_have_failed(lam):
+    """Coin flips of which a linear function knows little: η is a small difference of numbers that K/λ makes large."""
+    X, Y = 3 * uniform(30, 2), (uniform(3, 30, seed=1) > 0.5).double()
+    exact = kglm.KernelGLM(kglm.DotProduct(), kglm.Bernoulli(), lam=lam).fit(X.float().double(), Y).canonical()
+    layer = kglm.KernelGLM(kglm.DotProduct(), kglm.Bernoulli(), lam=lam).fit(X.float(), Y.float()).as_equilibrium()
+    assert not layer.guarantee.assumption2 and isinstance(layer.layer.solver, Picard)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        f = layer(Y.float())
+        assert f.dtype == torch.float32
+        f.square().sum().backward()
+    torch.testing.assert_close(f.detach().double(), exact, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_tolerance_of_a_layer_is_above_what_rounding_leaves(seed):
+    """L = 300, just below where Newton's method takes over: the residual ends at some 10⁻¹², not at 10⁻¹³."""
+    X, Y = 2 * uniform(7, 2, seed=seed), 3 * uniform(3, 7, seed=seed + 10) - 1
+    kernel, family = kglm.DotProduct(), kglm.Gaussian(0.4)
+    lam = kglm.spectral_norm(kernel(X, X)).item() * family.variance_range()[1] / 300
+    glm = kglm.KernelGLM(kernel, family, lam=lam).fit(X, Y)
+    layer = glm.as_equilibrium()
+    assert isinstance(layer.layer.solver, Picard) and layer.layer(family.statistic(Y)).converged.all()
+    torch.testing.assert_close(layer(Y).detach(), glm.canonical(), rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("lam", [0.1, 1.0])

@@ -182,6 +182,18 @@ def test_a_batch_of_targets_is_fitted_as_one_by_one():
         torch.testing.assert_close(together.canonical()[row], alone.canonical(), rtol=0, atol=1e-10)
 
 
+def test_a_fit_is_of_the_numbers_it_was_given_whatever_becomes_of_them():
+    X, _ = line(12)
+    Y = targets(kglm.Poisson(), 12)
+    X2 = torch.linspace(0, 6, 5, dtype=torch.float64)[:, None]
+    glm = kglm.KernelGLM(kernels.SquaredExponential(0.5), kglm.Poisson(), lam=2.0).fit(X, Y)
+    before = glm.predict(X2), glm.posterior(X2).covariance, glm.as_equilibrium().guarantee.contraction
+    X.mul_(2)
+    Y.add_(3)
+    after = glm.predict(X2), glm.posterior(X2).covariance, glm.as_equilibrium().guarantee.contraction
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+
+
 def test_the_interval_covers_the_mean_and_widens_away_from_the_data():
     X, _ = line(20)
     glm = kglm.KernelGLM(kernels.SquaredExponential(0.5), kglm.Bernoulli(), lam=0.2)

@@ -1,6 +1,7 @@
 """Weights that ship, and how a run becomes a folder to hand on."""
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -64,6 +65,18 @@ def test_an_exported_run_is_a_small_run_that_says_what_it_is(trained, tmp_path):
     with pytest.raises(TrainingError, match="already exists"):
         export(trained.path, tmp_path / "mine")
     assert not list(tmp_path.glob(".*"))
+
+
+def test_the_card_of_a_run_on_some_of_the_classes_says_so(trained, tmp_path):
+    """Its accuracy is not that of the whole data set, and half of that was not trained on."""
+    path = shutil.copytree(trained.path, tmp_path / "five")
+    config = path / "config.toml"
+    config.write_text(config.read_text().replace('subset = "all"', 'subset = "first-five-classes"'))
+    numbers = {"accuracy": 0.5, "images": 178, "loss": 1.0}
+    (path / "evaluation.json").write_text(json.dumps({"scores": {"test": numbers}}))
+    shown = card(Run(path))
+    assert "the 178 test images of digits (first five classes)**" in shown
+    assert "the training images of digits (first five classes)," in shown
 
 
 def test_an_export_that_fails_leaves_nothing_behind(trained, tmp_path, monkeypatch):

@@ -54,6 +54,25 @@ def test_a_picture_is_turned_as_its_exif_data_say(tmp_path, orientation, ending)
     assert difference.abs().max() <= (0 if ending == "png" else 20)
 
 
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp"])
+def test_a_picture_with_damaged_exif_data_is_as_it_is(tmp_path, ending):
+    plain, *damaged = (tmp_path / f"{name}.{ending}" for name in ("plain", "none", "header", "cut"))
+    painted(20, 12).save(plain)
+    for path, data in zip(damaged, (b"", b"no TIFF", b"MM\x00*\x00\x00"), strict=True):
+        painted(20, 12).save(path, exif=b"Exif\x00\x00" + data)
+        assert torch.equal(read_picture(path, 3, 8), read_picture(plain, 3, 8))
+
+
+def test_a_picture_is_turned_whatever_else_its_exif_data_say(tmp_path):
+    turned, odd = tmp_path / "turned.jpg", tmp_path / "odd.jpg"
+    tag = struct.pack(">HHI4s", ORIENTATION, 3, 1, b"\0\6\0\0")
+    strange = struct.pack(">HHI4s", 0x0100, 2, 4, b"wide")  # a width in letters, which cannot be written again
+    for path, tags in ((turned, [tag]), (odd, [strange, tag])):
+        exif = b"Exif\0\0" + struct.pack(">2sHIH", b"MM", 42, 8, len(tags)) + b"".join(tags) + bytes(4)
+        painted(20, 12).save(path, exif=exif)
+    assert torch.equal(read_picture(odd, 3, 8), read_picture(turned, 3, 8))
+
+
 def test_transparency_is_white_and_grey_is_luma_and_16_bits_become_8(tmp_path):
     clear, half, palette, deep, red = (tmp_path / f"{name}.png" for name in ("clear", "half", "palette", "deep", "red"))
     Image.new("RGBA", (9, 9), (255, 0, 0, 0)).save(clear)

@@ -316,6 +316,7 @@ def draw(result: SweepResult) -> Canvas:
     with drawn(3.6, width=6) as canvas:
         (axes,) = canvas.axes
         for place, (name, points) in enumerate(lines.items()):
+            points.sort(key=lambda point: where[point.values.get(across, "")])  # or the line would go to and fro
             axes.errorbar(
                 [where[point.values.get(across, "")] for point in points],
                 [100 * point.mean for point in points],

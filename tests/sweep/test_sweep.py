@@ -200,7 +200,7 @@ def test_the_figure_has_a_place_for_each_value_and_a_line_for_each_of_the_rest()
     def point(norm: str, kernel: str) -> Point:
         return Point({"kernel": kernel, "norm": norm}, 3, float(norm) / 20, 0.01)
 
-    axes = {"kernel": ["linear", "cauchy"], "norm": ["0.5", "1", "8"]}
+    axes = {"kernel": ["linear", "cauchy"], "norm": ["8", "0.5", "1"]}
     points = [point(norm, kernel) for kernel in axes["kernel"] for norm in axes["norm"]]
     canvas = draw(SweepResult("s", "test", axes, points, []))
     (plot,) = canvas.axes

@@ -154,11 +154,14 @@ def _axis(key: str, values: Sequence[Any]) -> Axis:
 
 
 def _split(text: str) -> list[str]:
-    """The parts between commas that are in no bracket."""
-    parts, depth = [""], 0
+    """The parts between commas that are in no bracket, nor in a value that begins with a quotation mark."""
+    parts, depth, quote = [""], 0, ""
     for character in text:
-        depth += (character in "[{") - (character in "]}")
-        if character == "," and depth == 0:
+        if quote or (character in "\"'" and not parts[-1].strip()):
+            quote = "" if character == quote else quote or character
+        else:
+            depth += (character in "[{") - (character in "]}")
+        if character == "," and depth == 0 and not quote:
             parts.append("")
         else:
             parts[-1] += character
@@ -313,6 +316,7 @@ def draw(result: SweepResult) -> Canvas:
     with drawn(3.6, width=6) as canvas:
         (axes,) = canvas.axes
         for place, (name, points) in enumerate(lines.items()):
+            points.sort(key=lambda point: where[point.values.get(across, "")])  # or the line would go to and fro
             axes.errorbar(
                 [where[point.values.get(across, "")] for point in points],
                 [100 * point.mean for point in points],

@@ -224,11 +224,13 @@ def pictures_in(folder: Path) -> list[Path]:
     """The picture files of a folder and of the folders in it, sorted, hidden ones left out."""
     found: list[Path] = []
     for path in _entries(folder):
-        if path.suffix.lower() in SUFFIXES:
-            # A link that leads nowhere counts: whoever reads it will say so.
-            found += [path] if path.is_file() or not path.exists() else []
-        elif path.is_dir() and not path.is_symlink():  # a link may lead back here
-            found += pictures_in(path)
+        named = path.suffix.lower() in SUFFIXES
+        if named and path.is_file():
+            found.append(path)
+        elif path.is_dir():  # whatever its name
+            found += [] if path.is_symlink() else pictures_in(path)  # a link may lead back here
+        elif named and not path.exists():  # a link that leads nowhere: whoever reads it will say so
+            found.append(path)
     return found
 
 

@@ -15,12 +15,14 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import final
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
+from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -179,10 +181,14 @@ def _upright(path: Path, picture: Image.Image) -> Image.Image:
         raise DataError(f"{path} holds {what}: save the one you mean by itself, in its place, or remove the file.")
     if picture.mode in ("I", "F"):
         raise DataError(f"{path} has 32 bits a pixel, and none of them says which value is white: save it with 8.")
-    ImageOps.exif_transpose(picture, in_place=True)
+    picture.load()
+    with suppress(Exception):  # of every kind, about damaged EXIF data: they turn nothing, and the picture is sound
+        ImageOps.exif_transpose(picture, in_place=True)
     if picture.mode.startswith("I;16"):  # Pillow would cut off whatever is brighter than 255
-        values = np.array(picture)
-        grey = np.where(values == picture.info.get("transparency", -1), 255, values // 257)
+        values, tags = np.array(picture).astype(np.int32), getattr(picture, "tag_v2", {})
+        white = 2 ** tags.get(BITSPERSAMPLE, (16,))[0] - 1  # of a TIFF, which may also count from white
+        levels = (white - values if tags.get(PHOTOMETRIC_INTERPRETATION) == 0 else values) * 255 // white
+        grey = np.where(values == picture.info.get("transparency", -1), 255, levels)
         return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
     if picture.mode not in ("RGBA", "RGBa", "LA", "La", "PA") and "transparency" not in picture.info:
         return picture.convert("RGB")

@@ -49,7 +49,8 @@ def export(path: Path | str, folder: Path, checkpoint: str = "best") -> Run:
                 if measured.get("epoch") in (None, trained.epoch) and measured.get("step") in (None, trained.step):
                     shutil.copyfile(file, partial.path / file.relative_to(trained.run.path))
             save(partial.checkpoint("best"), copied(weights), facts)
-            write_atomically(partial.path / "README.md", card(partial).encode())
+            shown = card(partial).encode(errors="replace")  # the name of a folder, or of a class, may be no text
+            write_atomically(partial.path / "README.md", shown)
             partial.path.rename(folder)
     except OSError as error:
         raise TrainingError(f"{folder} could not be written: {error.strerror}.") from None

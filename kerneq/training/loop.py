@@ -44,7 +44,8 @@ def train(
     """Train the configured model in the run folder `path`; return the rows of its metrics.jsonl.
 
     With `resume` a run that `path` already holds goes on from its last checkpoint, bit for bit as if it had not
-    been interrupted; without it, such a folder is refused. Ctrl-C saves the step in hand and raises `Stopped`.
+    been interrupted; without it, such a folder is refused. Ctrl-C saves the step in hand and raises `Stopped`, also
+    where that was the last one.
     Where the time went, since `began` if that is given (as `time.monotonic` has it), is told to the loggers and
     written to environment.json.
     """
@@ -140,6 +141,8 @@ def _train(
     if process.leads:
         run.finish(clock.seconds)
     announce(str(clock))
+    if asked_to_stop():  # after the last step: whoever called may have more to do than this run
+        raise Stopped(f"Stopped after step {state.step}, the last one; {run.path} is complete.")
     return run.rows()
 
 

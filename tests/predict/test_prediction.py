@@ -137,7 +137,8 @@ def test_a_folder_of_pictures_is_every_picture_in_it_and_csv_has_a_row_for_each(
     (folder / "more").mkdir(parents=True)
     (folder / ".hidden").mkdir()
     (folder / "notes.txt").write_text("not a picture")
-    paths = [*write_digits(folder, 3), *write_digits(folder / "more", 2)]
+    (folder / "more.jpg").mkdir()  # a folder, whatever its name
+    paths = [*write_digits(folder, 3), *write_digits(folder / "more", 2), *write_digits(folder / "more.jpg", 1)]
     write_digits(folder / ".hidden", 1)
     code, out, err = kerneq("predict", digits_run, folder, "--csv", "--top", "2", "--device", "cpu")
     rows = list(csv.DictReader(io.StringIO(out)))
@@ -148,7 +149,7 @@ def test_a_folder_of_pictures_is_every_picture_in_it_and_csv_has_a_row_for_each(
     (folder / "torn.png").write_bytes(paths[0].read_bytes()[:60])
     (folder / "link.png").symlink_to(folder / "gone.png")
     code, out, err = kerneq("predict", digits_run, folder, "--json")
-    assert code == 1 and len(json.loads(out)["predictions"]) == 5 and "torn.png is not a readable" in err
+    assert code == 1 and len(json.loads(out)["predictions"]) == 6 and "torn.png is not a readable" in err
     assert "There is no file" in err and "link.png" in err
     code, _, err = kerneq("predict", digits_run, folder, "--json", "--csv")
     assert code == 2 and "exclude each other" in err

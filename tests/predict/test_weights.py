@@ -99,6 +99,14 @@ def test_export_measures_the_norms_of_the_rounded_weights_and_stores_them(traine
     assert all(part.settled for part in model.modules() if isinstance(part, operators.AbstractOperator))
 
 
+def test_a_card_shows_a_name_that_is_no_text_all_the_same(trained, tmp_path):
+    names = [*trained.classes()[:-1], os.fsdecode(b"caf\xe9")]
+    copy = shutil.copytree(trained.path, tmp_path / "copy")
+    (copy / "classes.json").write_text(json.dumps({"classes": names}))
+    exported = export(copy, tmp_path / os.fsdecode(b"mine \xff"))
+    assert exported.classes() == tuple(names) and ", caf?." in (exported.path / "README.md").read_text()
+
+
 def test_what_was_measured_on_the_weights_of_another_epoch_is_not_handed_on(trained, tmp_path):
     epoch = TrainedRun.open(trained.path).epoch
     copy = Run(shutil.copytree(trained.path, tmp_path / "copy"))

@@ -66,6 +66,9 @@ def test_on_the_command_line_commas_part_values_and_a_single_value_is_a_setting(
     configs = [sweep.config(cell) for cell in sweep.cells()]
     assert [config.model.settings.features for config in configs] == [(8, 8)] * 2 + [(8, 16)] * 2
     assert all(config.seed == 3 for config in configs)
+    quoted = load_sweep("geq-tiny-digits", ['data.name="folder:a,b", folder:Jill\'s', "seed=0,1"])
+    names = [quoted.config(cell).data.name for cell in quoted.cells()]
+    assert names == ["folder:a,b", "folder:a,b", "folder:Jill's", "folder:Jill's"]
     digits = load_sweep("digits", ["model.norm=0.7", "training.epochs=2"])
     assert {digits.config(cell).model.settings.norm for cell in digits.cells()} == {0.7}
 
@@ -197,7 +200,7 @@ def test_the_figure_has_a_place_for_each_value_and_a_line_for_each_of_the_rest()
     def point(norm: str, kernel: str) -> Point:
         return Point({"kernel": kernel, "norm": norm}, 3, float(norm) / 20, 0.01)
 
-    axes = {"kernel": ["linear", "cauchy"], "norm": ["0.5", "1", "8"]}
+    axes = {"kernel": ["linear", "cauchy"], "norm": ["8", "0.5", "1"]}
     points = [point(norm, kernel) for kernel in axes["kernel"] for norm in axes["norm"]]
     canvas = draw(SweepResult("s", "test", axes, points, []))
     (plot,) = canvas.axes

@@ -7,7 +7,7 @@ import pytest
 import torch
 from toys import StopAt, build_toy, metrics, resumptions, same_state
 
-from kerneq.run import Stopped, checkpoint
+from kerneq.run import Run, Stopped, checkpoint
 from kerneq.training import loop, train
 from kerneq.training.build import build_model
 
@@ -61,6 +61,12 @@ def test_a_stop_asked_for_between_two_looks_saves_the_step_all_the_same(tmp_path
     with pytest.raises(Stopped, match="Stopped after step 2;"):
         run()
     assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.safetensors")[1]["step"] == 2
+
+
+def test_control_c_after_the_last_step_ends_what_comes_after_a_run_that_is_complete(tmp_path, run):
+    with pytest.raises(Stopped, match="Stopped after step 30, the last one; .* is complete"):
+        run(loggers=[StopAt(3)])
+    assert Run(tmp_path / "run").finished and len(metrics(tmp_path / "run")) == 3
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path, run):

@@ -180,7 +180,7 @@ def _upright(path: Path, picture: Image.Image) -> Image.Image:
         what = f"{frames} pictures, an animation or pages"
         raise DataError(f"{path} holds {what}: save the one you mean by itself, in its place, or remove the file.")
     if picture.mode in ("I", "F"):
-        raise DataError(f"{path} has 32 bits a pixel, and none of them says which value is white: save it with 8.")
+        raise DataError(f"{path} opens with 32 bits a pixel, and nothing says which value is white: save it with 8.")
     picture.load()
     with suppress(Exception):  # of every kind, about damaged EXIF data: they turn nothing, and the picture is sound
         ImageOps.exif_transpose(picture, in_place=True)

@@ -224,13 +224,10 @@ def pictures_in(folder: Path) -> list[Path]:
     """The picture files of a folder and of the folders in it, sorted, hidden ones left out."""
     found: list[Path] = []
     for path in _entries(folder):
-        named = path.suffix.lower() in SUFFIXES
-        if named and path.is_file():
-            found.append(path)
-        elif path.is_dir():  # whatever its name
+        if path.is_dir():  # whatever its name
             found += [] if path.is_symlink() else pictures_in(path)  # a link may lead back here
-        elif named and not path.exists():  # a link that leads nowhere: whoever reads it will say so
-            found.append(path)
+        elif path.suffix.lower() in SUFFIXES and (path.is_file() or not path.exists()):
+            found.append(path)  # a link that leads nowhere, too: whoever reads it will say so
     return found
 
 

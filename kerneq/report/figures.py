@@ -166,7 +166,8 @@ def draw_points(points: Sequence[Point], x: str, y: str) -> bytes:
         inside = [tick for tick in ticks if low <= tick <= high]
         axes.set_yticks(inside if len(inside) > 1 else axes.get_yticks(), minor=False)
         axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=1))
-        axes.xaxis.set_major_formatter(ticker.EngFormatter())
+        thousands = ticker.EngFormatter()  # which would also write 0.8 seconds as 800 m
+        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda n, _: thousands(n) if n >= 1 else f"{n:g}"))
         axes.xaxis.set_major_locator(ticker.MaxNLocator(6))
         axes.set(xlabel=x, ylabel=y)
     return canvas.svg

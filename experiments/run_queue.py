@@ -160,9 +160,8 @@ def main() -> None:
         parser.error(f"the queue has no {', '.join(sorted(unknown))}")
     entries = [entry for entry in entries if not arguments.names or entry.name in arguments.names]
     if arguments.runs is None:
-        for entry in entries:
-            print(f"{entry.seconds:6.0f} s  {entry.name}: {entry.why}")
-        print(f"{sum(entry.seconds for entry in entries):6.0f} s in all")
+        lines = [f"{entry.seconds:6.0f} s  {entry.name}: {entry.why}" for entry in entries]
+        print("\n".join([*lines, f"{sum(entry.seconds for entry in entries):6.0f} s in all"]))  # at once, for `| head`
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: what runs is not left behind
     runs, end = arguments.runs.resolve(), time.monotonic() + arguments.seconds

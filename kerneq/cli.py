@@ -77,6 +77,7 @@ Checkpoint = Annotated[
     str, typer.Option(help="best (on the held-out images) or last.", autocompletion=lambda: ["best", "last"])
 ]
 
+RUNS = Path("runs")
 DEMO_MODELS = ("geq-tiny", "mopteq-tiny", "opteq-tiny", "geq-dense-tiny", "resnet-tiny")
 TOGETHER = 256  # picture files that are in the memory at once
 NUMBERED = "The names of the classes are not known without the folder of pictures that the run was trained on."
@@ -113,7 +114,7 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run from its last checkpoint.")] = False,
     name: Annotated[str, typer.Option(help="Name of the run folder; by default that of FILE.")] = "",
-    runs: AllRuns = Path("runs"),
+    runs: AllRuns = RUNS,
     show_config: Annotated[bool, typer.Option("--show-config", help="Print every setting as TOML and stop.")] = False,
 ) -> None:
     """Train a model; everything about the run goes into runs/NAME."""
@@ -147,8 +148,8 @@ def planned_run(file: str, changes: Sequence[str], resume: bool, name: str, runs
     if file and path.is_dir():
         if not resume:
             raise ConfigError(f"{path} is a folder: add --resume to continue the run in it, or name a TOML file.")
-        if name:
-            raise ConfigError("--name and a run folder exclude each other: the folder has a name.")
+        if name or runs != RUNS:
+            raise ConfigError(f"--name and --runs say where a new run goes: {path} is continued where it is.")
         return load(path / "config.toml", changes), path
     config = load(file or None, changes)
     file_name = path.resolve().parent.name if path.name == "config.toml" else path.name  # of a run, which has a name
@@ -182,7 +183,7 @@ def sweep(
         typer.Argument(help="What to vary, for example model.norm=1,2 seed=0,1,2.", metavar="KEY=A,B,C"),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the folder of all its runs; by default that of FILE.")] = "",
-    runs: AllRuns = Path("runs"),
+    runs: AllRuns = RUNS,
     test: Annotated[bool, typer.Option("--test", help="Evaluate each run on the test images, too.")] = False,
     show: Annotated[bool, typer.Option("--list", help="Train nothing: show the runs, and how far they are.")] = False,
 ) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.resources
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -73,6 +74,7 @@ def card(run: Run) -> str:
     source = importlib.resources.files(__package__).joinpath("card.md").read_text(encoding="utf-8")
     return Template(source, trim_blocks=True, keep_trailing_newline=True).render(
         name=run.name,
+        quoted=shlex.quote(run.name),
         model=config.model.name,
         data=config.data.described,
         side=config.data.size or data_set.size,

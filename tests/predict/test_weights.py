@@ -79,6 +79,11 @@ def test_the_card_of_a_run_on_some_of_the_classes_says_so(trained, tmp_path):
     assert "the training images of digits (first five classes)," in shown
 
 
+def test_the_command_of_a_card_is_quoted_for_a_shell(trained, tmp_path):
+    exported = export(trained.path, tmp_path / "my model")
+    assert "kerneq predict 'my model' photo.jpg" in (exported.path / "README.md").read_text()
+
+
 def test_an_export_that_fails_leaves_nothing_behind(trained, tmp_path, monkeypatch):
     def full(*arguments):
         raise TrainingError("No space left on device.")

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from common import Experiment, Figures, Job, Record, Result, main, subplots
@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import kerneq
-from kerneq.equation import AbstractMap
+from kerneq import operators
+from kerneq.equation import Function
 from kerneq.kglm import Bernoulli, SquaredExponential, White, certify
 from kerneq.kglm.equilibrium import uniform
 from kerneq.kglm.glm import LinearSolver, Problem, cholesky, newton
@@ -69,27 +70,14 @@ def kernel_matrix(settings: Mnist) -> Tensor:
     return torch.where(K < 1e-30, 0.0, K)  # subnormal numbers would make float32 products forty times slower
 
 
-@dataclasses.dataclass(frozen=True)
-class MeanMap(AbstractMap):
-    """z ↦ σ((K/λ)(Y − z)), the equilibrium as the paper writes it."""
-
-    W: Tensor  # K/λ
-    constant: Tensor  # (K/λ)Y
-
-    def __call__(self, z: Tensor) -> Tensor:
-        return torch.sigmoid(self.constant - F.linear(z, self.W))
-
-    def rows(self, index: Tensor) -> Self:
-        return dataclasses.replace(self, constant=self.constant.index_select(0, index))
-
-
 def equilibrium(problem: Problem, norm: float) -> Solved:
     """z = σ((K/λ)(Y − z)) by plain iteration through `kerneq.solve`, read out as f = (K/λ)(Y − z)."""
     W = problem.K / problem.lam
     # out of reach, so that every image goes to the floor of its dtype, where `solve` stops it
     tol = 0.5 * torch.finfo(W.dtype).eps
     start = torch.full_like(problem.t, 0.5)
-    solution = kerneq.solve(MeanMap(W, problem.t @ W), start, Picard(), tol=tol, max_steps=60)
+    f = Function(lambda z, drive: torch.sigmoid(drive - F.linear(z, W)), (problem.t @ W,))
+    solution = kerneq.solve(f, start, Picard(), tol=tol, max_steps=60)
     alpha = (problem.t - solution.value) / problem.lam
     return _solved(problem, alpha, norm, int(solution.steps.max()))
 
@@ -100,26 +88,12 @@ def kernel_logistic_regression(problem: Problem, norm: float, linear_solver: Lin
     return _solved(problem, fit.alpha, norm, fit.steps)
 
 
-def conjugate_gradient(
-    K: Tensor, s: Tensor, lam: float, b: Tensor, *, tol: float = 1e-15, max_steps: int = 100
-) -> Tensor:
+def conjugate_gradient(K: Tensor, s: Tensor, lam: float, b: Tensor, *, tol: float = 1e-15) -> Tensor:
     """(λI + S K S)⁻¹ b for all samples together, one product with K per step; `tol` is on every relative residual.
 
     It converges at the rate of κ = 1 + ‖SKS‖/λ: at ‖K‖/λ = ½ and logistic σ, ten steps reach 1e-16.
     """
-    x, r = torch.zeros_like(b), b.clone()
-    p, rr = b.clone(), b.square().sum(-1, keepdim=True)
-    goal = tol**2 * rr
-    for _ in range(max_steps):
-        if not bool((rr > goal).any()):
-            break
-        q = (p * s) @ K * s + lam * p
-        curve = (p * q).sum(-1, keepdim=True)
-        step = torch.where(rr > 0, rr / curve, 0.0)  # a sample that is exact stays where it is
-        x, r = x + step * p, r - step * q
-        rr, before = r.square().sum(-1, keepdim=True), rr
-        p = r + torch.where(before > 0, rr / before, 0.0) * p
-    return x
+    return operators.conjugate_gradient(lambda p: (p * s) @ K * s + lam * p, b, tol, max_steps=100, check_every=1).value
 
 
 def error_bound(problem: Problem, alpha: Tensor, eta: Tensor, norm: float) -> Tensor:

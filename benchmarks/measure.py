@@ -132,12 +132,12 @@ def _synchronize(device: torch.device) -> None:
 # Form: as a CUDA graph, in a memory layout
 
 
-def capture(call: Callable[[], Tensor], warmup: int = 3) -> Callable[[], Tensor]:
+def capture(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
     """`call` as one CUDA graph; call the result to replay it. It may not read a tensor's value on the host."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(warmup):
+        for _ in range(3):  # libraries choose their algorithms
             call()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()

@@ -276,21 +276,21 @@ def find(name: str) -> AbstractDataSet:
     raise DataError(f"There is no data set {name!r}.{hint} There are: {', '.join(DATA_SETS)}, {_FOLDER}PATH.")
 
 
-def is_cut(name: str, root: str | Path | None = None) -> bool:
+def is_cut(name: str) -> bool:
     """Whether its splits are cut from one heap of files, so that one more or less moves others between them."""
-    data_set, place = find(name), data_root(root)
+    data_set, place = find(name), data_root()
     if not isinstance(data_set, FolderDataSet):
         return False
     folder = place / data_set.locate(place)
     return _find_split(folder, "train") == folder
 
 
-def fingerprint(name: str, root: str | Path | None = None) -> str | None:
+def fingerprint(name: str) -> str | None:
     """A hash of the names of the training pictures in a folder, by which it is cut into splits; None of other sets."""
-    data_set, place = find(name), data_root(root)
+    data_set = find(name)
     if not isinstance(data_set, FolderDataSet):
         return None
-    images = data_set.load("train", place, data_set.size)
+    images = data_set.load("train", data_root(), data_set.size)
     assert isinstance(images.pixels, ImageFiles)
     rows = zip(images.labels.tolist(), images.pixels.paths, strict=True)
     lines = "".join(f"{label} {path.name}\n" for label, path in rows)

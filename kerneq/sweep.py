@@ -30,6 +30,7 @@ from .evaluate import evaluate
 from .evaluate.scores import spread
 from .report.figures import COLOURS, Canvas, drawn, shown
 from .run import Run, Stopped, TrainingError, write_atomically
+from .run.checkpoint import read_facts
 from .run.config import EXPERIMENTS, Config, ConfigError, check, overlay, put, read_toml, resolve
 from .run.folder import write_json
 from .settings import Written, suggestion, written
@@ -247,7 +248,9 @@ def _train_cell(config: Config, path: Path, test: bool, loggers: Loggers) -> str
     try:
         if run.exists:
             run.check_same(config)
-        if not _finished(run, config.training.epochs) or not (run.checkpoint("last").exists() or run.finished):
+        last, epochs = run.checkpoint("last"), config.training.epochs
+        behind = read_facts(last).get("epoch", epochs) < epochs  # killed between the last row and its checkpoint
+        if behind or not _finished(run, epochs) or not (last.exists() or run.finished):
             if config.training.compile:
                 torch.compiler.reset()  # or the limit on recompilations would count the cells before
             train(config, path, resume=True, loggers=loggers(path))

@@ -286,14 +286,18 @@ def is_cut(name: str) -> bool:
 
 
 def fingerprint(name: str) -> str | None:
-    """A hash of the names of the training pictures in a folder, by which it is cut into splits; None of other sets."""
-    data_set = find(name)
+    """A hash of the training pictures' paths below their classes, in their order, by which a folder is cut into splits.
+
+    None of other sets.
+    """
+    data_set, place = find(name), data_root()
     if not isinstance(data_set, FolderDataSet):
         return None
-    images = data_set.load("train", data_root(), data_set.size)
+    images = data_set.load("train", place, data_set.size)
     assert isinstance(images.pixels, ImageFiles)
     rows = zip(images.labels.tolist(), images.pixels.paths, strict=True)
-    lines = "".join(f"{label} {path.name}\n" for label, path in rows)
+    depth = len(_find_split(place / data_set.locate(place), "train").parts) + 1  # of the folder of a class
+    lines = "".join(f"{label} {'/'.join(path.parts[depth:])}\n" for label, path in rows)
     return hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()
 
 

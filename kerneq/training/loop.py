@@ -193,10 +193,10 @@ def open_run(
         if newest is None:
             check_expendable(run)
             announce(f"{run.path} has no checkpoint to go on from: it begins anew")
-    elif run.exists and not run.environment():
-        raise TrainingError(
-            f"{run.path / 'config.toml'} is of no run, and would be overwritten: choose another --name."
-        )
+    elif not run.environment():
+        for file in (run.path / name for name in ("config.toml", "metrics.jsonl")):
+            if file.exists() and file.stat().st_size:
+                raise TrainingError(f"{file} is of no run, and would be overwritten: choose another --name.")
     if newest is not None:
         try:
             state.restore(newest)

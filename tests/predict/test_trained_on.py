@@ -8,7 +8,7 @@ import pytest
 from helpers import trained
 from PIL import Image
 
-from kerneq.data import DATA_SETS, DataError, load
+from kerneq.data import DATA_SETS, DataError, fingerprint, load
 from kerneq.evaluate.trained import TrainedRun, trained_on
 from kerneq.prediction import Predictor, predict
 from kerneq.run.config import parse
@@ -114,6 +114,18 @@ def test_a_folder_whose_pictures_were_renamed_is_neither_evaluated_on_nor_traine
     assert code == 1 and "other training images" in err and "bring back the pictures as they were" in err
     code, _, err = kerneq("train", run, "--resume")
     assert code == 1 and "training pictures of other names" in err
+
+
+def test_a_folder_of_pictures_inside_a_class_that_was_renamed_is_noticed(tmp_path):
+    """Frames of several recordings share their names: which of them are tested on is a matter of their order."""
+    for folder in ("a/p", "a/q", "b/p", "b/q"):
+        (tmp_path / folder).mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (8, 8), (number, len(folder), ord(folder[-1]))).save(tmp_path / folder / f"{number}.png")
+    before = fingerprint(f"folder:{tmp_path}")
+    assert before is not None and fingerprint(f"folder:{tmp_path}") == before
+    (tmp_path / "a/p").rename(tmp_path / "a/z")
+    assert fingerprint(f"folder:{tmp_path}") != before
 
 
 def test_the_first_five_of_two_classes_are_all(kerneq, colour_run, tmp_path):

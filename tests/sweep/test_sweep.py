@@ -10,6 +10,7 @@ import pytest
 
 from kerneq.kernels import Linear
 from kerneq.run import Run, Stopped, TrainingError
+from kerneq.run.checkpoint import read_facts
 from kerneq.run.config import ConfigError, load, write
 from kerneq.solvers import Anderson
 from kerneq.sweep import SWEEPS, Point, Sweep, SweepResult, collect, draw, load_sweep, run_sweep
@@ -188,12 +189,17 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(grid, tmp_path):
     with pytest.raises(Stopped):
         run_sweep(sweep, tmp_path / "runs", loggers=lambda folder: [Stopping()] if "seed=1" in folder.name else [])
     assert [cell.epochs for cell in collect(sweep, tmp_path / "runs").cells] == [2, 1]
+    last = Run(tmp_path / "runs" / "seed=1").checkpoint("last")
+    behind = last.read_bytes()
     result = run_sweep(sweep, tmp_path / "runs")
     assert [cell.epochs for cell in result.cells] == [2, 2]
     assert [len(Run(tmp_path / "runs" / f"seed={seed}").environment()["resumed"]) for seed in (0, 1)] == [0, 1]
     whole = train(sweep.config(sweep.cells()[1]), tmp_path / "whole")
     again = Run(tmp_path / "runs" / "seed=1").rows()
     assert [row["validation"] for row in again] == [row["validation"] for row in whole]
+    last.write_bytes(behind)  # as after a kill between the last row and its checkpoint
+    run_sweep(sweep, tmp_path / "runs")
+    assert read_facts(last)["epoch"] == 2
 
 
 def test_the_figure_has_a_place_for_each_value_and_a_line_for_each_of_the_rest():

@@ -118,13 +118,14 @@ def test_the_weights_and_records_of_a_run_that_was_exported_or_tidied_up_are_not
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_a_configuration_that_no_run_wrote_is_not_overwritten(tmp_path, run):
+@pytest.mark.parametrize(("file", "text"), [("config.toml", "# notes of my own"), ("metrics.jsonl", '{"loss": 0.5}\n')])
+def test_what_no_run_wrote_is_not_overwritten(tmp_path, run, file, text):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.toml").write_text("# notes of my own")
+    (tmp_path / "run" / file).write_text(text)
     for resume in (False, True):
-        with pytest.raises(TrainingError, match="config.toml is of no run, and would be overwritten"):
+        with pytest.raises(TrainingError, match=f"{file} is of no run, and would be overwritten"):
             run(resume=resume)
-    assert (tmp_path / "run" / "config.toml").read_text() == "# notes of my own"
+    assert (tmp_path / "run" / file).read_text() == text
 
 
 def test_what_a_kill_before_the_first_checkpoint_left_is_not_overwritten_without_a_word_and_begins_anew(tmp_path, run):

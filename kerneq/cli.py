@@ -339,6 +339,8 @@ def predict(
 
     if as_json and as_csv:
         raise ConfigError("--json and --csv exclude each other: choose one.")
+    if saliency is not None and (saliency.suffix.lower() != ".png" or saliency.exists()):
+        raise ConfigError(f"--saliency takes the name of a new .png file, got {printable(str(saliency))}.")
     predictor = Predictor(run, checkpoint, device)
     files: list[Path] = []
     failures: list[dict[str, str]] = []
@@ -347,8 +349,6 @@ def predict(
             files += find_pictures(path)
         except DataError as error:
             failures.append({"path": str(path), "problem": str(error)})
-    if saliency is not None and saliency.resolve() in (path.resolve() for path in files):
-        raise ConfigError(f"--saliency would overwrite {saliency}, one of the pictures: name another file.")
     predictions: list[Prediction] = []
     watched = Console(stderr=True)
     unseen = not watched.is_terminal or len(files) <= TOGETHER
@@ -581,7 +581,7 @@ def models() -> None:
         console.print(f"{place}: {equation}", markup=False, highlight=False)
     for paper, names in papers.items():
         console.print(f"{paper}: {', '.join(names)}", markup=False, highlight=False)
-    say("ours: on the test images, by the recipe of today, ± over seeds, otherwise one run; docs/results.md has all.")
+    say("ours: on the test images, of the run nearest to today's recipe, ± over seeds; docs/results.md has all.")
     say("In brackets the epochs trained, and the size where it was another.")
     shipped = (f"{name} ({Run(SHIPPED / name).test()['accuracy']:.2%})" for name in weights())
     say(f"Trained weights that ship, for kerneq predict: {', '.join(shipped)}")

@@ -144,7 +144,7 @@ def draw_predictions(predictor: Predictor, predictions: Sequence[Prediction]) ->
     labels = torch.tensor([p.labels[0] for p in shown])
     images = dataclasses.replace(trained.seen, pixels=pixels, labels=labels)
     maps = {name: some for name, some in map_each(trained, images).items() if "branch" not in name}
-    names = [f"{p.path.name}: {p.classes[0]}, {p.probabilities[0]:.0%}" for p in shown]
+    names = [f"{p.classes[0]}, {p.probabilities[0]:.0%}: {p.path.name}" for p in shown]
     return contact_sheet(pixels, names, maps), len(shown)
 
 

@@ -305,7 +305,7 @@ def attack(model: nn.Module, pictures: Pictures, threat: Threat, source: nn.Modu
     """
     left, losses = carry_out(threat, model, pictures)
     some = _tested(pictures)
-    radii = []
+    radii = [(0.0, accuracy(model, some))]
     for factor in FACTORS:
         wider = dataclasses.replace(threat, radius=factor * threat.radius, restarts=1)
         radii.append((wider.radius, accuracy(model, carry_out(wider, model, some)[0])))

@@ -224,9 +224,10 @@ def over_seeds(runs: Sequence[Run]) -> list[SeedSummary]:
 
 
 def but_for_seed(run: Run) -> Hashable:
-    """What a run has in common with its other seeds: settings, but for how it is computed, and the epochs trained."""
+    """What a run has in common with its other seeds: settings but how it is computed, epochs, choice of weights."""
     settings = ((key, value) for key, value, _ in rows(run.config()) if key not in ("seed", *INCIDENTAL))
-    return frozenset(settings), len(run.rows())
+    chosen = run.evaluation().get("checkpoint") if run.config().data.validation else None  # or best and last are one
+    return frozenset(settings), len(run.rows()), chosen
 
 
 WORDS = "accuracy, calibration and solver on the test images, and the worst mistakes"

@@ -118,7 +118,7 @@ def draw_curves(curves: Mapping[str, Curve], *, x: str, y: str, log: bool = Fals
         axes = canvas.axes[0]
         plot(axes, curves, log=log, marker="." if most <= 30 else "")
         axes.set(xlabel=x, ylabel=y)
-        axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
         if percent:
             axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=None))
     return canvas.svg

@@ -115,7 +115,7 @@ def test_an_honest_gradient_raises_no_concern_and_the_unrolled_one_finds_no_more
     found = attack(model, [(x, labels)], Threat("l2", 0.1, steps=4, restarts=1), source=Net(Phantom()).eval())
     assert found.accuracy < found.random and found.unrolled == pytest.approx(found.tested, abs=0.05)
     assert [words for words in found.concerns() if "ball" not in words] == []
-    assert [radius for radius, _ in found.radii] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8])
+    assert [radius for radius, _ in found.radii] == pytest.approx([0.0, 0.05, 0.1, 0.2, 0.4, 0.8])
 
 
 def test_the_tests_for_a_masked_gradient_look_at_as_many_pictures_whatever_the_batches_are():

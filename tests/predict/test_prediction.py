@@ -162,8 +162,9 @@ def test_where_the_model_looks_is_drawn(kerneq, digits_run, tmp_path):
     with Image.open(sheet) as drawn:
         assert drawn.height > 3 * 112 and len(drawn.getcolors(1 << 20)) > 100
     before = paths[0].read_bytes()
-    code, _, err = kerneq("predict", digits_run, tmp_path, "--saliency", os.path.relpath(paths[0]))
-    assert code == 2 and "one of the pictures: name another file" in err and paths[0].read_bytes() == before
+    for file in (os.path.relpath(paths[0]), digits_run / "config.toml", tmp_path / "new.jpg"):
+        code, _, err = kerneq("predict", digits_run, tmp_path, "--saliency", file)
+        assert code == 2 and "takes the name of a new .png file" in err and paths[0].read_bytes() == before
     code, _, err = kerneq("predict", digits_run, paths[0], "--saliency", tmp_path / "no" / "such" / "folder.png")
     assert code == 1 and "folder.png could not be written: No such file or directory" in err
 

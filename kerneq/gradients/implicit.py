@@ -199,7 +199,7 @@ def _differentiable(
     def pull(u: Tensor, g: Tensor) -> Tensor:
         return torch.autograd.grad(image, z, u.to(image.dtype), create_graph=True)[0] + g
 
-    u = dataclasses.replace(rule, solver=None).attach(Function(pull, (g,)), start)  # samples do not meet in it
+    u = dataclasses.replace(rule, solver=_second_solver(rule, f)).attach(Function(pull, (g,)), start)  # samples apart
     outputs, gradients = [image], [u.to(image.dtype)]
     if g_v is not None:
         assert isinstance(at, Equation)
@@ -208,6 +208,15 @@ def _differentiable(
     wanted = [t for t in views if t.requires_grad]
     found = iter(torch.autograd.grad(outputs, wanted, gradients, create_graph=True, allow_unused=True))
     return tuple(next(found) if t.requires_grad else None for t in views)
+
+
+def _second_solver(rule: Implicit, f: AbstractMap) -> AbstractSolver[Any] | None:
+    """What solves v = Jv + h: the steps of the rule, or, where J may expand, averaged ones, by L."""
+    if isinstance(rule.solver, AbstractSolver) and not isinstance(rule.solver, InFeatures):
+        return rule.solver
+    if isinstance(f, Equation) and f.contraction is None:
+        return Anderson(relaxation=float(2 / (2 + f.bound)))
+    return None
 
 
 class _Closed(torch.autograd.Function):

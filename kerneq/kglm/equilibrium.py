@@ -109,7 +109,7 @@ class KernelEquilibrium(nn.Module):
         tol = min(max(1e-13, 100 * torch.finfo(V.dtype).eps * guarantee.lipschitz), 1e-6) if wide else 1e-6
         solver, max_steps = _choose_solver(guarantee, tol)
         gradient = Implicit(tol=1e-10 if wide else 1e-6)
-        relaxed = isinstance(solver, Picard) and not guarantee.assumption2
+        relaxed = isinstance(solver, Picard) and solver.relaxation < 1
         if isinstance(solver, Newton):
             tol, gradient = 1e-8, Implicit(Newton())  # Newton's error is about the square of its residual
         elif relaxed:
@@ -171,7 +171,7 @@ def _choose_solver(guarantee: Guarantee, tol: float) -> tuple[AbstractSolver[Any
         return Newton(), 200
     solver: AbstractSolver[Any] = Anderson()
     rate = guarantee.lipschitz / (2 + guarantee.lipschitz)
-    if guarantee.assumption2:
+    if guarantee.assumption2 and not (guarantee.semidefinite and guarantee.contraction > 0.9):
         solver, rate = Picard(), guarantee.contraction
     elif guarantee.semidefinite and math.isfinite(guarantee.lipschitz):
         solver = Picard(relaxation=guarantee.relaxation)

@@ -109,6 +109,8 @@ def _solve(
         at = space.start(z0, *solver.needs(space))
         stride = look_stride(check_every, at.image)
         record, value, at = _iterate(space, at, solver, tol, max_steps, stride)
+        if value is z0:  # converged where it started: the caller may write there again
+            value = z0.detach().clone()
         space.found(value, at)
         if space is not f and stride < max_steps and bool((missed := record.codes != Status.CONVERGED.code).any()):
             exact = f.measure(f.evaluate(value))  # what was measured on the way to a failure need not be z's residual

@@ -371,3 +371,24 @@ def test_a_poisson_layer_predicts_in_inference_mode(dtype):
     with torch.inference_mode():
         found = layer(Y.to(dtype))
     torch.testing.assert_close(found, layer(Y.to(dtype)).detach())
+
+
+@pytest.mark.parametrize("lam", [0.1, 0.001])
+def test_forward_mode_holds_where_the_map_expands(lam):
+    """f = k(X₂, X)(K + λ)⁻¹y: its derivative is known, and v = Jv + h is no contraction."""
+    torch.manual_seed(0)
+    X, X2, y, d = (torch.randn(*shape, dtype=torch.float64) for shape in ((9, 2), (5, 2), (9,), (9,)))
+    kernel = kglm.SquaredExponential(1.0)
+    layer = kglm.KernelGLM(kernel, kglm.Gaussian(), lam=lam).fit(X, y).as_equilibrium(X2).eval()
+    exact = torch.linalg.solve(kernel(X, X) + lam * torch.eye(9, dtype=X.dtype), kernel(X, X2)).mT @ d
+    _, found = torch.func.jvp(lambda y: layer(y[None])[0], (y,), (d,))
+    torch.testing.assert_close(found, exact, rtol=1e-7, atol=1e-8)
+
+
+def test_just_below_contraction_one_the_averaged_step_is_taken():
+    X = torch.randn(30, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    kernel = kglm.SquaredExponential(1.0)
+    lam = float(torch.linalg.matrix_norm(kernel(X, X), 2)) / 0.9999
+    layer = kglm.KernelGLM(kernel, kglm.Gaussian(), lam=lam).fit(X, X[:, 0].sin()).as_equilibrium()
+    solution = layer.layer(X[None, :, 0].sin())
+    assert solution.converged.all() and solution.steps.max() < 100

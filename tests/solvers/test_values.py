@@ -61,3 +61,12 @@ def test_without_a_nonlinearity_the_linear_kernel_is_a_linear_system():
     s = kerneq.solve(f, cell.initial(f), Proximal(), tol=1e-12, max_steps=500)
     W, a = f.operator.weight, f.binding.a
     torch.testing.assert_close(s.value, torch.linalg.solve(torch.eye(5) - W.mT @ W, a.mT).mT, rtol=1e-8, atol=1e-8)
+
+
+def test_a_solve_that_ends_where_it_starts_gives_a_copy():
+    """A warm start that is kept between calls may be written to: the solution is not."""
+    start = torch.full((2, 3), 0.5)
+    solution = kerneq.solve(lambda z: torch.full_like(z, 0.5), start, kerneq.solvers.Picard())
+    assert solution.converged.all()
+    start.zero_()
+    assert (solution.value == 0.5).all()

@@ -57,7 +57,7 @@ class Solution:
     steps: Tensor  # evaluations of f this sample took
     codes: Tensor  # `Status.code` of each sample
     tol: float
-    error_bound: Tensor | None = None  # ‖value − z*‖ is at most this, where the problem is strongly convex
+    error_bound: Tensor | None = None  # ‖value − z*‖ is at most this where E is strongly convex, but for rounding
     backward: list[Tensor] | None = None  # which samples converged on the way back, an entry for every backward pass
 
     @classmethod

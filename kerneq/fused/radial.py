@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..tensors import is_only_channels_last, working_dtype
+from ..tensors import is_only_channels_last, widened, working_dtype
 from .device import differentiable, runs_triton
 
 
@@ -84,11 +84,11 @@ def radial_hvp(
         return fused
     last = is_only_channels_last(a)
     Q, q, s = _products(a, v, Q, gamma, split, patch, last)
-    w, slope = formula.weight(s).unsqueeze(-1).to(q.dtype), 2 * gamma * formula.slope(s)
+    w, slope = formula.weight(s).unsqueeze(-1), 2 * gamma * formula.slope(s)
 
     def plain(y: Tensor) -> Tensor:
-        y = cut(_picture(y), split, patch, last).to(q.dtype)
-        c = (slope * (y * q).sum(-1, dtype=s.dtype)).unsqueeze(-1).to(q.dtype)  # ⟨yQ, r⟩ = ⟨y, q⟩
+        y = cut(_picture(y), split, patch, last).to(Q.dtype)
+        c = (slope * (y * q).sum(-1)).unsqueeze(-1)  # ⟨yQ, r⟩ = ⟨y, q⟩
         return _with_dims(join(torch.addcmul(w * (y @ Q), c, q), a, split, patch, last), dims)
 
     return plain
@@ -104,9 +104,8 @@ def patch_weights(
     formula: Formula, a: Tensor, v: Tensor, Q: Tensor, gamma: Tensor, *, split: int, patch: int
 ) -> Tensor:
     """ω(sᵢ) of every patch of r = a − v, (batch, channels / split, height / patch, width / patch)."""
-    r = cut(_picture((a - v).to(Q.dtype)), split, patch, last=False)
+    _, _, s = _products(_picture(a.to(Q.dtype)), _picture(v), Q, gamma, split, patch, last=False)
     height, width = _picture(a).shape[2:]
-    s = gamma * ((r @ Q) * r).sum(-1)
     return formula.weight(s).view(len(a), -1, height // patch, width // patch)
 
 
@@ -116,21 +115,24 @@ def plain_step(
     """`radial_step` of pictures in plain PyTorch; m in the dtype and memory order of `a`."""
     last = is_only_channels_last(a)
     _, q, s = _products(a, v, Q, gamma, split, patch, last)
-    m = formula.weight(s).unsqueeze(-1).to(q.dtype) * q
+    m = formula.weight(s).unsqueeze(-1) * q
     return join(m, a, split, patch, last), formula.height(s).sum(1) / gamma if value else None
 
 
 def _products(
     a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor, split: int, patch: int, last: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Q in the order and dtype of the patches r of a − v, q = rQ, (batch, patches, n), and s = γ⟨q, r⟩."""
+    """Q in the order and dtype of the patches r of a − v, q = rQ, (batch, patches, n), and s = γ⟨q, r⟩.
+
+    q is in float32 at least, as in Triton's form: in float16 the square of 256 is infinite, and ω of it 0.
+    """
     r = cut(a if v is None else (a - v).to(a.dtype), split, patch, last)
     if last:  # from (channel, pixel), as Q's entries are counted, to (pixel, channel)
         pixels = patch * patch
         Q = Q.reshape(split, pixels, split, pixels).permute(1, 0, 3, 2).reshape(Q.shape)
     Q = Q.to(r.dtype)
-    q = r @ Q
-    return Q, q, gamma * (q * r).sum(-1, dtype=working_dtype(a.dtype))
+    q = widened(r @ Q)
+    return Q, q, gamma * (q * r).sum(-1)
 
 
 class _Step(torch.autograd.Function):

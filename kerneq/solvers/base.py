@@ -278,7 +278,7 @@ class SampleRecord:
     def _stalled(self, step: int, residual: Array) -> Array:
         """Where the residual is within reach of rounding and has not fallen for a while."""
         lowest, fell = self.lowest.numpy(), self.fell.numpy()
-        falls = residual < 0.99 * lowest
+        falls = residual < lowest  # by however little: what converges slowly has not stopped
         np.copyto(fell, step, where=falls)
         np.copyto(lowest, residual, where=falls)
         stalled: Array = (residual <= self.rounding) & (step - fell >= PATIENCE)

@@ -101,8 +101,9 @@ def measure(cell: AbstractKernelCell, x: Tensor, head: nn.Linear | None = None) 
         )
     if head is None or not isinstance(cell, DenseCell) or not isinstance(cell.inject, nn.Linear):
         return constants
-    W, U, b = (_folded(cell, t) for t in (f.operator.weight, cell.inject.weight, cell.inject.bias[:, None]))
-    common = sum(float(t.square().sum()) for t in (U, b, head.weight, head.bias))
+    biases = cell.inject(torch.zeros_like(x[:1])).mT, head(torch.zeros_like(z[:1]))  # zeros where there is none
+    W, U, b = (_folded(cell, t) for t in (f.operator.weight, cell.inject.weight, biases[0]))
+    common = sum(float(t.square().sum()) for t in (U, b, head.weight, biases[1]))
     return dataclasses.replace(
         constants,
         width=max(max(t.shape) for t in (W, U, head.weight)),

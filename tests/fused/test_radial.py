@@ -107,6 +107,20 @@ def test_bfloat16_stays_near_float64_and_keeps_dtype_and_layout(last):
     assert torch.linalg.norm(S.double() - exact_S) < 1e-2 * torch.linalg.norm(exact_S)
 
 
+def test_float16_knows_lengths_whose_square_it_cannot_hold():
+    a, v, Q, gamma = (x.detach() for x in problem(dtype=torch.float16))
+    a, y = 1000 * a, v.half()
+    sizes = {"split": 4, "patch": 2}
+    exact = a.double(), v.double(), Q.double(), gamma.double()
+    m, S = radial_step(Multiquadric, a, v, Q, gamma, **sizes, value=True)
+    expected = radial_step(Multiquadric, *exact, **sizes, value=True)
+    torch.testing.assert_close((m.double(), S.double()), expected, rtol=1e-2, atol=1e-2)
+    product = radial_hvp(Multiquadric, a, v, Q, gamma, **sizes)(y)
+    torch.testing.assert_close(
+        product.double(), radial_hvp(Multiquadric, *exact, **sizes)(y.double()), rtol=0.1, atol=1e-5
+    )
+
+
 def test_torch_compile_takes_it_whole_with_its_gradients():
     inputs = problem(last=True)
 

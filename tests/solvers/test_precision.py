@@ -50,6 +50,12 @@ def test_half_precision_states_are_solved_to_their_own_accuracy(dtype):
         torch.testing.assert_close(s.value.double(), z_star, rtol=5e-2, atol=2e-2)
 
 
+def test_what_converges_slowly_is_not_taken_for_what_rounding_stops():
+    z0 = torch.full((1, 4), 1 - 1e-9)
+    s = kerneq.solve(lambda z: 0.998 * z + 0.002, z0, Picard(), tol=1e-13, max_steps=5000)
+    assert s.converged.all() and s.steps > 1000
+
+
 def test_the_small_system_of_anderson_is_float32_whatever_the_state():
     z = torch.zeros(3, 8, dtype=torch.bfloat16)
     memory = Anderson().init(torch.cos, z)

@@ -99,6 +99,9 @@ def test_the_constants_of_a_cell_are_those_of_its_matrices():
     squares = [float(t.square().sum()) for t in (W, U, b, head.weight.detach(), head.bias.detach())]
     assert c.size == pytest.approx(sum(squares)) and c.width == 8
     assert c.published_size == pytest.approx(sum(squares) - squares[0] + float((W.mT @ W).square().sum()))
+    cell.inject.bias = head.bias = None
+    bare = theory.measure(cell, x, head)
+    assert bare.b == 0 and bare.size == pytest.approx(sum(squares) - squares[2] - squares[4])
     opteq = theory.measure(DenseCell(Linear(), inputs=3, state=5, features=6, norm=0.8), x)
     assert opteq.beta == 1 and opteq.gamma == 0 and math.isnan(opteq.size)
     with pytest.raises(TypeError, match="radial kernels and the linear one, got Sigmoid"):

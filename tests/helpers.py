@@ -1,8 +1,9 @@
-"""What tests share: every solver, kernel, cell and gradient, problems with exact answers, and runs of an epoch."""
+"""What tests share: devices, every solver, kernel, cell and gradient, problems with exact answers, runs of an epoch."""
 
 import math
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import settings
@@ -27,6 +28,8 @@ from kerneq.run.config import parse
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal, solve
 from kerneq.training import train
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="There is no CUDA card here.")
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
 examples = settings(max_examples=25, deadline=None, derandomize=True, database=None)
 
 SOLVERS = {

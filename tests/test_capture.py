@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from helpers import needs_gpu
 from torch import nn
 
 import kerneq
@@ -12,8 +13,6 @@ from kerneq.evaluate import TrainedRun
 from kerneq.kernels import Gaussian
 from kerneq.models import build
 from kerneq.solvers import Newton
-
-cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 
 
 def layer_of(**settings) -> kerneq.Equilibrium:
@@ -34,7 +33,7 @@ def test_on_a_cpu_it_is_the_model_itself():
         kerneq.capture(lambda x: x)
 
 
-@cuda
+@needs_gpu
 def test_a_captured_model_gives_the_same_logits_and_tells_the_truth_about_its_solves():
     model, x = build("geq-tiny").cuda().eval(), torch.randn(4, 3, 32, 32, device="cuda")
     with torch.no_grad():
@@ -55,7 +54,7 @@ def test_a_captured_model_gives_the_same_logits_and_tells_the_truth_about_its_so
         torch.testing.assert_close(fast(x, solutions=True)[0], first)  # nothing is left over from the call between
 
 
-@cuda
+@needs_gpu
 def test_a_layer_that_becomes_its_steps_is_captured_anew():
     model, x = build("geq-tiny").cuda().eval(), torch.randn(4, 3, 32, 32, device="cuda")
     fast = kerneq.capture(model, x)
@@ -64,7 +63,7 @@ def test_a_layer_that_becomes_its_steps_is_captured_anew():
             torch.testing.assert_close(fast(x), model(x), rtol=1e-2, atol=1e-2)
 
 
-@cuda
+@needs_gpu
 def test_a_sample_that_needs_more_steps_than_the_graph_has_is_solved_all_the_same():
     layer = layer_of(tol=1e-5, max_steps=200).double().cuda()  # float32 convolutions, in TF32, do not reach 1e-5
     easy, hard = (scale * torch.randn(2, 4, 8, 8, device="cuda", dtype=torch.float64) for scale in (1e-4, 30))
@@ -77,7 +76,7 @@ def test_a_sample_that_needs_more_steps_than_the_graph_has_is_solved_all_the_sam
             assert fast(easy).converged.all()
 
 
-@cuda
+@needs_gpu
 def test_weights_that_change_in_place_are_seen():
     layer, x = layer_of().cuda(), torch.randn(2, 4, 8, 8, device="cuda")
     fast = kerneq.capture(layer, x)
@@ -92,7 +91,7 @@ def test_weights_that_change_in_place_are_seen():
         assert not torch.allclose(before, after, rtol=1e-2)
 
 
-@cuda
+@needs_gpu
 def test_other_settings_and_those_who_watch_are_seen():
     layer, x = layer_of(tol=1e-6).cuda(), torch.randn(2, 4, 8, 8, device="cuda")
     fast, seen = kerneq.capture(layer, x), []
@@ -106,7 +105,7 @@ def test_other_settings_and_those_who_watch_are_seen():
     assert len(seen) == 1
 
 
-@cuda
+@needs_gpu
 def test_evaluate_and_predict_get_the_same_from_graphs():
     trained = TrainedRun.open("geq-5m-cifar10", device="cuda")
     settings = dataclasses.replace(trained.config.training, batch_size=2)
@@ -121,7 +120,7 @@ def test_evaluate_and_predict_get_the_same_from_graphs():
     assert any(trained.fast.graphs.values())
 
 
-@cuda
+@needs_gpu
 def test_under_autocast_in_inference_mode_and_in_training_it_still_works():
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), layer_of(), kerneq.Value()).cuda().eval()
     x = torch.randn(2, 3, 8, 8, device="cuda")
@@ -136,7 +135,7 @@ def test_under_autocast_in_inference_mode_and_in_training_it_still_works():
     assert model[0].weight.grad is not None
 
 
-@cuda
+@needs_gpu
 def test_what_cannot_be_captured_runs_as_it_is_and_says_so():
     torch.manual_seed(0)
     cell = kerneq.cells.DenseCell(Gaussian(0.2), inputs=3, state=5, features=4)
@@ -147,7 +146,7 @@ def test_what_cannot_be_captured_runs_as_it_is_and_says_so():
         assert fast(x).converged.all()
 
 
-@cuda
+@needs_gpu
 def test_the_default_layer_trains_in_a_cuda_graph():
     """No host look in the safeguards of `Proximal` and `Implicit`, below contraction and past it."""
     for norm in (1.0, 2.0):

@@ -135,9 +135,9 @@ class Images:
         """The images at `index`, int64, in that order."""
         return dataclasses.replace(self, pixels=self.pixels[index], labels=self.labels[index])
 
-    def sample(self, count: int, seed: int = 0) -> "Images":
-        """At most `count` of the images, in an order drawn by `seed`."""
-        return self.select(torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))[:count])
+    def sample(self, count: int) -> "Images":
+        """At most `count` of the images, in a random order that is always the same."""
+        return self.select(torch.randperm(len(self), generator=torch.Generator().manual_seed(0))[:count])
 
 
 def decode(path: Path, size: int, box: Box = WHOLE) -> Tensor:

@@ -284,10 +284,9 @@ def measure_attack(
     images: int = 1000,
     threats: Sequence[Threat] = THREATS,
     other: nn.Module | None = None,
-    seed: int = 0,
 ) -> AttackResult:
     """Attack a random choice of test pictures. `other`, for the transfer, takes the same normalised pictures."""
-    chosen = trained.test.sample(images, seed)
+    chosen = trained.test.sample(images)
     model = InPixels(trained.model, chosen.mean, chosen.std).eval()
     source = None if other is None else InPixels(other, chosen.mean, chosen.std).eval()
     pictures = [(model.pixels(x), labels) for x, labels in trained.batches(chosen).epoch(0)]

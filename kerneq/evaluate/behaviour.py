@@ -65,15 +65,14 @@ def trace(f: Map, z0: Tensor | None, solver: AbstractSolver[Any], steps: int) ->
 
 
 @torch.no_grad()
-def contraction(f: AbstractMap, z: Tensor, steps: int = POWER_STEPS, seed: int = 0) -> Tensor:
+def contraction(f: AbstractMap, z: Tensor, steps: int = POWER_STEPS) -> Tensor:
     """The spectral radius of J = ∂f/∂z at z, (batch,), by power iteration: by it a plain step shrinks errors near z*.
 
     For the equation of a cell J = DH has the eigenvalues of the symmetric DHD, so that the estimate only rises towards
     the radius, and that is at most L (`f.bound`). For any other map it is the growth over the second half of the steps.
     """
     adjoint = f.closed_adjoint(z)
-    noise = torch.Generator().manual_seed(seed)
-    u = torch.randn(z.shape, generator=noise).to(z)
+    u = torch.randn(z.shape, generator=torch.Generator().manual_seed(0)).to(z)
     if adjoint is None:
         step = f.linearise(z.detach()).vjp
     else:
@@ -150,14 +149,14 @@ class BehaviourResult:
 
 
 def measure_behaviour(
-    trained: TrainedRun, *, images: int = 10_000, traced: int = 32, shown: int = 4, seed: int = 0
+    trained: TrainedRun, *, images: int = 10_000, traced: int = 32, shown: int = 4
 ) -> BehaviourResult:
     """How the run's layers are solved on test images; `traced` of them are followed, `shown` of these one by one."""
     layers = layers_of(trained.model)
     if not layers or any(isinstance(layer.gradient, Unrolled) for layer in layers):
         what = "layers of unrolled steps" if layers else "no equilibrium layer"
         raise NotApplicableError(f"{trained.run.path} has {what}, and so no solver behaviour to measure.")
-    chosen = trained.test.sample(images, seed)
+    chosen = trained.test.sample(images)
     own = max(layer.max_steps for layer in layers)
     stopped: list[StoppedScore] = []
     solves: dict[str, Tensor] = {}

@@ -56,10 +56,10 @@ class CertificateResult:
 
 
 def measure_certificates(
-    trained: TrainedRun, *, images: int = 1000, attacked: int = 64, steps: int = 20, seed: int = 0
+    trained: TrainedRun, *, images: int = 1000, attacked: int = 64, steps: int = 20
 ) -> CertificateResult:
     """Certify a random choice of test pictures, and attack some that are right, by PGD of so many steps."""
-    chosen = trained.test.sample(images, seed)
+    chosen = trained.test.sample(images)
     batches = list(trained.batches(chosen).epoch(0))
     x, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     try:
@@ -71,7 +71,7 @@ def measure_certificates(
     radius = torch.where(right, found.pixel_radius, 0.0)
     model = InPixels(trained.model, chosen.mean, chosen.std).eval()
     some = right.nonzero().flatten()[:attacked]
-    distance = nearest_change(model, model.pixels(x[some]), labels[some], steps=steps, seed=seed)
+    distance = nearest_change(model, model.pixels(x[some]), labels[some], steps=steps)
     changed = distance.isfinite()
     return CertificateResult(
         images=len(x),
@@ -91,7 +91,7 @@ def measure_certificates(
     )
 
 
-def nearest_change(model: nn.Module, x: Tensor, labels: Tensor, *, steps: int = 20, seed: int = 0) -> Tensor:
+def nearest_change(model: nn.Module, x: Tensor, labels: Tensor, *, steps: int = 20) -> Tensor:
     """The ℓ2 distance of the nearest picture of another class that an attack finds, (batch,); ∞ where it finds none.
 
     PGD with two restarts in balls that grow until it succeeds, then bisection of the way there. `model` maps pictures
@@ -103,7 +103,7 @@ def nearest_change(model: nn.Module, x: Tensor, labels: Tensor, *, steps: int = 
             left = nearest.isinf().nonzero().flatten()
             if len(left) == 0:
                 break
-            threat = Threat("l2", radius, steps, restarts=2, seed=seed + number)
+            threat = Threat("l2", radius, steps, restarts=2, seed=number)
             found = pgd(model, x[left], labels[left], threat, box=None)
             hit = left[found.fooled]
             if len(hit) > 0:

@@ -43,22 +43,12 @@ class CorruptionResult:
         return lines
 
 
-def mean_corruption_error(
-    accuracy: Mapping[str, Sequence[float]], baseline: Mapping[str, Sequence[float]] | None = None
-) -> float:
-    """The mean corruption error, over the standard corruptions that were measured (all, if none of them was).
+def mean_corruption_error(accuracy: Mapping[str, Sequence[float]]) -> float:
+    """The mean error over the standard corruptions that were measured (all, if none of them was) and severities.
 
-    Of errors e by corruption c and severity s: mean over c of Σₛ e / Σₛ e_baseline, as Hendrycks and Dietterich
-    normalise by AlexNet's; without a baseline, mean over c and s of e."""
+    Not normalised: Hendrycks and Dietterich divide that of each corruption by AlexNet's."""
     names = [name for name in STANDARD if name in accuracy] or list(accuracy)
-    errors = {name: fmean(1 - value for value in accuracy[name]) for name in names}
-    if baseline is None:
-        return fmean(errors.values())
-    missing = [name for name in names if name not in baseline]
-    if missing:
-        raise ValueError(f"The baseline was not measured under {', '.join(missing)}: measure it again.")
-    levels = {name: fmean(1 - value for value in baseline[name]) for name in names}
-    return fmean(errors[name] / max(levels[name], 1e-12) for name in names)
+    return fmean(fmean(1 - value for value in accuracy[name]) for name in names)
 
 
 def measure_corruptions(

@@ -236,10 +236,10 @@ class SaliencyResult:
 
 
 @torch.no_grad()
-def measure_saliency(trained: TrainedRun, *, images: int = 256, steps: int = 16, seed: int = 0) -> SaliencyResult:
+def measure_saliency(trained: TrainedRun, *, images: int = 256, steps: int = 16) -> SaliencyResult:
     """Deletion and insertion of every map on a random choice of test pictures, for the class the model sees."""
-    chosen = trained.test.sample(images, seed)
-    noise = torch.Generator().manual_seed(seed)
+    chosen = trained.test.sample(images)
+    noise = torch.Generator().manual_seed(0)
     sums: dict[str, Tensor] = {}
     for x, _ in trained.batches(chosen).epoch(0):
         classes = trained.model(x).argmax(1)

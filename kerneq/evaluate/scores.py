@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ..data import DataError, Images
+from ..models import parameters
 from ..run import Run
 from ..run.folder import INCIDENTAL
 from ..settings import rows
@@ -116,7 +117,7 @@ def measure_scores(trained: TrainedRun) -> EvaluationResult:
         data=config.data.pictures,
         checkpoint=trained.checkpoint,
         epoch=trained.epoch,
-        parameters=trained.parameters,
+        parameters=parameters(trained.model),
         scores=every,
         classes=trained.classes,
         classification=classification,

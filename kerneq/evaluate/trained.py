@@ -72,11 +72,6 @@ class TrainedRun:
         return cls(run, config, process, model.eval(), seen, named, checkpoint, epoch, step, progress)
 
     @property
-    def parameters(self) -> int:
-        """How many numbers training could change."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
-
-    @property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes it tells apart, by label."""
         return self.seen.classes

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Run = Callable[..., tuple[Tensor, ...]]
+TensorFunction = Callable[..., tuple[Tensor, ...]]
 
 
 class _Opaque(torch.autograd.Function):
@@ -18,7 +18,7 @@ class _Opaque(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(run: Run, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(run: TensorFunction, *tensors: Tensor) -> tuple[Tensor, ...]:
         return tuple(t.clone() for t in run(*tensors))  # forward mode minds views, as the columns of a record may be
 
     @staticmethod
@@ -41,7 +41,7 @@ class _Opaque(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], run: Run, *tensors: Tensor
+        info: Any, in_dims: tuple[int | None, ...], run: TensorFunction, *tensors: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         along = list(zip(tensors, in_dims[1:], strict=True))
         rows = [
@@ -51,13 +51,13 @@ class _Opaque(torch.autograd.Function):
         return stacked, (0,) * len(stacked)
 
 
-def opaque(run: Run, *tensors: Tensor) -> tuple[Tensor, ...]:
+def opaque(run: TensorFunction, *tensors: Tensor) -> tuple[Tensor, ...]:
     """run(*tensors), as no transform sees it."""
     out: tuple[Tensor, ...] = _Opaque.apply(run, *tensors)  # type: ignore[no-untyped-call]
     return out
 
 
-def _graph(run: Run, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+def _graph(run: TensorFunction, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Inputs and outputs of run with a graph between them, which goes on into that of the tensors."""
     inputs = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
     return inputs, list(run(*inputs))
@@ -74,7 +74,7 @@ def _vjp(outputs: list[Tensor], inputs: list[Tensor], g: Sequence[Tensor], creat
     return tuple(next(found) if t.requires_grad else torch.zeros_like(t) for t in inputs)
 
 
-def _pull(run: Run, count: int, *arguments: Tensor) -> tuple[Tensor, ...]:
+def _pull(run: TensorFunction, count: int, *arguments: Tensor) -> tuple[Tensor, ...]:
     """(g, tensors) ↦ Jᵀg, J the derivative of run, and g for each of its `count` outputs."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
@@ -82,7 +82,7 @@ def _pull(run: Run, count: int, *arguments: Tensor) -> tuple[Tensor, ...]:
         return _vjp(outputs, inputs, arguments[:count], again)
 
 
-def _push(run: Run, *arguments: Tensor) -> tuple[Tensor, ...]:
+def _push(run: TensorFunction, *arguments: Tensor) -> tuple[Tensor, ...]:
     """(d, tensors) ↦ Jd, the derivative of g ↦ Jᵀg, which is linear, transposed."""
     count, again = len(arguments) // 2, torch.is_grad_enabled()
     with torch.enable_grad():

@@ -2,16 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import final
 
 import torch
 from torch import Tensor
 
+from ..equation import Map
 from .families import FLAT, AbstractFamily, Prior
 from .guarantee import certify, spectral_norm
-
-Map = Callable[[Tensor], Tensor]
 
 
 def jacobian_norm(f: Map, z: Tensor) -> Tensor:

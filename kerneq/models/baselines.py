@@ -159,14 +159,14 @@ class MDEQ(AbstractModel):
         stride = 2 if config.stem == "imagenet" else 1
         super().__init__(channels, multiple=stride**2 * 2 ** (len(config.widths) - 1))
         self.config, width = config, config.widths[0]
-        self.stem = nn.Sequential(conv_norm_relu(channels, width, stride), *conv_norm(width, width, 3, stride))
+        self.stem = nn.Sequential(conv_norm_relu(channels, width, stride), *conv_bn(width, width, 3, stride))
         self.equilibrium = config.make_layer(MultiscaleCell(config))
         pairs = zip(config.widths, config.head, strict=True)
         self.lift = nn.ModuleList(Block(width, planes, 1, bottleneck=True) for width, planes in pairs)
         outputs = [planes * 4 for planes in config.head]
         # Pooling and a 1×1 convolution where MDEQ's code has 3×3 with stride 2: those alone are a million parameters
         # more than the published ten.
-        down = [(nn.AvgPool2d(2), *conv_norm(a, b, 1), nn.ReLU(inplace=True)) for a, b in itertools.pairwise(outputs)]
+        down = [(nn.AvgPool2d(2), *conv_bn(a, b, 1), nn.ReLU(inplace=True)) for a, b in itertools.pairwise(outputs)]
         self.down = nn.ModuleList(nn.Sequential(*layers) for layers in down)
         last = nn.Conv2d(outputs[-1], config.final, 1)
         self.final = nn.Sequential(last, nn.BatchNorm2d(config.final), nn.ReLU(inplace=True))
@@ -195,7 +195,7 @@ class ResNetConfig:
     stem: Literal["cifar", "imagenet"] = setting("cifar", "3×3, no pooling; imagenet: 7×7 of stride 2, pooling")
 
 
-def conv_norm(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
+def conv_bn(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
     """A convolution that keeps the picture's size (divides it by `stride`), and batch norm."""
     conv = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(outputs))
@@ -210,13 +210,13 @@ class Block(nn.Module):
         outputs = planes * 4 if bottleneck else planes
         relu = nn.ReLU(inplace=True)
         if bottleneck:
-            parts = [conv_norm(inputs, planes, 1), relu, conv_norm(planes, planes, 3, stride), relu]
-            parts.append(conv_norm(planes, outputs, 1))
+            parts = [conv_bn(inputs, planes, 1), relu, conv_bn(planes, planes, 3, stride), relu]
+            parts.append(conv_bn(planes, outputs, 1))
         else:
-            parts = [conv_norm(inputs, planes, 3, stride), relu, conv_norm(planes, outputs, 3)]
+            parts = [conv_bn(inputs, planes, 3, stride), relu, conv_bn(planes, outputs, 3)]
         self.residual = nn.Sequential(*parts)
         same = stride == 1 and inputs == outputs
-        self.shortcut = nn.Identity() if same else conv_norm(inputs, outputs, 1, stride)
+        self.shortcut = nn.Identity() if same else conv_bn(inputs, outputs, 1, stride)
         self.outputs = outputs
 
     def forward(self, x: Tensor) -> Tensor:
@@ -231,10 +231,10 @@ class ResNet(AbstractModel):
         super().__init__(channels)
         width = config.width
         if config.stem == "cifar":
-            self.stem = nn.Sequential(conv_norm(channels, width, 3), nn.ReLU(inplace=True))
+            self.stem = nn.Sequential(conv_bn(channels, width, 3), nn.ReLU(inplace=True))
         else:
             pool = nn.MaxPool2d(3, 2, 1)
-            self.stem = nn.Sequential(conv_norm(channels, width, 7, 2), nn.ReLU(inplace=True), pool)
+            self.stem = nn.Sequential(conv_bn(channels, width, 7, 2), nn.ReLU(inplace=True), pool)
         blocks: list[Block] = []
         inputs = width
         for stage, count in enumerate(config.blocks):

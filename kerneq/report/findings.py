@@ -8,7 +8,7 @@ from typing import Any, final
 from ..evaluate.ood import TITLES
 from . import figures
 from .page import DASH, Block, Drawing, Paragraph, Table, number
-from .results import Reported, results
+from .results import Reported, Result
 
 PartByRun = Mapping[str, Mapping[str, Any]]  # what a part found, by the labels of the runs that have it
 NORMS = {"linf": "ℓ∞", "l2": "ℓ2"}
@@ -17,9 +17,10 @@ NORMS = {"linf": "ℓ∞", "l2": "ℓ2"}
 @final
 @dataclasses.dataclass(frozen=True)
 class Chapter:
-    """The runs on one data set, the best first, and what their drawings share."""
+    """The runs on one data set, the best first, what they reached, and what their drawings share."""
 
     runs: tuple[Reported, ...]
+    results: tuple[Result, ...]
 
     def pictures(self, measured: PartByRun, name: str, words: str) -> list[Block]:
         """The pictures of this name that the runs have, as one block, if they have any."""
@@ -41,7 +42,7 @@ class Chapter:
 
 
 def scores(chapter: Chapter, measured: PartByRun) -> list[Block]:
-    seeds = [[one.label for one in result.runs if one.label in measured] for result in results(chapter.runs)]
+    seeds = [[one.label for one in result.runs if one.label in measured] for result in chapter.results]
     reliability, confusion = [], []
     for label in sorted({some[0] for some in seeds if some}, key=list(measured).index):
         found = measured[label]

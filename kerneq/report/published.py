@@ -12,7 +12,7 @@ from ..models import MODELS, Published, task
 from ..run.config import differences
 from ..run.folder import INCIDENTAL
 from .page import DASH, Paragraph, Section, Table, number
-from .results import Reported, Result, results
+from .results import Result
 
 NOISE = 1.96  # standard errors: 95 %
 # Where a difference lies: above the noise, within it, below it; that of two models also within it and smaller than was
@@ -161,10 +161,10 @@ class Task:
         return (square - mean**2) / a.images + a.seed_variance + b.seed_variance + seeds
 
 
-def compare(runs: Sequence[Reported]) -> list[Section]:
+def compare(results: Sequence[Result]) -> list[Section]:
     """The chapter about the papers' figures; none where no run was evaluated on a task of theirs."""
     reached: dict[tuple[str, str], dict[str, list[Result]]] = {}
-    for found in results(runs):
+    for found in results:
         pictures = task(found.data, found.subset, found.split)
         name = pictures.partition(" at ")[0]
         if found.split != "validation" and found.model in MODELS and name in MODELS[found.model].published:

@@ -220,8 +220,9 @@ def results(runs: Sequence[Reported]) -> list[Result]:
     """
     by_path = {one.run.path: one for one in runs}
     groups = [[by_path[run.path] for run in summary.runs] for summary in over_seeds([one.run for one in runs])]
-    grouped = {(but_for_seed(one.run), one.config.seed) for group in groups for one in group}
-    groups += [[one] for one in runs if (but_for_seed(one.run), one.config.seed) not in grouped]
+    trained = {one: (but_for_seed(one.run), one.config.seed) for one in runs}
+    grouped = {trained[one] for group in groups for one in group}
+    groups += [[one] for one in runs if trained[one] not in grouped]
     found = []
     for group in (sorted(group, key=lambda one: one.config.seed) for group in groups):
         splits = [split for split in ("test", "unknown") if any(one.scores(split) for one in group)]

@@ -28,13 +28,17 @@ def compose(runs: Sequence[Reported], title: str) -> Page:
         "validation accuracies are of images held out of training, and as the best of all epochs they flatter a "
         "little. Device-seconds are the epochs that were trained times the median one, on all devices together."
     )
-    sections = [section for some in chapters.values() for section in sections_of(Chapter(tuple(some)))]
-    return Page(title, lead, [*compare(runs), *sections])
+    reached = results(runs)
+    sections = compare(reached)
+    for data, some in chapters.items():
+        own = (found for found in reached if found.runs[0].data == data)
+        sections += sections_of(Chapter(tuple(some), tuple(own)))
+    return Page(title, lead, sections)
 
 
 def sections_of(chapter: Chapter) -> list[Section]:
     """Results and learning curves, a section for each part that was measured, and where the runs come from."""
-    reached = [found for found in results(chapter.runs) if found.split != "unknown"]
+    reached = [found for found in chapter.results if found.split != "unknown"]
     costs, curves = draw_costs(chapter, reached), draw_metrics(chapter)
     found = [
         Section(chapter.runs[0].data, [], chapter=True),

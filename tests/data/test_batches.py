@@ -3,6 +3,7 @@
 import pytest
 import torch
 from data_files import noise, raw
+from helpers import needs_gpu
 from torch.nn import functional
 
 from kerneq.data import Augment, Batches, Images
@@ -108,7 +109,7 @@ def test_a_start_outside_the_epoch_is_refused():
         next(Batches(noise(53), 8).epoch(0, start=7))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize(
     "augment",

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
+from helpers import DEVICES
 from interpreter import needs_triton, run_interpreted
 from torch.nn.functional import conv2d, conv_transpose2d
 
 from kerneq.fused.convolution import Convolution
 
-cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-DEVICES = ["cpu", pytest.param("cuda", marks=cuda)]
 LAST = torch.channels_last
 
 

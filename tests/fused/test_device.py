@@ -2,11 +2,10 @@
 
 import pytest
 import torch
+from helpers import DEVICES, needs_gpu
 
 from kerneq.fused.device import run_on_streams
 from kerneq.solution import Solution, Status
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -23,7 +22,7 @@ def test_every_function_meets_its_input_and_the_results_keep_their_order(device,
             assert torch.equal(product, x @ x) and torch.equal(solution.value, x + 1) and solution.converged.all()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 def test_gradients_come_back_through_inputs_that_are_made_one_by_one():
     """Slow work on every stream, so that a missing wait would show."""
     weight = torch.randn(2048, 2048, device="cuda", dtype=torch.float64) / 2048**0.5

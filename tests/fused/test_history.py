@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from helpers import needs_gpu
 from history_comparison import compare_all
 from interpreter import needs_triton, run_interpreted
 from torch import Tensor
@@ -20,7 +21,7 @@ def test_the_programs_interpreted_agree_with_float64_and_solve_as_the_plain_form
 
 
 @needs_triton
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="There is no CUDA card here.")
+@needs_gpu
 def test_the_programs_on_the_card_agree_with_float64():
     compare_all("cuda")
 

@@ -4,13 +4,12 @@ import copy
 
 import pytest
 import torch
-from interpreter import HAS_TRITON, needs_triton, run_interpreted
+from helpers import needs_gpu
+from interpreter import needs_triton, run_interpreted
 from torch import Tensor, nn
 
 from kerneq.fused.device import differentiable
 from kerneq.fused.layers import BatchNorm, synchronised
-
-on_card = pytest.mark.skipif(not (HAS_TRITON and torch.cuda.is_available()), reason="There is no CUDA card here.")
 
 
 @needs_triton
@@ -87,7 +86,8 @@ def test_norms_over_all_processes_keep_their_relus():
     assert torch.equal(found(x), wanted)
 
 
-@on_card
+@needs_gpu
+@needs_triton
 @pytest.mark.parametrize(("dtype", "tol"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-3)], ids=str)
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("shape", [(64, 256, 8, 8), (7, 24, 5, 9)], ids=str)
@@ -107,7 +107,8 @@ def test_on_the_card_it_agrees_with_float64(dtype, tol, relu, shape):
         assert torch.linalg.norm(a.double() - b) < tol * torch.linalg.norm(b.double())
 
 
-@on_card
+@needs_gpu
+@needs_triton
 def test_it_goes_into_a_cuda_graph():
     torch.manual_seed(0)
     norm = BatchNorm(32, relu=True).cuda()

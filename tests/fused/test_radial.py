@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from formulas import FORMULAS, Cauchy, Gaussian, Multiquadric, Tangent
+from helpers import needs_gpu
 from interpreter import needs_triton, run_interpreted
 from torch import Tensor
 
@@ -12,7 +13,6 @@ from kerneq.fused.radial import patch_distances, radial_hvp, radial_step
 from kerneq.tensors import is_channels_last, working_dtype
 
 CHANNELS_LAST = [False, True]
-cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="There is no CUDA card here.")
 
 
 def problem(
@@ -155,7 +155,7 @@ def test_the_programs_interpreted_agree_with_float64_in_values_and_both_derivati
     run_interpreted("interpreted_radial.py")
 
 
-@cuda
+@needs_gpu
 @pytest.mark.parametrize(("dtype", "tol"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=str)
 @pytest.mark.parametrize("last", CHANNELS_LAST)
 @pytest.mark.parametrize("formula", [*FORMULAS, Tangent])

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
+from helpers import DEVICES
 from interpreter import needs_triton, run_interpreted
 
 from kerneq.equation import Evaluation
 from kerneq.fused.iterates import relative_residual
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -34,6 +34,17 @@ def spread(layer) -> None:
             W_h.mul_(torch.linspace(1.0, 1.5, len(W_h)).unsqueeze(1))
 
 
+def check_by_differences(layer, x) -> None:
+    """The gradient with respect to the input and every parameter."""
+    named = dict(layer.named_parameters())
+
+    def forward(x: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        return functional_call(layer, dict(zip(named, values, strict=True)), (x,)).value
+
+    inputs = [t.detach().clone().requires_grad_() for t in (x, *named.values())]
+    torch.autograd.gradcheck(forward, inputs, eps=1e-6, atol=1e-6, rtol=1e-4, fast_mode=True)
+
+
 def gradients(layer, x) -> dict[str, torch.Tensor]:
     x = x.clone().requires_grad_()
     named = {"x": x, **dict(layer.named_parameters())}
@@ -61,29 +72,15 @@ def test_implicit_equals_a_long_unrolled_descent_on_every_parameter_and_the_inpu
 def test_gradcheck_passes_on_every_parameter_and_the_input(form, rule, mode):
     layer, _ = layer_of(form, "gaussian", BACKWARD[rule])
     spread(layer)
-    x = away_from_kinks(layer.cell, form)
-    layer.train(mode == "train")
-    names = [name for name, _ in layer.named_parameters()]
-    parameters = [p.detach().clone().requires_grad_() for p in layer.parameters()]
-
-    def forward(x: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
-        return functional_call(layer, dict(zip(names, values, strict=True)), (x[:1],)).value
-
-    torch.autograd.gradcheck(forward, (x.requires_grad_(), *parameters), eps=1e-6, atol=1e-6, rtol=1e-4, fast_mode=True)
+    x = away_from_kinks(layer.cell, form)[:1]
+    check_by_differences(layer.train(mode == "train"), x)
 
 
 @pytest.mark.parametrize("kernel", ["linear", "quadratic", "cubic", "sigmoid", "gaussian-adaptive"])
 def test_gradcheck_passes_for_the_other_kernels(kernel):
     layer, _ = layer_of("dense", kernel, Implicit(tol=1e-12))
     spread(layer)
-    x = away_from_kinks(layer.cell, "dense")
-    names = [name for name, _ in layer.named_parameters()]
-    parameters = [p.detach().clone().requires_grad_() for p in layer.parameters()]
-
-    def forward(x: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
-        return functional_call(layer, dict(zip(names, values, strict=True)), (x,)).value
-
-    torch.autograd.gradcheck(forward, (x.requires_grad_(), *parameters), eps=1e-6, atol=1e-6, rtol=1e-4, fast_mode=True)
+    check_by_differences(layer, away_from_kinks(layer.cell, "dense"))
 
 
 @pytest.mark.parametrize("prox", [SoftThreshold(0.05), Identity()], ids=str)

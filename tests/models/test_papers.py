@@ -10,13 +10,7 @@ import kerneq
 from kerneq.kernels import AbstractKernel, Linear, Polynomial, Sigmoid
 from kerneq.models import build, find, parameters
 
-
-@pytest.fixture(autouse=True)
-def double(seeded):
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
+pytestmark = pytest.mark.usefixtures("float64")
 
 PUBLISHED = {  # parameters in millions with the stem 3 → w → w, on ImageNet sizes followed by two w → w of stride 2
     ("geq-5m", "paper", 10): 5.04,

@@ -16,6 +16,14 @@ def errors(f, z0, solver, z_star, steps) -> torch.Tensor:
     return torch.stack([(z - z_star).norm() for z in values])
 
 
+def check_affine(solver, tol: float, max_steps: int, accuracy: float, **problem) -> None:
+    """The solver finds the fixed points of affine maps, within so many steps."""
+    A, b, z_star = affine(batch=3, **problem)
+    s = kerneq.solve(lambda z: z @ A.mT + b, torch.zeros_like(b), solver, tol=tol, max_steps=max_steps)
+    assert s.converged.all(), s
+    torch.testing.assert_close(s.value, z_star, rtol=accuracy, atol=accuracy)
+
+
 @pytest.mark.parametrize("rate", [0.3, 0.8, 0.95])
 @pytest.mark.parametrize("relaxation", [1.0, 0.6])
 def test_picards_linear_rate_is_the_spectral_radius(rate, relaxation):
@@ -31,18 +39,12 @@ def test_picards_linear_rate_is_the_spectral_radius(rate, relaxation):
 @pytest.mark.parametrize("dimension", [2, 4, 6])
 def test_anderson_with_enough_memory_is_exact_on_an_affine_map_after_dimension_plus_two_evaluations(dimension):
     """Like GMRES it ends after `dimension` Krylov steps (Walker & Ni, 2011); rounding is squared by the Gram matrix."""
-    A, b, z_star = affine(dimension=dimension, rate=0.9, batch=3)
     solver = Anderson(memory=dimension + 1, ridge=0.0)
-    s = kerneq.solve(lambda z: z @ A.mT + b, torch.zeros_like(b), solver, tol=1e-6, max_steps=dimension + 2)
-    assert s.converged.all(), s
-    torch.testing.assert_close(s.value, z_star, rtol=1e-5, atol=1e-5)
+    check_affine(solver, tol=1e-6, max_steps=dimension + 2, accuracy=1e-5, dimension=dimension, rate=0.9)
 
 
 def test_anderson_solves_an_affine_map_that_is_no_contraction():
-    A, b, z_star = affine(dimension=4, rate=3.0, batch=3)
-    s = kerneq.solve(lambda z: z @ A.mT + b, torch.zeros_like(b), Anderson(memory=5), tol=1e-10, max_steps=60)
-    assert s.converged.all()
-    torch.testing.assert_close(s.value, z_star, rtol=1e-8, atol=1e-8)
+    check_affine(Anderson(memory=5), tol=1e-10, max_steps=60, accuracy=1e-8, dimension=4, rate=3.0)
 
 
 def test_broyden_is_superlinear():
@@ -60,17 +62,11 @@ def test_broyden_is_superlinear():
 
 
 def test_broyden_ends_within_twice_the_dimension_on_an_affine_map():
-    A, b, z_star = affine(dimension=5, rate=0.9, batch=3)
-    s = kerneq.solve(lambda z: z @ A.mT + b, torch.zeros_like(b), Broyden(memory=12), tol=1e-9, max_steps=12)
-    assert s.converged.all()
-    torch.testing.assert_close(s.value, z_star, rtol=1e-7, atol=1e-7)
+    check_affine(Broyden(memory=12), tol=1e-9, max_steps=12, accuracy=1e-7, dimension=5, rate=0.9)
 
 
 def test_broyden_starts_afresh_when_its_memory_is_full_and_still_converges():
-    A, b, z_star = affine(dimension=12, rate=0.9, batch=3)
-    s = kerneq.solve(lambda z: z @ A.mT + b, torch.zeros_like(b), Broyden(memory=3), tol=1e-10, max_steps=300)
-    assert s.converged.all()
-    torch.testing.assert_close(s.value, z_star, rtol=1e-8, atol=1e-8)
+    check_affine(Broyden(memory=3), tol=1e-10, max_steps=300, accuracy=1e-8, dimension=12, rate=0.9)
 
 
 def test_acceleration_beats_plain_iteration_on_a_slow_map():

@@ -2,6 +2,7 @@ import functools
 
 import pytest
 import torch
+from helpers import DEVICES
 from torch import nn
 from toys import Toy, build_toy
 
@@ -93,15 +94,12 @@ def test_a_margin_is_taken_from_the_logit_of_the_true_class():
     assert with_margin(logits, soft, 0.0) is logits
 
 
-@pytest.mark.parametrize(
-    "device",
-    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))],
-)
+@pytest.mark.parametrize("device", DEVICES)
 def test_batches_made_beside_the_steps_are_the_same(device):
     images = load("digits", "train")
     batches = Batches(images, 64, Augment(crop=1, trivial=True, cutmix=1.0), device=device)
     expected = [(x.cpu(), target.cpu()) for x, target in batches.epoch(1, start=2)]
-    work = torch.randn(2048, 2048, device=device)
+    work = torch.randn(*(2048, 2048) if device == "cuda" else (2, 2), device=device)
     found = []
     for x, target in loop.made_beside(batches.epoch(1, start=2), torch.device(device)):
         work = torch.tanh(work @ work / 64)  # a step, which on a GPU is still running when the next batch is made

@@ -248,8 +248,8 @@ def test_what_differs_in_more_than_the_model_or_ended_early_decides_nothing(run,
 
     for seed, (five, eight) in enumerate(((0.9602, 0.9655), (0.9588, 0.9671), (0.9611, 0.9660)), start=1):
         tested(f"geq-{seed}", "geq-5m-cifar10", five, f"seed={seed}")
-        tested(f"large-{seed}", "geq-8m-cifar10", eight, f"seed={seed}")
-    tested("half-batches", "geq-8m-cifar10", 0.95, "training.batch_size=256")
+        tested(f"large-{seed}", "geq-8m-cifar10", eight, f"seed={seed}", "training.epochs=125")
+    tested("half-batches", "geq-8m-cifar10", 0.95, "training.batch_size=256", "training.epochs=125")
     tested("resnet", "resnet18-cifar10", 0.9613)
     tested("short", "mopteq-8m-cifar10", 0.9493, "training.epochs=60", "augment.cutout=16")
     early = tested("early", "geq-5m-cifar10", 0.95, "seed=3")

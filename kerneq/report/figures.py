@@ -34,7 +34,19 @@ SETTINGS: Any = {  # every name is one of matplotlib's
 }
 
 Curve = tuple[Sequence[float], Sequence[float | None]]  # x and y; None where there is no number
-Point = tuple[str, int, float, float, float]  # label, place among the runs, x, accuracy, and its noise up and down
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A run, or a group of seeds, by what it costs and reaches."""
+
+    label: str  # points of one label are one entry of the legend
+    place: int  # its colour
+    x: float
+    accuracy: float
+    noise: float  # up and down
+    counts: bool = True  # or a hollow marker
 
 
 @final
@@ -145,19 +157,19 @@ def draw_points(points: Sequence[Point], x: str, y: str) -> bytes:
     Up is as far as the error is halved, and below the figure are errors of more than four times the median, so that 95
     and 96 % are told apart where another run has 60.
     """
-    errors = [1 - accuracy for *_, accuracy, _ in points]
+    errors = [1 - point.accuracy for point in points]
     worst = max([0.01, *(error for error in errors if error <= 0.02 + 4 * median(errors))])
     with drawn(2.8, width=4.4 if len(points) <= len(COLOURS) else 8) as canvas:
         axes = canvas.axes[0]
-        for error, (label, place, across, share, noise) in zip(errors, points, strict=True):
-            colour = COLOURS[place % len(COLOURS)]
-            if error > worst:
-                words = f"{label} ({share:.1%}, below)"
-                axes.plot(across, 1 - 1.1 * worst, "v", color=colour, markersize=7, label=shown(words))
+        for point in points:
+            colour, share, noise = COLOURS[point.place % len(COLOURS)], point.accuracy, point.noise
+            if 1 - share > worst:
+                words = f"{point.label} ({share:.1%}, below)"
+                axes.plot(point.x, 1 - 1.1 * worst, "v", color=colour, markersize=7, label=shown(words))
                 continue
-            marker = MARKERS[place // len(COLOURS) % len(MARKERS)]
-            axes.plot(across, share, marker, color=colour, markersize=7, label=shown(label))
-            axes.vlines(across, share - noise, min(share + noise, 1), color=colour, linewidth=1, alpha=0.6)
+            marker, inside = MARKERS[point.place // len(COLOURS) % len(MARKERS)], "full" if point.counts else "none"
+            axes.plot(point.x, share, marker, color=colour, markersize=7, fillstyle=inside, label=shown(point.label))
+            axes.vlines(point.x, share - noise, min(share + noise, 1), color=colour, linewidth=1, alpha=0.6)
         axes.set_yscale("function", functions=(lambda a: -np.log(np.maximum(1 - a, 1e-3)), lambda y: 1 - np.exp(-y)))
         axes.margins(0.12)
         low, high = axes.get_ylim()

@@ -125,24 +125,33 @@ def detail(chapter: Chapter) -> Table:
 def draw_costs(chapter: Chapter, reached: Sequence[Result]) -> list[Drawing]:
     """Accuracy against parameters and against training time, where there is something to compare.
 
-    One point a run or a group of seeds; on held-out images only where no two were tested, and without their noise, as
-    their number is not recorded.
+    One point a run or a group of seeds, or, where these are more than there are colours, one label a model, whose first
+    result, which counts, is filled. On held-out images only where no two were tested, and without their noise, as their
+    number is not recorded.
     """
     tested = [found for found in reached if found.split == "test"]
     shown = tested if len(tested) > 1 else [found for found in reached if found.split != "test"]
     drawings, y = [], "test accuracy (bars: 95 %)" if shown is tested else "accuracy on held-out images"
+    many = len(shown) > len(figures.COLOURS)
+    first = {found.model: found for found in reversed(shown)}
     places = {one: place for place, one in enumerate(chapter.runs)}
+    shown = sorted(shown, key=lambda found: (many and found is first[found.model], places[found.runs[0]]))
+    models = list(dict.fromkeys(one.config.model.name for one in chapter.runs))
     for name, words in (("parameters", "parameters"), ("seconds", "training time in device-seconds")):
         points: list[figures.Point] = []
-        for found in sorted(shown, key=lambda found: places[found.runs[0]]):
-            first, across = found.runs[0], found.parameters if name == "parameters" else found.seconds
-            label = first.label + (f", mean of {found.seeds} seeds" if found.seeds > 1 else "")
+        for found in shown:
+            run, across = found.runs[0], found.parameters if name == "parameters" else found.seconds
+            if across is None:
+                continue
+            label = run.label + (f", mean of {found.seeds} seeds" if found.seeds > 1 else "")
+            label, place = (found.model, models.index(found.model)) if many else (label, places[run])
             noise = NOISE * found.variance**0.5 if found.images else 0.0
-            points += [(label, places[first], across, found.accuracy, noise)] if across is not None else []
+            counts = not many or found is first[found.model]
+            points.append(figures.Point(label, place, across, found.accuracy, noise, counts))
         if len(points) > 1:
-            title, wide = f"Accuracy against {words.partition(' in ')[0]}", len(points) > len(figures.COLOURS)
-            svg = figures.draw_points(points, words, y)
-            drawings.append(Drawing(chapter.file(name), title, svg, wide))
+            title = f"Accuracy against {words.partition(' in ')[0]}"
+            title += "; filled: the run of a model that counts in the tables above" if many else ""
+            drawings.append(Drawing(chapter.file(name), title, figures.draw_points(points, words, y), many))
     return drawings
 
 

@@ -167,8 +167,8 @@ def draw_points(points: Sequence[Point], x: str, y: str) -> bytes:
                 words = f"{point.label} ({share:.1%}, below)"
                 axes.plot(point.x, 1 - 1.1 * worst, "v", color=colour, markersize=7, label=shown(words))
                 continue
-            marker, inside = MARKERS[point.place // len(COLOURS) % len(MARKERS)], "full" if point.counts else "none"
-            axes.plot(point.x, share, marker, color=colour, markersize=7, fillstyle=inside, label=shown(point.label))
+            marker, fill = MARKERS[point.place // len(COLOURS) % len(MARKERS)], "full" if point.counts else "none"
+            axes.plot(point.x, share, marker, color=colour, markersize=7, fillstyle=fill, label=shown(point.label))
             axes.vlines(point.x, share - noise, min(share + noise, 1), color=colour, linewidth=1, alpha=0.6)
         axes.set_yscale("function", functions=(lambda a: -np.log(np.maximum(1 - a, 1e-3)), lambda y: 1 - np.exp(-y)))
         axes.margins(0.12)

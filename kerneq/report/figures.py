@@ -33,20 +33,19 @@ SETTINGS: Any = {  # every name is one of matplotlib's
     "text.parse_math": False,  # a dollar in a run's name begins no formula
 }
 
-Curve = tuple[Sequence[float], Sequence[float | None]]  # x and y; None where there is no number
-
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Point:
-    """A run, or a group of seeds, by what it costs and reaches."""
+class Style:
+    """How a figure shows a run; those of one label are one entry of its legend."""
 
-    label: str  # points of one label are one entry of the legend
-    place: int  # its colour
-    x: float
-    accuracy: float
-    noise: float  # up and down
-    counts: bool = True  # or a hollow marker
+    label: str
+    place: int  # of its colour
+    counts: bool = True  # or its line is thin, its point hollow
+
+
+Curve = tuple[Style, Sequence[float], Sequence[float | None]]  # x and y; None where there is no number
+Point = tuple[Style, float, float, float]  # x, accuracy, and its noise up and down
 
 
 @final
@@ -93,15 +92,15 @@ def shown(label: str) -> str:
     return f"\u200b{text}" if text.startswith("_") else text  # matplotlib leaves out of its legends what begins with _
 
 
-def plot(axes: Axes, curves: Mapping[str, Curve], *, log: bool = False, marker: str = ".", place: int = 0) -> None:
-    """A line for each curve, a dot for one of a single point; a run keeps its colour where another figure lacks it."""
-    for number, (label, (xs, ys)) in enumerate(curves.items(), start=place):
+def plot(axes: Axes, curves: Sequence[Curve], *, log: bool = False, marker: str = ".") -> None:
+    """A line for each curve, a dot for one of a single point; those that count above the others."""
+    for style, xs, ys in sorted(curves, key=lambda curve: curve[0].counts):
         pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None and (y > 0 or not log)]
         if pairs:
-            style = LINES[number // len(COLOURS) % len(LINES)]
-            colour = COLOURS[number % len(COLOURS)]
-            dots = marker if len(pairs) > 1 else "o"
-            axes.plot(*zip(*pairs, strict=True), style, color=colour, label=shown(label), marker=dots, linewidth=1.7)
+            line = LINES[style.place // len(COLOURS) % len(LINES)]
+            colour, width = COLOURS[style.place % len(COLOURS)], 1.7 if style.counts else 0.6
+            dots, label = marker if len(pairs) > 1 else "o", shown(style.label)
+            axes.plot(*zip(*pairs, strict=True), line, color=colour, label=label, marker=dots, linewidth=width)
     if log:
         axes.set_yscale("log")
         low, high = axes.get_ylim()
@@ -119,13 +118,10 @@ def scientific(value: float, digits: Sequence[int]) -> str:
     return "" if digit not in digits else f"10{raised}" if digit == 1 else f"{digit}·10{raised}"
 
 
-def draw_curves(curves: Mapping[str, Curve], *, x: str, y: str, log: bool = False, percent: bool = False) -> bytes:
-    """Curves over whole numbers, epochs or steps, one line a run; empty if there is nothing to show."""
-    numbers = [value for _, ys in curves.values() for value in ys if value is not None]
-    if not numbers:
-        return b""
-    log = log and min(numbers) > 0
-    most = max(len(xs) for xs, _ in curves.values())
+def draw_curves(curves: Sequence[Curve], *, x: str, y: str, log: bool = False, percent: bool = False) -> bytes:
+    """Curves over whole numbers, epochs or steps, one line a run."""
+    log = log and min(value for *_, ys in curves for value in ys if value is not None) > 0
+    most = max(len(xs) for _, xs, _ in curves)
     with drawn() as canvas:
         axes = canvas.axes[0]
         plot(axes, curves, log=log, marker="." if most <= 30 else "")
@@ -136,9 +132,9 @@ def draw_curves(curves: Mapping[str, Curve], *, x: str, y: str, log: bool = Fals
     return canvas.svg
 
 
-def draw_stopped(curves: Mapping[str, Curve]) -> bytes:
+def draw_stopped(curves: Sequence[Curve]) -> bytes:
     """Accuracy of trained models whose solves end after so many steps."""
-    steps = sorted({x for xs, _ in curves.values() for x in xs})
+    steps = sorted({x for _, xs, _ in curves for x in xs})
     with drawn() as canvas:
         axes = canvas.axes[0]
         plot(axes, curves, marker="o")
@@ -157,19 +153,19 @@ def draw_points(points: Sequence[Point], x: str, y: str) -> bytes:
     Up is as far as the error is halved, and below the figure are errors of more than four times the median, so that 95
     and 96 % are told apart where another run has 60.
     """
-    errors = [1 - point.accuracy for point in points]
+    errors = [1 - accuracy for *_, accuracy, _ in points]
     worst = max([0.01, *(error for error in errors if error <= 0.02 + 4 * median(errors))])
     with drawn(2.8, width=4.4 if len(points) <= len(COLOURS) else 8) as canvas:
         axes = canvas.axes[0]
-        for point in points:
-            colour, share, noise = COLOURS[point.place % len(COLOURS)], point.accuracy, point.noise
+        for style, across, share, noise in sorted(points, key=lambda point: point[0].counts):
+            colour = COLOURS[style.place % len(COLOURS)]
             if 1 - share > worst:
-                words = f"{point.label} ({share:.1%}, below)"
-                axes.plot(point.x, 1 - 1.1 * worst, "v", color=colour, markersize=7, label=shown(words))
+                words = f"{style.label} ({share:.1%}, below)"
+                axes.plot(across, 1 - 1.1 * worst, "v", color=colour, markersize=7, label=shown(words))
                 continue
-            marker, fill = MARKERS[point.place // len(COLOURS) % len(MARKERS)], "full" if point.counts else "none"
-            axes.plot(point.x, share, marker, color=colour, markersize=7, fillstyle=fill, label=shown(point.label))
-            axes.vlines(point.x, share - noise, min(share + noise, 1), color=colour, linewidth=1, alpha=0.6)
+            marker, fill = MARKERS[style.place // len(COLOURS) % len(MARKERS)], "full" if style.counts else "none"
+            axes.plot(across, share, marker, color=colour, markersize=7, fillstyle=fill, label=shown(style.label))
+            axes.vlines(across, share - noise, min(share + noise, 1), color=colour, linewidth=1, alpha=0.6)
         axes.set_yscale("function", functions=(lambda a: -np.log(np.maximum(1 - a, 1e-3)), lambda y: 1 - np.exp(-y)))
         axes.margins(0.12)
         low, high = axes.get_ylim()
@@ -266,7 +262,7 @@ def draw_traces(layers: Sequence[Mapping[str, Any]], tol: float) -> bytes:
                     if pairs:
                         colour = COLOURS[place % len(COLOURS)]
                         axes.plot(*zip(*pairs, strict=True), color=colour, linewidth=0.6, alpha=0.5)
-                plot(axes, {layer["name"]: (range(1, len(mean) + 1), mean)}, log=True, place=place)
+                plot(axes, [(Style(layer["name"], place), range(1, len(mean) + 1), mean)], log=True)
         canvas.axes[0].axhline(tol, color=GREY, linestyle=":", linewidth=1)
         canvas.axes[0].set(xlabel="step", ylabel="residual (dotted: tolerance)")
         if energies:
@@ -286,7 +282,7 @@ def _fall(energies: Sequence[float | None]) -> list[float | None]:
     return [None if fall is None or fall < 1e-6 else fall for fall in falls]
 
 
-def draw_radii(curves: Mapping[str, Curve], x: str, y: str) -> bytes:
+def draw_radii(curves: Sequence[Curve], x: str, y: str) -> bytes:
     """Accuracy against the radius of a ball, one line a run."""
     with drawn() as canvas:
         axes = canvas.axes[0]

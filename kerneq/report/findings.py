@@ -1,6 +1,7 @@
 """What evaluations found, as tables and drawings: a function for each part, which gets what the runs have of it."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any, final
@@ -31,9 +32,19 @@ class Chapter:
                 found.append(Drawing(self.file(name, one.label), f"{words} {one.label}", file.read_bytes(), wide=True))
         return [found] if found else []
 
-    def aligned(self, curves: Mapping[str, figures.Curve]) -> dict[str, figures.Curve]:
-        """A curve for every run, empty where there is none, so that a run has one colour in all figures."""
-        return {one.label: curves.get(one.label, ((), ())) for one in self.runs}
+    @functools.cached_property
+    def styles(self) -> dict[str, figures.Style]:
+        """How a figure shows each run, by its label: in the same colour in all of them."""
+        return {one.label: figures.Style(one.label, place) for place, one in enumerate(self.runs)}
+
+    @functools.cached_property
+    def model_styles(self) -> dict[str, figures.Style]:
+        """How a figure of too many runs shows them, by their labels: as their models, of whose results one counts."""
+        models = list(dict.fromkeys(one.config.model.name for one in self.runs))
+        first = {found.model: found for found in reversed(self.results)}.values()
+        counting = {one.label for found in first for one in found.runs}
+        names = {one.label: one.config.model.name for one in self.runs}
+        return {k: figures.Style(name, models.index(name), k in counting) for k, name in names.items()}
 
     def file(self, *words: str) -> str:
         """The name of a drawing's file."""
@@ -69,7 +80,7 @@ def scores(chapter: Chapter, measured: PartByRun) -> list[Block]:
 
 def behaviour(chapter: Chapter, measured: PartByRun) -> list[Block]:
     rows, drawings = [], []
-    stopped: dict[str, figures.Curve] = {}
+    stopped: list[figures.Curve] = []
     for label, found in measured.items():
         for layer in found["layers"]:
             limits = [number(layer[key], ".2f") for key in ("bound", "convexity")]
@@ -79,8 +90,9 @@ def behaviour(chapter: Chapter, measured: PartByRun) -> list[Block]:
             rows.append((label, layer["name"], steps, f"{layer['residual']:.1e}", failures, factor, *limits))
         svg = figures.draw_traces(found["layers"], found["tol"])
         drawings.append(Drawing(chapter.file("traces", label), f"Within a solve: {label}", svg, wide=True))
-        stopped[label] = [s["steps"] for s in found["stopped"]], [s["accuracy"] for s in found["stopped"]]
-    svg = figures.draw_stopped(chapter.aligned(stopped))
+        ends, shares = ([s[key] for s in found["stopped"]] for key in ("steps", "accuracy"))
+        stopped.append((chapter.styles[label], ends, shares))
+    svg = figures.draw_stopped(stopped)
     worth = Drawing(chapter.file("stopped"), "What the equilibrium is worth: solves stopped early", svg)
     heads = ("run", "layer", "steps", "residual", "not converged", "contraction", "bound L", "convexity μ")
     words = "Contraction is the spectral radius of ∂f/∂z at z*, at most L; with μ > 0 the equilibrium is unique."
@@ -105,7 +117,7 @@ def corruptions(chapter: Chapter, measured: PartByRun) -> list[Block]:
 
 def attack(chapter: Chapter, measured: PartByRun) -> list[Block]:
     rows: list[tuple[str, ...]] = []
-    curves: dict[str, dict[str, figures.Curve]] = {}
+    curves: dict[str, list[figures.Curve]] = {}
     for label, found in measured.items():
         for threat in found["threats"]:
             t = threat["threat"]
@@ -115,7 +127,7 @@ def attack(chapter: Chapter, measured: PartByRun) -> list[Block]:
             accuracies = (number(found["clean"]), number(threat["accuracy"]), number(threat.get("random")))
             rows.append((label, ball, f"{found['images']}", *accuracies, "; ".join(signs) or "none"))
             radii, shares = zip(*threat["radii"], strict=True)
-            curves.setdefault(norm, {})[label] = [255 * r for r in radii], list(shares)
+            curves.setdefault(norm, []).append((chapter.styles[label], [255 * r for r in radii], shares))
     heads = ("run", "attack", "pictures", "clean", "attacked", "at random points", "signs of a masked gradient")
     tested = max(found["tested"] for found in measured.values())
     words = "At random points: right at all of as many points of the ball as the attack has steps. That and the curves"
@@ -123,7 +135,7 @@ def attack(chapter: Chapter, measured: PartByRun) -> list[Block]:
     drawings = []
     for norm, some in curves.items():
         title = NORMS.get(norm, norm)
-        svg = figures.draw_radii(chapter.aligned(some), f"radius ({title}) in units of 1/255", "accuracy")
+        svg = figures.draw_radii(some, f"radius ({title}) in units of 1/255", "accuracy")
         drawings.append(Drawing(chapter.file("attack", norm), f"Accuracy under PGD, {title}", svg))
     return [Paragraph(words), Table(heads, rows, ("attack", "signs of a masked gradient")), drawings]
 
@@ -136,8 +148,8 @@ def certificates(chapter: Chapter, measured: PartByRun) -> list[Block]:
         whole = (f"{found['images']}", number(found["accuracy"]), radii[0])
         attacked = (f"{found['attacked']}", *radii[1:], f"{found['broken']}")
         rows.append((label, unique, *whole, *attacked))
-    curves = {label: (found["radii"], found["certified"]) for label, found in measured.items()}
-    svg = figures.draw_radii(chapter.aligned(curves), "ℓ2 radius, pixels in [0, 1]", "certified accuracy")
+    curves = [(chapter.styles[label], found["radii"], found["certified"]) for label, found in measured.items()]
+    svg = figures.draw_radii(curves, "ℓ2 radius, pixels in [0, 1]", "certified accuracy")
     every = ("pictures", "accuracy", "mean certified radius")
     some = ("attacked", "their certified radius", "distance an attack needs", "broken")
     words = "Attacked are pictures that are right; in the mean over all, those that are wrong have the radius 0."

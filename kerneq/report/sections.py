@@ -2,7 +2,7 @@
 
 import dataclasses
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..evaluate import PARTS
 from ..gradients import Unrolled
@@ -15,6 +15,8 @@ from .findings import SECTIONS, Chapter
 from .page import DASH, Block, Drawing, Page, Paragraph, Section, Table, number
 from .published import NOISE, compare
 from .results import Reported, Result, changes, results
+
+MANY = 2 * len(figures.COLOURS)  # what a figure tells apart; of more it shows the models
 
 
 def compose(runs: Sequence[Reported], title: str) -> Page:
@@ -125,33 +127,25 @@ def detail(chapter: Chapter) -> Table:
 def draw_costs(chapter: Chapter, reached: Sequence[Result]) -> list[Drawing]:
     """Accuracy against parameters and against training time, where there is something to compare.
 
-    One point a run or a group of seeds, or, where these are more than there are colours, one label a model, whose first
-    result, which counts, is filled. On held-out images only where no two were tested, and without their noise, as their
-    number is not recorded.
+    One point a run or a group of seeds; on held-out images only where no two were tested, and without their noise, as
+    their number is not recorded.
     """
     tested = [found for found in reached if found.split == "test"]
     shown = tested if len(tested) > 1 else [found for found in reached if found.split != "test"]
     drawings, y = [], "test accuracy (bars: 95 %)" if shown is tested else "accuracy on held-out images"
-    many = len(shown) > len(figures.COLOURS)
-    first = {found.model: found for found in reversed(shown)}
-    places = {one: place for place, one in enumerate(chapter.runs)}
-    shown = sorted(shown, key=lambda found: (many and found is first[found.model], places[found.runs[0]]))
-    models = list(dict.fromkeys(one.config.model.name for one in chapter.runs))
+    styles, hint = told_apart(chapter, len(shown))
     for name, words in (("parameters", "parameters"), ("seconds", "training time in device-seconds")):
         points: list[figures.Point] = []
         for found in shown:
-            run, across = found.runs[0], found.parameters if name == "parameters" else found.seconds
-            if across is None:
-                continue
-            label = run.label + (f", mean of {found.seeds} seeds" if found.seeds > 1 else "")
-            label, place = (found.model, models.index(found.model)) if many else (label, places[run])
+            style, across = styles[found.runs[0].label], found.parameters if name == "parameters" else found.seconds
+            if found.seeds > 1 and not hint:
+                style = dataclasses.replace(style, label=f"{style.label}, mean of {found.seeds} seeds")
             noise = NOISE * found.variance**0.5 if found.images else 0.0
-            counts = not many or found is first[found.model]
-            points.append(figures.Point(label, place, across, found.accuracy, noise, counts))
+            points += [(style, across, found.accuracy, noise)] if across is not None else []
         if len(points) > 1:
-            title = f"Accuracy against {words.partition(' in ')[0]}"
-            title += "; filled: the run of a model that counts in the tables above" if many else ""
-            drawings.append(Drawing(chapter.file(name), title, figures.draw_points(points, words, y), many))
+            title, wide = f"Accuracy against {words.partition(' in ')[0]}{hint}", len(points) > len(figures.COLOURS)
+            svg = figures.draw_points(sorted(points, key=lambda point: point[0].place), words, y)
+            drawings.append(Drawing(chapter.file(name), title, svg, wide))
     return drawings
 
 
@@ -160,15 +154,22 @@ def draw_metrics(chapter: Chapter) -> list[Drawing]:
     drawings = []
     every = {one.label: one.run.rows() for one in chapter.runs}
     for metric in (metric for metric in metrics.METRICS if metric.caption):
-        curves: dict[str, figures.Curve] = {}
-        for label, rows in every.items():
-            values = [(row[metric.drawn] or {}).get(metric.name) for row in rows]
-            curves[label] = ([row["epoch"] for row in rows], values)
-        percent = metric.format.endswith("%}")
-        svg = figures.draw_curves(curves, x="epoch", y=metric.title, log=metric.log, percent=percent)
-        if svg:
-            drawings.append(Drawing(chapter.file(metric.name), metric.caption, svg))
+        values = {k: [(row[metric.drawn] or {}).get(metric.name) for row in rows] for k, rows in every.items()}
+        shown = [k for k, some in values.items() if any(value is not None for value in some)]
+        if shown:
+            styles, hint = told_apart(chapter, len(shown))
+            curves = [(styles[k], [row["epoch"] for row in every[k]], values[k]) for k in shown]
+            percent = metric.format.endswith("%}")
+            svg = figures.draw_curves(curves, x="epoch", y=metric.title, log=metric.log, percent=percent)
+            drawings.append(Drawing(chapter.file(metric.name), f"{metric.caption}{hint}", svg))
     return drawings
+
+
+def told_apart(chapter: Chapter, count: int) -> tuple[Mapping[str, figures.Style], str]:
+    """How a figure shows so many runs or results, by their labels, and what its title says of that."""
+    if count <= MANY or len({one.config.model.name for one in chapter.runs}) == 1:
+        return chapter.styles, ""
+    return chapter.model_styles, "; filled or thick: the runs of a model that count"
 
 
 def origins(chapter: Chapter) -> Table:

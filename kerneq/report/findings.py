@@ -13,6 +13,7 @@ from .results import Reported, Result
 
 PartByRun = Mapping[str, Mapping[str, Any]]  # what a part found, by the labels of the runs that have it
 NORMS = {"linf": "ℓ∞", "l2": "ℓ2"}
+MANY = 2 * len(figures.COLOURS)  # runs that figures tell apart; of more they show the models
 
 
 @final
@@ -31,6 +32,11 @@ class Chapter:
             if one.label in measured and file.is_file():
                 found.append(Drawing(self.file(name, one.label), f"{words} {one.label}", file.read_bytes(), wide=True))
         return [found] if found else []
+
+    def told_apart(self, count: int) -> Mapping[str, figures.Style]:
+        """How figures show so many runs or results, by their labels."""
+        several = len({one.config.model.name for one in self.runs}) > 1
+        return self.model_styles if count > MANY and several else self.styles
 
     @functools.cached_property
     def styles(self) -> dict[str, figures.Style]:
@@ -55,7 +61,9 @@ class Chapter:
 def scores(chapter: Chapter, measured: PartByRun) -> list[Block]:
     seeds = [[one.label for one in result.runs if one.label in measured] for result in chapter.results]
     reliability, confusion = [], []
-    for label in sorted({some[0] for some in seeds if some}, key=list(measured).index):
+    several = sorted({some[0] for some in seeds if some}, key=list(measured).index)
+    styles = chapter.told_apart(len(several))
+    for label in (label for label in several if styles[label].counts):
         found = measured[label]
         steps = {f"as trained, ECE {found['calibration']['ece']:.3f}": found["calibration"]["bins"]}
         if found.get("scaled"):
@@ -67,6 +75,7 @@ def scores(chapter: Chapter, measured: PartByRun) -> list[Block]:
         confusion.append(Drawing(chapter.file("confusion", label), f"Confusion of {label}", svg))
     words = "a point is a bin of predictions, larger with more of them; on the dotted line 80% means 80%."
     words += " Of runs that differ in their seed one is drawn." if any(some[1:] for some in seeds) else ""
+    words += " Of a model's runs those that count are drawn." if styles is chapter.model_styles else ""
     counts = "rows are labels, columns predictions; blue is right, orange wrong, deeper for more of its row."
     pictures = chapter.pictures(measured, "mistakes", "The most confident mistakes of")
     return [

@@ -2,7 +2,7 @@
 
 import dataclasses
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ..evaluate import PARTS
 from ..gradients import Unrolled
@@ -16,7 +16,7 @@ from .page import DASH, Block, Drawing, Page, Paragraph, Section, Table, number
 from .published import NOISE, compare
 from .results import Reported, Result, changes, results
 
-MANY = 2 * len(figures.COLOURS)  # what a figure tells apart; of more it shows the models
+HINT = "; filled or thick: the runs of a model that count"
 
 
 def compose(runs: Sequence[Reported], title: str) -> Page:
@@ -133,7 +133,8 @@ def draw_costs(chapter: Chapter, reached: Sequence[Result]) -> list[Drawing]:
     tested = [found for found in reached if found.split == "test"]
     shown = tested if len(tested) > 1 else [found for found in reached if found.split != "test"]
     drawings, y = [], "test accuracy (bars: 95 %)" if shown is tested else "accuracy on held-out images"
-    styles, hint = told_apart(chapter, len(shown))
+    styles = chapter.told_apart(len(shown))
+    hint = HINT if styles is chapter.model_styles else ""
     for name, words in (("parameters", "parameters"), ("seconds", "training time in device-seconds")):
         points: list[figures.Point] = []
         for found in shown:
@@ -157,19 +158,13 @@ def draw_metrics(chapter: Chapter) -> list[Drawing]:
         values = {k: [(row[metric.drawn] or {}).get(metric.name) for row in rows] for k, rows in every.items()}
         shown = [k for k, some in values.items() if any(value is not None for value in some)]
         if shown:
-            styles, hint = told_apart(chapter, len(shown))
+            styles = chapter.told_apart(len(shown))
+            hint = HINT if styles is chapter.model_styles else ""
             curves = [(styles[k], [row["epoch"] for row in every[k]], values[k]) for k in shown]
             percent = metric.format.endswith("%}")
             svg = figures.draw_curves(curves, x="epoch", y=metric.title, log=metric.log, percent=percent)
             drawings.append(Drawing(chapter.file(metric.name), f"{metric.caption}{hint}", svg))
     return drawings
-
-
-def told_apart(chapter: Chapter, count: int) -> tuple[Mapping[str, figures.Style], str]:
-    """How a figure shows so many runs or results, by their labels, and what its title says of that."""
-    if count <= MANY or len({one.config.model.name for one in chapter.runs}) == 1:
-        return chapter.styles, ""
-    return chapter.model_styles, "; filled or thick: the runs of a model that count"
 
 
 def origins(chapter: Chapter) -> Table:

@@ -30,10 +30,10 @@ ORDERS: dict[Kind, str] = {
 HOW = (
     "Runs of experiments whose names end in -paper follow the papers' recipes, all others our own, some with other "
     "parts in the model (the last column says which): a figure above the published one confirms no recipe.",
-    "Of several rows of a model the first counts: the settings of its experiment file or the nearest to them, "
-    "training that came to its end, runs whose weights are here before others; what a run reached on the test "
-    "images plays no part. Ours is the mean ± standard deviation over seeds, or one run with its 95 % interval; "
-    "the last column repeats it.",
+    "Of a model's results one counts: the settings of its experiment file or the nearest to them, training that came "
+    "to its end, runs whose weights are here before others; what a run reached on the test images plays no part. "
+    "Below it is the nearest to each other experiment, such as -paper; all runs are in the chapters. Ours is the mean "
+    "± standard deviation over seeds, or one run with its 95 % interval; the last column repeats it.",
     "An order is published where two figures differ by more than the ± of their difference; it is looked for in "
     "the two results whose settings outside [model] differ least, of several such pairs in the one with the most "
     "seeds, and where the settings differ it is not compared. Undecided is what lies within the noise; smaller "
@@ -82,7 +82,8 @@ class Task:
     def table(self) -> Table:
         rows, kinds = [], self.reproduced()
         for model, published in self.published.items():
-            for found in self.reached.get(model, ()):
+            nearest = {found.settings[:1]: found for found in reversed(self.reached.get(model, ()))}
+            for found in reversed(nearest.values()):
                 first, *others = found.runs
                 names = ", ".join((first.label, *(one.label.replace(first.label, "…") for one in others)))
                 size, ours = number(found.parameters, ","), f"{100 * found.accuracy:.2f}"
@@ -90,17 +91,16 @@ class Task:
                     ours += f" ± {100 * found.std:.2f}, {found.seeds} seeds"
                 elif interval := first.interval(found.split):
                     ours += f" ({100 * interval[0]:.2f}–{100 * interval[1]:.2f})"
-                if found.epochs < first.config.training.epochs:
-                    ours += f", {first.epochs} epochs"
                 seeds = ", ".join(f"{one.config.seed}" for one in others)
                 words = (names, (shlex.join(found.settings) or DASH) + (f" (and seed={seeds})" if seeds else ""))
                 gap = DASH if found.published is None else signed(100 * (found.accuracy - found.published))
                 kind = kinds.get(model) if found is self.reached[model][0] else None
-                rows.append((model, size, str(published), ours, gap, FIGURES[kind] if kind else DASH, *words))
+                reached = (ours, gap, FIGURES[kind] if kind else DASH)
+                rows.append((model, size, first.epochs, str(published), *reached, *words))
             if model not in self.reached:
-                rows.append((model, DASH, str(published), "not run yet", DASH, DASH, DASH, DASH))
+                rows.append((model, DASH, DASH, str(published), "not run yet", DASH, DASH, DASH, DASH))
         last = ("verdict", "runs", "kerneq train …")
-        return Table(("model", "parameters", "published, %", "ours, %", "difference", *last), rows, last)
+        return Table(("model", "parameters", "epochs", "published, %", "ours, %", "difference", *last), rows, last)
 
     def reproduced(self) -> dict[str, Kind]:
         """Whether ours is higher than published, the same, or lower, for each model with a run on the same pictures."""

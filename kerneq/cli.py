@@ -313,7 +313,10 @@ def compare(runs: "Sequence[Run]") -> None:
 @app.command()
 def predict(
     run: RunFolder,
-    pictures: Annotated[list[Path], typer.Argument(help="Picture files, or folders of them.", metavar="IMAGE")],
+    pictures: Annotated[
+        list[Path],  # one that may not be read is for `Predictor.read` to refuse, or the others would get no prediction
+        typer.Argument(help="Picture files, or folders of them.", metavar="IMAGE", readable=False),
+    ],
     checkpoint: Checkpoint = "best",
     top: Annotated[int, typer.Option(help="How many classes to show for each picture.", min=1)] = 5,
     device: Device = "auto",

@@ -17,6 +17,7 @@ run.
 
 import dataclasses
 import itertools
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -212,6 +213,8 @@ def run_sweep(sweep: Sweep, folder: Path, *, test: bool = False, loggers: Logger
     With `test` each is evaluated on the test images. `Stopped` (Ctrl-C) ends the sweep, which goes on when called
     again; a grid of which no cell can be configured is the `ConfigError` of the first, and one whose cells all hold
     runs of other settings, or damaged ones, a `TrainingError`."""
+    if os.environ.get("WORLD_SIZE", "1") != "1":  # each process would look at files that another is still writing
+        raise ConfigError("A sweep runs in one process: start it without torchrun.")
     planned = _plan(sweep)
     if all(config is None for _, config, _ in planned):
         raise ConfigError(planned[0][2])

@@ -1,5 +1,7 @@
 """The estimators are scikit-learn's: its own checks, its pipelines, its searches."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 import kerneq as kq
-from kerneq.kernels import Multiquadric
+from kerneq.kernels import Linear, Multiquadric
 from kerneq.sklearn import EquilibriumClassifier, KernelGLMClassifier, KernelGLMRegressor
 
 SMALL = EquilibriumClassifier(state=16, features=8, epochs=2, batch_size=32, learning_rate=0.05, random_state=0)
@@ -71,6 +73,7 @@ def test_grids_are_searched_over_both():
     pipeline = make_pipeline(StandardScaler(), clone(SMALL).set_params(epochs=15))
     assert GridSearchCV(pipeline, grid, cv=2).fit(X, y).best_score_ > 0.9
     numbers = {"state": np.array([8, 16]), "norm": np.array([1.0], dtype=np.float32), "epochs": np.array([1])}
+    numbers |= {"batch_size": np.array([16])}
     GridSearchCV(SMALL, numbers, cv=2, error_score="raise").fit(X, y)
 
 
@@ -80,6 +83,18 @@ def test_a_parameter_that_means_nothing_is_a_sentence():
         clone(SMALL).set_params(batch_size=0).fit(X, y)
     with pytest.raises(TypeError, match="`family` must be a family .* got 'poisson'"):
         KernelGLMRegressor(family="poisson").fit(X, y)
+    with pytest.raises(ValueError, match="could not convert string to float"):
+        KernelGLMRegressor().fit(X, np.array(["a", "b", "c"])[y])
+
+
+def test_predictions_without_an_equilibrium_are_loud():
+    X, y = load_iris(return_X_y=True)
+    unbounded = clone(SMALL).set_params(kernel=Linear(), norm=10.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        unbounded.fit(X, y)
+    with pytest.warns(RuntimeWarning, match="The equilibrium solve failed"):
+        unbounded.predict(X)
 
 
 def test_an_equilibrium_learns_what_no_line_separates_and_a_seed_repeats_it():

@@ -25,6 +25,7 @@ from .readers import Release, Split
 SUFFIXES = frozenset((".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 _CLASS_LIST = "classes.txt"
 _FOLDER = "folder:"
+_SPLITS = {"train": ("train", "training"), "test": ("test", "testing", "val", "validation")}  # the preferred name first
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,10 +116,10 @@ class DigitsDataSet(AbstractDataSet):
 class FolderDataSet(AbstractDataSet):
     """A data set of picture files: train/CLASS/FILE for training, test/CLASS/FILE or else val/CLASS/FILE for testing.
 
-    Pictures may lie in folders inside that of their class, too. Where there is no train/, the folder itself holds the
-    classes, and a fifth of each class's pictures, chosen by the hash of their names, is for testing. The classes are
-    those of `class_folders`, or of a file classes.txt (a folder name on each line, then optionally the name to show),
-    or else the folders found in train/, sorted."""
+    Training/, Testing/ and Validation/ do as well. Pictures may lie in folders inside that of their class, too. Where
+    there is no train/, the folder itself holds the classes, and a fifth of each class's pictures, chosen by the hash of
+    their names, is for testing. The classes are those of `class_folders`, or of a file classes.txt (a folder name on
+    each line, then optionally the name to show), or else the folders found in train/, sorted."""
 
     class_folders: tuple[str, ...] | None = None  # one for each of `class_names`
     class_list: str | None = None  # another place for classes.txt, under the data root; there must be one then …
@@ -181,15 +182,17 @@ class FolderDataSet(AbstractDataSet):
 
 
 def _find_split(folder: Path, split: Split) -> Path:
-    """train/, or test/ or else val/, of the folder; the folder itself if it has none of them."""
-    places = {name: folder / name for name in ("train", "test", "val") if (folder / name).is_dir()}
+    """train/, or test/ or else val/, of the folder, in any case; the folder itself if it has none of them."""
+    there = {path.name.lower(): path for path in _entries(folder) if path.is_dir()}
+    places = {name: there[name] for names in _SPLITS.values() for name in names if name in there}
     if not places:
         return folder
-    for name in ("train",) if split == "train" else ("test", "val"):
+    for name in _SPLITS[split]:
         if name in places:
             return places[name]
     wanted = "train/" if split == "train" else "test/ nor val/"
-    raise DataError(f"{folder} has no {wanted} beside {'/, '.join(places)}/: put that split's pictures there.")
+    beside = "/, ".join(place.name for place in places.values())
+    raise DataError(f"{folder} has no {wanted} beside {beside}/: put that split's pictures there.")
 
 
 def _split_by_hash(folder: Path, files: list[Path], split: Split) -> list[Path]:

@@ -24,6 +24,7 @@ from ..solvers.anderson import Anderson
 from ..solvers.base import AbstractSolver, look_stride, solve
 from ..solvers.features import InFeatures
 from ..solvers.newton import Newton
+from ..solvers.proximal import Proximal
 from ..tensors import check_kind, magnitude, per_sample, widened
 from .base import AbstractGradient, once
 
@@ -60,6 +61,8 @@ class Implicit(AbstractGradient):
     def __post_init__(self) -> None:
         if self.solver is not None and not isinstance(self.solver, ConjugateGradient):
             check_kind("solver", self.solver, AbstractSolver)
+        if isinstance(self.solver, Proximal):
+            raise TypeError("`Implicit` solves a linear system, which has no energy for `Proximal`: use `Anderson`.")
         check_limits(self.tol, self.max_steps, self.check_every, self.on_failure)
 
     def attach(self, f: Map, z: Tensor) -> Tensor:

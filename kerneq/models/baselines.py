@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from ..cells import AbstractCell
 from ..equation import AbstractMap
-from ..gradients import AbstractGradient, Phantom
+from ..gradients import AbstractGradient, ConjugateGradient, Implicit, Phantom
 from ..settings import setting
 from ..solution import Solution
-from ..solvers import AbstractSolver, Anderson
+from ..solvers import AbstractSolver, Anderson, InFeatures, Proximal
 from ..tensors import take_samples
 from .classifier import AbstractModel, AbstractSolveConfig, conv_norm_relu
 
@@ -43,6 +43,10 @@ class MDEQConfig(AbstractSolveConfig):
         if len(self.widths) != len(self.head) or not self.widths:
             got = f"{len(self.widths)} and {len(self.head)}"
             raise ValueError(f"`widths` and `head` need one entry a scale, got {got}.")
+        backward = self.gradient.solver if isinstance(self.gradient, Implicit) else None
+        for solver in (self.solver, backward):
+            if isinstance(solver, ConjugateGradient | InFeatures | Proximal):
+                raise ValueError(f"MDEQ has no kernel, which {solver} needs: choose Picard, Anderson or Broyden.")
 
 
 @final

@@ -19,7 +19,8 @@ class InFeatures(AbstractSolver[Any]):
 
     Forward it looks for v = Wσ(Wᵀm(v) + ∂S/∂z), whose σ(…) is z; a sample has converged when that z has, in the
     equation itself. Backward it solves y = WDg ± WDWᵀNy, with w = D(g ± WᵀNy) after it. For kernels through which z
-    acts by v = Wz alone, the radial ones and the linear one. Forward it pays where the solver remembers states.
+    acts by v = Wz alone, the radial ones and the linear one; forward, `solver` iterates z with any other. Forward it
+    pays where the solver remembers states.
     """
 
     solver: AbstractSolver[Any] = Anderson(memory=3)  # `Picard()` is cheaper and enough where the equation contracts
@@ -33,13 +34,7 @@ class InFeatures(AbstractSolver[Any]):
         return self.solver.steady
 
     def space(self, f: AbstractMap) -> AbstractMap:
-        space = f.in_features()
-        if space is None:
-            raise TypeError(
-                "`InFeatures` needs the equation of a cell with a radial or a linear kernel; give the solver itself "
-                f"for others, got {type(f).__name__}."
-            )
-        return space
+        return f.in_features() or f
 
     def init(self, f: AbstractMap, z0: Tensor) -> Any:
         return self.solver.init(f, z0)

@@ -116,6 +116,16 @@ def test_a_folder_that_makes_no_sense_is_explained(animals, arrange, split, mess
         load(f"folder:{animals}", split)
 
 
+@pytest.mark.parametrize(("train", "test"), [("Train", "TEST"), ("Training", "Testing"), ("train", "Validation")])
+def test_folders_of_splits_are_no_classes_however_they_are_written(animals, train, test):
+    expected = [load(f"folder:{animals}", split).labels.tolist() for split in ("train", "test")]
+    (animals / "train").rename(animals / train)
+    (animals / "val").rename(animals / test)
+    images = [load(f"folder:{animals}", split) for split in ("train", "test")]
+    assert [some.labels.tolist() for some in images] == expected
+    assert all(some.classes[:2] == ("ant", "bee") for some in images)
+
+
 def test_a_folder_that_is_not_there_is_explained(tmp_path):
     with pytest.raises(DataError, match=f"There is no folder {tmp_path}/no"):
         load(f"folder:{tmp_path}/no", "train")

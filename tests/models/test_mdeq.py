@@ -6,7 +6,7 @@ from zoo_helpers import pictures
 
 from kerneq.gradients import Implicit, Phantom, Unrolled
 from kerneq.models import build
-from kerneq.solvers import Anderson, Broyden, Picard
+from kerneq.solvers import Anderson, Broyden, InFeatures, Picard, Proximal
 
 
 @pytest.mark.parametrize("solver", [Picard(0.7), Anderson(relaxation=0.7), Broyden()], ids=str)
@@ -21,10 +21,10 @@ def test_every_solver_for_maps_runs_on_mdeq_and_comes_nearer(solver):
     assert residual[40] < 0.5 * residual[2]
 
 
-def test_a_solver_that_descends_an_energy_says_that_mdeq_has_none():
-    model = build("mdeq-tiny", settings={"solver": {"name": "proximal"}})
-    with pytest.raises(TypeError, match=r"needs an equation .* Use `Picard`, `Anderson` or `Broyden`"):
-        model(pictures("mdeq-tiny"))
+@pytest.mark.parametrize("table", [{"solver": Proximal()}, {"gradient": Implicit(InFeatures())}], ids=str)
+def test_what_needs_a_kernel_is_refused_before_there_is_a_model(table):
+    with pytest.raises(ValueError, match=r"MDEQ has no kernel, which .* needs: choose Picard, Anderson or Broyden"):
+        build("mdeq-tiny", settings=table)
 
 
 @pytest.mark.parametrize("gradient", [Implicit(max_steps=5, on_failure="return"), Phantom(5), Unrolled(5)], ids=str)

@@ -129,6 +129,15 @@ def test_files_that_are_no_pictures_get_a_sentence_and_the_others_a_prediction(k
         predict(digits_run, [good, text], device="cpu")
 
 
+def test_a_picture_that_may_not_be_read_costs_the_others_no_prediction(kerneq, digits_run, tmp_path, monkeypatch):
+    good, closed = write_digits(tmp_path, 2)
+    closed.chmod(0)
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != closed and allowed(path, mode))  # root may all
+    _, out, _ = kerneq("predict", digits_run, good, closed, "--device", "cpu")
+    assert "digit0.png" in out
+
+
 def test_a_folder_of_pictures_is_every_picture_in_it_and_csv_has_a_row_for_each(
     kerneq, digits_run, tmp_path, monkeypatch
 ):

@@ -307,6 +307,8 @@ def test_the_settings_that_the_recipe_says_repeat_its_first_runs_are_those(path)
     ("changes", "message"),
     [
         (["model.kernel.split=5"], r"\[model\] `split` must divide the number of features: 16 is not a multiple of 5."),
+        (["model.gradient.solver.name=proximal"], r"\[model.gradient\] `Implicit` solves a linear system"),
+        (["model.name=mdeq-tiny", "model.solver.name=proximal"], r"\[model\] MDEQ has no kernel, which Proximal"),
         (["training.graph=true"], "`training.graph` needs solves that never look at their residual"),
         (
             ["training.graph=true", "model.check_every=30", "model.gradient.max_steps=40"],

@@ -159,6 +159,13 @@ def test_a_grid_of_which_nothing_can_be_configured_is_refused(grid, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_sweep_under_torchrun_is_refused_at_once(grid, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")  # the second cell waited for ever, for a process that had gone on
+    with pytest.raises(ConfigError, match="runs in one process: start it without torchrun"):
+        run_sweep(grid("seed = [0, 1]"), tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_run_that_is_damaged_or_of_other_settings_is_a_problem_of_its_cell_alone(grid, tmp_path):
     sweep, folder = grid("seed = [0, 1, 2]"), tmp_path / "runs"
     run_sweep(sweep, folder)

@@ -45,7 +45,7 @@ class Style:
 
 
 Curve = tuple[Style, Sequence[float], Sequence[float | None]]  # x and y; None where there is no number
-Point = tuple[Style, float, float, float]  # x, accuracy, and its noise up and down
+Point = tuple[Style, float, float, tuple[float, float] | None]  # x, accuracy, and the ends of its bar
 
 
 @final
@@ -157,7 +157,7 @@ def draw_points(points: Sequence[Point], x: str, y: str) -> bytes:
     worst = max([0.01, *(error for error in errors if error <= 0.02 + 4 * median(errors))])
     with drawn(2.8, width=4.4 if len(points) <= len(COLOURS) else 8) as canvas:
         axes = canvas.axes[0]
-        for style, across, share, noise in sorted(points, key=lambda point: point[0].counts):
+        for style, across, share, bar in sorted(points, key=lambda point: point[0].counts):
             colour = COLOURS[style.place % len(COLOURS)]
             if 1 - share > worst:
                 words = f"{style.label} ({share:.1%}, below)"
@@ -165,7 +165,8 @@ def draw_points(points: Sequence[Point], x: str, y: str) -> bytes:
                 continue
             marker, fill = MARKERS[style.place // len(COLOURS) % len(MARKERS)], "full" if style.counts else "none"
             axes.plot(across, share, marker, color=colour, markersize=7, fillstyle=fill, label=shown(style.label))
-            axes.vlines(across, share - noise, min(share + noise, 1), color=colour, linewidth=1, alpha=0.6)
+            if bar:
+                axes.vlines(across, bar[0], min(bar[1], 1), color=colour, linewidth=1, alpha=0.6)
         axes.set_yscale("function", functions=(lambda a: -np.log(np.maximum(1 - a, 1e-3)), lambda y: 1 - np.exp(-y)))
         axes.margins(0.12)
         low, high = axes.get_ylim()

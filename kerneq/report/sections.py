@@ -127,8 +127,8 @@ def detail(chapter: Chapter) -> Table:
 def draw_costs(chapter: Chapter, reached: Sequence[Result]) -> list[Drawing]:
     """Accuracy against parameters and against training time, where there is something to compare.
 
-    One point a run or a group of seeds; on held-out images only where no two were tested, and without their noise, as
-    their number is not recorded.
+    One point a run or a group of seeds; on held-out images only where no two were tested, and without bars, as their
+    number is not recorded.
     """
     tested = [found for found in reached if found.split == "test"]
     shown = tested if len(tested) > 1 else [found for found in reached if found.split != "test"]
@@ -141,8 +141,10 @@ def draw_costs(chapter: Chapter, reached: Sequence[Result]) -> list[Drawing]:
             style, across = styles[found.runs[0].label], found.parameters if name == "parameters" else found.seconds
             if found.seeds > 1 and not hint:
                 style = dataclasses.replace(style, label=f"{style.label}, mean of {found.seeds} seeds")
-            noise = NOISE * found.variance**0.5 if found.images else 0.0
-            points += [(style, across, found.accuracy, noise)] if across is not None else []
+            noise = NOISE * found.variance**0.5
+            seeds = (found.accuracy - noise, found.accuracy + noise) if found.images else None
+            bar = found.runs[0].interval(found.split) if found.std is None else seeds
+            points += [(style, across, found.accuracy, bar)] if across is not None else []
         if len(points) > 1:
             title, wide = f"Accuracy against {words.partition(' in ')[0]}{hint}", len(points) > len(figures.COLOURS)
             svg = figures.draw_points(sorted(points, key=lambda point: point[0].place), words, y)

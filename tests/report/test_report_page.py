@@ -397,7 +397,8 @@ def test_a_point_has_its_noise_and_a_curve_of_one_epoch_a_dot(monkeypatch):
         Figure, "savefig", lambda figure, buffer, **_: drawn.append(figure) or buffer.write("<svg></svg>")
     )
     seeds, one, far = (Style(label, place) for place, label in enumerate(("seeds", "one", "far")))
-    draw_points([(seeds, 5e6, 0.96, 0.004), (one, 8e6, 0.99, 0.02), (far, 9e6, 0.5, 0.01)], "size", "share")
+    points = [(seeds, 5e6, 0.96, (0.956, 0.964)), (one, 8e6, 0.99, (0.97, 1.01)), (far, 9e6, 0.5, (0.4, 0.6))]
+    draw_points(points, "size", "share")
     draw_curves([(seeds, (1, 40), (0.1, 0.2)), (one, (40,), (0.9,))], x="epoch", y="share")
     bars = [segment for lines in drawn[0].axes[0].collections for segment in lines.get_segments()]
     assert [[y for _, y in bar] for bar in bars] == [pytest.approx([0.956, 0.964]), pytest.approx([0.97, 1.0])]

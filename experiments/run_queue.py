@@ -5,9 +5,9 @@
 
 Run with the folder of the data sets as KERNEQ_DATA. An entry is started only if its seconds fit into what is left, and
 left alone if its record is in the repository or its run is complete; one that fails says so, and the others run. A run
-that holds no images out meets the test images once, at its end, while the next entry starts. What an entry printed is
-RUNS/NAME.log; the records of all runs, without weights, are RUNS/records.tar.gz after every entry: unpack them into
-docs/results.
+that holds no images out meets the test images once, at its end, while the next entry starts, and its weights are
+exported to RUNS/weights/NAME. What an entry printed is RUNS/NAME.log; the records of all runs, without weights, are
+RUNS/records.tar.gz after every entry: unpack them into docs/results.
 """
 
 import argparse
@@ -48,12 +48,13 @@ class Entry:
             raise ValueError(f"`{self.name}` must have either `train` or `command`.")
 
     def steps(self, runs: Path) -> list[list[str]]:
-        """The commands, one after another; the second, where there is one, meets the test images."""
+        """The commands, one after another; the second, of a run that counts, meets the test images."""
         if self.command:
             return [["bash", "-c", self.command]]
         kerneq = [sys.executable, "-m", "kerneq"]
+        run, exported = str(runs / self.name), str(runs / "weights" / self.name)
         train = [*kerneq, "train", *shlex.split(self.train), "--name", self.name, "--runs", str(runs), "--resume"]
-        return [train, [*kerneq, "evaluate", str(runs / self.name)]] if self.counts else [train]
+        return [train, [*kerneq, "evaluate", run], [*kerneq, "export", run, exported]] if self.counts else [train]
 
     @property
     def config(self) -> Config:

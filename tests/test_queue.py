@@ -59,6 +59,8 @@ def test_it_runs_what_fits_goes_on_after_a_failure_and_does_nothing_twice(tmp_pa
     assert (tmp_path / "runs/broken.log").read_text() == "no card\n"
     with tarfile.open(tmp_path / "runs/records.tar.gz") as records:
         assert {"counts/config.toml", "counts/metrics.jsonl", "counts/evaluation.json"} <= set(records.getnames())
+        assert not any("weights" in name for name in records.getnames())
+    assert (tmp_path / "runs/weights/counts/checkpoints/best.safetensors").is_file()
     assert run_queue(*arguments, "counts") == "counts: done before\n"
 
 

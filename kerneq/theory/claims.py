@@ -340,13 +340,16 @@ def constant_D() -> WorstCase:
 
 def remark3() -> WorstCase:
     """GEQ Remark 3: κ̄_geq ≤ κ̄_opteq from a distance on. Erratum: γ is lost under the root."""
-    c = Constants(W=1.0, inputs=1.0, gamma=0.04)
+    c = Constants(W=0.9, inputs=100.0, gamma=0.04, beta=math.exp(-0.2))
     away = p.remark3(c, 1.0)
-    factor = [math.exp(c.gamma - c.gamma / 4 * distance**2) for distance in (away.published, away.corrected)]
+    x1, x2 = (away.published / math.sqrt(2) * x for x in _directions(math.pi / 2))  # so far apart
+    bars = p.proposition4(c, x1, x2, 0.5, 4, 1.0)
+    factor = math.exp(c.gamma * c.B**2 * c.m - c.gamma / 4 * away.corrected**2)
     grid = itertools.product(_grid(0.0, math.pi, 7), _grid(0.01, 0.99, 15))
     both = [p.proposition4(dataclasses.replace(c, W=w), *_directions(angle), 0.5, 4, 0.0) for angle, w in grid]
-    fixed = largest(factor[1], *(each.geq.corrected / each.opteq.corrected for each in both))
-    return WorstCase(factor[0], "B = ‖W‖ = σ_min = 1, γ = 0.04: D e^(−γδ²/4) at the distance", fixed)
+    fixed = largest(factor, *(each.geq.corrected / each.opteq.corrected for each in both))
+    where = "B = 100, ‖W‖ = 0.9, σ_min = 1, γ = 0.04, β_max = 0.819: κ̄_geq/κ̄_opteq at the printed distance"
+    return WorstCase(bars.geq.published / bars.opteq.published, where, fixed)
 
 
 INFINITE_WIDTH = (proposition1, theorem1, proposition1_outputs)

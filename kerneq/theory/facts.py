@@ -241,7 +241,8 @@ def glm4() -> WorstCase:
 def glm4_with_prior() -> WorstCase:
     """kGLM Prop. 4: Assumption 2's number, with a prior. Erratum: A″ and ρ′ are taken at one z; in DH they meet at two.
 
-    ‖DH‖ = ‖K/λ‖ A″ at the image times 1 + ρ′ at z: printed as if they were taken at one point.
+    ‖DH‖ = ‖K/λ‖ A″ at the image times 1 + ρ′ at z: printed as if they were taken at one point. The printed number is
+    read with A″ at (A′)⁻¹(z); with A″ at z itself it is ∞ here.
     """
     q, z = 0.5, 0.01
     # K/λ = 1 and a target that brings the drive to 0; ρ′ = q/A″ ∘ (A′)⁻¹ = q/z(1 − z)

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from kerneq import theory
-from kerneq.kernels import Gaussian
-from kerneq.theory import Constants
+from kerneq import kglm, theory
+from kerneq.kernels import Gaussian, Polynomial
+from kerneq.theory import Constants, claims
+from kerneq.theory.verify import verify
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -29,8 +30,8 @@ def test_gamma_of_02_over_M_breaks_the_condition_of_both_remarks():
     assert lipschitz(BETA, 0.98).geq.corrected == pytest.approx(0.750, abs=1e-3)
     assert theory.input_lipschitz(1.0, Gaussian.lowest) == pytest.approx(0.806, abs=1e-3)
     # Remark 1, second inequality, at m = 0.9, μ → 1.
-    assert (2 * BETA + 1) / (1 - BETA * 0.9) == pytest.approx(10.03, abs=0.01)
-    assert 1 / (1 - 0.9) < 10.03
+    assert (2 * BETA + 1) / (1 - BETA * 0.9) == pytest.approx(10.02, abs=0.005)
+    assert 1 / (1 - 0.9) < 10.02
 
 
 def test_the_bracket_of_proposition_2_is_smaller_than_the_proofs():
@@ -101,3 +102,30 @@ def test_the_norm_of_U_says_nothing_about_the_distance_that_U_sees():
         r = a - z @ W.mT
         z = torch.relu(torch.exp(-r.square().sum(1, keepdim=True)) * (r @ W))
     assert torch.equal(z[0], z[1]) and float(z[0] @ z[1]) > 0.01
+
+
+def test_at_the_distance_of_remark_3_the_printed_bound_of_geq_is_above_that_of_opteq():
+    found = next(verify([claims.remark3])).evidence
+    assert found.published == pytest.approx(5.78, abs=0.01) and found.corrected == pytest.approx(1.0)
+
+
+def test_for_small_gamma_kerdeq_is_not_opteq():
+    """γ → 0 leaves z = σ(Wᵀ(a − Wz)): W = ½, a = 1 gives 0.4; OptEq z = σ(W²z + a) 4/3, with the input Wᵀa 2/3."""
+    W, a, z, opteq, other = 0.5, 1.0, 0.0, 0.0, 0.0
+    for _ in range(100):
+        r = a - W * z
+        z, opteq, other = math.exp(-1e-9 * r**2) * W * r, W**2 * opteq + a, W**2 * other + W * a
+    assert (z, opteq, other) == pytest.approx((0.4, 4 / 3, 2 / 3))
+
+
+def test_a_quadratic_kernel_may_have_two_equilibria_where_2_tau_is_below_1():
+    """a = −1, W = 0, c = 1: z₁ = relu(a) = 0, so τ = 0, but z = relu(κ′(t)a), t = −z, holds at 0 and at 2."""
+    kernel, z = Polynomial(2, 1.0), torch.tensor([0.0, 2.0])
+    assert torch.equal(torch.relu(-kernel.derivative(-z)), z)
+
+
+@pytest.mark.parametrize(("square", "least"), [(4.0, -0.63), (1.0, 0.002)])
+def test_a_truncated_kernel_may_or_may_not_be_semi_definite(square, least):
+    X = kglm.pixels(12, 12, 1)
+    K = kglm.Truncated(torch.full((1, 1), square), radius=3)(X, X)
+    assert float(torch.linalg.eigvalsh(K)[0]) == pytest.approx(least, abs=5e-3 if least < 0 else 5e-4)

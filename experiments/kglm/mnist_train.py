@@ -25,7 +25,7 @@ SCHEMES = ("kernel", "random")
 
 @dataclasses.dataclass(frozen=True)
 class MnistTrain:
-    """Defaults are the paper's: 5 epochs of 600 steps."""
+    """Defaults are the paper's: as many steps as 5 epochs have, though of images drawn with replacement."""
 
     images: int = setting(60000, "training images", low=1, high=60000)
     test: int = setting(10000, "test images", low=1, high=10000)

@@ -361,6 +361,8 @@ def test_the_records_say_what_the_documentation_page_says(request):
         assert np.sum(counts, 0).tolist() == failed and not any(kernel for kernel, _ in counts[:3])
     last = [np.mean(read(smooth.EXPERIMENT, name).result["errors"][-1], 0) for name in ("smooth", "smooth-scripts")]
     assert np.round(last, 4).tolist() == [[0.011, 0.0111, 0.0113], [0.011, 0.0113, 0.0119]]
+    counts = read(mnist.EXPERIMENT, "mnist").result
+    assert [counts[name] for name in mnist.COUNTS] == [0, 0, 0, 1, 48, 48] and counts["pixels"] == 47_040_000
     trained = read(mnist_train.EXPERIMENT, "mnist-train")
     kernel, *random = trained.result["test"][-1]
     assert (round(kernel, 4), round(np.mean(random), 4)) == (0.068, 0.0607)

@@ -58,6 +58,8 @@ def measure(options: argparse.Namespace) -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise BenchmarkError("PyTorch sees no GPU here; use --device cpu.")
     device = torch.device("cuda" if options.device != "cpu" and torch.cuda.is_available() else "cpu")
+    if options.threads < 0:
+        raise BenchmarkError(f"--threads must be 0 or more, got {options.threads}.")
     if options.threads:
         torch.set_num_threads(options.threads)
     # float32 is what PyTorch makes of it by default, for every library compared: on a GPU convolutions may round to

@@ -151,14 +151,9 @@ def capture(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
     return replay
 
 
-def layout(channels_last: bool) -> torch.memory_format:
-    """PyTorch's name of the memory format."""
-    return torch.channels_last if channels_last else torch.contiguous_format
-
-
-def in_layout(module: nn.Module, channels_last: bool) -> nn.Module:
-    """The module with its four-dimensional weights in this memory format."""
-    return module.to(memory_format=layout(channels_last))  # type: ignore[call-overload]
+def in_layout(module: nn.Module) -> nn.Module:
+    """The module with its four-dimensional weights channels-last, as training and prediction store them."""
+    return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 # Memory

@@ -21,7 +21,6 @@ from .measure import (
     convolution_flops,
     convolution_flops_per_image,
     in_layout,
-    layout,
     machine_limits,
     profile_kernels,
 )
@@ -73,9 +72,9 @@ def _training_step(model: str, settings: dict[str, Any], batch: int, setup: Setu
     """Forward, backward and SGD on one batch of noise; returns the loss."""
     torch.manual_seed(0)
     device = setup.device
-    network = in_layout(_build(model, settings, setup).to(device).train(), setup.cuda)
+    network = in_layout(_build(model, settings, setup).to(device).train())
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-4)
-    x = torch.randn(batch, 3, 32, 32, device=device).to(memory_format=layout(setup.cuda))
+    x = torch.randn(batch, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
     y = torch.randint(10, (batch,), device=device)
 
     def step() -> Tensor:
@@ -127,7 +126,7 @@ def _step_table(
         row["TFLOP/s"] = ratio(count, 1e12 * seconds)
         row["% of matmul"] = ratio(count, limits.matmul * seconds / 100)
         rows.append(row)
-    precision = "bfloat16, channels-last, one CUDA graph where it can be" if setup.cuda else "float32"
+    precision = "bfloat16, channels-last, one CUDA graph where it can be" if setup.cuda else "float32, channels-last"
     notes = (str(limits), "GFLOP, TFLOP/s: of the convolutions, over the whole step.", SPREAD, *failures)
     title = f"Training step, batch {batch}, 32 × 32, {precision}"
     return Result("train", title, rows, notes, {"table": "step", "batch": batch})
@@ -162,10 +161,10 @@ def bench_inference(setup: Setup) -> Iterator[Result]:
     """Latency and throughput of prediction."""
     models = _predicting_models(setup)
     for batch in (1, 32, 512) if setup.cuda else (1, 4 if setup.quick else 32):
-        calls = {name: _prediction(model, batch, setup, last) for name, (model, last) in models.items()}
+        calls = {name: _prediction(model, batch, setup) for name, model in models.items()}
         fixed = {name: call for name, call in calls.items() if name != TO_RESIDUAL}
         if setup.cuda:
-            fast = _prediction(kq.capture(models[TO_RESIDUAL][0]), batch, setup, True)
+            fast = _prediction(kq.capture(models[TO_RESIDUAL]), batch, setup)
             for _ in range(2):  # the second call captures
                 fast()
             calls[f"{TO_RESIDUAL}, captured"] = fast
@@ -187,30 +186,27 @@ def bench_inference(setup: Setup) -> Iterator[Result]:
         notes = [SPREAD, "late: the 90th percentile of the calls."]
         if setup.cuda:
             notes.append("captured: the whole forward pass as one CUDA graph; to a residual: by `kq.capture`.")
-        precision = "bfloat16, channels-last" if setup.cuda else "float32"
-        title = f"Prediction, batch {batch}, 32 × 32, {precision}"
+        precision = "bfloat16" if setup.cuda else "float32"
+        title = f"Prediction, batch {batch}, 32 × 32, {precision}, channels-last"
         yield Result("inference", title, rows, (*notes, *failures), {"table": "prediction", "batch": batch})
 
 
-def _predicting_models(setup: Setup) -> dict[str, tuple[nn.Module, bool]]:
-    """Each with whether its memory is channels-last."""
+def _predicting_models(setup: Setup) -> dict[str, nn.Module]:
     made = {
-        TO_RESIDUAL: (_build("geq-5m", TO_TOL, setup), setup.cuda),
-        "geq-5m, 4 steps": (_build("geq-5m", FIXED, setup), setup.cuda),
-        "resnet18": (_build("resnet18", {}, setup), setup.cuda),
+        TO_RESIDUAL: _build("geq-5m", TO_TOL, setup),
+        "geq-5m, 4 steps": _build("geq-5m", FIXED, setup),
+        "resnet18": _build("resnet18", {}, setup),
     }
-    if not setup.cuda:
-        made["geq-5m, 4 steps, channels-last"] = (_build("geq-5m", FIXED, setup), True)
     if not (setup.quick or setup.cuda):
         compiled = _build("geq-5m", FIXED, setup)
         assert isinstance(compiled, kq.models.Classifier)
         compiled.compile_map()
-        made["geq-5m, 4 steps, compiled map"] = (compiled, False)
-    return {name: (in_layout(model.to(setup.device).eval(), last), last) for name, (model, last) in made.items()}
+        made["geq-5m, 4 steps, compiled map"] = compiled
+    return {name: in_layout(model.to(setup.device).eval()) for name, model in made.items()}
 
 
-def _prediction(model: nn.Module, batch: int, setup: Setup, channels_last: bool) -> Callable[[], Tensor]:
-    x = torch.randn(batch, 3, 32, 32, device=setup.device).to(memory_format=layout(channels_last))
+def _prediction(model: nn.Module, batch: int, setup: Setup) -> Callable[[], Tensor]:
+    x = torch.randn(batch, 3, 32, 32, device=setup.device).to(memory_format=torch.channels_last)
 
     @torch.no_grad()
     def predict() -> Tensor:

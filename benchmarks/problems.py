@@ -47,7 +47,7 @@ def conv(device: torch.device, norm: float, batch: int, size: int = 32) -> Probl
     torch.manual_seed(0)
     cell = kq.cells.ConvCell(kq.kernels.Gaussian(0.05), inputs=64, state=256, features=64, norm=norm)
     _scale(cell)
-    in_layout(cell.to(device).eval(), channels_last=True)
+    in_layout(cell.to(device).eval())
     x = torch.randn(batch, 64, size, size, device=device).to(memory_format=torch.channels_last)
     return Problem("conv", norm, cell, x)
 

@@ -94,7 +94,7 @@ def _layer(
     equilibrium = kq.Equilibrium(
         cell, solver=kq.solvers.Picard(), gradient=gradient, max_steps=steps, check_every=steps
     )
-    layer = in_layout(equilibrium.train(), channels_last=True)
+    layer = in_layout(equilibrium.train())
     x = torch.randn(batch, width // 4, picture, picture, device=device).to(memory_format=torch.channels_last)
     precision = partial(torch.autocast, device.type, torch.bfloat16, enabled=device.type == "cuda")
 

@@ -3,6 +3,7 @@
 python experiments/kglm/check_fused.py dense | ours | scripts
 """
 
+import argparse
 import sys
 import time
 
@@ -65,4 +66,6 @@ def main(kind: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=("dense", "ours", "scripts"))
+    main(parser.parse_args().kind)

@@ -152,6 +152,8 @@ def _parse(experiment: Experiment[Any], arguments: Sequence[str] | None) -> argp
 
 
 def _execute(experiment: Experiment[Any], settings: Any, folder: Path, threads: int, record: str | None) -> None:
+    if threads < 0:
+        raise ConfigError(f"--threads must be 0 or more, got {threads}.")
     if threads:
         torch.set_num_threads(threads)
     console, device = Console(highlight=False, soft_wrap=True), choose_device(settings.device)
@@ -199,7 +201,7 @@ def read_record(experiment: Experiment[S], file: Path) -> Record[S]:
         return Record(build(experiment.settings, content["settings"]), content)
     except FileNotFoundError:
         raise ConfigError(f"There is no record {file}; see docs/kglm/records.") from None
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file} is not a record of {experiment.name}: {error}.") from None
 
 

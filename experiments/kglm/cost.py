@@ -11,15 +11,15 @@ from common import COLOURS, Experiment, Figures, Job, Record, Result, main, subp
 from torch import nn
 
 from kerneq.kglm import initialise
-from kerneq.settings import setting
+from kerneq.settings import ConfigError, setting
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
     """Defaults are the paper's ranges; it averages over 100 runs. Its released timer.py has points = 50."""
 
-    widths: tuple[int, ...] = setting((50, 100, 200, 300, 400, 500, 600, 700, 800), "of dense layers")
-    channels: tuple[int, ...] = setting((1, 2, 4, 8, 16, 32, 64), "of convolutional layers")
+    widths: tuple[int, ...] = setting((50, 100, 200, 300, 400, 500, 600, 700, 800), "of dense layers", low=1)
+    channels: tuple[int, ...] = setting((1, 2, 4, 8, 16, 32, 64), "of convolutional layers", low=1)
     points: int = setting(0, "of a dense layer's kernel matrix whatever its width; 0: as many as the width", low=0)
     size: int = setting(32, "side of the pictures a convolution's norm is measured on", low=5)
     runs: int = setting(20, "repetitions; the median counts", low=1)
@@ -28,6 +28,8 @@ class Cost:
 
 def run(settings: Cost, job: Job) -> Result:
     """Median seconds to start W₁ and W₂ of each layer; a kernel layer needs one matrix for both."""
+    if not settings.widths or not settings.channels:
+        raise ConfigError("`widths` and `channels` need an entry each.")
     seconds = {kind: {"kernel": [], "random": []} for kind in ("dense", "convolutional")}
     dense = functools.partial(nn.Linear, bias=False, device=job.device)
     conv = functools.partial(nn.Conv2d, kernel_size=5, bias=False, device=job.device)

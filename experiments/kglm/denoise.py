@@ -210,7 +210,8 @@ def failures(result: Result, epoch: int) -> list[tuple[float, float, list[int], 
 
 def linear_filter(settings: Denoise, count: int = 1000) -> float:
     """Test error of the best f = V₂y, by least squares on `count` pictures: all that is left where every unit is 0."""
-    data = settings.pictures(min(settings.train, count), settings.test)
+    data = settings.pictures(settings.train, settings.test)  # all, so that the test pictures are those of the run
+    data = dataclasses.replace(data, train=data.train[:count])
 
     def rows(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """A pixel a row: its neighbourhood in every channel, and the clean pixel."""

@@ -18,7 +18,7 @@ from kerneq.gradients import Implicit
 from kerneq.kglm import DeclarativeNetwork, DeclarativeNode, Gaussian, SquaredExponential, initialise, pixels
 from kerneq.kglm.declarative import dual
 from kerneq.kglm.glm import newton
-from kerneq.settings import setting
+from kerneq.settings import ConfigError, setting
 from kerneq.solvers import Newton
 from kerneq.tensors import map_tensors
 
@@ -81,6 +81,8 @@ class Quartets:
 def quartets(images: Tensor, hole: int, moving: bool, seed: int) -> Quartets:
     """Pictures (count, c, h, w) as bytes, cut into the hole and the rest; float64 in [0, 1]."""
     count, channels, height, width = images.shape
+    if hole >= min(height, width):
+        raise ConfigError(f"A hole of side {hole} leaves nothing of pictures of {height} × {width} pixels.")
     top, left = (torch.full((count,), (side - hole) // 2) for side in (height, width))
     if moving:
         g = torch.Generator().manual_seed(seed)

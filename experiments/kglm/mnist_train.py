@@ -25,11 +25,11 @@ SCHEMES = ("kernel", "random")
 
 @dataclasses.dataclass(frozen=True)
 class MnistTrain:
-    """Defaults are the paper's: 5 epochs of 600 steps."""
+    """Defaults are the paper's: as many steps as 5 epochs have, though of images drawn with replacement."""
 
     images: int = setting(60000, "training images", low=1, high=60000)
     test: int = setting(10000, "test images", low=1, high=10000)
-    steps: int = setting(3000, "gradient steps", low=0)
+    steps: int = setting(3000, "gradient steps", low=1)
     batch: int = setting(100, "images per step", low=1)
     lr: float = setting(1e-3, "Adam's", above=0)
     flips: float = setting(0.3, "share of the pixels that are flipped", low=0, high=1)
@@ -99,7 +99,7 @@ def run(settings: MnistTrain, job: Job) -> Result:
                 f"step {step}, {time.perf_counter() - began:.1f} s: test error kernel {wrong[0]:.4f}, "
                 f"random {wrong[1:].mean():.4f}; residual at most {residual.max():.1e}"
             )
-            job.report(step / max(1, settings.steps), words if step % (10 * settings.measure) == 0 else "")
+            job.report(step / settings.steps, words if step % (10 * settings.measure) == 0 else "")
         if step == settings.steps:
             break
         update(noisy[batches[step]], clean[batches[step]])

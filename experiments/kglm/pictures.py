@@ -23,7 +23,10 @@ CHANNELS = 25  # of HSI Road
 
 def load_pixels(name: str, split: Literal["train", "test"], count: int) -> Tensor:
     """The first `count` images of a data set as bytes (count, c, h, w)."""
-    return load(name, split).in_memory()[:count]
+    images = load(name, split).in_memory()
+    if count > len(images):
+        raise DataError(f"{name} has {len(images)} {split} pictures, not {count}.")
+    return images[:count]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +63,8 @@ def pictures(
 ) -> NoisyPictures:
     """The first `train` and `test` pictures; `size` > 0 cuts out the central square of that side."""
     if source == "cifar10":
+        if channels != 3:
+            raise DataError(f"Pictures of CIFAR-10 have 3 channels, not {channels}.")
         clean = [load_pixels("cifar10", "train", train), load_pixels("cifar10", "test", test)]
         words = "CIFAR-10"
     else:
@@ -86,6 +91,8 @@ def center_crop(images: Tensor, size: int) -> Tensor:
     """The central square of side `size`; whole images for 0."""
     if not size:
         return images
+    if size > min(images.shape[-2:]):
+        raise DataError(f"No square of side {size} lies in pictures of {images.shape[-2]} × {images.shape[-1]} pixels.")
     top, left = ((side - size) // 2 for side in images.shape[-2:])
     return images[..., top : top + size, left : left + size].contiguous()
 

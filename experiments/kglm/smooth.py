@@ -223,13 +223,14 @@ def _samples(records: Sequence[Record[Smooth]], limit: float = 2.0) -> "Figure":
 
 def summarise(settings: Smooth, result: Result) -> list[str]:
     """Test error of each scheme before and after training."""
-    errors = torch.tensor(result["errors"])
+    errors = torch.from_numpy(np.array(result["errors"], dtype=float))  # null, a model that failed, is NaN
+    means, deviations = errors.mean(1), errors.std(1, correction=int(settings.seeds > 1))
     lines = [variant(settings)]
     for column, scheme in enumerate(SCHEMES):
-        first, last = errors[0, :, column], errors[-1, :, column]
+        first, last = (f"{means[look, column]:.4f} ± {deviations[look, column]:.4f}" for look in (0, -1))
         lines.append(
-            f"{scheme}: test MSE {first.mean():.4f} ± {first.std():.4f} before training, "
-            f"{last.mean():.4f} ± {last.std():.4f} after {settings.epochs} epochs ({settings.seeds} seeds)"
+            f"{scheme}: test MSE {first} before training, {last} after {settings.epochs} epochs "
+            f"({settings.seeds} seeds)"
         )
     return lines
 

@@ -7,6 +7,7 @@ import torch
 from rich.console import Console
 
 from benchmarks import __main__ as command_line
+from benchmarks import models
 from benchmarks.measure import Setup, Timing, compare, convolution_flops, machine_limits, part_of, peak_memory
 from benchmarks.problems import conv, dense
 from benchmarks.results import Result, format_cell, save
@@ -141,6 +142,23 @@ def test_the_command_prints_ratios_and_writes_its_results(name, tmp_path, capsys
         assert all(list(row) == list(result["rows"][0]) for row in result["rows"])
 
 
+def test_both_models_of_a_ratio_have_the_same_memory_layout():
+    seen = set()
+
+    def look(network, inputs):
+        if inputs and inputs[0].ndim == 4 and inputs[0].shape[1] == 3:
+            convolutions = [module.weight for module in network.modules() if isinstance(module, torch.nn.Conv2d)]
+            seen.add(all(t.is_contiguous(memory_format=torch.channels_last) for t in (inputs[0], *convolutions)))
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(look)
+    try:
+        for benchmark in (models.bench_train, models.bench_inference):
+            list(benchmark(Setup(CPU, True, lambda doing: None)))
+    finally:
+        hook.remove()
+    assert seen == {True}
+
+
 def test_only_a_run_told_to_record_replaces_a_tracked_result(tmp_path, monkeypatch):
     def bench_nothing(setup):
         yield Result("solvers", "a title", [{"solver": "Picard", "time (ms)": 1.5}])
@@ -160,6 +178,7 @@ def test_only_a_run_told_to_record_replaces_a_tracked_result(tmp_path, monkeypat
     ("arguments", "sentence"),
     [
         (["solvers", "--quick", "--record"], "a --quick run is too short to --record"),
+        (["solvers", "--threads", "-1"], "--threads must be 0 or more, got -1"),
         (["page", "--page", "nowhere.md"], "nowhere.md could not be read"),
     ],
 )

@@ -174,6 +174,13 @@ def test_the_best_linear_filter_is_the_identity_without_noise_and_better_than_it
     assert 0 < denoise.linear_filter(SMALL) < 0.5 * (noisy - clean).square().mean()
 
 
+def test_the_best_linear_filter_is_tested_on_the_pictures_of_the_run(monkeypatch):
+    tested = []
+    monkeypatch.setattr(pictures.NoisyPictures, "testing", lambda self, batch: iter(tested.append(self.test) or ()))
+    denoise.linear_filter(SMALL, count=5)
+    assert torch.equal(tested[0], SMALL.pictures(SMALL.train, SMALL.test).test)
+
+
 def test_hyperspectral_scenes_are_read_from_their_pages(tmp_path, monkeypatch):
     monkeypatch.setenv("KERNEQ_DATA", str(tmp_path))
     scenes = torch.randint(0, 256, (3, 5, 6, 8), dtype=torch.uint8).numpy()
@@ -289,10 +296,34 @@ def test_a_device_that_is_none_is_answered_in_words(device, words, tmp_path, cap
 
 def test_a_record_that_is_none_is_answered_in_words(tmp_path, capsys):
     (tmp_path / "a.json").write_text("{}")
-    for files in ([], [str(tmp_path / "none.json")], [str(tmp_path / "a.json")]):
+    (tmp_path / "b.json").write_text("[1]")
+    for files in ([], [str(tmp_path / "none.json")], [str(tmp_path / "a.json")], [str(tmp_path / "b.json")]):
         with pytest.raises(SystemExit):
             common.main(cost.EXPERIMENT, ["--draw", *files, "--output", str(tmp_path / "out")])
         assert "record" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("module", "changes", "words"),
+    [
+        (cost, ["widths=[]"], "need an entry each"),
+        (cost, ["widths=[-3]"], "must be at least 1"),
+        (cost, [*TINY, "--threads", "-1"], "--threads must be 0 or more, got -1"),
+        (inpaint, ["hole=8"], "A hole of side 8 leaves nothing of pictures of 8 × 8 pixels"),
+        (inpaint, ["size=9"], "No square of side 9 lies in pictures of 8 × 8 pixels"),
+        (inpaint, ["train=9999"], r"digits has \d+ train pictures, not 9999"),
+        (denoise, ["channels=4"], "Pictures of CIFAR-10 have 3 channels, not 4"),
+    ],
+)
+def test_what_cannot_be_computed_is_answered_in_words(module, changes, words, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        common.main(module.EXPERIMENT, [*changes, "--output", str(tmp_path / "out")])
+    assert re.search(words, capsys.readouterr().err)
+
+
+def test_a_single_seed_and_a_model_that_failed_are_put_into_words():
+    found = smooth.summarise(smooth.Smooth(seeds=1), {"errors": [[[0.5, 0.5, 0.5]], [[None, 0.1, 0.1]]]})
+    assert "0.5000 ± 0.0000 before training, nan ± nan" in found[1] and "0.1000 ± 0.0000 after" in found[2]
 
 
 @needs_mnist
@@ -330,6 +361,8 @@ def test_the_records_say_what_the_documentation_page_says(request):
         assert np.sum(counts, 0).tolist() == failed and not any(kernel for kernel, _ in counts[:3])
     last = [np.mean(read(smooth.EXPERIMENT, name).result["errors"][-1], 0) for name in ("smooth", "smooth-scripts")]
     assert np.round(last, 4).tolist() == [[0.011, 0.0111, 0.0113], [0.011, 0.0113, 0.0119]]
+    counts = read(mnist.EXPERIMENT, "mnist").result
+    assert [counts[name] for name in mnist.COUNTS] == [0, 0, 0, 1, 48, 48] and counts["pixels"] == 47_040_000
     trained = read(mnist_train.EXPERIMENT, "mnist-train")
     kernel, *random = trained.result["test"][-1]
     assert (round(kernel, 4), round(np.mean(random), 4)) == (0.068, 0.0607)

@@ -118,7 +118,7 @@ def conclude(entry: Entry, outcome: Begun | str, runs: Path, end: float) -> None
 def execute(name: str, command: list[str], runs: Path, end: float) -> str:
     """Run a command, which ends with whatever it started; in words how it failed, nothing if it did not."""
     began = time.monotonic()
-    environment = os.environ | {"RUNS": str(runs)}
+    environment = os.environ | {"RUNS": str(runs), "PYTHONFAULTHANDLER": "1"}  # a crash leaves its stack in the log
     with (runs / f"{name}.log").open("ab") as log:
         # A group of its own, or what a shell has started would outlive it.
         process = subprocess.Popen(command, cwd=HERE, env=environment, stdout=log, stderr=log, process_group=0)

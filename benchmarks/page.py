@@ -25,8 +25,8 @@ def write(results: Path, page: Path) -> list[str]:
     records = read(results)
     drawings = {key: draw(record) for key, record in records.items()}
     folder = page.with_suffix("")
-    fast = Run(results.absolute().parents[1] / "docs" / "results" / FAST)
-    made = {"goals": _goal_table([*goals(records), *time_goals(fast)])}
+    runs = results.absolute().parents[1] / "docs" / "results"
+    made = {"goals": _goal_table([*goals(records), *(goal for name in FAST for goal in time_goals(Run(runs / name)))])}
     skipped = []
     for key in [f"{name}-{device}" for device in DEVICES for name in NAMES]:
         if key not in records:
@@ -77,7 +77,7 @@ def markdown(rows: Sequence[Sequence[Any]], columns: Sequence[str]) -> str:
 
 # The goals of the project's speed, each beside what was measured on a GPU
 
-FAST = "geq-5m-cifar10-fast"
+FAST = ("geq-5m-cifar10-fast-warm", "geq-5m-cifar10-fast-cold")  # with the GPU programs compiled before, and without
 MODEL = "geq-5m, implicit in features, 4 + 4"
 IMAGES_PER_SECOND = {512: 22_000, 128: 16_000}  # at least, by batch
 
@@ -110,9 +110,9 @@ def time_goals(run: Run) -> Iterator[Goal]:
     seconds, rows = run.environment().get("seconds"), run.rows()
     if seconds and rows and rows[-1]["validation"]:
         accuracy, total = 100 * rows[-1]["validation"]["accuracy"], sum(seconds.values())
-        yield Goal(f"`kerneq train {run.name}`, accuracy on held-out images, %", "≥ 94", accuracy, accuracy >= 94)
-        yield _at_most(f"`kerneq train {run.name}`, seconds from start to end", 60, total)
-        yield _at_most(f"`kerneq train {run.name}`, seconds not spent on training", 10, total - seconds["training"])
+        yield Goal(f"`{run.name}`, accuracy on held-out images, %", "≥ 94", accuracy, accuracy >= 94)
+        yield _at_most(f"`{run.name}`, seconds from start to end", 60, total)
+        yield _at_most(f"`{run.name}`, seconds not spent on training", 10, total - seconds["training"])
 
 
 def _goal_table(found: Sequence[Goal]) -> str:

@@ -32,7 +32,7 @@ _cross_entropies: Objective = functools.partial(cross_entropy, reduction="none")
 
 STRIDE = 2.5  # the steps together are this many radii long (Madry et al., 2018)
 UNROLLED = 30  # proximal steps that the unrolled gradient is taken through
-TOGETHER = 16  # pictures whose unrolled steps are remembered at once: 0.15 GB each in GEQ-5M
+TOGETHER = 16  # pictures whose unrolled steps a CPU remembers at once: 0.15 GB each in GEQ-5M; a card as many as it can
 TESTED = 128  # pictures the tests for a masked gradient look at
 FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0)  # of the radius: hardly anything may be left at the last
 SLACK = 0.02  # share of the pictures by which a test may be missed by chance
@@ -215,6 +215,18 @@ def carry_out(
     return left, (losses / sum(len(labels) for _, labels in pictures)).tolist()
 
 
+def carry_out_unrolled(threat: Threat, model: nn.Module, pictures: Pictures, together: int) -> Pictures:
+    """The pictures as an attack by the gradient of the unrolled iterations leaves them; so many pictures at once, or
+    half of them, and so on, if the card has too little memory."""
+    parts = ((x, labels, slice(i, i + together)) for x, labels in pictures for i in range(0, len(labels), together))
+    try:
+        return carry_out(threat, model, [(x[at], labels[at]) for x, labels, at in parts], Unrolled(UNROLLED))[0]
+    except torch.OutOfMemoryError:
+        if together == 1:
+            raise
+    return carry_out_unrolled(threat, model, pictures, together // 2)
+
+
 @torch.no_grad()
 def among_random_points(threat: Threat, model: nn.Module, pictures: Pictures) -> Pictures:
     """Of as many random points of the ball as the attack has steps, for each picture that with the largest margin."""
@@ -310,9 +322,8 @@ def attack(model: nn.Module, pictures: Pictures, threat: Threat, source: nn.Modu
         radii.append((wider.radius, accuracy(model, carry_out(wider, model, some)[0])))
     unrolled = transfer = None
     if layers_of(model):
-        parts = ((x, labels, slice(i, i + TOGETHER)) for x, labels in some for i in range(0, len(labels), TOGETHER))
-        few = [(x[part], labels[part]) for x, labels, part in parts]
-        unrolled = accuracy(model, carry_out(threat, model, few, Unrolled(UNROLLED))[0])
+        together = TOGETHER if some[0][0].device.type == "cpu" else TESTED
+        unrolled = accuracy(model, carry_out_unrolled(threat, model, some, together))
     if source is not None:
         transfer = accuracy(model, carry_out(threat, source, some)[0])
     random, tested = accuracy(model, among_random_points(threat, model, some)), accuracy(model, _tested(left))

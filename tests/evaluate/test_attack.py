@@ -8,7 +8,7 @@ from torch import nn
 
 from kerneq.cells import DenseCell
 from kerneq.equilibrium import Equilibrium, solving
-from kerneq.evaluate.attack import InPixels, Threat, attack, pgd
+from kerneq.evaluate.attack import InPixels, Threat, attack, carry_out, carry_out_unrolled, pgd
 from kerneq.gradients import Implicit, Phantom, Unrolled
 from kerneq.kernels import Gaussian
 
@@ -116,6 +116,21 @@ def test_an_honest_gradient_raises_no_concern_and_the_unrolled_one_finds_no_more
     assert found.accuracy < found.random and found.unrolled == pytest.approx(found.tested, abs=0.05)
     assert [words for words in found.concerns() if "ball" not in words] == []
     assert [radius for radius, _ in found.radii] == pytest.approx([0.0, 0.05, 0.1, 0.2, 0.4, 0.8])
+
+
+def test_an_unrolled_attack_that_a_card_has_no_memory_for_is_made_in_smaller_parts(monkeypatch):
+    model, x = Net(Phantom()).eval(), pictures(10, (3, 2, 2))
+    labels, threat, sizes = model(x).argmax(1), Threat("l2", 0.1, steps=2, restarts=1), []
+
+    def out_of_memory(threat, model, pictures, gradient):
+        sizes.append([len(x) for x, _ in pictures])
+        if max(sizes[-1]) > 4:
+            raise torch.OutOfMemoryError
+        return carry_out(threat, model, pictures, gradient)
+
+    monkeypatch.setattr("kerneq.evaluate.attack.carry_out", out_of_memory)
+    left = carry_out_unrolled(threat, model, [(x[:6], labels[:6]), (x[6:], labels[6:])], 8)
+    assert sizes == [[6, 4], [4, 2, 4]] and torch.equal(torch.cat([some for _, some in left]), labels)
 
 
 def test_the_tests_for_a_masked_gradient_look_at_as_many_pictures_whatever_the_batches_are():

@@ -126,9 +126,6 @@ class ClassifierConfig(AbstractSolveConfig):
         "between; plain: 3 → w",
     )
     refinements: int = setting(0, "residual blocks at each coarser scale; 0: none, means alone", low=0)
-    finest: int = setting(0, "residual blocks at the scale of the stem", low=0)
-    gates: bool = setting(False, "whether a residual block weighs its channels by their means (squeeze and excitation)")
-    cascade: bool = setting(False, "whether a branch makes x ← relu(x + BN(z)) of what it saw, for those after it")
     norm: float = setting(1.0, "bound on ‖W‖‖W_h‖", above=0)
     activity: float = setting(0.5, "sᵢ = γ‖rᵢW_h‖² at initialisation, where γ is fixed", above=0)
     length: float | None = setting(None, "‖aᵢ‖² of a patch at initialisation, whatever γ; none: activity / γ", above=0)
@@ -142,10 +139,9 @@ class ClassifierConfig(AbstractSolveConfig):
             raise ValueError(f"`lipschitz` needs a radial kernel such as multiquadric, got {self.kernel!r}.")
         if self.lipschitz and self.join != "mean":
             raise ValueError(f"`lipschitz` needs `join` = mean, got {self.join}.")
-        blocks = self.refinements + self.finest
-        if self.lipschitz and blocks:
-            raise ValueError(f"`lipschitz` needs no residual blocks: they have batch norms, got {blocks}.")
-        if self.width < 4 and (blocks or any(divisor == 4 for divisor, _ in STEMS[self.stem])):
+        if self.lipschitz and self.refinements:
+            raise ValueError(f"`lipschitz` needs `refinements` = 0: they have batch norms, got {self.refinements}.")
+        if self.width < 4 and (self.refinements or any(divisor == 4 for divisor, _ in STEMS[self.stem])):
             raise ValueError(
                 f"`width` must be at least 4: this stem, or a refinement, has a quarter, got {self.width}."
             )
@@ -176,7 +172,7 @@ class Classifier(AbstractModel):
         super().__init__(channels, multiple=config.multiple)
         self.config = config
         self.stem = make_stem(config.stem, channels, config.width, config.lipschitz)
-        self.levels = Levels(config)
+        self.levels = Levels(config.width, config.scales, config.refinements)
         branches = zip(config.scales, config.features, strict=True)
         self.branches = nn.ModuleList(Branch(config, scale, features) for scale, features in branches)
         joined = config.width * (len(config.scales) if config.join == "concatenate" else 1)
@@ -184,9 +180,7 @@ class Classifier(AbstractModel):
         self.head = UnitRows(joined, classes, config.gain) if config.lipschitz else nn.Linear(joined, classes)
 
     def classify(self, x: Tensor) -> tuple[Tensor, dict[str, Solution]]:
-        x = self.stem(x)
-        overlap = self.config.overlap
-        results = self.cascade(x) if self.config.cascade else run_on_streams([*self.branches], self.levels(x), overlap)
+        results = run_on_streams(list(self.branches), self.levels(self.stem(x)), self.config.overlap)
         values = [z for z, _ in results]
         joined = torch.cat(values, 1) if self.config.join == "concatenate" else sum(values[1:], values[0]) / len(values)
         features = self.norm(joined).mean((2, 3))
@@ -195,20 +189,6 @@ class Classifier(AbstractModel):
             features = features * pixels**0.5  # the mean of n pixels shrinks them to 1/√n
         logits = self.head(features)
         return logits, {f"branch{index}": solution for index, (_, solution) in enumerate(results)}
-
-    def cascade(self, x: Tensor) -> list[tuple[Tensor, Solution]]:
-        """The branches one after another, each of which sees what those before it have added."""
-        results: list[tuple[Tensor, Solution]] = []
-        x = self.levels.refine(x, 1)
-        for finer, scale, branch in zip((1, *self.config.scales), self.config.scales, self.branches, strict=False):
-            if scale > finer:
-                x = self.levels.refine(pool(x, scale // finer), scale)
-            assert isinstance(branch, Branch)
-            z, solution = branch.solve(x)
-            z = branch.norm(z)
-            results.append((branch.meet(z), solution))
-            x = torch.relu(x + z)
-        return results
 
     def diagnostics(self) -> dict[str, float]:
         """Those of the cell of every branch, under its name."""
@@ -241,56 +221,39 @@ def fold_conv_sort(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
 class Levels(nn.Module):
     """The stem's output at the scale of every branch: each coarser one the mean of squares of a finer one, refined."""
 
-    def __init__(self, config: ClassifierConfig):
+    def __init__(self, width: int, scales: tuple[int, ...], refinements: int):
         super().__init__()
-        self.scales = config.scales
-        numbers = {scale: config.refinements if scale > 1 else config.finest for scale in sorted({1, *self.scales})}
-        blocks = {
-            str(scale): nn.Sequential(*(Refinement(config.width, config.gates) for _ in range(number)))
-            for scale, number in numbers.items()
-            if number
-        }
+        self.scales = scales
+        coarser = sorted({*scales} - {1}) if refinements else []
+        blocks = {str(scale): nn.Sequential(*(Refinement(width) for _ in range(refinements))) for scale in coarser}
         self.blocks = nn.ModuleDict(blocks)
 
     def forward(self, x: Tensor) -> Iterator[Tensor]:
         """One by one, each made when it is asked for: work on the finest need not wait for the coarser ones."""
-        x = self.refine(x, 1)
         levels = {1: x} if self.blocks else pyramid(x, self.scales)
+        coarser = iter(self.blocks.items())
         for scale in self.scales:
-            for coarser in sorted({*self.scales} - {*levels}):
-                if coarser > scale:
-                    break
-                finer = max(level for level in levels if coarser % level == 0)
-                levels[coarser] = self.refine(pool(levels[finer], coarser // finer), coarser)
+            while scale not in levels:
+                name, blocks = next(coarser)
+                finer = max(level for level in levels if int(name) % level == 0)
+                levels[int(name)] = blocks(pool(levels[finer], int(name) // finer))
             yield levels[scale]
-
-    def refine(self, x: Tensor, scale: int) -> Tensor:
-        """The residual blocks of a scale, if it has any."""
-        return self.blocks[str(scale)](x) if str(scale) in self.blocks else x
 
 
 @final
 class Refinement(nn.Module):
-    """relu(x + F(x)), F: 1×1, 3×3, 1×1 convolutions through a quarter of the channels. For x ≥ 0 it starts as x.
+    """relu(x + F(x)), F: 1×1, 3×3, 1×1 convolutions through a quarter of the channels. For x ≥ 0 it starts as x."""
 
-    With a gate, F(x) is multiplied by 2 sigmoid(V relu(U mean F(x))), which starts near 1.
-    """
-
-    def __init__(self, width: int, gated: bool):
+    def __init__(self, width: int):
         super().__init__()
         inner = width // 4
         self.reduce = nn.Sequential(nn.Conv2d(width, inner, 1, bias=False), BatchNorm(inner, relu=True))
         self.mix = conv_norm_relu(inner, inner)
         self.expand = nn.Sequential(nn.Conv2d(inner, width, 1, bias=False), BatchNorm(width))
         nn.init.zeros_(self.expand[-1].get_parameter("weight"))
-        narrow = max(width // 32, 4)
-        self.gate = nn.Sequential(nn.Linear(width, narrow), nn.ReLU(), nn.Linear(narrow, width)) if gated else None
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.expand(self.mix(self.reduce(x)))
-        if self.gate is not None:
-            y = y * (2 * torch.sigmoid(self.gate(y.mean((2, 3)))))[:, :, None, None]
-        return torch.relu(x + y)
+        return torch.relu(x + self.expand(self.mix(self.reduce(x))))
 
 
 @final
@@ -336,24 +299,17 @@ class Branch(nn.Module):
         self.norm = nn.Identity() if config.lipschitz else BatchNorm(config.width)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Solution]:
-        z, solution = self.solve(x)
-        return self.norm(self.meet(z)), solution
-
-    def solve(self, x: Tensor) -> tuple[Tensor, Solution]:
-        """The equilibrium in the units of a, at the scale of the branch."""
         solution: Solution = self.equilibrium(x if self.sensitivity is None else self.scale * x)
         z = solution.value
         if self.sensitivity is not None:
             z = z * self.gain()
         elif (unit := self.unit(x)) != 1:
             z = z / unit  # or the ε of the batch norm would outweigh it
-        return z, solution
-
-    def meet(self, z: Tensor) -> Tensor:
-        """z at the scale at which the branches meet."""
         if self.scale < self.fusion:
-            return pool(z, self.fusion // self.scale)
-        return unpool(z, self.scale // self.fusion) if self.scale > self.fusion else z
+            z = pool(z, self.fusion // self.scale)
+        elif self.scale > self.fusion:
+            z = unpool(z, self.scale // self.fusion)
+        return self.norm(z), solution
 
     def unit(self, x: Tensor) -> float:
         """What a typical entry of a, and so of z, is multiplied by for pictures of this size."""

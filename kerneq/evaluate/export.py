@@ -69,6 +69,7 @@ def card(run: Run) -> str:
     data_set, test = find(config.data.name), evaluation.get("classification", {}).get("test")
     by_class = zip(test["per_class"], evaluation["classes"], strict=True) if test else ()
     rates = [(rate, label) for rate, label in by_class if rate is not None]
+    worst, best = (pick((rate for rate, _ in rates), default=None) for pick in (min, max))
     calibration = evaluation.get("calibration")
     bins = [each for each in calibration["bins"] if each["count"]] if calibration else []
     source = importlib.resources.files(__package__).joinpath("card.md").read_text(encoding="utf-8")
@@ -85,8 +86,8 @@ def card(run: Run) -> str:
         held_out="no image was held out" if config.data.validation == 0 else f"{config.data.validation:.0%} held out",
         scores=evaluation.get("scores", {}).get("test"),
         test=test,
-        worst=min(rates, default=None),
-        best=max(rates, default=None),
+        worst=(worst, ", ".join(label for rate, label in rates if rate == worst)),
+        best=(best, ", ".join(label for rate, label in rates if rate == best)),
         calibration=calibration,
         confidence=sum(each["count"] * each["confidence"] for each in bins)
         / max(sum(each["count"] for each in bins), 1),

@@ -67,16 +67,6 @@ def test_an_exported_run_is_a_small_run_that_says_what_it_is(trained, tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("name", WAVES)
-def test_a_shipped_card_says_what_the_records_beside_it_say(name):
-    run = find_run(name)
-    made = [line for line in card(run).splitlines() if line]
-    shown = (run.path / "README.md").read_text().splitlines()
-    assert [line for line in shown if line in made and line] == made  # ImageNette's has a paragraph of its own
-    for threat in run.part("attack")["threats"]:
-        assert f"{threat['accuracy']:.1%} rightly" in made[-1]
-
-
 def test_the_card_of_a_run_on_some_of_the_classes_says_so(trained, tmp_path):
     """Its accuracy is not that of the whole data set, and half of that was not trained on."""
     path = shutil.copytree(trained.path, tmp_path / "five")

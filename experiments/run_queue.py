@@ -4,7 +4,8 @@
     python experiments/run_queue.py --runs /tmp/runs --seconds 1500 [NAME …]
 
 Run with the folder of the data sets as KERNEQ_DATA. An entry is started only if its seconds fit into what is left, and
-left alone if its record is in the repository or its run is complete; one that fails says so, and the others run. A run
+left alone if its record is in the repository or its run is complete, or if the run it comes `after` has less than its
+`least` accuracy on held-out images; one that fails says so, and the others run. A run
 that holds no images out meets the test images once, at its end, while the next entry starts, and its weights are
 exported to RUNS/weights/NAME. What an entry printed is RUNS/NAME.log; the records of all runs, without weights, are
 RUNS/records.tar.gz after every entry: unpack them into docs/results.
@@ -31,6 +32,7 @@ from kerneq.run.config import Config, ConfigError, load
 
 HERE = Path(__file__).resolve().parents[1]
 QUEUE = HERE / "docs/results/queue.toml"
+RECORDED = (HERE / "docs/results", HERE / "kerneq/weights")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Entry:
     seconds: float  # that it takes, start-up included
     train: str = ""  # the arguments of `kerneq train`
     command: str = ""  # for a shell, in which $RUNS is the folder of the runs
+    after: str = ""  # the run whose held-out accuracy says whether this one is worth its time
+    least: float = 0.0  # that accuracy, at least
 
     def __post_init__(self) -> None:
         if bool(self.train) == bool(self.command):
@@ -78,10 +82,16 @@ def read(path: Path) -> list[Entry]:
 
 def is_done(entry: Entry, runs: Path) -> bool:
     """Whether the entry's record is in the repository, or its run, if it is one, is complete in `runs`."""
-    if any((HERE / folder / entry.name).is_dir() for folder in ("docs/results", "kerneq/weights")):
+    if any((folder / entry.name).is_dir() for folder in RECORDED):
         return True
     run = Run(runs / entry.name)
     return run.finished and (bool(run.test()) or not entry.counts)
+
+
+def is_wanted(entry: Entry, runs: Path) -> bool:
+    """Whether the run that an entry waits for, if it does, has reached what it asks."""
+    reached = [Run(folder / entry.after).best_accuracy() for folder in (runs, *RECORDED)] if entry.after else [1.0]
+    return max((accuracy for accuracy in reached if accuracy is not None), default=-1.0) >= entry.least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +108,8 @@ def begin(entry: Entry, runs: Path, end: float) -> Begun | str:
     try:
         if is_done(entry, runs):
             return "done before"
+        if not is_wanted(entry, runs):
+            return f"left out: {entry.after} has not reached {entry.least:.2%}"
         if entry.seconds > end - began:
             return f"not started: takes {entry.seconds:.0f} s, {end - began:.0f} are left"
         first, *others = entry.steps(runs)

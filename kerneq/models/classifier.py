@@ -126,6 +126,7 @@ class ClassifierConfig(AbstractSolveConfig):
         "between; plain: 3 → w",
     )
     refinements: int = setting(0, "residual blocks at each coarser scale; 0: none, means alone", low=0)
+    rectified: bool = setting(True, "whether a residual block gives relu(x + F(x)), or x + F(x)")
     norm: float = setting(1.0, "bound on ‖W‖‖W_h‖", above=0)
     activity: float = setting(0.5, "sᵢ = γ‖rᵢW_h‖² at initialisation, where γ is fixed", above=0)
     length: float | None = setting(None, "‖aᵢ‖² of a patch at initialisation, whatever γ; none: activity / γ", above=0)
@@ -172,7 +173,7 @@ class Classifier(AbstractModel):
         super().__init__(channels, multiple=config.multiple)
         self.config = config
         self.stem = make_stem(config.stem, channels, config.width, config.lipschitz)
-        self.levels = Levels(config.width, config.scales, config.refinements)
+        self.levels = Levels(config)
         branches = zip(config.scales, config.features, strict=True)
         self.branches = nn.ModuleList(Branch(config, scale, features) for scale, features in branches)
         joined = config.width * (len(config.scales) if config.join == "concatenate" else 1)
@@ -221,12 +222,16 @@ def fold_conv_sort(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
 class Levels(nn.Module):
     """The stem's output at the scale of every branch: each coarser one the mean of squares of a finer one, refined."""
 
-    def __init__(self, width: int, scales: tuple[int, ...], refinements: int):
+    def __init__(self, config: ClassifierConfig):
         super().__init__()
-        self.scales = scales
-        coarser = sorted({*scales} - {1}) if refinements else []
-        blocks = {str(scale): nn.Sequential(*(Refinement(width) for _ in range(refinements))) for scale in coarser}
-        self.blocks = nn.ModuleDict(blocks)
+        self.scales = config.scales
+        coarser = sorted({*config.scales} - {1}) if config.refinements else []
+        self.blocks = nn.ModuleDict({str(scale): self.make_blocks(config) for scale in coarser})
+
+    @staticmethod
+    def make_blocks(config: ClassifierConfig) -> nn.Sequential:
+        """The residual blocks of one scale."""
+        return nn.Sequential(*(Refinement(config.width, config.rectified) for _ in range(config.refinements)))
 
     def forward(self, x: Tensor) -> Iterator[Tensor]:
         """One by one, each made when it is asked for: work on the finest need not wait for the coarser ones."""
@@ -242,10 +247,11 @@ class Levels(nn.Module):
 
 @final
 class Refinement(nn.Module):
-    """relu(x + F(x)), F: 1×1, 3×3, 1×1 convolutions through a quarter of the channels. For x ≥ 0 it starts as x."""
+    """x + F(x), or its ReLU; F: 1×1, 3×3, 1×1 convolutions through a quarter of the channels, 0 at the start."""
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, rectified: bool):
         super().__init__()
+        self.rectified = rectified
         inner = width // 4
         self.reduce = nn.Sequential(nn.Conv2d(width, inner, 1, bias=False), BatchNorm(inner, relu=True))
         self.mix = conv_norm_relu(inner, inner)
@@ -253,7 +259,8 @@ class Refinement(nn.Module):
         nn.init.zeros_(self.expand[-1].get_parameter("weight"))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(x + self.expand(self.mix(self.reduce(x))))
+        y: Tensor = x + self.expand(self.mix(self.reduce(x)))
+        return torch.relu(y) if self.rectified else y
 
 
 @final

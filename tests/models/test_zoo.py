@@ -72,6 +72,13 @@ def test_refinements_start_as_the_means_they_refine_and_then_every_one_of_them_l
         torch.nn.init.ones_(block.expand[-1].weight)  # as after a first step: before it, they alone have a gradient
     model.train()(x).square().sum().backward()
     assert all(bool(p.grad.any()) for name, p in model.named_parameters() if name in added)
+    straight = build("geq-tiny", settings={"scales": [1, 2], "refinements": 2, "rectified": False}).levels.blocks["2"][
+        0
+    ]
+    bent, y = model.eval().levels.blocks["2"][0], torch.rand(4, width, 8, 8)
+    straight.eval().load_state_dict(bent.state_dict())
+    assert bool((straight(y) < 0).any())
+    torch.testing.assert_close(straight(y).relu(), bent(y), rtol=0, atol=0)
 
 
 def test_settings_change_the_model_that_is_built():

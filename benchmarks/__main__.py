@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kerneq.run import TrainingError
+from kerneq.training.process import choose_device
 
 from .layer import bench_layer
 from .measure import Setup
@@ -55,9 +56,7 @@ def measure(options: argparse.Namespace) -> None:
     """Run the benchmark `options.command` and save its tables, each as soon as it is measured."""
     if options.record and options.quick:
         raise BenchmarkError("a --quick run is too short to --record: leave one of them out.")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise BenchmarkError("PyTorch sees no GPU here; use --device cpu.")
-    device = torch.device("cuda" if options.device != "cpu" and torch.cuda.is_available() else "cpu")
+    device = choose_device(options.device)
     if options.threads < 0:
         raise BenchmarkError(f"--threads must be 0 or more, got {options.threads}.")
     if options.threads:

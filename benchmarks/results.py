@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import platform
 import time
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-import kerneq as kq
-
-# Internal to kerneq: the git revision that runs record too, and files that are never half written.
-from kerneq.run import revision, write_atomically
+# Internal to kerneq: what runs record too of the machine, and files that are never half written.
+from kerneq.run import machine, write_atomically
 
 NAMES = ("solvers", "layer", "train", "inference", "scaling")  # what the docs page shows
 DEVICES = ("cuda", "cpu")
@@ -103,15 +100,7 @@ class Record:
 
 def save(results: list[Result], folder: Path, device: torch.device) -> Path:
     """Write the results of one benchmark, with where they come from, to folder/NAME-DEVICE.json."""
-    facts = {
-        "kerneq": kq.__version__,
-        "revision": revision(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})",
-        "threads": torch.get_num_threads(),
-        "measured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
+    facts = machine(device) | {"measured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     content = {"environment": facts, "results": [dataclasses.asdict(result) for result in results]}
     path = folder / f"{results[0].name}-{device.type}.json"
     folder.mkdir(parents=True, exist_ok=True)

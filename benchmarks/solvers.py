@@ -15,7 +15,7 @@ from .measure import SPREAD, Call, Setup, columns, compare
 from .problems import PRECISION, Problem, conv, dense
 from .results import Result, ratio
 
-Solver = kq.solvers.AbstractSolver[Any] | kq.solvers.InFeatures
+Solver = kq.solvers.AbstractSolver[Any]
 OURS: dict[str, Solver] = {
     "Picard": kq.solvers.Picard(),
     "Proximal, bare": kq.solvers.Proximal(memory=0),

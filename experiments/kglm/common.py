@@ -10,30 +10,25 @@ replaces the records and figures of docs/kglm.
 
 import argparse
 import dataclasses
-import importlib.util
 import io
 import json
-import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, final
+from typing import Any, Generic, Literal, TypeVar, final
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
 
-import kerneq
 from kerneq import data
-from kerneq.run import TrainingError, write_atomically
+from kerneq.run import TrainingError, machine, write_atomically
 from kerneq.run.config import ConfigError, read_toml
 from kerneq.settings import Written, build, write
 from kerneq.training.process import choose_device
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "kglm"
 COLOURS = {"informed": "C0", "naive": "C2", "random": "C3", "kernel": "C0"}
@@ -41,7 +36,7 @@ COLOURS = {"informed": "C0", "naive": "C2", "random": "C3", "kernel": "C0"}
 S = TypeVar("S")
 Shared = bool | Literal["row", "col", "all"]
 Result = dict[str, Any]  # what goes into result.json
-Figures = dict[str, "Figure"]  # file name without .png → figure
+Figures = dict[str, Figure]  # file name without .png → figure
 
 
 @final
@@ -177,10 +172,7 @@ def _execute(experiment: Experiment[Any], settings: Any, folder: Path, threads: 
     for words in experiment.summarise(settings, result):
         console.print(words)
     console.print(f"{result['wall_seconds']:.0f} s. {folder}/result.json")
-    if importlib.util.find_spec("matplotlib") is None:
-        console.print("matplotlib is not installed: draw the figures elsewhere, by --draw.")
-    else:
-        _draw(experiment, [Record(settings, result)], folder, record is not None)
+    _draw(experiment, [Record(settings, result)], folder, record is not None)
 
 
 def _draw(experiment: Experiment[Any], records: list[Record[Any]], folder: Path, record: bool) -> None:
@@ -228,14 +220,7 @@ def _is_file(argument: str) -> bool:
 
 def write_record(folder: Path, settings: Any, device: torch.device, result: Result) -> bytes:
     """Write the settings, the machine and the numbers of a run under `folder`."""
-    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "CPU"
-    facts = {
-        "kerneq": kerneq.__version__,
-        "torch": torch.__version__,
-        "device": machine,
-        "threads": torch.get_num_threads(),
-    }
-    content = {"settings": dataclasses.asdict(settings), "machine": facts, **result}
+    content = {"settings": dataclasses.asdict(settings), "machine": machine(device), **result}
     written = (json.dumps(content) + "\n").encode()
     write_atomically(folder / "settings.toml", write(settings).encode())
     write_atomically(folder / "result.json", written)
@@ -244,15 +229,13 @@ def write_record(folder: Path, settings: Any, device: torch.device, result: Resu
 
 def subplots(
     rows: int, columns: int, width: float, height: float, sharex: Shared = False, sharey: Shared = False
-) -> tuple["Figure", Any]:
+) -> tuple[Figure, Any]:
     """A figure and its axes as an array (rows, columns), without matplotlib's global state."""
-    from matplotlib.figure import Figure  # here, so that a machine without it can compute what another draws
-
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, np.asarray(figure.subplots(rows, columns, squeeze=False, sharex=sharex, sharey=sharey))
 
 
-def picture(figure: "Figure") -> bytes:
+def picture(figure: Figure) -> bytes:
     """The figure as a PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=110, format="png")

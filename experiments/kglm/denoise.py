@@ -5,12 +5,13 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from bank import ConvBank, Iteration, in_parts, plain, train
 from common import COLOURS, Experiment, Figures, Job, Record, Result, main, subplots
+from matplotlib.figure import Figure
 from pictures import NoisyPictures, Source, find_scenes, pictures
 from torch import Tensor
 from torch.nn import functional as F
@@ -18,9 +19,6 @@ from torch.nn import functional as F
 from kerneq.kglm import spectral_norm
 from kerneq.kglm.kernels import Truncated, random_lengthscales
 from kerneq.settings import setting
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SCHEMES = ("kernel", "random")
 
@@ -241,7 +239,7 @@ def draw(records: Sequence[Record[Denoise]]) -> Figures:
     return {"norms": _grid(records), "pictures": _examples(records)}
 
 
-def _grid(records: Sequence[Record[Denoise]]) -> "Figure":
+def _grid(records: Sequence[Record[Denoise]]) -> Figure:
     """A column an epoch, one vertical axis for all variants; what failed or lies above it sits on its upper edge."""
     errors = [np.array(record.result["errors"], dtype=float) for record in records]
     linear = [linear_filter(record.settings) for record in records]
@@ -288,16 +286,17 @@ def _grid(records: Sequence[Record[Denoise]]) -> "Figure":
 
 
 @torch.no_grad()
-def _examples(records: Sequence[Record[Denoise]], count: int = 4) -> "Figure":
+def _examples(records: Sequence[Record[Denoise]], count: int = 4) -> Figure:
     """Figure 3: clean, noisy, then random and kernel start of each variant, at the grid's norm nearest to 0.9."""
     first = records[0].settings
     data = first.pictures(1, count)
     size = (data.test.shape[-2], data.test.shape[-1])
     noisy, clean = next(data.testing(count))
-    columns, titles = [clean, noisy], ["clean", "noisy"]
+    columns, titles, norms = [clean, noisy], ["clean", "noisy"], []
     for record in records:
         settings = record.settings
         near = int((settings.grid().log() - math.log(0.9)).abs().argmin())
+        norms.append(f"{settings.grid()[near]:.2g}")
         weights = [
             weight[[settings.norms + near, near]] for weight in starts(settings, size, range(1), torch.device("cpu"))
         ]
@@ -317,7 +316,8 @@ def _examples(records: Sequence[Record[Denoise]], count: int = 4) -> "Figure":
     scaled = (
         "each from its least to its largest value (numbers above it)" if first.scaling == "min-max" else "cut to [0, 1]"
     )
-    figure.suptitle(f"{data.source}, before any training, norm {first.grid()[near]:.2g}\npictures {scaled}", fontsize=8)
+    grids = ", ".join(dict.fromkeys(norms))  # those of variants may differ
+    figure.suptitle(f"{data.source}, before any training, norm {grids}\npictures {scaled}", fontsize=8)
     return figure
 
 

@@ -99,7 +99,7 @@ def center_crop(images: Tensor, size: int) -> Tensor:
 
 def find_scenes() -> list[Path]:
     """The files of the scenes in order, none if the data set is absent."""
-    folder = data_root(None) / "hsi_road"
+    folder = data_root() / "hsi_road"
     pages = sorted([*folder.glob("images/*_nir.tif"), *folder.glob("images/*_nir.tiff")])
     return pages or sorted(folder.glob("*.npy"))
 

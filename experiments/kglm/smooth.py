@@ -7,23 +7,23 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from bank import DenseBank, Held, Iteration, in_parts, plain, train
 from common import COLOURS, Experiment, Figures, Job, Record, Result, main, subplots
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from kerneq.kglm import AbstractCovariance, Periodic, SquaredExponential, spectral_norm
 from kerneq.kglm.equilibrium import uniform
 from kerneq.settings import setting
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 SCHEMES = ("informed", "naive", "random")
 SAMPLES = 1000  # training sequences of Figure 5(b), which is drawn on a CPU
+SHOWN = 6  # sequences in each of its panels
+LIMIT = 2.0  # of their vertical axes
 TRUE: AbstractCovariance = 0.1 * (SquaredExponential() * Periodic())
 
 
@@ -151,11 +151,11 @@ def _repeat(pairs: list[tuple[Tensor, Tensor]], device: torch.device) -> tuple[T
     return first.repeat_interleave(times, 0), second.repeat_interleave(times, 0)
 
 
-def outputs(settings: Smooth, epochs: int, count: int = 6) -> Iterator[tuple[str, Tensor]]:
+def outputs(settings: Smooth, epochs: int) -> Iterator[tuple[str, Tensor]]:
     """Figure 5(b): targets; random and naive after `epochs` epochs; informed before any training."""
     bank, g = start(settings, range(1)), torch.Generator().manual_seed(10_000)
     training, testing = (
-        [_repeat([sample(size, settings.points, g)], torch.device("cpu"))] for size in (SAMPLES, count)
+        [_repeat([sample(size, settings.points, g)], torch.device("cpu"))] for size in (SAMPLES, SHOWN)
     )
     y, target = testing[0]
     with torch.no_grad():
@@ -182,7 +182,7 @@ def draw(records: Sequence[Record[Smooth]]) -> Figures:
     return {"errors": _curves(records), "samples": _samples(records)}
 
 
-def _curves(records: Sequence[Record[Smooth]]) -> "Figure":
+def _curves(records: Sequence[Record[Smooth]]) -> Figure:
     """Errors, and below their ratio to the informed start's; every seed thin, the mean thick; a variant a column."""
     figure, axes = subplots(2, len(records), width=1 + 4.4 * len(records), height=5.6, sharex=True, sharey="row")
     for (upper, lower), record in zip(axes.T, records, strict=True):
@@ -203,7 +203,7 @@ def _curves(records: Sequence[Record[Smooth]]) -> "Figure":
     return figure
 
 
-def _samples(records: Sequence[Record[Smooth]], limit: float = 2.0) -> "Figure":
+def _samples(records: Sequence[Record[Smooth]]) -> Figure:
     """Targets, outputs of one model a scheme, the process's mean; a variant a row, one pair of axes for all."""
     figure, axes = subplots(len(records), 4, width=11, height=2.4 * len(records) + 0.3, sharex=True, sharey=True)
     cut = 0
@@ -212,11 +212,11 @@ def _samples(records: Sequence[Record[Smooth]], limit: float = 2.0) -> "Figure":
         for axis, (title, values) in zip(row, outputs(record.settings, epochs=20), strict=True):
             axis.plot(x, mean(x), color="black", linewidth=1.5)
             axis.plot(x, values.mT.numpy(), linewidth=0.8)
-            axis.set(ylim=(-limit, limit))
+            axis.set(ylim=(-LIMIT, LIMIT))
             axis.set_title(title, fontsize=9)
-            cut += int((values.abs() > limit).sum())
+            cut += int((values.abs() > LIMIT).sum())
         row[0].set_ylabel(variant(record.settings).partition(":")[0])
-    words = f"nothing lies outside ±{limit:g}" if cut == 0 else f"{cut} values outside ±{limit:g} are cut off"
+    words = f"nothing lies outside ±{LIMIT:g}" if cut == 0 else f"{cut} values outside ±{LIMIT:g} are cut off"
     figure.suptitle(f"seed 0, trained on {SAMPLES} sequences; black: the process's mean; {words}", fontsize=8)
     return figure
 

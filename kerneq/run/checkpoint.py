@@ -1,7 +1,8 @@
 """A checkpoint: one safetensors file whose header carries the rest as JSON and a SHA-256 of both.
 
 One file and one rename, so tensors and facts cannot come from two different moments; no pickles. The tensors of a
-training state are named `model.…`, `average.…`, `momentum.…`, `random.…`; a checkpoint of weights has `model.…` only.
+training state are named `model.…`, `average.…`, `momentum.…`, `random.…` and `meter`; a checkpoint of weights has
+`model.…` only.
 """
 
 import hashlib

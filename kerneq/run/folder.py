@@ -316,12 +316,7 @@ class Run:
         self._write_rows([row for row in lines if row is not None and row["epoch"] <= epoch])
         write_json(self.path / "classes.json", {"classes": list(classes)})
         origin = {
-            "kerneq": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "revision": revision(),
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})",
-            "threads": torch.get_num_threads(),
+            **machine(device),
             "processes": processes,
             "seed": config.seed,
             "images": list(counts),
@@ -431,6 +426,18 @@ def _are_scores(found: Any) -> bool:
     if not isinstance(found, dict) or not all(isinstance(value, int | float | None) for value in found.values()):
         return False
     return 0 <= (found.get("accuracy") or 0) <= 1 and (found.get("images") or 0) >= 0
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What numbers are computed by: versions, revision of the source, device and threads, as every record has them."""
+    return {
+        "kerneq": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "revision": revision(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})",
+        "threads": torch.get_num_threads(),
+    }
 
 
 def revision() -> str | None:

@@ -50,6 +50,8 @@ class Entry:
     def __post_init__(self) -> None:
         if bool(self.train) == bool(self.command):
             raise ValueError(f"`{self.name}` must have either `train` or `command`.")
+        if bool(self.after) != bool(self.least) or not 0 <= self.least <= 1:
+            raise ValueError(f"`{self.name}`: `after` and `least`, a share from 0 to 1, go together.")
 
     def steps(self, runs: Path) -> list[list[str]]:
         """The commands, one after another; the second, of a run that counts, meets the test images."""
@@ -90,8 +92,13 @@ def is_done(entry: Entry, runs: Path) -> bool:
 
 def is_wanted(entry: Entry, runs: Path) -> bool:
     """Whether the run that an entry waits for, if it does, has reached what it asks."""
-    reached = [Run(folder / entry.after).best_accuracy() for folder in (runs, *RECORDED)] if entry.after else [1.0]
-    return max((accuracy for accuracy in reached if accuracy is not None), default=-1.0) >= entry.least
+    return not entry.after or (accuracy_of(entry.after, runs) or 0.0) >= entry.least
+
+
+def accuracy_of(name: str, runs: Path) -> float | None:
+    """The best accuracy on held-out images of a run in `runs` or on record; None if there is no such figure."""
+    reached = (Run(folder / name).best_accuracy() for folder in (runs, *RECORDED))
+    return max((accuracy for accuracy in reached if accuracy is not None), default=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,12 +116,14 @@ def begin(entry: Entry, runs: Path, end: float) -> Begun | str:
         if is_done(entry, runs):
             return "done before"
         if not is_wanted(entry, runs):
+            if accuracy_of(entry.after, runs) is None:
+                return f"not started: {entry.after}, which it comes after, has no accuracy on held-out images"
             return f"left out: {entry.after} has not reached {entry.least:.2%}"
         if entry.seconds > end - began:
             return f"not started: takes {entry.seconds:.0f} s, {end - began:.0f} are left"
         first, *others = entry.steps(runs)
         return execute(entry.name, first, runs, end) or Begun(others, began)
-    except (ConfigError, TrainingError) as error:  # a misspelt experiment, a damaged record
+    except (ConfigError, TrainingError, ValueError) as error:  # a misspelt experiment, a damaged record, a lone quote
         return f"failed: {error}"
 
 
@@ -168,7 +177,10 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, help="the folder of the runs; without it the queue is shown")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="how long there is")
     arguments = parser.parse_args()
-    entries = read(arguments.queue)
+    try:
+        entries = read(arguments.queue)
+    except (OSError, KeyError, TypeError, ValueError) as error:  # no such file, no TOML, a misspelt key
+        parser.error(f"{arguments.queue} is no queue: {error}")
     if unknown := set(arguments.names) - {entry.name for entry in entries}:
         parser.error(f"the queue has no {', '.join(sorted(unknown))}")
     entries = [entry for entry in entries if not arguments.names or entry.name in arguments.names]

@@ -135,7 +135,7 @@ def train(
     train_model(config, folder, resume=resume, loggers=told, began=began)
     if told:
         best = Run(folder).best_accuracy()
-        words = f"best validation accuracy {best:.2%}" if best is not None else "nothing was held out"
+        words = f"best validation accuracy {best:.2%}" if best is not None else "no accuracy on held-out images"
         epochs = "1 epoch" if config.training.epochs == 1 else f"{config.training.epochs} epochs"
         say(f"{folder}: {epochs}, {words}. Next: kerneq evaluate {shlex.quote(str(folder))}")
 
@@ -224,7 +224,7 @@ def evaluate(
 ) -> None:
     """What trained runs are worth on the test images; also written to RUN/evaluation.json and RUN/evaluation/."""
     from .evaluate import PARTS
-    from .run import find_runs
+    from .run import TrainingError, find_runs
     from .run.config import ConfigError
     from .settings import suggestion
 
@@ -243,8 +243,16 @@ def evaluate(
                 raise
             complain(of_run(run.path, str(error)))
             failures.append(error)
-    if len(runs) > 1:
-        compare(runs)
+    whole = []
+    for run in runs if len(runs) > 1 else ():
+        try:
+            run.test()
+            whole.append(run)
+        except TrainingError as error:  # a damaged evaluation.json costs the others no table
+            complain(str(error))
+            failures.append(error)
+    if whole:
+        compare(whole)
     if failures:
         sys.exit(exit_code(failures[0]))
 
@@ -670,6 +678,10 @@ def main(command: Callable[[], object] = app) -> None:
     warnings.formatwarning = partial(_sentence, plain)
     try:
         command()
+    except SystemExit as stop:  # typer makes one of Ctrl-C
+        if stop.code == 130:
+            complain("Interrupted.")
+        raise
     except KeyboardInterrupt:
         complain("Interrupted.")
         sys.exit(130)

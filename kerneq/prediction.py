@@ -152,7 +152,7 @@ def find_pictures(path: Path) -> list[Path]:
     """The picture files of a folder and of the folders in it, hidden ones left out; a file stands for itself."""
     if not os.path.isdir(path):  # which does not mind that it may be too long for a name; whoever reads it will say so
         return [path]
-    found = pictures_in(path)
+    found = pictures_in(path, unlisted=True)
     if not found:
         raise DataError(f"{path} holds no pictures: it has no file that ends in {', '.join(sorted(SUFFIXES))}.")
     return found
@@ -172,6 +172,8 @@ def read_picture(path: Path, channels: int, side: int) -> Tensor:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(f"{path} cannot be read ({reason}): check its name.") from None
+    if stat.S_ISDIR(mode):
+        pictures_in(path)  # says why it could not be listed
     if not stat.S_ISREG(mode):
         raise DataError(f"{path} is a folder or a device, not a picture: name picture files.")
     pixels = decode(path, side)

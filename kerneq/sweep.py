@@ -257,6 +257,10 @@ def _train_cell(config: Config, path: Path, test: bool, loggers: Loggers) -> str
             if config.training.compile:
                 torch.compiler.reset()  # or the limit on recompilations would count the cells before
             train(config, path, resume=True, loggers=loggers(path))
+            if not _finished(run, epochs):
+                return (
+                    f"{path / 'metrics.jsonl'} has no row of epoch {epochs}, the last: put it back, or remove the run."
+                )
         if test and not run.test():
             evaluate(path, device=config.device)
     except Stopped:

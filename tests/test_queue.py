@@ -63,7 +63,7 @@ def test_it_runs_what_fits_goes_on_after_a_failure_and_does_nothing_twice(tmp_pa
     first = run_queue(*arguments).splitlines()
     assert first[0].startswith("broken: failed with code 3")
     assert "test " in first[1] and "not started" in first[2]
-    assert first[3] == "hopeless: left out: counts has not reached 50.00%"
+    assert first[3] == "hopeless: not started: counts, which it comes after, has no accuracy on held-out images"
     assert (tmp_path / "runs/broken.log").read_text() == "no card\n"
     with tarfile.open(tmp_path / "runs/records.tar.gz") as records:
         assert {"counts/config.toml", "counts/metrics.jsonl", "counts/evaluation.json"} <= set(records.getnames())

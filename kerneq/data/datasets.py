@@ -223,12 +223,19 @@ def _read_class_list(path: Path, count: int | None) -> dict[str, str]:
     return classes
 
 
-def pictures_in(folder: Path) -> list[Path]:
-    """The picture files of a folder and of the folders in it, sorted, hidden ones left out."""
+def pictures_in(folder: Path, unlisted: bool = False) -> list[Path]:
+    """The picture files of a folder and of the folders in it, sorted, hidden ones left out.
+
+    A folder in it that cannot be listed is a `DataError` or, `unlisted`, stands among them."""
     found: list[Path] = []
     for path in _entries(folder):
         if path.is_dir():  # whatever its name
-            found += [] if path.is_symlink() else pictures_in(path)  # a link may lead back here
+            try:
+                found += [] if path.is_symlink() else pictures_in(path, unlisted)  # a link may lead back here
+            except DataError:
+                if not unlisted:
+                    raise
+                found.append(path)
         elif path.suffix.lower() in SUFFIXES and (path.is_file() or not path.exists()):
             found.append(path)  # a link that leads nowhere, too: whoever reads it will say so
     return found
@@ -320,7 +327,10 @@ def load(name: str, split: Split, root: str | Path | None = None, size: int | No
         raise DataError(f"`size` must be at least 1, got {size}.")
     data_set = find(name)
     if name.startswith(_FOLDER) and not Path(data_set.folders[0]).is_dir():
-        raise DataError(f"There is no folder {data_set.folders[0]}: put pictures into its train/CLASS and test/CLASS.")
+        raise DataError(
+            f"There is no folder {data_set.folders[0]} (a relative folder:PATH counts from where kerneq is started): "
+            "put pictures into its train/CLASS and test/CLASS."
+        )
     side = data_set.size
     if size not in (None, side) and not isinstance(data_set, FolderDataSet):
         raise DataError(f"The pictures of {name} are {side}×{side}, not {size}×{size}: leave `size` out.")

@@ -198,7 +198,7 @@ def _upright(path: Path, picture: Image.Image) -> Image.Image:
 
 
 def _too_large(path: Path, count: int | None) -> str:
-    has = f"{count / 1e6:.0f}" if count is not None else "more than 178"
+    has = f"{count / 1e6:.1f}" if count is not None else "more than 178"
     return f"{path} has {has} megapixels, and at most 89 are read, of a JPEG 178: save it smaller."
 
 

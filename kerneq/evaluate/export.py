@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from jinja2 import Template
+from jinja2 import Template, UndefinedError
 
 from ..data import find
 from ..run import Run, TrainingError, write_atomically
@@ -46,12 +46,17 @@ def export(path: Path | str, folder: Path, checkpoint: str = "best") -> Run:
             for folder_of in ("checkpoints", "evaluation"):
                 (partial.path / folder_of).mkdir(parents=True)
             for file in (path for pattern in RECORDS for path in trained.run.path.glob(pattern)):
-                measured = read_json(file, needed=False) if file.suffix == ".json" else {}
+                needed = file.stem == "evaluation" or file.parent.name == "evaluation"  # what the card is made of
+                measured = read_json(file, needed) if file.suffix == ".json" else {}
                 if measured.get("epoch") in (None, trained.epoch) and measured.get("step") in (None, trained.step):
                     shutil.copyfile(file, partial.path / file.relative_to(trained.run.path))
             save(partial.checkpoint("best"), copied(weights), facts)
-            shown = card(partial).encode(errors="replace")  # the name of a folder, or of a class, may be no text
-            write_atomically(partial.path / "README.md", shown)
+            try:
+                shown = card(partial)
+            except (KeyError, TypeError, ValueError, UndefinedError) as error:
+                raise TrainingError(f"The evaluation of {path} is damaged ({error!r}): evaluate it again.") from None
+            # the name of a folder, or of a class, may be no text
+            write_atomically(partial.path / "README.md", shown.encode(errors="replace"))
             partial.path.rename(folder)
     except OSError as error:
         raise TrainingError(f"{folder} could not be written: {error.strerror}.") from None

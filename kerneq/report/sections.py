@@ -17,6 +17,7 @@ from .published import NOISE, compare
 from .results import Reported, Result, changes, results
 
 HINT = "; filled or thick: the runs of a model that count"
+DAMAGES = (KeyError, TypeError, ValueError, IndexError, AttributeError)  # what a damaged record may end in
 
 
 def compose(runs: Sequence[Reported], title: str) -> Page:
@@ -56,9 +57,11 @@ def sections_of(chapter: Chapter) -> list[Section]:
         if measured:
             try:
                 shown = blocks(chapter, measured)
-            except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-                damaged = f"The part {part} of {', '.join(measured)} is damaged ({error!r})"
-                raise TrainingError(f"{damaged}: {command(part, chapter.runs)}") from None
+            except DAMAGES as error:
+                guilty = [one for one in chapter.runs if one.label in measured and _fails(chapter, one, part)]
+                names = ", ".join(one.label for one in guilty or chapter.runs)
+                again = command(part, guilty or chapter.runs)
+                raise TrainingError(f"The part {part} of {names} is damaged ({error!r}): {again}") from None
             if missing:
                 words = f"Not measured: {', '.join(one.label for one in missing)}."
                 shown.append(Paragraph(words, command(part, missing)))
@@ -70,6 +73,15 @@ def sections_of(chapter: Chapter) -> list[Section]:
         headings = ("not measured yet", "what it is", "the command that does it")
         found.append(Section("Still to measure", [Table(headings, absent, headings)]))
     return found
+
+
+def _fails(chapter: Chapter, one: Reported, part: str) -> bool:
+    """Whether a part of a run, by itself, cannot be shown."""
+    try:
+        SECTIONS[part][1](chapter, {one.label: one.run.part(part)})
+    except DAMAGES:
+        return True
+    return False
 
 
 def tabulate(chapter: Chapter, reached: Sequence[Result]) -> list[Block]:

@@ -255,6 +255,11 @@ class Run:
 
     def check_same(self, config: Config) -> None:
         """A run that is continued with other settings would be neither the old one nor the new one: refuse."""
+        if not self.exists:
+            raise TrainingError(
+                f"{self.path} holds checkpoints or metrics, but no config.toml that says of what: put it back, or take "
+                "another --name."
+            )
         try:
             before = self.config()
         except ConfigError as error:

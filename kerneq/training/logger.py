@@ -3,7 +3,9 @@
 import abc
 import dataclasses
 import time
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, final
@@ -158,6 +160,7 @@ class TensorBoardLogger(AbstractLogger):
         from torch.utils.tensorboard.writer import SummaryWriter
 
         self.open = partial(SummaryWriter, str(folder))
+        self.lost = False
         self.writer: SummaryWriter | None = None  # opened by the first number, so that a refused run leaves no file
 
     def log_progress(self, progress: Progress) -> None:
@@ -171,11 +174,18 @@ class TensorBoardLogger(AbstractLogger):
 
     def close(self) -> None:
         if self.writer is not None:
-            self.writer.close()
+            with suppress(OSError):
+                self.writer.close()
 
     def _write(self, group: str, numbers: Mapping[str, float | None], step: int) -> None:
-        if self.writer is None:
-            self.writer = self.open()
-        for name, value in numbers.items():
-            if value is not None:
-                self.writer.add_scalar(f"{group}/{name}", value, step)
+        if self.lost:
+            return
+        try:
+            if self.writer is None:
+                self.writer = self.open()
+            for name, value in numbers.items():
+                if value is not None:
+                    self.writer.add_scalar(f"{group}/{name}", value, step)
+        except OSError as error:  # a full disk, say: whoever watches must not end the run
+            self.lost = True
+            warnings.warn(f"TensorBoard's curves end here: {error.strerror}. The run goes on.", stacklevel=1)

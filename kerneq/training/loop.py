@@ -16,8 +16,9 @@ from torch.nn.utils import clip_grad_norm_
 
 from ..data import Batches
 from ..run import CheckpointError, Run, Stopped, TrainingError
-from ..run.checkpoint import Writer
+from ..run.checkpoint import Writer, read_facts
 from ..run.config import Config
+from ..run.folder import check_belongs
 from ..solution import NonfiniteInputError
 from .build import Builder, build_model, class_counts, place, training_batches
 from .logger import AbstractLogger, Clock, Progress
@@ -198,6 +199,7 @@ def open_run(
             if file.exists() and file.stat().st_size:
                 raise TrainingError(f"{file} is of no run, and would be overwritten: choose another --name.")
     if newest is not None:
+        check_belongs(newest, read_facts(newest), state.config)  # says itself what to do: nothing is to be removed
         try:
             state.restore(newest)
         except CheckpointError as error:

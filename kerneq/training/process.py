@@ -166,7 +166,8 @@ def stopping(active: bool, announce: Callable[[str], None]) -> Iterator[Callable
             raise KeyboardInterrupt
         asked.set()
         # Who reads our output through a pipe, as `| tee`, may have died of the same Ctrl-C: rich then wants to exit.
-        with suppress(OSError, SystemExit):
+        # Or rich is just importing a part of itself, which it cannot do twice at once.
+        with suppress(Exception, SystemExit):
             announce("stopping after this step …")
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -293,6 +293,15 @@ def test_the_module_runs_as_a_program_and_a_full_disk_gives_no_traceback(tmp_pat
     assert "could not be written: File too large" in said and "Traceback" not in said
 
 
+def test_ctrl_c_where_nothing_is_trained_is_answered_too(kerneq, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kerneq.data.describe", interrupted)
+    code, err = kerneq("data")
+    assert (code, err) == (130, "kerneq: Interrupted.\n")
+
+
 # Without slashes: `kerneq evaluate /` would evaluate every run on this machine.
 words = st.text(st.characters(codec="utf-8", exclude_characters="\x00/"), max_size=10)
 arguments = st.lists(

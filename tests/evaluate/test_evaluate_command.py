@@ -154,6 +154,10 @@ def test_one_run_that_fails_costs_the_others_nothing(kerneq, runs, tmp_path):
     (tmp_path / "a" / "checkpoints" / "best.safetensors").unlink()
     code, out, err = kerneq("evaluate", tmp_path, "--device", "cpu")
     assert code == 1 and "There is no checkpoint" in err and str(tmp_path / "b") in out and "%" in out
+    shutil.copytree(tmp_path / "b", tmp_path / "c")
+    (tmp_path / "a" / "evaluation.json").write_text("{")  # and the table of the others is shown all the same
+    code, out, err = kerneq("evaluate", tmp_path, "--part", "behaviour", "--device", "cpu")
+    assert code == 1 and "a/evaluation.json is damaged" in "".join(err.split("\n")) and "┴" in out
     (tmp_path / "empty").mkdir()
     code, _, err = kerneq("evaluate", tmp_path / "empty")
     assert code == 1 and "holds no run: neither it nor a folder in it has a config.toml." in err

@@ -138,6 +138,21 @@ def test_a_picture_that_may_not_be_read_costs_the_others_no_prediction(kerneq, d
     assert "digit0.png" in out
 
 
+def test_a_folder_that_may_not_be_listed_costs_those_beside_it_no_prediction(kerneq, digits_run, tmp_path, monkeypatch):
+    write_digits(tmp_path, 1)
+    (tmp_path / "closed").mkdir()
+    listed = Path.iterdir
+
+    def iterdir(path):
+        if path.name == "closed":
+            raise PermissionError(13, "Permission denied")
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)  # root may all
+    code, out, err = kerneq("predict", digits_run, tmp_path, "--device", "cpu")
+    assert code == 1 and "digit0.png" in out and "closed could not be listed" in " ".join(err.split())
+
+
 def test_a_folder_of_pictures_is_every_picture_in_it_and_csv_has_a_row_for_each(
     kerneq, digits_run, tmp_path, monkeypatch
 ):

@@ -84,6 +84,23 @@ def test_the_command_of_a_card_is_quoted_for_a_shell(trained, tmp_path):
     assert "kerneq predict 'my model' photo.jpg" in (exported.path / "README.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("evaluation.json", "{", r"damaged/evaluation\.json is damaged"),
+        ("evaluation.json", '{"scores": {"test": {"accuracy": 0.5}}}', "The evaluation of .*damaged is damaged"),
+        ("evaluation/attack.json", "[]", r"damaged/evaluation/attack\.json is damaged"),
+    ],
+)
+def test_an_evaluation_that_is_damaged_is_named_and_not_exported(trained, tmp_path, file, content, words):
+    path = shutil.copytree(trained.path, tmp_path / "damaged")
+    (path / "evaluation").mkdir(exist_ok=True)
+    (path / file).write_text(content)
+    with pytest.raises(TrainingError, match=words):
+        export(path, tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
+
+
 def test_an_export_that_fails_leaves_nothing_behind(trained, tmp_path, monkeypatch):
     def full(*arguments):
         raise TrainingError("No space left on device.")

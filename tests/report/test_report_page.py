@@ -360,8 +360,8 @@ def test_every_kind_of_evidence_is_shown_and_what_is_missing_has_its_command(run
     assert len(figures) == len(set(figures)) >= 12
     assert all((tmp_path / figure).stat().st_size > 0 for figure in figures)
     Run(folders[1]).write_part("attack", {"threats": 3})
-    with pytest.raises(TrainingError, match="attack of bare is damaged.*kerneq evaluate"):
-        render(folders[1:2], tmp_path / "page.html")
+    with pytest.raises(TrainingError, match="attack of bare is damaged.*kerneq evaluate .*bare --part attack"):
+        render(folders, tmp_path / "page.html")
 
 
 def test_a_name_from_a_folder_cannot_write_into_the_page(run, tmp_path):

@@ -176,6 +176,8 @@ def test_a_run_that_is_damaged_or_of_other_settings_is_a_problem_of_its_cell_alo
         first, second, third = result.cells
         assert first.problem == "" and result.points[0].mean == first.validation
         assert "not valid TOML" in second.problem and "evaluation.json is damaged" in third.problem
+    (folder / "seed=0" / "metrics.jsonl").unlink()  # the run is complete, so nothing is trained again
+    assert "has no row of epoch" in run_sweep(sweep, folder).cells[0].problem
     changed = grid("seed = [0, 1]", "optimizer.lr=0.3")
     other, kept = collect(changed, folder), (folder / "sweep.json").read_bytes()
     assert "was started with another value of `optimizer.lr`" in other.cells[0].problem and not other.points

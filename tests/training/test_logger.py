@@ -41,6 +41,8 @@ def test_a_long_run_on_a_cpu_says_what_it_will_take_and_a_stop_is_confirmed_at_o
 
         def log_message(self, text):
             said.append(text)
+            if text.startswith("stopping"):
+                raise ImportError("as rich does where the signal falls into an import of its own")
 
     with pytest.raises(Stopped):
         run("training.epochs=2", loggers=[Stopping()])
@@ -72,6 +74,13 @@ def test_tensorboard_has_the_numbers_of_metrics_jsonl(tmp_path, run):
         seen = [(event.step, event.value) for event in events.Scalars(f"{group}/{number}")]
         assert seen == [(row["step"], pytest.approx(row[group][number])) for row in rows]
     assert events.Scalars("diagnostics/bound")
+
+
+def test_tensorboard_that_cannot_be_written_costs_a_run_its_curves_and_nothing_else(tmp_path, run):
+    (tmp_path / "board").write_text("a file where the folder should be")
+    with pytest.warns(UserWarning, match="TensorBoard's curves end here: File exists. The run goes on.") as said:
+        assert len(run("training.epochs=2", loggers=[TensorBoardLogger(tmp_path / "board")])) == 2
+    assert len(said) == 1
 
 
 def test_the_sums_are_read_by_the_clock_and_not_at_every_step(run, monkeypatch):

@@ -77,6 +77,19 @@ def test_a_damaged_checkpoint_is_reported_with_the_way_out_and_the_way_out_works
     assert [row["train"] for row in rows] == [row["train"] for row in whole]
 
 
+def test_a_run_whose_settings_were_changed_or_lost_is_refused_and_no_checkpoint_is_to_be_removed(tmp_path, run):
+    run("training.epochs=1")
+    config = tmp_path / "run" / "config.toml"
+    content = config.read_text()
+    config.write_text(content.replace("lr = 0.1", "lr = 0.3"))
+    with pytest.raises(CheckpointError, match=r"config\.toml") as refused:
+        run("training.epochs=1", "optimizer.lr=0.3", resume=True)
+    assert "Remove" not in str(refused.value) and "previous" not in str(refused.value)
+    config.unlink()
+    with pytest.raises(TrainingError, match=r"no config\.toml that says of what: put it back, or take another --name"):
+        run("training.epochs=1", resume=True)
+
+
 def test_the_checkpoint_of_another_model_is_refused(tmp_path, run):
     run("training.epochs=1")
     with pytest.raises(CheckpointError, match="belongs to another run: size mismatch for head.weight"):

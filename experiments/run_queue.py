@@ -5,10 +5,10 @@
 
 Run with the folder of the data sets as KERNEQ_DATA. An entry is started only if its seconds fit into what is left, and
 left alone if its record is in the repository or its run is complete, or if the run it comes `after` has less than its
-`least` accuracy on held-out images; one that fails says so, and the others run. A run
-that holds no images out meets the test images once, at its end, while the next entry starts, and its weights are
-exported to RUNS/weights/NAME. What an entry printed is RUNS/NAME.log; the records of all runs, without weights, are
-RUNS/records.tar.gz after every entry: unpack them into docs/results.
+`least` accuracy on held-out images; one that fails says so, and the others run. A run that holds no images out meets
+the test images once, at its end, while the next entry starts, and its weights are exported to RUNS/weights/NAME. What
+an entry printed is RUNS/NAME.log; the records of all runs, without weights, are RUNS/records.tar.gz after every entry:
+unpack them into docs/results.
 """
 
 import argparse
@@ -90,15 +90,15 @@ def is_done(entry: Entry, runs: Path) -> bool:
     return run.finished and (bool(run.test()) or not entry.counts)
 
 
-def is_wanted(entry: Entry, runs: Path) -> bool:
-    """Whether the run that an entry waits for, if it does, has reached what it asks."""
-    return not entry.after or (accuracy_of(entry.after, runs) or 0.0) >= entry.least
-
-
-def accuracy_of(name: str, runs: Path) -> float | None:
-    """The best accuracy on held-out images of a run in `runs` or on record; None if there is no such figure."""
-    reached = (Run(folder / name).best_accuracy() for folder in (runs, *RECORDED))
-    return max((accuracy for accuracy in reached if accuracy is not None), default=None)
+def obstacle(entry: Entry, runs: Path) -> str:
+    """Why the run that an entry comes after, if it does, makes it pointless, in words; nothing if it does not."""
+    if not entry.after:
+        return ""
+    reached = [Run(folder / entry.after).best_accuracy() for folder in (runs, *RECORDED)]
+    best = max((accuracy for accuracy in reached if accuracy is not None), default=None)
+    if best is None:
+        return f"not started: {entry.after}, which it comes after, has no accuracy on held-out images"
+    return "" if best >= entry.least else f"left out: {entry.after} has not reached {entry.least:.2%}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,10 +115,8 @@ def begin(entry: Entry, runs: Path, end: float) -> Begun | str:
     try:
         if is_done(entry, runs):
             return "done before"
-        if not is_wanted(entry, runs):
-            if accuracy_of(entry.after, runs) is None:
-                return f"not started: {entry.after}, which it comes after, has no accuracy on held-out images"
-            return f"left out: {entry.after} has not reached {entry.least:.2%}"
+        if words := obstacle(entry, runs):
+            return words
         if entry.seconds > end - began:
             return f"not started: takes {entry.seconds:.0f} s, {end - began:.0f} are left"
         first, *others = entry.steps(runs)

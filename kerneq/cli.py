@@ -678,11 +678,9 @@ def main(command: Callable[[], object] = app) -> None:
     warnings.formatwarning = partial(_sentence, plain)
     try:
         command()
-    except SystemExit as stop:  # typer makes one of Ctrl-C
-        if stop.code == 130:
-            complain("Interrupted.")
-        raise
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as stop:  # typer makes the second of the first
+        if isinstance(stop, SystemExit) and stop.code != 130:
+            raise
         complain("Interrupted.")
         sys.exit(130)
     except BrokenPipeError:

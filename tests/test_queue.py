@@ -1,5 +1,6 @@
 """What waits for a GPU (docs/results/queue.toml) can be run: every entry is a valid experiment, and the runner runs."""
 
+import json
 import runpy
 import subprocess
 import sys
@@ -79,6 +80,18 @@ why = "there is no such experiment"
 train = "geq-tiny-digitz"
 seconds = 0
 [[run]]
+name = "unwanted"
+why = "what it comes after has less"
+after = "tried"
+least = 0.5
+command = "exit 4"
+seconds = 0
+[[run]]
+name = "quoted"
+why = "it does not end"
+train = "geq-tiny-digits '"
+seconds = 0
+[[run]]
 name = "slow"
 why = "it takes longer than it says"
 command = "(sleep 1; touch $RUNS/survived) & wait"
@@ -88,8 +101,12 @@ seconds = 0
 
 def test_a_misspelt_experiment_is_that_entrys_failure_and_no_command_outlives_its_time(tmp_path):
     (tmp_path / "queue.toml").write_text(WRONG)
+    (tmp_path / "runs" / "tried").mkdir(parents=True)
+    row = {"epoch": 1, "step": 1, "seconds": 1.0, "train": {}, "validation": {"accuracy": 0.4}, "diagnostics": {}}
+    (tmp_path / "runs" / "tried" / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     said = run_queue("--queue", tmp_path / "queue.toml", "--runs", tmp_path / "runs", "--seconds", 0.5).splitlines()
     assert said[0].startswith("misspelt: failed: There is no experiment") and "geq-tiny-digits" in said[0]
-    assert said[1].startswith("slow: stopped after")
+    assert said[1] == "unwanted: left out: tried has not reached 50.00%"
+    assert said[2] == "quoted: failed: No closing quotation" and said[3].startswith("slow: stopped after")
     time.sleep(1)
     assert not (tmp_path / "runs" / "survived").exists()

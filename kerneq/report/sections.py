@@ -58,9 +58,9 @@ def sections_of(chapter: Chapter) -> list[Section]:
             try:
                 shown = blocks(chapter, measured)
             except DAMAGES as error:
-                guilty = [one for one in chapter.runs if one.label in measured and _fails(chapter, one, part)]
-                names = ", ".join(one.label for one in guilty or chapter.runs)
-                again = command(part, guilty or chapter.runs)
+                some = [one for one in chapter.runs if one.label in measured]
+                guilty = [one for one in some if _fails(chapter, one, part)] or some
+                names, again = ", ".join(one.label for one in guilty), command(part, guilty)
                 raise TrainingError(f"The part {part} of {names} is damaged ({error!r}): {again}") from None
             if missing:
                 words = f"Not measured: {', '.join(one.label for one in missing)}."

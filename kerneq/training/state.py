@@ -15,7 +15,6 @@ from ..graphs import capture
 from ..models import AbstractModel
 from ..run import CheckpointError, Run, TrainingError, checkpoint
 from ..run.config import Config, write
-from ..run.folder import check_belongs
 from .metrics import Accumulator
 from .optimizer import make_optimizer, parameters_and_buffers
 from .process import Process
@@ -95,7 +94,6 @@ class State:
     def restore(self, path: Path) -> None:
         """Continue from the checkpoint at `path`: afterwards everything is bit for bit as it was saved."""
         tensors, facts = checkpoint.load(path)
-        check_belongs(path, facts, self.config)
         if self.average is not None:
             checkpoint.load_weights(self.average, checkpoint.part(tensors, "average."), path)
         checkpoint.load_weights(self.model, checkpoint.part(tensors, "model."), path)

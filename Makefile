@@ -3,7 +3,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 # Half of the tests, by the time they take; the other half is all that is not here.
-HALF := $(addprefix tests/, benchmarks cli data evaluate models predict report run sweep training)
+HALF := tests/benchmarks tests/lab tests/models
 
 .PHONY: install test half rest demo lint results clean
 

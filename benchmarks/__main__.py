@@ -12,8 +12,8 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from kerneq.run import TrainingError
-from kerneq.training.process import choose_device
+from kerneq.lab.run import TrainingError
+from kerneq.lab.training.process import choose_device
 
 from .layer import bench_layer
 from .measure import Setup

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from kerneq.run import Run
+from kerneq.lab.run import Run
 
 from .figures import draw
 from .layer import DEFAULT

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 # Internal to kerneq: what runs record too of the machine, and files that are never half written.
-from kerneq.run import machine, write_atomically
+from kerneq.lab.run import machine, write_atomically
 
 NAMES = ("solvers", "layer", "train", "inference", "scaling")  # what the docs page shows
 DEVICES = ("cuda", "cpu")

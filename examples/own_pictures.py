@@ -12,9 +12,9 @@ import numpy as np
 from PIL import Image
 
 import kerneq as kq
-from kerneq.evaluate import evaluate
-from kerneq.run.config import load
-from kerneq.training import train
+from kerneq.lab.evaluate import evaluate
+from kerneq.lab.run.config import load
+from kerneq.lab.training import train
 
 
 def paint(kind: str, rng: np.random.Generator, side: int = 48) -> Image.Image:

@@ -26,9 +26,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from kerneq.evaluate.export import RECORDS
-from kerneq.run import Run, TrainingError
-from kerneq.run.config import Config, ConfigError, load
+from kerneq.lab.evaluate.export import RECORDS
+from kerneq.lab.run import Run, TrainingError
+from kerneq.lab.run.config import Config, ConfigError, load
 
 HERE = Path(__file__).resolve().parents[1]
 QUEUE = HERE / "docs/results/queue.toml"

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import cells as cells
-    from . import data as data
-    from . import evaluate as evaluate
     from . import gradients as gradients
     from . import kernels as kernels
     from . import kglm as kglm
@@ -24,13 +22,15 @@ if TYPE_CHECKING:
     from . import prox as prox
     from . import sklearn as sklearn
     from . import solvers as solvers
-    from . import theory as theory
     from .equilibrium import Equilibrium as Equilibrium
     from .equilibrium import Value as Value
     from .equilibrium import fixed_point as fixed_point
     from .graphs import capture as capture
-    from .prediction import load as load
-    from .prediction import predict as predict
+    from .lab import data as data
+    from .lab import evaluate as evaluate
+    from .lab import verify as theory  # noqa: F401
+    from .lab.prediction import load as load
+    from .lab.prediction import predict as predict
     from .solution import EquilibriumError as EquilibriumError
     from .solution import Solution as Solution
     from .solution import Status as Status
@@ -38,40 +38,49 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = (
-    "cells",
-    "data",
-    "evaluate",
-    "gradients",
-    "kernels",
-    "kglm",
-    "models",
-    "prox",
-    "sklearn",
-    "solvers",
-    "theory",
-)
+# Where each public name lives: a module, or a module and a name in it.
 _HOME = {
-    "Equilibrium": "equilibrium",
-    "EquilibriumError": "solution",
-    "Solution": "solution",
-    "Status": "solution",
-    "Value": "equilibrium",
-    "capture": "graphs",
-    "fixed_point": "equilibrium",
-    "load": "prediction",
-    "predict": "prediction",
-    "solve": "solvers",
+    "Equilibrium": "equilibrium:Equilibrium",
+    "EquilibriumError": "solution:EquilibriumError",
+    "Solution": "solution:Solution",
+    "Status": "solution:Status",
+    "Value": "equilibrium:Value",
+    "capture": "graphs:capture",
+    "cells": "cells",
+    "certify": "certificates:certify",
+    "data": "lab.data",
+    "evaluate": "lab.evaluate",
+    "fixed_point": "equilibrium:fixed_point",
+    "gradients": "gradients",
+    "kernels": "kernels",
+    "kglm": "kglm",
+    "load": "lab.prediction:load",
+    "models": "models",
+    "predict": "lab.prediction:predict",
+    "prox": "prox",
+    "sklearn": "sklearn",
+    "solve": "solvers:solve",
+    "solvers": "solvers",
+    "theory": "lab.verify",
 }
-__all__ = [*_HOME, *_MODULES]  # noqa: PLE0604
+__all__ = [*_HOME]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f".{name}", __name__)
-    if name in _HOME:
-        return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-    raise AttributeError(f"module 'kerneq' has no attribute {name!r}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'kerneq' has no attribute {name!r}")
+    module, _, attribute = _HOME[name].partition(":")
+    try:
+        found = importlib.import_module(f".{module}", __name__)
+    except ModuleNotFoundError as error:
+        if not module.startswith("lab.") or (error.name or "").startswith("kerneq"):
+            raise
+        raise ModuleNotFoundError(
+            f"`kerneq.{name}` is part of the laboratory, which needs {error.name}: install it by "
+            "`pip install 'kerneq[lab]'`.",
+            name=error.name,
+        ) from None
+    return getattr(found, attribute) if attribute else found
 
 
 def __dir__() -> list[str]:

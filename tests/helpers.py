@@ -24,9 +24,9 @@ from kerneq.kernels import (
     Polynomial,
     Sigmoid,
 )
-from kerneq.run.config import parse
+from kerneq.lab.run.config import parse
+from kerneq.lab.training import train
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal, solve
-from kerneq.training import train
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="There is no CUDA card here.")
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]

@@ -5,6 +5,7 @@ import functools
 import pathlib
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,7 +13,7 @@ import kerneq
 
 ROOT = pathlib.Path(kerneq.__file__).parent
 FILES = sorted(path for path in ROOT.rglob("*.py"))
-# An import may name its own layer or one further up this list.
+# An import may name its own layer or one further up this list; so the library never imports the laboratory.
 LAYERS = [
     "tensors",
     "solution",
@@ -30,18 +31,20 @@ LAYERS = [
     "sklearn",
     "settings",
     "models",
-    "theory",
-    "data",
-    "run",
-    "training",
-    "evaluate",
-    "prediction",
-    "report",
-    "sweep",
-    "cli",
+    "certificates",
+    "lab.data",
+    "lab.run",
+    "lab.training",
+    "lab.evaluate",
+    "lab.prediction",
+    "lab.report",
+    "lab.verify",
+    "lab.sweep",
+    "lab.cli",
 ]
+LIBRARY = [name for name in LAYERS if not name.startswith("lab.")]
 SHARED = {"Gaussian"}  # a kernel of equations and a family of kernel GLMs: both are the field's names
-ENTRANCES = {"__init__", "__main__"}  # the names of the whole package, and `python -m kerneq`
+ENTRANCES = {"__init__", "__main__", "cli", "lab.__init__"}  # the public names, and the program
 
 
 @functools.cache
@@ -50,7 +53,12 @@ def parsed(path: pathlib.Path) -> ast.Module:
 
 
 def layer(path: pathlib.Path) -> str:
-    return path.relative_to(ROOT).with_suffix("").parts[0]
+    return layer_of(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def layer_of(parts: Sequence[str]) -> str:
+    """The layer of a module, given the parts of its name after `kerneq`."""
+    return ".".join(parts[:2]) if parts[0] == "lab" else parts[0]
 
 
 def imported(path: pathlib.Path) -> set[str]:
@@ -67,8 +75,8 @@ def imported(path: pathlib.Path) -> set[str]:
             names = [[*base, alias.name] for alias in node.names]
         else:
             continue
-        found |= {name[1] for name in names if name[0] == "kerneq" and len(name) > 1}
-    return found - {"__version__"}
+        found |= {layer_of(name[1:]) for name in names if name[0] == "kerneq" and len(name) > 1}
+    return found - {"__version__", "lab"}
 
 
 def test_every_part_of_the_package_has_its_place():
@@ -148,3 +156,17 @@ def test_the_product_knows_no_path_of_the_machine_it_was_made_on():
     for path in FILES:
         text = path.read_text()
         assert "/work/" not in text and "/root/" not in text, path
+
+
+def test_the_library_imports_torch_numpy_and_safetensors_only():
+    """Triton is optional, and scikit-learn is imported by `kerneq.sklearn` alone."""
+    allowed = {"torch", "numpy", "safetensors", "triton", "kerneq"} | sys.stdlib_module_names
+    for path in FILES:
+        if layer(path) not in LIBRARY:
+            continue
+        for node in ast.walk(parsed(path)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            outside = {name.split(".")[0] for name in names} - allowed
+            assert outside <= ({"sklearn"} if layer(path) == "sklearn" else set()), f"{path} imports {outside}"

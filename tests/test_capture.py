@@ -9,8 +9,8 @@ from torch import nn
 
 import kerneq
 from kerneq import equilibrium
-from kerneq.evaluate import TrainedRun
 from kerneq.kernels import Gaussian
+from kerneq.lab.evaluate import TrainedRun
 from kerneq.models import build
 from kerneq.solvers import Newton
 

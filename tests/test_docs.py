@@ -9,7 +9,7 @@ from statistics import fmean, median
 import pytest
 import torch
 
-from kerneq.run import Run
+from kerneq.lab.run import Run
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kerneq.run.config import check
+from kerneq.lab.run.config import check
 
 HERE = Path(__file__).parents[1]
 SCRIPT = HERE / "experiments/run_queue.py"

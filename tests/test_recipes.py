@@ -13,14 +13,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 
 import kerneq
-from kerneq import cli
 from kerneq.equation import AbstractMap, Evaluation
-from kerneq.evaluate import PARTS, Part, TrainedRun
 from kerneq.kernels import AbstractRadialKernel
-from kerneq.report import render
-from kerneq.run import Run
+from kerneq.lab import cli
+from kerneq.lab.evaluate import PARTS, Part, TrainedRun
+from kerneq.lab.report import render
+from kerneq.lab.run import Run
+from kerneq.lab.training import metrics
 from kerneq.solvers import AbstractSolver
-from kerneq.training import metrics
 
 pytestmark = pytest.mark.usefixtures("float64")
 TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -24,11 +24,11 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
 
-from kerneq import data
-from kerneq.run import TrainingError, machine, write_atomically
-from kerneq.run.config import ConfigError, read_toml
+from kerneq.lab import data
+from kerneq.lab.run import TrainingError, machine, write_atomically
+from kerneq.lab.run.config import ConfigError, read_toml
+from kerneq.lab.training.process import choose_device
 from kerneq.settings import Written, build, write
-from kerneq.training.process import choose_device
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "kglm"
 COLOURS = {"informed": "C0", "naive": "C2", "random": "C3", "kernel": "C0"}

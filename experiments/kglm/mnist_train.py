@@ -17,8 +17,8 @@ from mnist import Mnist, binarised, corrupt, kernel_matrix
 from torch import Tensor
 
 from kerneq.kglm.equilibrium import uniform
+from kerneq.lab.training.loop import GraphedStep
 from kerneq.settings import setting
-from kerneq.training.loop import GraphedStep
 
 SCHEMES = ("kernel", "random")
 

@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageSequence
 from torch import Tensor
 
-from kerneq.data import DataError, data_root, load
+from kerneq.lab.data import DataError, data_root, load
 
 Source = Literal["cifar10", "hsi", "synthetic"]
 CHANNELS = 25  # of HSI Road

@@ -10,7 +10,7 @@ from benchmarks.figures import draw
 from benchmarks.layer import DEFAULT
 from benchmarks.page import MODEL, goals, markdown, time_goals, write
 from benchmarks.results import FACTS, NAMES, BenchmarkError, Record, Result, read
-from kerneq.run import Run
+from kerneq.lab.run import Run
 
 ROOT = pathlib.Path(benchmarks.__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "results"

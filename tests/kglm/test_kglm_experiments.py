@@ -20,9 +20,10 @@ import smooth
 import torch
 from PIL import Image
 
-from kerneq import data, kglm
+from kerneq import kglm
 from kerneq.kglm.glm import Problem, cholesky
-from kerneq.run.config import ConfigError
+from kerneq.lab import data
+from kerneq.lab.run.config import ConfigError
 
 CPU = torch.device("cpu")
 SMALL = denoise.Denoise(

@@ -1,0 +1,233 @@
+"""Training-time augmentation: its settings, its random numbers, and what it does to a batch.
+
+Random resized crop, shift and flip and cutout work picture by picture; mixup (Zhang et al., 2018) and CutMix (Yun et
+al., 2019) on pairs: picture 2k is mixed with picture 2k + 1 of the batch and the other way round. In a shuffled batch
+the neighbour is as random as any other picture, and it is on the same rank. The policies are in `operations`.
+
+All random numbers are drawn on the host, for the whole global batch, from a generator keyed by (purpose, seed, epoch,
+batch); a rank then keeps its own rows. So a resumed run and a run on more processes see the same pictures, and the CPU
+and the GPU too; and the host knows which picture gets which operation, so that no device has to be asked.
+"""
+
+import dataclasses
+import enum
+from typing import Literal, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...settings import check_values, setting
+from .operations import RANDAUGMENT, TRIVIAL_WIDE, Operation, fetch, operate, to_device
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Augment:
+    """Random changes to every training picture, each picture with its own draws, in the order below.
+
+    Up to `share` they work on bytes and give bytes; cutout, mixup and CutMix work on normalised pictures, in which the
+    mean is 0. Everything is off by default: `Augment()` changes nothing."""
+
+    area: float = setting(1.0, "smallest share of a picture that a random resized crop keeps; 1: off", above=0, high=1)
+    crop: int = setting(0, "shift by up to so many pixels each way (pad and crop); 0: off", low=0)
+    padding: Literal["reflect", "zero"] = setting("reflect", "what a shift brings in: reflect or zero")
+    flip: bool = setting(False, "mirror left to right, every second picture")
+    randaugment: int = setting(0, "RandAugment operations a picture (Cubuk et al., 2020); 0: off", low=0, high=100)
+    magnitude: float = setting(9.0, "of RandAugment, 0 … 30", low=0, high=30)
+    trivial: bool = setting(False, "one TrivialAugmentWide operation (Müller and Hutter, 2021)")
+    share: float = setting(1.0, "share of the pictures that get `randaugment` or `trivial`", low=0, high=1)
+    cutout: int = setting(0, "side of a square set to the mean, anywhere (DeVries and Taylor, 2017); 0: off", low=0)
+    mixup: float = setting(0.0, "α of mixup's Beta(α, α) (Zhang et al., 2018); 0: off", low=0)
+    cutmix: float = setting(0.0, "α of CutMix's (Yun et al., 2019); with mixup, every second picture; 0: off", low=0)
+    mixed: float = setting(1.0, "share of the pictures that `mixup` and `cutmix` change", low=0, high=1)
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        if self.randaugment and self.trivial:
+            raise ValueError("`randaugment` and `trivial` exclude each other: set one of them.")
+
+    @property
+    def mixes(self) -> bool:
+        """Whether targets become soft: a distribution over the classes for each picture."""
+        return self.mixup > 0 or self.cutmix > 0
+
+
+@final
+class Purpose(enum.IntEnum):
+    """Separate streams, so that switching one augmentation on leaves the others' numbers alone."""
+
+    VALIDATION = 1
+    ORDER = 2
+    CROP = 3
+    CUTOUT = 4
+    POLICY = 5
+    MIX = 6
+    MIXUP = 7
+    CUTMIX = 8
+    AREA = 9
+    MIXED = 10
+
+
+def generator(purpose: Purpose, seed: int, epoch: int = 0, batch: int = 0) -> np.random.Generator:
+    """The generator of one purpose at one place of the run."""
+    return np.random.default_rng([purpose, epoch, batch, seed])
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A batch of a run, and the rows of it (first … last − 1 of `count`) that this rank works on.
+
+    Numbers are drawn for all `count` rows and cut afterwards, so that they do not depend on the number of ranks."""
+
+    seed: int
+    epoch: int
+    batch: int
+    count: int  # pictures in the global batch
+    first: int
+    last: int
+
+    def uniform(self, purpose: Purpose, columns: int) -> np.ndarray:
+        """Numbers in [0, 1), (columns, rows of this rank)."""
+        numbers = generator(purpose, self.seed, self.epoch, self.batch).random((columns, self.count))
+        return numbers[:, self.first : self.last]
+
+    def beta(self, purpose: Purpose, alpha: float) -> np.ndarray:
+        """Beta(α, α) numbers, (rows of this rank)."""
+        numbers = generator(purpose, self.seed, self.epoch, self.batch).beta(alpha, alpha, self.count)
+        return numbers[self.first : self.last]
+
+
+def random_boxes(place: Place, area: float) -> np.ndarray:
+    """For each picture left, top, right, bottom, as shares of its sides, of a part of it, (batch, 4).
+
+    The part has `area` … 1 of the surface and is up to 4:3 out of the picture's own proportions. A side longer than the
+    picture's is cut to it, so that from an `area` of ¾ on a part may be smaller (at 0.9: 0.82)."""
+    surface, ratio, y, x = place.uniform(Purpose.AREA, 4)
+    side = np.sqrt(area + (1 - area) * surface)
+    stretch = np.exp((ratio - 0.5) * np.log(4 / 3))  # (3/4)^½ … (4/3)^½, of width to √surface
+    width, height = np.minimum(side * stretch, 1), np.minimum(side / stretch, 1)
+    left, top = x * (1 - width), y * (1 - height)
+    return np.stack([left, top, left + width, top + height], axis=1)
+
+
+def resized_crop(pixels: Tensor, boxes: np.ndarray) -> Tensor:
+    """Each picture's part in its box, by bilinear interpolation at the picture's own size."""
+    left, top, right, bottom = 2 * boxes.T - 1  # grid_sample's corners are ±1
+    zero = np.zeros_like(left)
+    rows = [[(right - left) / 2, zero, (right + left) / 2], [zero, (bottom - top) / 2, (bottom + top) / 2]]
+    theta = np.stack([np.stack(row, axis=1) for row in rows], axis=1).astype(np.float32)
+    grid = functional.affine_grid(to_device(theta, pixels.device), list(pixels.shape), align_corners=False)
+    found = functional.grid_sample(pixels.float(), grid, padding_mode="border", align_corners=False)
+    return found.round_().to(torch.uint8)
+
+
+def augment_bytes(pixels: Tensor, settings: Augment, place: Place) -> Tensor:
+    """Shift, flip and change the levels of the batch at `place`, uint8 to uint8; the crop has been taken before."""
+    if settings.crop or settings.flip:
+        pixels = crop_and_flip(pixels, settings, place)
+    if settings.randaugment or settings.trivial:
+        pixels = random_operations(pixels, settings, place)
+    return pixels
+
+
+def crop_and_flip(pixels: Tensor, settings: Augment, place: Place) -> Tensor:
+    """Shift each picture by up to `crop` whole pixels each way, as pad-and-crop does, and mirror every second one.
+
+    What comes in from outside is the picture's reflection or black."""
+    down, right, side = place.uniform(Purpose.CROP, 3)
+    down, right = (np.floor(u * (2 * settings.crop + 1)) - settings.crop for u in (down, right))
+    flip = (side < 0.5) & settings.flip
+    height, width = pixels.shape[2:]
+    moves = to_device(np.stack([down, right, flip]).astype(np.int64), pixels.device)[:, :, None]  # (3, batch, 1)
+    rows = torch.arange(height, device=pixels.device) + moves[0]
+    columns = torch.arange(width, device=pixels.device)
+    columns = torch.where(moves[2] > 0, width - 1 - columns, columns) + moves[1]
+    if settings.padding == "reflect":
+        rows, columns = _reflect(rows, height), _reflect(columns, width)
+    return fetch(pixels, rows[:, :, None], columns[:, None, :])
+
+
+def _reflect(index: Tensor, size: int) -> Tensor:
+    """Fold an index within one picture of the border back inside; the border pixel is not repeated."""
+    return (size - 1) - (index.abs() - (size - 1)).abs()
+
+
+def random_operations(pixels: Tensor, settings: Augment, place: Place) -> Tensor:
+    """What the policy of `settings` does to about `share` of the pictures.
+
+    RandAugment: `randaugment` operations after one another, drawn for each picture, at level `magnitude` / 30.
+    TrivialAugment: one operation at one of 31 levels, both drawn for each picture."""
+    if settings.trivial:
+        ranges = TRIVIAL_WIDE
+        chosen, *draws, level = place.uniform(Purpose.POLICY, 4)
+        level = np.floor(level * 31) / 30
+    else:
+        ranges = RANDAUGMENT
+        chosen, *draws = place.uniform(Purpose.POLICY, 1 + 2 * settings.randaugment)
+        level = np.full(len(chosen), settings.magnitude / 30)
+    for which, side in zip(draws[::2], draws[1::2], strict=True):
+        operation = np.floor(which * len(Operation)).astype(np.int64)
+        operation[chosen >= settings.share] = Operation.IDENTITY
+        sign = np.where(side < 0.5, -1.0, 1.0)
+        pixels = operate(pixels, operation, ranges.amounts(operation, level, sign, (pixels.shape[2], pixels.shape[3])))
+    return pixels
+
+
+def cut_out(x: Tensor, side: int, place: Place) -> Tensor:
+    """Set a square of each normalised picture (batch, channels, height, width) to the mean, in place.
+
+    Its centre may be any pixel, so that it may hang over the border."""
+    height, width = x.shape[2:]
+    y, z = place.uniform(Purpose.CUTOUT, 2)
+    top, left = np.floor(y * height) - side // 2, np.floor(z * width) - side // 2
+    return x.masked_fill_(_box_mask(x, top, top + side, left, left + side), 0.0)
+
+
+def mix(x: Tensor, labels: Tensor, classes: int, settings: Augment, place: Place) -> tuple[Tensor, Tensor]:
+    """mixup's λx + (1 − λ)x′, or CutMix's x with a box of x′, and the targets in the same proportion.
+
+    x is (batch, channels, height, width), x′ its neighbour, λ ~ Beta(α, α) for each picture; CutMix's box has the share
+    1 − λ of the surface before it is clipped to the picture, and its pixels are counted after. The targets are rows of
+    class probabilities, float32 (batch, classes)."""
+    height, width = x.shape[2:]
+    kind, y, z = place.uniform(Purpose.MIX, 3)
+    boxed = kind < 0.5 if settings.mixup and settings.cutmix else np.full(len(kind), settings.cutmix > 0)
+    chosen = place.uniform(Purpose.MIXED, 1)[0] < settings.mixed
+    keep = np.ones(len(kind))  # λ of mixup
+    if settings.mixup:
+        keep = np.where(boxed | ~chosen, 1.0, place.beta(Purpose.MIXUP, settings.mixup))
+    top, bottom, left, right = np.zeros((4, len(kind)))
+    if settings.cutmix:
+        side = np.where(boxed & chosen, np.sqrt(1 - place.beta(Purpose.CUTMIX, settings.cutmix)), 0.0)
+        top, bottom = _span(y, side, height)
+        left, right = _span(z, side, width)
+    own = keep * (1 - (bottom - top) * (right - left) / (height * width))  # share of the picture itself
+    shares = to_device(np.stack([keep, own]).astype(np.float32), x.device)
+    weight = torch.where(_box_mask(x, top, bottom, left, right), 0.0, shares[0, :, None, None, None])
+    target = functional.one_hot(labels, classes).to(torch.float32)
+    return _mix_neighbours(x, weight), _mix_neighbours(target, shares[1, :, None])
+
+
+def _mix_neighbours(x: Tensor, weight: Tensor) -> Tensor:
+    """weight · x + (1 − weight) · x′, where x′ is the other picture of each pair."""
+    neighbour = x.view(len(x) // 2, 2, *x.shape[1:]).flip(1).view_as(x)
+    return x * weight + neighbour * (1 - weight)
+
+
+def _span(centre: np.ndarray, share: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The pixels of an interval of `share` of the side around a uniform centre, clipped to the picture."""
+    middle, half = np.floor(centre * size), np.floor(share * size) // 2
+    return np.clip(middle - half, 0, size), np.clip(middle + half, 0, size)
+
+
+def _box_mask(x: Tensor, top: np.ndarray, bottom: np.ndarray, left: np.ndarray, right: np.ndarray) -> Tensor:
+    """Whether each pixel lies in its picture's box, top ≤ row < bottom, left ≤ column < right, (batch, 1, h, w)."""
+    edges = to_device(np.stack([top, bottom, left, right]).astype(np.int64), x.device)[:, :, None]
+    rows = torch.arange(x.shape[2], device=x.device)
+    columns = torch.arange(x.shape[3], device=x.device)
+    inside_rows = (rows >= edges[0]) & (rows < edges[1])
+    inside_columns = (columns >= edges[2]) & (columns < edges[3])
+    return inside_rows[:, None, :, None] & inside_columns[:, None, None, :]

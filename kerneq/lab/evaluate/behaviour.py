@@ -1,0 +1,213 @@
+"""How a trained model finds its equilibria, and what they are worth to it.
+
+Residual and E along the iterations, steps and failures as deployed, how fast the equation contracts at its equilibrium
+beside what its bound promises, and the accuracy of the same model stopped after 1, 2, 4, … steps.
+"""
+
+import dataclasses
+import itertools
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from ...equation import AbstractMap, Equation, Evaluation, Map, as_map
+from ...equilibrium import Equilibrium, layers_of, solving, watching
+from ...gradients import Unrolled
+from ...solvers import AbstractSolver, solve
+from ...tensors import per_sample, per_sample_norm
+from ..data import Images
+from .trained import NotApplicableError, TrainedRun
+
+POWER_STEPS = 30  # products with the Jacobian; the factor is then known to a few percent
+SETTLED = 1e-5  # residual of an equilibrium at which the Jacobian is taken
+FLOOR = 1e-6  # residual at which a trace ends
+LONGEST = 100  # steps that are followed, or taken to settle, at most
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class Watched(AbstractSolver[Any]):
+    """Another solver's rule; residual and E in `f` of every point it steps from are written down."""
+
+    solver: AbstractSolver[Any]
+    f: AbstractMap
+    seen: list[tuple[Tensor, Tensor | None]]
+
+    def needs(self, f: AbstractMap) -> tuple[bool, bool]:
+        return self.solver.needs(f)
+
+    def space(self, f: AbstractMap) -> AbstractMap:
+        return self.solver.space(f)
+
+    def init(self, f: AbstractMap, z0: Tensor) -> Any:
+        return self.solver.init(f, z0)
+
+    def step(self, f: AbstractMap, at: Evaluation, memory: Any) -> tuple[Tensor, Any]:
+        here = self.f.evaluate(at.value, energy=True)
+        self.seen.append((self.f.measure(here).residual, here.energy))
+        return self.solver.step(f, at, memory)
+
+
+@torch.no_grad()
+def trace(f: Map, z0: Tensor | None, solver: AbstractSolver[Any], steps: int) -> tuple[Tensor, Tensor | None]:
+    """Residual and E, where it is known, at the first `steps` points that the solver evaluates from z0, (steps, batch).
+
+    With `InFeatures` these are the z of every v.
+    """
+    watched = Watched(solver, as_map(f), [])
+    # One step more than is wanted, since the loop takes none from its last point; without a look, nothing stops it.
+    solve(f, z0, watched, max_steps=steps + 1, check_every=steps + 1)
+    residuals, energies = zip(*watched.seen, strict=True)
+    known = [energy for energy in energies if energy is not None]
+    return torch.stack(residuals), torch.stack(known) if known else None
+
+
+@torch.no_grad()
+def contraction(f: AbstractMap, z: Tensor, steps: int = POWER_STEPS) -> Tensor:
+    """The spectral radius of J = ∂f/∂z at z, (batch,), by power iteration: by it a plain step shrinks errors near z*.
+
+    For the equation of a cell J = DH has the eigenvalues of the symmetric DHD, so that the estimate only rises towards
+    the radius, and that is at most L (`f.bound`). For any other map it is the growth over the second half of the steps.
+    """
+    adjoint = f.closed_adjoint(z)
+    u = torch.randn(z.shape, generator=torch.Generator().manual_seed(0)).to(z)
+    if adjoint is None:
+        step = f.linearise(z.detach()).vjp
+    else:
+        u, symmetric = adjoint.masked(u), adjoint.symmetric
+
+        def step(u: Tensor) -> Tensor:
+            return u - symmetric(u)
+
+    growth = []
+    for _ in range(steps):
+        u = step(u / per_sample(per_sample_norm(u).clamp_min(torch.finfo(u.dtype).tiny), u))
+        growth.append(per_sample_norm(u))
+    if adjoint is not None:
+        return growth[-1]
+    return torch.stack(growth[steps // 2 :]).log().mean(0).exp()
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class LayerBehaviour:
+    """One equilibrium layer. Steps, residual and failures are as deployed, over all pictures; the rest is in float32.
+
+    Not every number is finite (null in JSON): E where a solver left the domain of φ, a trace that ran away.
+    """
+
+    name: str
+    solver: str
+    steps: float
+    most_steps: int
+    residual: float
+    unconverged: float  # share of the pictures
+    contraction: float  # spectral radius of ∂f/∂z at the equilibrium, mean over the traced pictures
+    most_contraction: float
+    bound: float | None  # L: the contraction is at most this
+    convexity: float | None  # μ of E: where it is positive there is one equilibrium
+    residuals: list[float]  # mean over the traced pictures at every step
+    energies: list[float] | None
+    sample_residuals: list[list[float]]  # the same for a few pictures
+    sample_energies: list[list[float]] | None
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class StoppedScore:
+    """What the trained model scores when every solve ends after so many steps."""
+
+    steps: int  # evaluations of f; most solvers return the last point they measured, so that two see what one made
+    accuracy: float
+    loss: float
+    residual: float
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class BehaviourResult:
+    """The solver behaviour of a trained run on test images, layer by layer, and its worth."""
+
+    images: int
+    traced: int
+    tol: float
+    max_steps: int
+    layers: list[LayerBehaviour]
+    stopped: list[StoppedScore]  # the last at `max_steps`: as deployed
+
+    def summary(self) -> list[tuple[str, str]]:
+        lines = []
+        for layer in self.layers:
+            limit = "" if layer.bound is None else f" (bound {layer.bound:.2f})"
+            words = f"{layer.steps:.1f} steps, residual {layer.residual:.1e}, {layer.unconverged:.1%} not converged, "
+            lines.append((layer.name, words + f"contraction {layer.contraction:.2f}{limit}"))
+        for s in self.stopped:
+            lines.append((f"stopped after {s.steps}", f"accuracy {s.accuracy:.2%}, loss {s.loss:.4f}"))
+        return lines
+
+
+def measure_behaviour(
+    trained: TrainedRun, *, images: int = 10_000, traced: int = 32, shown: int = 4
+) -> BehaviourResult:
+    """How the run's layers are solved on test images; `traced` of them are followed, `shown` of these one by one."""
+    layers = layers_of(trained.model)
+    if not layers or any(isinstance(layer.gradient, Unrolled) for layer in layers):
+        what = "layers of unrolled steps" if layers else "no equilibrium layer"
+        raise NotApplicableError(f"{trained.run.path} has {what}, and so no solver behaviour to measure.")
+    chosen = trained.test.sample(images)
+    own = max(layer.max_steps for layer in layers)
+    stopped: list[StoppedScore] = []
+    solves: dict[str, Tensor] = {}
+    for limit in (*itertools.takewhile(lambda steps: steps < own, (2**k for k in itertools.count())), own):
+        score, solves = _stopped(trained, chosen, limit)  # the last pass is as deployed
+        stopped.append(score)
+    x = next(iter(trained.batches(chosen).epoch(0)))[0][:traced]
+    seen: dict[Equilibrium, tuple[AbstractMap, Tensor]] = {}
+    with torch.no_grad(), watching(trained.model, lambda layer, f, z: seen.update({layer: (f, z)})):
+        trained.model(x)
+    parts = zip(layers, solves.items(), strict=True)
+    found = [_behaviour(name, layer, *seen[layer], numbers, shown) for layer, (name, numbers) in parts]
+    return BehaviourResult(len(chosen), len(x), layers[0].tol, own, found, stopped)
+
+
+def _stopped(trained: TrainedRun, images: Images, limit: int) -> tuple[StoppedScore, dict[str, Tensor]]:
+    """The score with at most `limit` steps a solve; and steps, residual and failure of every layer, (images, 3)."""
+    right, loss = 0, 0.0
+    solves: dict[str, list[Tensor]] = {}
+    with solving(trained.model, max_steps=limit):
+        for _, labels, logits, solutions in trained.outputs(images, captured=False):
+            right += int((logits.argmax(1) == labels).sum())
+            loss += float(cross_entropy(logits, labels, reduction="sum"))
+            for name, s in solutions.items():
+                columns = torch.stack([s.steps.double(), s.residual.double(), (~s.converged).double()], dim=1)
+                solves.setdefault(name, []).append(columns.cpu())
+    joined = {name: torch.cat(rows) for name, rows in solves.items()}
+    residual = float(torch.stack([rows[:, 1] for rows in joined.values()]).mean())
+    return StoppedScore(limit, right / len(images), loss / len(images), residual), joined
+
+
+def _behaviour(name: str, layer: Equilibrium, f: AbstractMap, z: Tensor, solves: Tensor, shown: int) -> LayerBehaviour:
+    """What one layer does, given its equation and equilibria for the traced pictures and `solves` for all."""
+    residual, energy = trace(f, layer.cell.initial(f), layer.solver, min(max(2 * layer.max_steps, 16), LONGEST))
+    above = int((~(residual <= FLOOR)).any(1).sum())  # what follows is rounding
+    residual, energy = residual[: above + 1], None if energy is None else energy[: above + 1]
+    factor = contraction(f, solve(f, z, layer.solver, tol=SETTLED, max_steps=LONGEST).value)
+    steps, gap, failed = solves.mean(0).tolist()
+    return LayerBehaviour(
+        name=name,
+        solver=repr(layer.solver),
+        steps=steps,
+        most_steps=int(solves[:, 0].max()),
+        residual=gap,
+        unconverged=failed,
+        contraction=float(factor.mean()),
+        most_contraction=float(factor.max()),
+        bound=float(f.bound.max()) if isinstance(f, Equation) else None,
+        convexity=float(f.convexity.min()) if isinstance(f, Equation) else None,
+        residuals=residual.mean(1).tolist(),
+        energies=None if energy is None else energy.mean(1).tolist(),
+        sample_residuals=residual[:, :shown].mT.tolist(),
+        sample_energies=None if energy is None else energy[:, :shown].mT.tolist(),
+    )

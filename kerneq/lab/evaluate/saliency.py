@@ -1,0 +1,272 @@
+"""Where a model looks: Grad-CAM through the equilibrium, integrated gradients, the model's own patch weights.
+
+A map is (batch, height, width), as large as the pictures, higher where a pixel matters more. Maps are compared by
+number: deletion and insertion replace the pixels in the order of the map and watch the probability of the class.
+Pictures are normalised as the model wants them; gradients are in float32 (or the model's dtype) and exact.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import final
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from ...equation import AbstractMap, Equation
+from ...equilibrium import Equilibrium, layers_of, solving, watching
+from ...solution import Solution
+from ..data import Images
+from .attack import frozen
+from .trained import TrainedRun
+
+PATH = 32  # points on the way from the baseline to the picture
+SHOWN = 8  # pictures on a contact sheet
+TILE = 112  # pixels of a picture's side on a contact sheet
+
+
+@contextlib.contextmanager
+def _exact(model: nn.Module) -> Iterator[None]:
+    """Equilibria to a residual of 1e-5, their exact gradient, and none for the parameters."""
+    with solving(model, tol=1e-5, max_steps=100, exact=True), frozen(model):
+        yield
+
+
+def grad_cam(
+    model: nn.Module, x: Tensor, classes: Tensor, layers: Mapping[str, nn.Module], before: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """Grad-CAM (Selvaraju et al., 2017) at some modules, by one pass: relu(Σ_c α_c A_c), α_c the mean of ∂y/∂A_c.
+
+    y is the logit of each picture's class, A the feature map a module gives, (batch, channels, h, w), the z* of an
+    equilibrium layer; or, of the modules named in `before`, the one it is given. Of an equilibrium layer the gradient
+    then comes through the equilibrium, this one and no other.
+    """
+    maps: dict[str, Tensor] = {}
+
+    def keep_output(name: str, module: nn.Module, inputs: object, output: Tensor | Solution) -> None:
+        maps[name] = output.value if isinstance(output, Solution) else output
+
+    def keep_input(name: str, module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        maps[name] = inputs[0].view_as(inputs[0])  # its own, where several layers are given the same
+        return (maps[name],)
+
+    with _exact(model), torch.enable_grad(), contextlib.ExitStack() as hooks:
+        for name, layer in layers.items():
+            if name in before:
+                handle = layer.register_forward_pre_hook(functools.partial(keep_input, name))
+            else:
+                handle = layer.register_forward_hook(functools.partial(keep_output, name))
+            hooks.callback(handle.remove)
+        scores = model(x.detach().requires_grad_()).gather(1, classes[:, None])
+        slopes = torch.autograd.grad(scores.sum(), [maps[name] for name in layers])
+    found = {}
+    for name, slope in zip(layers, slopes, strict=True):
+        alpha, A = slope.mean((2, 3), keepdim=True), maps[name].detach()
+        found[name] = _resized(torch.relu((alpha * A).sum(1)), x)
+    return found
+
+
+def _resized(maps: Tensor, x: Tensor) -> Tensor:
+    """Maps (batch, h, w) at the size of the pictures."""
+    resized: Tensor = interpolate(maps[:, None], x.shape[2:], mode="bilinear", align_corners=False)[:, 0]
+    return resized
+
+
+def integrated_gradients(
+    model: nn.Module, x: Tensor, classes: Tensor, baseline: Tensor | float = 0.0, steps: int = PATH
+) -> Tensor:
+    """(x − b) ⊙ ∫₀¹ ∂y/∂x at b + t(x − b) dt, like x (Sundararajan et al., 2017), by the midpoints of `steps` pieces.
+
+    The numbers of a picture sum to y(x) − y(b), y the logit of its class: all of the difference is accounted for. The
+    baseline 0 is the data set's mean colour.
+    """
+    start = torch.as_tensor(baseline).to(x).expand_as(x)
+    total = torch.zeros_like(x)
+    with _exact(model), torch.enable_grad():
+        for step in range(steps):
+            at = torch.lerp(start, x.detach(), (step + 0.5) / steps).requires_grad_()
+            total += torch.autograd.grad(model(at).gather(1, classes[:, None]).sum(), at)[0]
+    return (x.detach() - start) * total / steps
+
+
+@torch.no_grad()
+def patch_weights(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """ω(sᵢ) of every patch at the equilibrium, mean over its groups of channels: the model's own attention, per layer.
+
+    A radial kernel weighs each patch of the input by it: 1 where W explains the patch, towards 0 where it does not, and
+    there the patch hardly acts. So flat ground, which is easily explained, ranks high: deletion and insertion tell
+    whether a model's weights are where its decisions come from. No gradient is needed. Layers without patches, or of
+    vectors, are left out.
+    """
+    found: dict[nn.Module, Tensor | None] = {}
+
+    def note(layer: nn.Module, f: AbstractMap, z: Tensor) -> None:
+        found[layer] = f.weights(z) if isinstance(f, Equation) and z.dim() == 4 else None
+
+    with watching(model, note):
+        _, solutions = model(x, solutions=True)
+    named = [(name, found[layer]) for name, layer in zip(solutions, layers_of(model), strict=True)]
+    return {name: _resized(weights.mean(1).to(x.dtype), x) for name, weights in named if weights is not None}
+
+
+@torch.no_grad()
+def replace_pixels(model: nn.Module, x: Tensor, classes: Tensor, maps: Tensor, steps: int = 16) -> Tensor:
+    """The areas of deletion and of insertion (Petsiuk et al., 2018), (2, batch): under the probability of the class.
+
+    In `steps` equal parts and in the order of the map pixels, all channels at once, are replaced: in deletion those of
+    the picture by the baseline 0, the data set's mean colour (the probability should fall early, the area be small), in
+    insertion those of the baseline by the picture's (it should be large).
+    """
+    rank = maps.flatten(1).argsort(dim=1, descending=True, stable=True).argsort(dim=1).view(len(x), 1, *x.shape[2:])
+    curves = []
+    for step in range(steps + 1):
+        first = rank < step * rank[0].numel() / steps
+        both = torch.where(first, 0, x), torch.where(first, x, 0)
+        curves.append(torch.stack([model(some).softmax(1).gather(1, classes[:, None])[:, 0] for some in both]))
+    return torch.trapezoid(torch.stack(curves, dim=2), dx=1 / steps)
+
+
+def feature_layers(model: nn.Module, x: Tensor) -> dict[str, nn.Module]:
+    """The modules of a model whose Grad-CAM is worth a look, by name.
+
+    "Grad-CAM": the last feature map. "Grad-CAM stem": what the stem gives, through all equilibria at once.
+    "Grad-CAM branch…": an equilibrium layer of several.
+    """
+    last: list[nn.Module] = []
+    maps: set[nn.Module] = set()  # the equilibrium layers that give one
+
+    def note(module: nn.Module, inputs: object, output: object) -> None:
+        if isinstance(module, Equilibrium) and isinstance(output, Solution) and output.value.dim() == 4:
+            maps.add(module)
+        elif isinstance(output, Tensor) and output.dim() == 4:
+            last.append(module)
+
+    with contextlib.ExitStack() as hooks, torch.no_grad():
+        for module in model.modules():
+            hooks.callback(module.register_forward_hook(note).remove)
+        model(x[:1])
+    found = {"Grad-CAM": last[-1]} if last else {}
+    layers = layers_of(model)
+    if layers and "stem" in dict(model.named_children()):
+        found["Grad-CAM stem"] = model.get_submodule("stem")
+    if len(maps) > 1:
+        found |= {f"Grad-CAM branch{number}": layer for number, layer in enumerate(layers) if layer in maps}
+    return found
+
+
+def all_maps(model: nn.Module, x: Tensor, classes: Tensor) -> dict[str, Tensor]:
+    """Every map that is known of pictures x for these classes, by the name of its method.
+
+    Grad-CAM of a branch is taken twice: at its z*, and at its input, through the equilibrium.
+    """
+    layers = feature_layers(model, x)
+    inputs = {f"{name} input": layer for name, layer in layers.items() if isinstance(layer, Equilibrium)}
+    found = grad_cam(model, x, classes, layers | inputs, inputs) if layers else {}
+    found["integrated gradients"] = integrated_gradients(model, x, classes).sum(1)
+    weights = patch_weights(model, x)
+    if weights:
+        found["weights"] = torch.stack(list(weights.values())).mean(0)
+    return found | {f"weights {name}": maps for name, maps in weights.items()}
+
+
+def overlay(picture: Tensor, heat: Tensor, side: int = TILE) -> Image.Image:
+    """A map (h, w) in colour over its picture, uint8 (channels, h, w); dark violet: nothing, yellow: the most.
+
+    The colours run from the lowest to the highest number of the map; negative numbers, which speak against the class,
+    count as zero.
+    """
+    from matplotlib import colormaps  # slow to import, and `kerneq.load` need not wait for it
+
+    heat = heat.detach().float().cpu().clamp_min(0)
+    heat = (heat - heat.min()) / (heat.max() - heat.min()).clamp_min(torch.finfo(heat.dtype).tiny)
+    coloured = Image.fromarray((colormaps["inferno"](heat.numpy())[..., :3] * 255).astype(np.uint8))
+    return Image.blend(enlarged(picture, side), coloured.resize((side, side), Image.Resampling.BILINEAR), 0.6)
+
+
+def enlarged(picture: Tensor, side: int = TILE) -> Image.Image:
+    """A picture, uint8 (channels, h, w), as a square of `side` pixels; small ones show theirs."""
+    tile = Image.fromarray(picture.cpu().expand(3, -1, -1).permute(1, 2, 0).numpy())
+    how = Image.Resampling.NEAREST if tile.width <= side else Image.Resampling.LANCZOS
+    return tile.resize((side, side), how)
+
+
+def contact_sheet(pictures: Tensor, names: Sequence[str], maps: Mapping[str, Tensor]) -> Image.Image:
+    """A row for each picture, uint8 (count, channels, h, w), with its name: as it is, then under every map."""
+    font, line, gap = ImageFont.load_default(13), 18, 6
+    width, height = TILE + gap, TILE + line + gap
+    sheet = Image.new("RGB", ((1 + len(maps)) * width + gap, len(pictures) * height + 2 * line + gap), "white")
+    pen = ImageDraw.Draw(sheet)
+    for column, title in enumerate(maps, start=1):
+        method, _, place = title.partition(" ")
+        pen.multiline_text((gap + column * width, gap), f"{method}\n{place}", "black", font, spacing=2)
+    for row, (picture, name) in enumerate(zip(pictures, names, strict=True)):
+        top = 2 * line + gap + row * height
+        sheet.paste(enlarged(picture), (gap, top))
+        pen.text((gap, top + TILE + 1), name, "#404040", font)
+        for column, heat in enumerate(maps.values(), start=1):
+            sheet.paste(overlay(picture, heat[row]), (gap + column * width, top))
+    return sheet
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class MethodScore:
+    """Areas under the two curves, mean over pictures."""
+
+    deletion: float  # lower is better
+    insertion: float  # higher is better
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class SaliencyResult:
+    """How well each map of a trained run tells the pixels its decisions rest on; `random` is a map of noise."""
+
+    images: int
+    steps: int
+    methods: dict[str, MethodScore]
+
+    def summary(self) -> list[tuple[str, str]]:
+        words = "deletion {0.deletion:.3f}, insertion {0.insertion:.3f}"
+        return [(name, words.format(score)) for name, score in self.methods.items()]
+
+
+@torch.no_grad()
+def measure_saliency(trained: TrainedRun, *, images: int = 256, steps: int = 16) -> SaliencyResult:
+    """Deletion and insertion of every map on a random choice of test pictures, for the class the model sees."""
+    chosen = trained.test.sample(images)
+    noise = torch.Generator().manual_seed(0)
+    sums: dict[str, Tensor] = {}
+    for x, _ in trained.batches(chosen).epoch(0):
+        classes = trained.model(x).argmax(1)
+        maps = all_maps(trained.model, x, classes)
+        maps["random"] = torch.rand(len(x), *x.shape[2:], generator=noise).to(x)
+        for name, some in trained.track(maps.items(), "maps", len(maps)):
+            areas = replace_pixels(trained.model, x, classes, some, steps=steps)
+            sums[name] = sums.get(name, 0) + areas.double().sum(1)
+    methods = {name: MethodScore(*(total / len(chosen)).tolist()) for name, total in sums.items()}
+    return SaliencyResult(len(chosen), steps, methods)
+
+
+def map_each(trained: TrainedRun, images: Images) -> dict[str, Tensor]:
+    """Every map of each of the images, for the class that its label names; batch by batch, so that all fit."""
+    found = [all_maps(trained.model, x, classes) for x, classes in trained.batches(images).epoch(0)]
+    return {name: torch.cat([maps[name] for maps in found]) for name in found[0]}
+
+
+@torch.no_grad()
+def draw_saliency(trained: TrainedRun, result: SaliencyResult) -> dict[str, Image.Image]:
+    """Contact sheets of a few of the pictures: the maps of the whole model, and those of its branches one by one."""
+    chosen = trained.test.sample(min(SHOWN, result.images))
+    classes = torch.cat([trained.model(x).argmax(1) for x, _ in trained.batches(chosen).epoch(0)]).cpu()
+    maps = map_each(trained, dataclasses.replace(chosen, labels=classes))
+    pairs = [(chosen.classes[label], chosen.classes[seen]) for label, seen in zip(chosen.labels, classes, strict=True)]
+    names = [label if label == seen else f"{label}, seen as {seen}" for label, seen in pairs]
+    whole = {name: some for name, some in maps.items() if "branch" not in name}
+    parts = {name: some for name, some in maps.items() if "branch" in name}
+    sheets = {"saliency": contact_sheet(chosen.in_memory(), names, whole)}
+    return sheets | {"saliency-branches": contact_sheet(chosen.in_memory(), names, parts)} if parts else sheets

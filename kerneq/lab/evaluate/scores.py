@@ -1,0 +1,235 @@
+"""The main numbers of a trained run, on the test images: accuracy, calibration, the solver, and the worst mistakes."""
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, final
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from ...models import parameters
+from ...settings import rows
+from ..data import DataError, Images
+from ..run import Run
+from ..run.folder import INCIDENTAL
+from ..training import metrics
+from ..training.build import Builder, build_model
+from ..training.metrics import Accumulator, Scores
+from .classification import Calibration, Classification, calibrate, classify, fit_temperature
+from .saliency import enlarged
+from .trained import Part, TrainedRun, measure_part
+
+MISTAKES = 24  # shown, the most confident first
+TILE, COLUMNS, LINE = 128, 6, 18  # pixels of a picture's side; pictures in a row; pixels of a line of text
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+    """A test image, by its place in the test split, that the model was sure of and wrong about."""
+
+    index: int
+    label: int
+    predicted: int
+    confidence: float
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class EvaluationResult:
+    """What a run does on the test images; where sub-classes were kept out of training, on the `unknown` ones too.
+
+    `scaled` is the calibration after temperature scaling: the temperature is fitted on the images that the run held out
+    (which also chose the best checkpoint), never on test images. Where there are none it is None, and `unscaled` says
+    why.
+    """
+
+    model: str
+    data: str
+    checkpoint: str
+    epoch: int
+    parameters: int
+    scores: dict[str, Scores]  # by images, `test` and `unknown`: the metrics of `training.metrics`
+    classes: tuple[str, ...]
+    classification: dict[str, Classification]  # by images, too
+    calibration: Calibration  # of the test images, as trained
+    scaled: Calibration | None
+    unscaled: str | None
+    mistakes: tuple[Mistake, ...]  # the most confident first
+
+    def summary(self) -> list[tuple[str, str]]:
+        test, found = self.scores["test"], self.classification["test"]
+        lines = [("model, data", f"{self.model}, {self.data}"), ("test images", str(found.images))]
+        for metric in metrics.METRICS:
+            if metric.over == "adjoints":  # those are of training
+                continue
+            lines.append((metric.title, metric.text(test)))
+            if metric.name == "accuracy":
+                lines[-1] = (metric.title, f"{metric.text(test)}, {_interval(found)}")
+                lines += [("top-5 accuracy", f"{found.top5:.2%}")] if found.top5 is not None else []
+        if "unknown" in self.classification:
+            unknown = self.classification["unknown"]
+            lines.append(("unseen sub-classes", f"{unknown.accuracy:.2%}, {_interval(unknown)}"))
+        rates = [(rate, name) for rate, name in zip(found.per_class, self.classes, strict=True) if rate is not None]
+        (low, worst), (high, best) = min(rates), max(rates)
+        lines.append(("classes", f"from {low:.1%} ({worst}) to {high:.1%} ({best})"))
+        steps = [step for step in (self.calibration, self.scaled) if step is not None]
+        fitted = f"T = {steps[-1].temperature:.3f}, fitted on the held-out images; figures before → after"
+        lines.append(("temperature", fitted if self.scaled is not None else self.unscaled or ""))
+        numbers = [f"{step.nll:.4f}, {step.brier:.4f}" for step in steps]
+        errors = [f"{step.ece:.4f}, {step.adaptive_ece:.4f}, {step.mce:.4f}" for step in steps]
+        return [*lines, ("NLL, Brier score", " → ".join(numbers)), ("ECE, adaptive ECE, MCE", " → ".join(errors))]
+
+
+def _interval(found: Classification) -> str:
+    return f"95 % interval {found.interval[0]:.2%} … {found.interval[1]:.2%}"
+
+
+def evaluate(
+    path: Path, checkpoint: str = "best", device: str = "auto", build: Builder = build_model
+) -> EvaluationResult:
+    """Evaluate the best or the last weights of the run in `path`: writes RUN/evaluation.json and its mistakes.png."""
+    trained = TrainedRun.open(path, checkpoint, device, build)
+    measured = measure_part(trained, "scores", SCORES)
+    measured.write()
+    return measured.evidence
+
+
+def measure_scores(trained: TrainedRun) -> EvaluationResult:
+    """The main numbers of a trained run; nothing is written."""
+    config = trained.config
+    scores, logits = score(trained, trained.test)
+    labels = trained.test.labels
+    every: dict[str, Scores] = {"test": scores}
+    classification = {"test": classify(logits, labels)}
+    if config.data.subset == "four-of-five-subclasses":
+        unknown = trained.unknown()
+        assert unknown is not None
+        every["unknown"], theirs = score(trained, unknown)
+        classification["unknown"] = classify(theirs, unknown.labels)
+    temperature, unscaled = find_temperature(trained)
+    return EvaluationResult(
+        model=config.model.name,
+        data=config.data.pictures,
+        checkpoint=trained.checkpoint,
+        epoch=trained.epoch,
+        parameters=parameters(trained.model),
+        scores=every,
+        classes=trained.classes,
+        classification=classification,
+        calibration=calibrate(logits, labels),
+        scaled=calibrate(logits, labels, temperature) if temperature is not None else None,
+        unscaled=unscaled,
+        mistakes=find_mistakes(logits, labels),
+    )
+
+
+def find_temperature(trained: TrainedRun) -> tuple[float | None, str | None]:
+    """The temperature that suits the held-out images best, or why there is none."""
+    try:
+        held_out = trained.held_out()
+    except DataError as error:
+        return None, f"the held-out images are not there: {error}"
+    if held_out is None:
+        return None, "the run trained on every image and held none out to fit a temperature on"
+    return fit_temperature(score(trained, held_out)[1], held_out.labels), None
+
+
+def score(trained: TrainedRun, images: Images) -> tuple[Scores, Tensor]:
+    """The metrics of `training.metrics` on some images, and the logits, float32 (images, classes), on the host."""
+    accumulator, found = Accumulator(trained.process.device), []
+    for _, labels, logits, solutions in trained.outputs(images):
+        accumulator.add(cross_entropy(logits, labels), logits, labels, solutions)
+        found.append(logits.cpu())
+    return accumulator.read(accumulator.sums), torch.cat(found)
+
+
+def find_mistakes(logits: Tensor, labels: Tensor, count: int = MISTAKES) -> tuple[Mistake, ...]:
+    """The images whose likeliest class is not theirs, the most confident first, at most `count`."""
+    confidence, predicted = logits.double().softmax(1).max(1)
+    wrong = (predicted != labels).nonzero().flatten()
+    order = wrong[confidence[wrong].argsort(descending=True, stable=True)][:count].tolist()
+    return tuple(Mistake(i, int(labels[i]), int(predicted[i]), float(confidence[i])) for i in order)
+
+
+def draw_mistakes(trained: TrainedRun, result: EvaluationResult) -> dict[str, Image.Image]:
+    """The most confident mistakes side by side, below each what the model saw, how surely, and what it is."""
+    found, names = result.mistakes, result.classes
+    pixels = trained.test.select(torch.tensor([mistake.index for mistake in found], dtype=torch.int64)).in_memory()
+    rows = -(-len(found) // COLUMNS)
+    width, height = TILE + 8, TILE + 2 * LINE + 8
+    sheet = Image.new("RGB", (COLUMNS * width + 8, rows * height + LINE + 12), "white")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
+    wrong = len(result.classification["test"].wrong)
+    title = f"{wrong} mistakes" if wrong != 1 else "1 mistake"
+    title += f", the {len(found)} most confident" if wrong > len(found) else ", the most confident first"
+    pen.text((8, 6), f"{title}: prediction with its probability, and the label", "black", font)
+    for place, (mistake, picture) in enumerate(zip(found, pixels, strict=True)):
+        left, top = 8 + place % COLUMNS * width, LINE + 12 + place // COLUMNS * height
+        sheet.paste(enlarged(picture, TILE), (left, top))
+        words = (f"{names[mistake.predicted]} ({mistake.confidence:.0%})", f"label: {names[mistake.label]}")
+        for line, (text, colour) in enumerate(zip(words, ("#b03000", "#404040"), strict=True)):
+            pen.text((left, top + TILE + 2 + line * LINE), _fitted(text, font), colour, font)
+    return {"mistakes": sheet}
+
+
+def _fitted(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+    """The text, without what is no letter, cut to the width of a picture."""
+    text = "".join(c if c.isprintable() else "\ufffd" for c in text)
+    if font.getlength(text) <= TILE:
+        return text
+    while text and font.getlength(text + "…") > TILE:
+        text = text[:-1]
+    return text + "…"
+
+
+def spread(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean, and standard deviation of one value, estimated from the sample (n − 1); None of a single one."""
+    return fmean(values), stdev(values) if len(values) > 1 else None
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class SeedSummary:
+    """Evaluated runs that differ in their seed only: of every metric on the test images its mean and deviation."""
+
+    runs: tuple[Run, ...]
+    spreads: dict[str, tuple[float, float | None]]
+
+    def text(self, metric: metrics.Metric) -> str:
+        """Mean ± standard deviation in a cell of a table; a dash where a run did not measure it."""
+        return " ± ".join(metric.format.format(number) for number in self.spreads.get(metric.name, ())) or "–"
+
+
+def over_seeds(runs: Sequence[Run]) -> list[SeedSummary]:
+    """The groups of at least two evaluated runs that differ in their seed, and else only in how they were computed.
+
+    Of two with the same seed the first by its path counts: runs often come best first, and accuracy would choose. A run
+    that ended early is no seed of those that did not.
+    """
+    groups: dict[Any, dict[int, Run]] = {}  # by what seeds have in common, then by seed
+    for run in sorted(runs, key=lambda run: run.path):
+        if run.test():
+            groups.setdefault(but_for_seed(run), {}).setdefault(run.config().seed, run)
+    found = []
+    for members in (list(seeds.values()) for seeds in groups.values() if len(seeds) > 1):
+        tests = [run.test() for run in members]
+        columns: dict[str, list[Any]] = {m.name: [test.get(m.name) for test in tests] for m in metrics.METRICS}
+        spreads = {name: spread(column) for name, column in columns.items() if None not in column}
+        found.append(SeedSummary(tuple(members), spreads))
+    return found
+
+
+def but_for_seed(run: Run) -> Hashable:
+    """What a run has in common with its other seeds: settings but how it is computed, epochs, choice of weights."""
+    settings = ((key, value) for key, value, _ in rows(run.config()) if key not in ("seed", *INCIDENTAL))
+    chosen = run.evaluation().get("checkpoint") if run.config().data.validation else None  # or best and last are one
+    return frozenset(settings), len(run.rows()), chosen
+
+
+WORDS = "accuracy, calibration and solver on the test images, and the worst mistakes"
+SCORES = Part(measure_scores, WORDS, draw_mistakes, usual=True)

@@ -1,0 +1,476 @@
+"""The folder of a run: how training writes it, so that a kill loses nothing, and how all others read it."""
+
+import dataclasses
+import fcntl
+import json
+import math
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from ... import __version__
+from ...settings import values
+from ..data import fingerprint
+from . import checkpoint
+from .checkpoint import CheckpointError, TrainingError, write_atomically
+from .config import Config, ConfigError, differences, load, parse, write
+
+FREE = ("device", "training.checkpoint_epochs", "training.checkpoint_steps")  # may change between two starts
+_WAYS = ("compile", "graph", "channels_last", "deterministic", "validate_epochs")
+INCIDENTAL = (*FREE, "data.memory", *(f"training.{name}" for name in _WAYS))  # how it is computed, not what it learns
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run by its folder, which need not exist yet.
+
+    config.toml         every setting; a folder without this file is no run
+    classes.json        the names of the classes, by label
+    environment.json    where it came from, and every resumption
+    metrics.jsonl       one line for each epoch
+    checkpoints/        last, previous and best .safetensors
+    evaluation.json     scores on the test images, once it has been evaluated
+    evaluation/         other parts of an evaluation, PART.json, and pictures
+    tensorboard/, lock  curves, and which process is using the folder
+
+    Scores map the names of `training.metrics` to numbers; one that was not measured is None or absent, as in the
+    folders of earlier versions.
+    """
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return self.path.resolve().name
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run has been started in this folder."""
+        return (self.path / "config.toml").exists()
+
+    def config(self) -> Config:
+        """The settings of an existing run; a folder that is none is a `TrainingError`."""
+        if not self.exists:
+            raise TrainingError(f"{self.path} is not a run folder: it has no config.toml. kerneq train makes one.")
+        return load(self.path / "config.toml")
+
+    def environment(self) -> dict[str, Any]:
+        """Where the run came from, as in environment.json; empty if it was not recorded, or is damaged."""
+        return read_json(self.path / "environment.json", needed=False)
+
+    @property
+    def finished(self) -> bool:
+        """Whether its training is known to have come to its end; earlier versions did not write that down."""
+        environment = self.environment()
+        starts = environment.get("resumed") or [environment]
+        return isinstance(starts, list) and isinstance(starts[-1], dict) and "seconds" in starts[-1]
+
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes it was trained on, by label; empty if they were not stored, or are damaged."""
+        names = read_json(self.path / "classes.json", needed=False).get("classes")
+        return tuple(map(str, names)) if isinstance(names, list) else ()
+
+    def counts(self) -> tuple[int, ...]:
+        """How many training images each class had when the run was started; empty if that was not recorded."""
+        found = self.environment().get("images")
+        return tuple(found) if isinstance(found, list) else ()
+
+    def renamed(self) -> bool:
+        """Whether its folder of pictures has other names in it than when the run was started, if that was recorded.
+
+        The names decide what is tested, and their order what is held out.
+        """
+        names = self.environment().get("names")
+        return names is not None and names != fingerprint(self.config().data.name)
+
+    def evaluation(self) -> dict[str, Any]:
+        """The scores on the test images and what they belong to, as `part` gives them."""
+        found = self._measured("scores")
+        scores = found.get("scores", {})
+        tables = [scores, *(found.get(key) or {} for key in ("classification", "calibration", "scaled"))]
+        whole = all(isinstance(table, dict) for table in tables) and all(_are_scores(each) for each in scores.values())
+        if not whole or not isinstance(found.get("parameters"), int | None):
+            raise TrainingError(f"{self.path / 'evaluation.json'} is damaged: evaluate the run again.")
+        return found
+
+    def part(self, name: str) -> dict[str, Any]:
+        """A part of the evaluation by its name in `kerneq.evaluate.PARTS`; empty if it was not measured.
+
+        What was measured before the training went on and changed the weights is not counted, and a warning says so.
+        """
+        return self.evaluation() if name == "scores" else self._measured(name)
+
+    def _measured(self, name: str) -> dict[str, Any]:
+        """A part as its file has it; empty if it was measured on other weights than the run has now."""
+        path = self.path / _part(name)
+        found = read_json(path)
+        which = str(found.get("checkpoint"))
+        facts = found | checkpoint.read_facts(self.checkpoint(which))  # not all say of which step they are
+        keys = ("epoch",) if found.get("step") is None else ("epoch", "step")  # earlier versions wrote no step
+        then, now = (", ".join(f"{key} {table.get(key)}" for key in keys) for table in (found, facts))
+        if now == then:
+            return found
+        warnings.warn(
+            f"{path} is of the weights of {then}, and the {which} ones are of {now} now: it does not "
+            "count; evaluate the run again.",
+            stacklevel=1,
+        )
+        return {}
+
+    def write_part(self, name: str, table: Mapping[str, Any]) -> str:
+        """Write a part of the evaluation, atomically; returns the file's name in the folder."""
+        write_json(self.path / _part(name), table)
+        return _part(name)
+
+    def write_picture(self, name: str, png: bytes) -> str:
+        """Write evaluation/NAME.png, atomically; returns the file's name in the folder."""
+        write_atomically(self.path / "evaluation" / f"{name}.png", png)
+        return f"evaluation/{name}.png"
+
+    def test(self) -> Mapping[str, Any]:
+        """Scores on the test images; empty if the run was not evaluated."""
+        return self.evaluation().get("scores", {}).get("test", {})
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The metrics of each completed epoch, as in metrics.jsonl; a line that is damaged is left out."""
+        return [row for row in self._lines() if row is not None]
+
+    def _lines(self) -> list[dict[str, Any] | None]:
+        """Every line of metrics.jsonl, None where it is not the row of an epoch."""
+        path = self.path / "metrics.jsonl"
+        return [_row(line) for line in path.read_bytes().splitlines()] if path.is_file() else []
+
+    def seconds(self) -> float:
+        """Time spent training, validation left out."""
+        return float(sum(row["seconds"] for row in self.rows()))
+
+    def best_accuracy(self) -> float | None:
+        """The best accuracy on held-out images among the epochs of the run; None if nothing was held out."""
+        found = [(row["validation"] or {}).get("accuracy") for row in self.rows()]
+        return max((accuracy for accuracy in found if accuracy is not None), default=None)
+
+    def checkpoint(self, which: str) -> Path:
+        """The file of the `last`, `previous` or `best` checkpoint."""
+        return self.path / "checkpoints" / f"{which}.safetensors"
+
+    def trained_weights(self, which: str) -> tuple[dict[str, Tensor], int, int | None]:
+        """The best or last weights by name, their epoch, and their step (None where that was not written down).
+
+        Those of other settings than config.toml's are refused.
+        """
+        if which not in ("best", "last"):
+            raise ConfigError(f"`checkpoint` must be 'best' or 'last', got {which!r}.")
+        path = self.checkpoint(which)
+        if not path.exists():
+            there = [name for name in ("best", "last") if self.checkpoint(name).exists()]
+            command = shlex.join(["kerneq", "train", str(self.path), "--resume"])
+            remedy = f"ask for the {there[0]} one" if there else f"{command} makes it"
+            raise CheckpointError(f"There is no checkpoint {path}: {remedy}.")
+        weights, facts = checkpoint.trained_weights(path)
+        check_belongs(path, facts, self.config())
+        return weights, int(facts["epoch"]), facts.get("step")
+
+    @contextmanager
+    def locked(self, patience: float = 0.0) -> Iterator[None]:
+        """Hold the folder for this process; the lock dies with it, however it dies.
+
+        A folder that was made for it and in which no run began is taken away again.
+        """
+        folders = (self.path / "checkpoints", self.path, *self.path.parents)
+        try:
+            made = [folder for folder in folders if not folder.exists()]
+            folders[0].mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # a link might lead to somebody's file
+            file = os.fdopen(os.open(self.path / "lock", flags, 0o644), "r+", encoding="utf-8")
+        except OSError as error:
+            raise TrainingError(f"The run folder {self.path} cannot be used: {error.strerror}.") from None
+        # A worker of a data loader, which may live on for seconds after a kill, would hold the lock with its parent.
+        os.register_at_fork(after_in_child=file.close)
+        with file:
+            deadline = time.monotonic() + patience
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        file.seek(0)
+                        used = f"{self.path} is in use by process {file.read().strip() or 'another process'}"
+                        raise TrainingError(f"{used}; wait for it, or choose another --name.") from None
+                time.sleep(0.1)
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+            try:
+                yield
+            finally:
+                if made and not self.exists:
+                    (self.path / "lock").unlink(missing_ok=True)
+                    with suppress(OSError):  # what is not empty stays
+                        for folder in made:
+                            folder.rmdir()
+
+    def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Make this the last checkpoint and keep the one before it; at every moment there is a last one."""
+        fresh, last, spare = (self.checkpoint(which) for which in ("fresh", "last", "spare"))
+        checkpoint.save(fresh, tensors, facts)
+        if last.exists():
+            spare.unlink(missing_ok=True)
+            try:
+                os.link(last, spare)
+            except OSError:  # a file system without links
+                spare = last
+            os.replace(spare, self.checkpoint("previous"))
+        os.replace(fresh, last)
+        self.checkpoint("spare").unlink(missing_ok=True)  # a rename onto another link of the same file does nothing
+
+    def newest(self) -> Path | None:
+        """The checkpoint to continue from: the last, or the previous if a kill fell between two renames."""
+        return next((p for p in (self.checkpoint(w) for w in ("last", "fresh", "previous")) if p.exists()), None)
+
+    def advice(self, damaged: Path) -> str:
+        """What to do about a checkpoint that does not load."""
+        for which in ("previous", "best"):
+            file = self.checkpoint(which)
+            with suppress(CheckpointError):
+                step = checkpoint.load(file)[1]["step"]
+                if which == "previous" and damaged != file:
+                    return f"Remove it to continue from {file}, which is whole (step {step})."
+                return f"{file} is whole and can be evaluated."
+        return "No other checkpoint of this run is whole; start again under another --name."
+
+    def check_same(self, config: Config) -> None:
+        """A run that is continued with other settings would be neither the old one nor the new one: refuse."""
+        if not self.exists:
+            raise TrainingError(
+                f"{self.path} holds checkpoints or metrics, but no config.toml that says of what: put it back, or take "
+                "another --name."
+            )
+        try:
+            before = self.config()
+        except ConfigError as error:
+            raise TrainingError(f"The run cannot be continued: {error}") from None
+        changed = [key for key in differences(before, config) if key not in FREE]
+        if changed:
+            raise TrainingError(
+                f"{self.path} was started with another value of {', '.join(f'`{key}`' for key in changed)}; "
+                "resume it with the settings in its config.toml, or choose another --name."
+            )
+
+    def check_images(self, classes: Sequence[str], counts: Sequence[int]) -> None:
+        """Refuse to go on with other training images than the run was started on.
+
+        Other classes, or another order, are not what the labels of the weights stand for; with other numbers of images
+        (`counts`, by class) others are held out, and some of them have been trained on.
+        """
+        if self.classes() not in ((), tuple(classes)):
+            raise TrainingError(
+                f"{self.path} was started on the classes {', '.join(self.classes())}, and its data set now has "
+                f"{', '.join(classes)}: bring them back, or start again under another --name."
+            )
+        for name, then, now in zip(classes, self.counts() or counts, counts, strict=False):
+            if then != now:
+                raise TrainingError(
+                    f"{self.path} was started on {then} training images of the class {name}, and its data set now has "
+                    f"{now}: others would be held out, of those it was trained on. Bring them back, or start again "
+                    "under another --name."
+                )
+        if self.renamed():
+            raise TrainingError(
+                f"{self.path} was started on training pictures of other names: others would be held out, of those it "
+                "was trained on. Bring the names back, or start again under another --name."
+            )
+
+    def begin(
+        self,
+        config: Config,
+        classes: Sequence[str],
+        counts: Sequence[int],
+        device: torch.device,
+        processes: int,
+        epoch: int,
+        step: int,
+    ) -> None:
+        """Write down this start of the run, from its beginning (step 0) or from where a checkpoint left it.
+
+        The metrics of epochs past `epoch`, which will be trained again, are forgotten.
+        """
+        if not self.checkpoint("last").exists() and self.checkpoint("fresh").exists():
+            os.replace(self.checkpoint("fresh"), self.checkpoint("last"))  # what a kill left undone
+        for stray in (self.path / "checkpoints").glob(".*.tmp"):  # and half done: only who holds the lock writes there
+            stray.unlink(missing_ok=True)
+        lines = self._lines()
+        damaged = [str(number) for number, row in enumerate(lines, start=1) if row is None]
+        if damaged:
+            path = self.path / "metrics.jsonl"
+            warnings.warn(f"{path}: skipped what is no row of metrics, line {', '.join(damaged)}.", stacklevel=2)
+        self._write_rows([row for row in lines if row is not None and row["epoch"] <= epoch])
+        write_json(self.path / "classes.json", {"classes": list(classes)})
+        origin = {
+            **machine(device),
+            "processes": processes,
+            "seed": config.seed,
+            "images": list(counts),
+            "names": fingerprint(config.data.name),
+            "command": sys.argv,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        written: dict[str, Any] = {**origin, "resumed": []}
+        if step > 0:
+            before = self.environment()
+            if not isinstance(before.get("resumed"), list):
+                warnings.warn(f"{self.path / 'environment.json'} was missing or damaged: begun anew.", stacklevel=2)
+                before = written
+            written = {**before, "resumed": [*before["resumed"], {**origin, "step": step}]}
+        write_json(self.path / "environment.json", written)
+        write_atomically(self.path / "config.toml", write(config).encode())  # last: with it the folder is a run
+
+    def finish(self, seconds: Mapping[str, float]) -> None:
+        """Write down where the time of this start of the run went."""
+        written = self.environment()
+        (written.get("resumed") or [written])[-1]["seconds"] = {name: round(s, 3) for name, s in seconds.items()}
+        write_json(self.path / "environment.json", written)
+
+    def add_row(self, row: Mapping[str, Any]) -> None:
+        """Add the metrics of an epoch; they are on the disk when this returns.
+
+        A folder that was moved or deleted meanwhile is not made again: without its settings it would be no run.
+        """
+        if not self.exists:
+            raise TrainingError(
+                f"{self.path} was moved or deleted while its run went on: the run ends here. What was saved before "
+                "goes on with --resume from where it is now."
+            )
+        self._write_rows([*self.rows(), row])
+
+    def _write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        write_atomically(self.path / "metrics.jsonl", "".join(to_json(row) + "\n" for row in rows).encode())
+
+
+def check_belongs(path: Path, facts: Mapping[str, Any], config: Config) -> None:
+    """Refuse the checkpoint at `path` where the settings it was saved with are not these; old ones do not say.
+
+    Its weights would fit all the same, and give the answers of a model that nobody trained. A folder of pictures may
+    have moved.
+    """
+    try:
+        before = parse(facts["config"])
+    except (KeyError, ConfigError):
+        return
+    moved = all(each.data.name.startswith("folder:") for each in (before, config))
+    free = (*FREE, "data.name") if moved else FREE
+    changed = [key for key in differences(before, config) if key not in free]
+    if changed:
+        then, now = (values(each).get(changed[0], "absent") for each in (before, config))
+        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        raise CheckpointError(
+            f"{path} was trained with other settings than the run's config.toml has: `{changed[0]}` was {then!r} and "
+            f"is {now!r}{more}. Put back the config.toml or the checkpoint that belongs there."
+        )
+
+
+def write_json(path: Path, table: Mapping[str, Any]) -> None:
+    """Make `path` hold the table, atomically."""
+    write_atomically(path, (to_json(table, indent=2) + "\n").encode())
+
+
+def finite(tree: Any) -> Any:
+    """A tree of mappings and lists as JSON can hold it, which knows neither infinity nor NaN: they become None."""
+    if isinstance(tree, Mapping):
+        return {key: finite(entry) for key, entry in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [finite(entry) for entry in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
+def to_json(tree: Any, indent: int | None = None) -> str:
+    """The tree as JSON."""
+    text = json.dumps(finite(tree), indent=indent, allow_nan=False)
+    # A list of numbers on one line: a confusion matrix has a line a row. (Strings have no line breaks of their own.)
+    return re.sub(r"\[\n\s*([^\[\]{}\"]*?)\n\s*\]", lambda match: f"[{' '.join(match[1].split())}]", text)
+
+
+def _part(name: str) -> str:
+    """The file of a part of an evaluation, in the run's folder."""
+    return "evaluation.json" if name == "scores" else f"evaluation/{name}.json"
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """The metrics of an epoch, None where the line holds something else."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or type(row.get("epoch")) is not int or type(row.get("step")) is not int:
+        return None
+    if not isinstance(row.get("seconds"), int | float) or not isinstance(row.get("train"), dict):
+        return None
+    parts = [row["train"], row.setdefault("validation", None) or {}, row.setdefault("diagnostics", {})]
+    if not all(isinstance(part, dict) for part in parts):
+        return None
+    numbers = [value for part in parts for value in part.values()]
+    return row if all(value is None or isinstance(value, int | float) for value in numbers) else None
+
+
+def _are_scores(found: Any) -> bool:
+    """Whether these are metrics of some images: numbers, the accuracy a share of them."""
+    if not isinstance(found, dict) or not all(isinstance(value, int | float | None) for value in found.values()):
+        return False
+    return 0 <= (found.get("accuracy") or 0) <= 1 and (found.get("images") or 0) >= 0
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What numbers are computed by: versions, revision of the source, device and threads, as every record has them."""
+    return {
+        "kerneq": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "revision": revision(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})",
+        "threads": torch.get_num_threads(),
+    }
+
+
+def revision() -> str | None:
+    """The git revision of the package's source, with `+changes` if files differ; None outside a checkout."""
+    source = Path(__file__).resolve().parents[3]
+    head = _git(source, "rev-parse", "HEAD")
+    if head is None or not (source / "pyproject.toml").exists():
+        return None
+    return head + ("+changes" if _git(source, "status", "--porcelain", "--untracked-files=no", "kerneq") else "")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git prints, None where there is no git or it refuses; without a lock, which a kill would leave behind."""
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+def read_json(path: Path, needed: bool = True) -> dict[str, Any]:
+    """The table in a JSON file; empty if there is no such file, or it is damaged and not `needed`."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        problem = "" if isinstance(found, dict) else "it holds no table"
+    except (OSError, ValueError, RecursionError) as error:
+        found, problem = {}, str(error)
+    if problem and needed:
+        raise TrainingError(f"{path} is damaged: {problem}.")
+    return {} if problem else found

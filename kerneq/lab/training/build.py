@@ -1,0 +1,138 @@
+"""From a configuration to what a run is made of: its images, their batches, its model."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, cast
+
+import torch
+
+from ... import models
+from ...fused.layers import synchronised
+from ...models import AbstractModel
+from ..data import Augment, Batches, Images, load, split_validation
+from ..run import TrainingError
+from ..run.config import Config, ConfigError
+from .process import Process
+
+Builder = Callable[[Config, Images], AbstractModel]
+
+
+def build_model(config: Config, images: Images) -> AbstractModel:
+    """The configured model of the zoo, for pictures and classes like these."""
+    try:
+        model = models.from_config(config.model.settings, classes=len(images.classes), channels=images.shape[0])
+        model.check_shape((len(images), *images.shape))
+    except ValueError as error:
+        raise ConfigError(f"[model] {error}") from None
+    return model
+
+
+def place(model: AbstractModel, config: Config, process: Process) -> AbstractModel:
+    """The model on its device, in its memory format, its norms joined over the processes.
+
+    On GPUs batch norms take their statistics over all processes. PyTorch has no such norm on CPU: there
+    each process uses its share of the batch, and the first one's running statistics are kept.
+    """
+    model = model.to(process.device)
+    if config.training.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if process.world > 1 and process.device.type == "cuda":
+        model = cast(AbstractModel, synchronised(model))
+    return model
+
+
+def training_batches(
+    config: Config, process: Process, announce: Callable[[str], None] = lambda text: None
+) -> tuple[Batches, Batches | None]:
+    """The batches of the training images, and of the held-out images (None if nothing is held out)."""
+    images = read_images(config, "train").to(process.device)
+    if config.data.memory and not isinstance(images.pixels, torch.Tensor):
+        announce(f"decoding {len(images):,} pictures into memory, {math.prod(images.pixels.shape) / 1e9:.2f} GB")
+    images, held_out = split(images, config)  # on the device, in no time
+    batches = make_batches(hold(images, config, process), config, process, train=True)
+    if held_out is None:
+        return batches, None
+    return batches, make_batches(hold(held_out, config, process), config, process, train=False)
+
+
+def split(images: Images, config: Config) -> tuple[Images, Images | None]:
+    """The images to train on, and those held out to validate on (None if nothing is)."""
+    count = round(config.data.validation * len(images))
+    if count == len(images):
+        raise TrainingError(f"`data.validation` = {config.data.validation} of {count} images leaves none to train on.")
+    return split_validation(images, count, config.seed) if count > 0 else (images, None)
+
+
+def class_counts(*parts: Images | None) -> list[int]:
+    """How many images of each class, by label, some parts of a data set have together."""
+    images = [part for part in parts if part is not None]
+    labels = torch.cat([part.labels.cpu() for part in images])
+    return labels.bincount(minlength=len(images[0].classes)).tolist()
+
+
+def hold(images: Images, config: Config, process: Process) -> Images:
+    """The images as `data.memory` wants them: picture files decoded now, or left for every batch to decode."""
+    if not config.data.memory or isinstance(images.pixels, torch.Tensor):
+        return images
+    needed, free = math.prod(images.pixels.shape), free_memory(process.device)
+    if needed > free:
+        pictures = f"{len(images):,} pictures of {images.shape[1]} × {images.shape[2]}"
+        raise TrainingError(
+            f"{pictures} take {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free: set data.memory=false, "
+            "which decodes them for every batch, or a smaller data.size."
+        )
+    return dataclasses.replace(images, pixels=images.in_memory())
+
+
+def free_memory(device: torch.device) -> float:
+    """Bytes that are free both here and on the device; infinite where the system does not say."""
+    free = math.inf
+    with suppress(OSError):  # Linux alone has it
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = 1024.0 * int(lines["MemAvailable"].split()[0])
+    return free if device.type == "cpu" else min(free, torch.cuda.mem_get_info(device)[0])
+
+
+def make_batches(images: Images, config: Config, process: Process, train: bool) -> Batches:
+    """Shuffled and augmented batches to train on, or every image once, in order and as it is.
+
+    Incomplete batches of training images are left out, so that every step sees `batch_size` images and every
+    process the same number of them; which images those are changes from epoch to epoch.
+    """
+    try:
+        return Batches(
+            images,
+            config.training.batch_size,
+            augment=config.augment if train else Augment(),
+            shuffle=train,
+            seed=config.seed,
+            device=process.device,
+            channels_last=config.training.channels_last,
+            rank=process.rank,
+            world=process.world,
+            drop_last=train,
+        )
+    except ValueError as error:
+        raise TrainingError(f"The images cannot be put into batches: {error}") from None
+
+
+def read_images(config: Config, split: Literal["train", "test"], known: bool = True) -> Images:
+    """The configured images of a split; `known=False`: those whose classes are kept out of training."""
+    images = load(config.data.name, split, size=config.data.size or None)
+    subset = config.data.subset
+    if subset == "all":
+        return images
+    if subset == "first-five-classes":
+        trained = images.labels < 5
+        if known:
+            images = dataclasses.replace(images, classes=images.classes[:5])
+    elif config.data.name != "cifar100-coarse":
+        raise TrainingError("`data.subset` = four-of-five-subclasses needs `data.name` = cifar100-coarse.")
+    else:  # by label, the first four of the five fine classes in a super-class
+        fine = load("cifar100", split).labels
+        fifth = torch.stack([fine[images.labels == label].max() for label in range(20)])
+        trained = ~torch.isin(fine, fifth)
+    return images.select(torch.nonzero(trained if known else ~trained).flatten())

@@ -1,0 +1,178 @@
+"""Which of the processes this is, how they talk, and how they are asked to stop: alone, or one of N under torchrun."""
+
+import dataclasses
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import final
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
+
+from ...fused.layers import pool
+from ..run import TrainingError
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """One of `world` processes that train a model together, each on its device and its share of every batch."""
+
+    device: torch.device
+    rank: int = 0
+    world: int = 1
+    restarts: int = 0  # how often torchrun has restarted the workers
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes files and talks to the terminal."""
+        return self.rank == 0
+
+    def autocast(self, amp: bool) -> torch.autocast:
+        """bfloat16 where `amp` asks for it, on a GPU: most CPUs only imitate it, some 20 times slower than float32."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=amp and self.device.type == "cuda")
+
+    def synchronise(self) -> None:
+        """Wait until the device has done what it was asked to."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def total(self, sums: Tensor) -> Tensor:
+        """The sum over all processes; the argument is left alone."""
+        return torch.stack(self.gather(sums)).sum(0)
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """The same-shaped tensor of every process, by rank."""
+        if self.world == 1:
+            return [tensor]
+        parts = [torch.empty_like(tensor) for _ in range(self.world)]
+        distributed.all_gather(parts, tensor)
+        return parts
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """Give all processes the buffers of the one that saves them: batch norms on a CPU see their own images only."""
+        if self.world > 1:
+            for buffer in model.buffers():
+                distributed.broadcast(buffer, 0)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model whose backward pass averages gradients over the processes."""
+        if self.world == 1:
+            return model
+        ids = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=ids)
+
+
+def start(device: str) -> Process:
+    """Join the processes that torchrun started, if it did, and choose this one's device."""
+    world, rank, restarts = _variable("WORLD_SIZE", 1), _variable("RANK"), _variable("TORCHELASTIC_RESTART_COUNT")
+    if rank >= world:
+        raise TrainingError(f"RANK is {rank}, but WORLD_SIZE is {world}: start several processes with torchrun.")
+    chosen = choose_device(device, _variable("LOCAL_RANK") if world > 1 else 0)
+    if world > 1 and not distributed.is_initialized():
+        if chosen.type == "cuda":
+            torch.cuda.set_device(chosen)
+        # torchrun's agent keeps one store for all lives of its workers. Without a prefix of its own, a restarted
+        # worker may read the address of a dead one there, and fail to connect (seen with PyTorch 2.13 and gloo).
+        try:
+            store, _, _ = next(rendezvous("env://"))
+        except ValueError as error:  # no MASTER_ADDR, say
+            raise TrainingError(
+                f"WORLD_SIZE is {world}, but: {error}. Start several processes with torchrun."
+            ) from None
+        store = PrefixStore(f"life {restarts}", store)
+        backend = "nccl" if chosen.type == "cuda" else "gloo"
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=world)
+    return Process(chosen, rank, world, restarts)
+
+
+@contextmanager
+def waking(device: torch.device, amp: bool) -> Iterator[None]:
+    """Meanwhile, a thread does for a GPU what takes seconds and needs neither data nor model; its error comes last.
+
+    After the seeds are set: those set while a context is being made would be lost.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    with ThreadPoolExecutor(1) as thread:
+        touched = thread.submit(_touch, device, amp)
+        yield
+    touched.result()
+
+
+def _touch(device: torch.device, amp: bool) -> None:
+    """Make the context and load the libraries: a convolution, a matrix product and a Triton program, all tiny."""
+    x = torch.zeros(1, 8, 8, 8, device=device, dtype=torch.bfloat16 if amp else torch.float32)
+    x = x.to(memory_format=torch.channels_last)
+    torch.matmul(x[0, 0], torch.conv2d(x, x, padding=4)[0, 0, 1:])
+    pool(x, 2)
+
+
+def _variable(name: str, default: int = 0) -> int:
+    """A whole number that torchrun put into the environment."""
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise TrainingError(f"The environment variable {name} must be a whole number, got {text!r}: unset it.")
+    return int(text)
+
+
+def finish() -> None:
+    """Leave the other processes."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def choose_device(device: str, local_rank: int = 0) -> torch.device:
+    """The device named by a setting; `auto` and `cuda` take the GPU of this process's local rank."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    named = re.fullmatch(r"cpu|cuda(?::(\d+))?", device)
+    if named is None:
+        raise TrainingError(f"`device` must be auto, cpu, cuda or cuda:N, got `{device}`.")
+    if device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise TrainingError(f"`device` is {device}, but PyTorch sees no GPU here; use device=cpu.")
+    index = local_rank if named[1] is None else int(named[1])
+    if index >= torch.cuda.device_count():
+        raise TrainingError(f"`device` asks for GPU {index}, but there are {torch.cuda.device_count()}.")
+    return torch.device("cuda", index)
+
+
+@contextmanager
+def stopping(active: bool, announce: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM as a question asked between two steps, so that a step is never cut in half.
+
+    That it was asked is announced at once: a step may take a while. Yields a function that says whether the user asked
+    to stop; a second Ctrl-C stops at once. Not active under torchrun, whose agent ends its workers itself, nor outside
+    the main thread.
+    """
+    asked = threading.Event()
+    if not active or threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+        # Who reads our output through a pipe, as `| tee`, may have died of the same Ctrl-C: rich then wants to exit.
+        # Or rich is just importing a part of itself, which it cannot do twice at once.
+        with suppress(Exception, SystemExit):
+            announce("stopping after this step …")
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

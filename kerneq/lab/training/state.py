@@ -1,0 +1,136 @@
+"""Everything that changes while a model trains, and its checkpoints: weights, average, momentum, place."""
+
+import copy
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, final
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from ...graphs import capture
+from ...models import AbstractModel
+from ..run import CheckpointError, Run, TrainingError, checkpoint
+from ..run.config import Config, write
+from .metrics import Accumulator
+from .optimizer import make_optimizer, parameters_and_buffers
+from .process import Process
+
+Write = Callable[[], None]
+PLACE = ("epoch", "batch", "step", "rate", "best", "seconds")  # the numbers of a state
+
+
+@final
+class State:
+    """Model, average, momentum, sums of the epoch so far, random states, and the place in the run.
+
+    A run that restores it goes on bit for bit as if it had never stopped.
+    """
+
+    def __init__(self, model: AbstractModel, config: Config, process: Process):
+        self.model = model
+        self.config = config
+        self.process = process
+        self.captured = config.training.graph and process.device.type == "cuda" and process.world == 1
+        self.optimizer = make_optimizer(model, config.optimizer, self.captured)
+        # The model with the running average of the weights and buffers; None where none is kept.
+        self.average = copy.deepcopy(model).eval() if config.training.ema > 0 else None
+        # What the run is for, and what is validated; it stays where it is, so that one capture serves all epochs.
+        self.candidate = model if self.average is None else self.average
+        often = config.training.validate_epochs < config.training.epochs  # a capture for one validation does not pay
+        self.evaluated = capture(self.candidate) if self.captured and often else self.candidate
+        self.accumulator = Accumulator(process.device)
+        self.epoch = 0  # epochs completed
+        self.batch = 0  # batches of the present epoch completed
+        self.step = 0  # steps of the run completed
+        self.rate = 0.0  # learning rate of the last step
+        self.best: float | None = None  # validation accuracy of best.safetensors
+        self.seconds = 0.0  # spent on the present epoch
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor a checkpoint needs. All processes must call it together."""
+        found = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        if self.average is not None:
+            found |= {f"average.{name}": value for name, value in self.average.state_dict().items()}
+        for name, parameter in self.model.named_parameters():
+            momentum = self.optimizer.state[parameter].get("momentum_buffer")  # there is none before the first step
+            if momentum is not None:
+                found[f"momentum.{name}"] = momentum
+        found["meter"] = self.process.total(self.accumulator.sums)
+        states = {"cpu": torch.get_rng_state()}
+        if self.process.device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state(self.process.device)
+        for kind, random in states.items():
+            parts = self.process.gather(random.to(self.process.device))
+            found |= {f"random.{kind}.{rank}": part for rank, part in enumerate(parts)}
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint needs besides tensors, as JSON has it."""
+        place = {name: getattr(self, name) for name in PLACE}
+        return place | {"meter": list(self.accumulator.entries), "config": write(self.config)}
+
+    def checkpoint(self, run: Run) -> list[Write]:
+        """What writes a checkpoint of this moment; refused once the weights are no longer numbers.
+
+        All processes must call it together; the leading one writes.
+        """
+        self.check_weights()
+        tensors = self.tensors()
+        return [partial(run.save, checkpoint.copied(tensors), self.facts())] if self.process.leads else []
+
+    def best_weights(self, run: Run) -> list[Write]:
+        """What writes the weights just validated (the average, where there is one), to be evaluated later."""
+        self.check_weights()
+        if not self.process.leads:
+            return []
+        weights = {f"model.{name}": value for name, value in self.candidate.state_dict().items()}
+        facts = self.facts() | {"epoch": self.epoch + 1}
+        return [partial(checkpoint.save, run.checkpoint("best"), checkpoint.copied(weights), facts)]
+
+    def restore(self, path: Path) -> None:
+        """Continue from the checkpoint at `path`: afterwards everything is bit for bit as it was saved."""
+        tensors, facts = checkpoint.load(path)
+        if self.average is not None:
+            checkpoint.load_weights(self.average, checkpoint.part(tensors, "average."), path)
+        checkpoint.load_weights(self.model, checkpoint.part(tensors, "model."), path)
+        try:
+            for name, parameter in self.model.named_parameters():
+                if f"momentum.{name}" in tensors:  # in the memory layout of its parameter
+                    momentum = torch.empty_like(parameter).copy_(tensors[f"momentum.{name}"])
+                    self.optimizer.state[parameter]["momentum_buffer"] = momentum
+            # The sums are those of all processes together: the first one carries them on.
+            sums = tensors["meter"] if self.process.leads else torch.zeros_like(tensors["meter"])
+            self.accumulator.restore(sums, facts["meter"])
+            self._restore_random(tensors)
+            for name in PLACE:
+                setattr(self, name, facts[name])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"{path} belongs to another run or version: it lacks {error}.") from None
+
+    def _restore_random(self, tensors: dict[str, Tensor]) -> None:
+        rank = self.process.rank
+        if f"random.cpu.{rank}" not in tensors:  # saved by fewer processes
+            torch.manual_seed(self.config.seed + rank)
+            return
+        torch.set_rng_state(tensors[f"random.cpu.{rank}"])
+        if self.process.device.type == "cuda" and f"random.cuda.{rank}" in tensors:
+            torch.cuda.set_rng_state(tensors[f"random.cuda.{rank}"], self.process.device)
+
+    def check_weights(self) -> None:
+        """Refuse to go on, and above all to save, once a weight is infinite or NaN; waits for the device."""
+        found = (*parameters_and_buffers(self.model), *parameters_and_buffers(self.candidate))
+        values = [value for value in found if value.is_floating_point()]
+        if not math.isfinite(float(get_total_norm(values))):
+            self.refuse("A weight became infinite or NaN")
+
+    def refuse(self, what: str) -> NoReturn:
+        """End a run that no longer computes with numbers."""
+        raise TrainingError(
+            f"{what} by step {self.step} (epoch {self.epoch + 1}). What was saved before is intact. Lower "
+            "optimizer.lr (and optimizer.muon), set training.clip (for example 1.0) or a longer schedule.warmup, and "
+            "start a new run."
+        )

@@ -1,0 +1,84 @@
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from toys import StopAt, build_toy, metrics, resumptions, same_state
+
+from kerneq.lab.run import Run, Stopped, checkpoint
+from kerneq.lab.training import loop, train
+from kerneq.lab.training.build import build_model
+
+HERE = Path(__file__).parent
+
+
+def test_ten_kills_at_random_moments_leave_no_trace_in_weights_or_metrics(tmp_path):
+    subprocess.run([sys.executable, str(HERE / "killer.py"), str(tmp_path), "10", "5"], check=True, timeout=200)
+    assert same_state(tmp_path / "whole", tmp_path / "killed")
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "killed")
+    assert any(step % 20 for step in resumptions(tmp_path / "killed")), "no kill fell into the middle of an epoch"
+
+
+def test_a_kill_after_the_last_step_of_an_epoch_leaves_no_trace_either(tmp_path, run, monkeypatch):
+    settings = ("model.name=geq-dense-tiny", "training.batch_size=600", "training.checkpoint_steps=1")
+    run(*settings, folder="whole", build=build_model)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(loop, "finish_epoch", lambda *arguments: 1 / 0)
+        run(*settings, folder="killed", build=build_model)
+    run(*settings, folder="killed", build=build_model, resume=True)
+    assert resumptions(tmp_path / "killed") == [1]
+    assert same_state(tmp_path / "whole", tmp_path / "killed")
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "killed")
+
+
+@pytest.mark.parametrize(
+    ("kind", "mix"),
+    [("step", "augment.mixup=0.2"), ("cosine", "augment.randaugment=1"), ("one-cycle", "training.ema=0.9")],
+)
+def test_control_c_saves_the_step_in_hand_and_the_run_goes_on_from_it_under_every_schedule(stop_and_resume, kind, mix):
+    stop_and_resume(f"schedule.kind={kind}", "training.epochs=2", "training.clip=1.0", mix)
+
+
+class PipeToTee(StopAt):
+    """Presses Ctrl-C, of which the reader of the output dies first: rich then ends the program."""
+
+    def log_message(self, text):
+        raise SystemExit(1)
+
+
+def test_control_c_saves_the_step_in_hand_where_it_ends_the_reader_of_the_output_too(tmp_path, run):
+    with pytest.raises(Stopped):
+        run(loggers=[PipeToTee(1)])
+    facts = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.safetensors")[1]
+    assert facts["epoch"] == 1 and facts["batch"] == 1
+
+
+def test_a_stop_asked_for_between_two_looks_saves_the_step_all_the_same(tmp_path, run, monkeypatch):
+    answers = iter([False, True, True])
+    monkeypatch.setattr(loop, "stopping", lambda active, announce: nullcontext(lambda: next(answers)))
+    with pytest.raises(Stopped, match="Stopped after step 2;"):
+        run()
+    assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.safetensors")[1]["step"] == 2
+
+
+def test_control_c_after_the_last_step_ends_what_comes_after_a_run_that_is_complete(tmp_path, run):
+    with pytest.raises(Stopped, match="Stopped after step 30, the last one; .* is complete"):
+        run(loggers=[StopAt(3)])
+    assert Run(tmp_path / "run").finished and len(metrics(tmp_path / "run")) == 3
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path, run):
+    run()
+    before = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.safetensors")[0]
+    assert len(run(resume=True)) == 3
+    assert resumptions(tmp_path / "run") == [30]
+    after = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.safetensors")[0]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_two_seeds_give_two_runs(tmp_path, small):
+    for seed in (1, 2):
+        train(small(f"seed={seed}", "training.epochs=1"), tmp_path / str(seed), build=build_toy)
+    assert not same_state(tmp_path / "1", tmp_path / "2")

@@ -120,7 +120,7 @@ def _torchdeq(problem: Problem, settings: dict[str, Any]) -> Callable[[Tensor], 
 
     def forward(x: Tensor) -> Tensor:
         f = problem.cell.bind(x)
-        states, _ = deq(lambda z: f(z), torch.zeros_like(f.start(None).image))
+        states, _ = deq(lambda z: f(z), torch.zeros_like(f.evaluate(None).image))
         value: Tensor = states[-1]
         return value
 

@@ -26,7 +26,7 @@ class Problem:
         """The equation f, without gradients, and where its solve starts."""
         with torch.no_grad():
             f = self.cell.bind(self.x)
-            return f, torch.zeros_like(f.start(None).image)
+            return f, torch.zeros_like(f.evaluate(None).image)
 
     @property
     def asked(self) -> dict[str, Any]:

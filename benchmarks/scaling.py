@@ -107,7 +107,7 @@ def _layer(
 
     with torch.no_grad(), precision():
         f = cell.bind(x)
-        start = f.start(None).image  # in the dtype of the iterates
+        start = f.evaluate(None).image  # in the dtype of the iterates
 
     @torch.no_grad()
     def bare() -> Tensor:

@@ -8,9 +8,9 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
-from .equation import AbstractMap
 from .equation import Equation as Equation
 from .kernels.base import AbstractKernel, AbstractParameters
+from .maps import AbstractMap, Point
 from .operators import AbstractOperator, Conv, Dense
 from .prox import AbstractProx, ReLU
 from .solution import NonfiniteInputError
@@ -31,9 +31,9 @@ class AbstractCell(nn.Module, abc.ABC):
     def initial(self, f: AbstractMap) -> Tensor | None:
         """Where a solve of f starts; None for z = 0, where f knows how to make that cheap."""
 
-    def output(self, f: AbstractMap, z: Tensor) -> Tensor:
-        """What the layer gives for an equilibrium z of f, with a graph."""
-        return z
+    def output(self, f: AbstractMap, at: Point) -> Tensor:
+        """Return what the layer gives for an equilibrium of f, with a graph."""
+        return at.z
 
     def output_error(self, f: AbstractMap, error: Tensor) -> Tensor:
         """How far that is from what the exact equilibrium gives, at most, where z is off by at most `error`."""
@@ -100,10 +100,10 @@ class AbstractKernelCell(AbstractCell):
         """z = 0, whose evaluation needs no Wz."""
         return None
 
-    def output(self, f: AbstractMap, z: Tensor) -> Tensor:
-        """z, or v = Wz with the W of the equation, scaled to its bound."""
+    def output(self, f: AbstractMap, at: Point) -> Tensor:
+        """Return z, or v = Wz with the W of the equation, scaled to its bound."""
         assert isinstance(f, Equation)
-        return f.features(z) if self.gives == "features" else z
+        return f.features(at) if self.gives == "features" else at.z
 
     def output_error(self, f: AbstractMap, error: Tensor) -> Tensor:
         """The same, or ‖W‖ times it."""

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from .cells import AbstractCell
-from .equation import AbstractMap, Function, as_map
 from .gradients import AbstractGradient, Implicit, Unrolled
 from .gradients.transforms import opaque
+from .maps import AbstractMap, Function, Point, as_map
 from .solution import OnFailure, Solution, Status, check_limits
-from .solvers import AbstractSolver, Anderson, Proximal, solve
-from .solvers.base import untraced
+from .solvers import AbstractSolver, Anderson, Proximal
+from .solvers.base import find_point, run_untraced
 from .tensors import check_kind, is_only_channels_last, is_traced, is_transformed
 
 Look = Callable[["Equilibrium", AbstractMap, Tensor], None]
@@ -64,26 +64,26 @@ class Equilibrium(nn.Module):
         return f"solver={self.solver}, gradient={self.gradient}, tol={self.tol:g}, max_steps={self.max_steps}"
 
     def forward(self, x: Tensor) -> Solution:
-        return untraced(self._run, x)
+        return run_untraced(self._run, x)
 
     def _run(self, x: Tensor) -> Solution:
         if is_transformed():
             return self._transformed(x)
         f = self.cell.bind(x)
         limits = self.tol, self.max_steps, self.check_every, self.on_failure
-        solution = _find(f, self.cell.initial(f), self.solver, self.gradient, *limits)
+        solution, at = _find(f, self.cell.initial(f), self.solver, self.gradient, *limits)
         if self.training:
-            self.cell.observe(f, solution.value)
+            self.cell.observe(f, at.z)
         if self.look is not None:
-            self.look(self, f, solution.value)
+            self.look(self, f, at.z)
         known = f.tensors()  # none for a map of one's own that does not say: then it may depend on anything
         wanted = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
         output = self.cell.output
-        value = _attach(self.gradient, f, solution, output) if wanted else output(f, solution.value)
+        value = _attach(self.gradient, f, solution, at, output) if wanted else output(f, at)
         if value.is_cpu and not is_only_channels_last(x):
             value = value.contiguous()
         error = None if solution.error_bound is None else self.cell.output_error(f, solution.error_bound)
-        return dataclasses.replace(solution, value=value, error_bound=error, backward=f.backward)
+        return dataclasses.replace(solution, value=value, error_bound=error, backward=at.backward)
 
     def _transformed(self, x: Tensor) -> Solution:
         """The same for `torch.func` and forward mode: a function of x, the parameters, and the buffers that a
@@ -114,36 +114,42 @@ def _find(
     max_steps: int,
     check_every: int | None,
     on_failure: OnFailure,
-) -> Solution:
-    """What the solver finds; where the gradient is that of unrolled steps, those steps: validated as they are trained.
+) -> tuple[Solution, Point]:
+    """Run the solver; where the gradient is that of unrolled steps, run those steps: validated as they are trained.
 
     As everywhere, the residual of a solve out of steps is that of the point from which its last step was made.
     """
     if isinstance(gradient, Unrolled):
-        solver = gradient.rule(f)
+        solver = gradient.choose_solver(f)
         max_steps = check_every = gradient.steps
         z0 = None if z0 is None else torch.zeros_like(z0)
-    return solve(f, z0, solver, tol=tol, max_steps=max_steps, check_every=check_every, on_failure=on_failure)
+    solution, at = find_point(f, z0, solver, tol, max_steps, check_every, on_failure)
+    return solution, dataclasses.replace(at, backward=[])
 
 
 def _attach(
-    gradient: AbstractGradient, f: AbstractMap, solution: Solution, output: Callable[[AbstractMap, Tensor], Tensor]
+    gradient: AbstractGradient,
+    f: AbstractMap,
+    solution: Solution,
+    at: Point,
+    output: Callable[[AbstractMap, Point], Tensor],
 ) -> Tensor:
-    """What is given for z*, with its gradient, and without one in samples whose map gave no numbers: a loss that masks
-    them would get NaN.
+    """Return what the layer gives for z*, with its gradient; samples whose map gave no numbers have none, since a loss
+    that masks them would get NaN.
 
     On a GPU a look at the samples would wait for the device, so there all have one.
     """
-    z = solution.value
+    z = at.z
     if not z.is_cuda and not is_traced():
         lost = solution.codes == Status.NONFINITE.code
         kept = lost.logical_not().nonzero().flatten()
         part = f.rows(kept) if 0 < len(kept) < len(z) else None
         if part is not None:
             with torch.no_grad():
-                value = output(f, z)
-            return torch.index_copy(value, 0, kept, output(part, gradient.attach(part, z[kept])))
-    return output(f, gradient.attach(f, z))
+                value = output(f, at)
+            found = gradient.attach(part, Point(z[kept], backward=at.backward))
+            return torch.index_copy(value, 0, kept, output(part, found))
+    return output(f, gradient.attach(f, at))
 
 
 def layers_of(model: nn.Module) -> list[Equilibrium]:
@@ -193,7 +199,9 @@ def fixed_point(
     and one that is lost to NaN spoils no gradient. That is for functions in which the samples of a batch do not meet
     (in batch norm they do).
     """
+    check_kind("solver", solver, AbstractSolver)
     check_kind("gradient", gradient, AbstractGradient)
+    check_limits(tol, max_steps, check_every, on_failure)
     if is_transformed():
         raise RuntimeError(
             "`torch.func`, or forward mode, cannot go through `fixed_point`, which does not know what f depends on: "
@@ -205,12 +213,13 @@ def fixed_point(
 
     def run() -> Solution:
         g = Function(f, inputs) if inputs else as_map(f)
-        solution = _find(g, z0, solver, gradient, tol, max_steps, check_every, on_failure)
+        solution, at = _find(g, z0, solver, gradient, tol, max_steps, check_every, on_failure)
         if not torch.is_grad_enabled():
             return solution
-        return dataclasses.replace(solution, value=_attach(gradient, g, solution, lambda f, z: z))
+        value = _attach(gradient, g, solution, at, lambda f, at: at.z)
+        return dataclasses.replace(solution, value=value, backward=at.backward)
 
-    return untraced(run)
+    return run_untraced(run)
 
 
 @contextlib.contextmanager

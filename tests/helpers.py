@@ -11,7 +11,6 @@ from torch import Tensor
 
 from kerneq import kernels
 from kerneq.cells import AbstractKernelCell, ConvCell, DenseCell
-from kerneq.equation import AbstractMap
 from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom, Unrolled
 from kerneq.kernels import (
     AbstractInnerKernel,
@@ -26,6 +25,7 @@ from kerneq.kernels import (
 )
 from kerneq.lab.run.config import parse
 from kerneq.lab.training import train
+from kerneq.maps import AbstractMap
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal, solve
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="There is no CUDA card here.")

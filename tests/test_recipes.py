@@ -13,7 +13,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 
 import kerneq
-from kerneq.equation import AbstractMap, Evaluation
 from kerneq.kernels import AbstractRadialKernel
 from kerneq.lab import cli
 from kerneq.lab.evaluate import PARTS, Part, TrainedRun
@@ -21,10 +20,11 @@ from kerneq.lab.report import render
 from kerneq.lab.run import Run
 from kerneq.lab.training import metrics
 from kerneq.solvers import AbstractSolver
+from kerneq.spaces import AbstractSpace, Evaluation
 
 pytestmark = pytest.mark.usefixtures("float64")
 TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
-BASES = (AbstractMap, Evaluation, AbstractRadialKernel, AbstractSolver, TrainedRun)
+BASES = (AbstractSpace, Evaluation, AbstractRadialKernel, AbstractSolver, TrainedRun)
 NAMES = {"dataclasses": dataclasses, "torch": torch, "Tensor": Tensor, "ClassVar": ClassVar, "final": final}
 NAMES |= {base.__name__: base for base in BASES}
 

@@ -12,7 +12,7 @@ import torch
 from helpers import CELLS, KERNELS, PLAIN_SOLVERS, SOLVERS, Counting, affine, cell_of, input_of
 
 import kerneq
-from kerneq.gradients import Implicit, Phantom
+from kerneq.gradients import Implicit, Phantom, Point
 from kerneq.solvers import Anderson, Broyden, Picard
 
 pytestmark = [
@@ -40,7 +40,7 @@ def test_2_the_plainest_solver_takes_the_plainest_function_forward_and_backward(
     ours = kerneq.solve(lambda z: torch.cos(z), torch.zeros(1, 1), Picard(), tol=1e-9, max_steps=100)
     torch.testing.assert_close(ours.value, torch.tensor([[0.7390851332151607]]))
     scale = torch.ones(1, requires_grad=True)
-    z = Implicit(solver=Picard(), tol=1e-12).attach(lambda z: torch.cos(scale * z), ours.value)
+    z = Implicit(solver=Picard(), tol=1e-12).attach(lambda z: torch.cos(scale * z), Point(ours.value)).z
     (got,) = torch.autograd.grad(z.sum(), scale)
     s, c = torch.sin(ours.value), ours.value
     torch.testing.assert_close(got, (-s * c / (1 + s)).flatten(), rtol=1e-6, atol=1e-6)

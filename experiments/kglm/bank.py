@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 
 import kerneq
 from kerneq.fused.device import runs_triton
-from kerneq.gradients import Implicit
+from kerneq.gradients import Implicit, Point
 from kerneq.solution import Solution
 from kerneq.solvers import Picard
 
@@ -104,7 +104,7 @@ class AbstractBank(nn.Module, abc.ABC):
         z = solution.value
         if training:
             self.last = z if self.warm else None
-            z = self.gradient.attach(f, z)
+            z = self.gradient.attach(f, Point(z)).z
         prediction = self.readout(z, y)
         return torch.relu(prediction) if self.rectified else prediction, solution
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from ..cells import AbstractKernelCell
-from ..equation import FeatureMap
 from ..equilibrium import Equilibrium
 from ..gradients import Unrolled
 from ..kernels import AbstractRadialKernel, Linear
@@ -180,7 +179,7 @@ class _Path:
         assert isinstance(cell, AbstractKernelCell)
         f, value = cell.bind(given), solution.value
         features = cell.gives == "features"
-        z = FeatureMap(f).lift(value) if features else value
+        z = f.lift(value) if features else value
         lengths = self.push * per_sample_norm(f.binding.a) + (1 + self.gain**2) * per_sample_norm(z)
         gap = per_sample_norm(f(z) - z) + ROUNDING * lengths
         error = (1 + bound.lipschitz / bound.convexity) * gap if bound.unique else torch.full_like(gap, torch.inf)

@@ -3,6 +3,7 @@
 `Implicit` solves a linear system, by `InFeatures`, by `ConjugateGradient` or by a solver of `kerneq.solvers`.
 """
 
+from ..maps import Point as Point
 from ..solvers.features import InFeatures as InFeatures
 from .base import AbstractGradient as AbstractGradient
 from .implicit import ConjugateGradient as ConjugateGradient

@@ -6,19 +6,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..equation import Map
+from ..maps import Map, Point
 
 
 class AbstractGradient(abc.ABC):
     """A rule that ties an equilibrium, found without a graph, to the parameters and inputs of its map; a value."""
 
     @abc.abstractmethod
-    def attach(self, f: Map, z: Tensor) -> Tensor:
-        """The equilibrium z (batch, ...) of f, with a gradient path into everything f depends on."""
+    def attach(self, f: Map, at: Point) -> Point:
+        """Return the equilibrium `at` of f with a gradient path into everything f depends on.
+
+        `Point(z)` is enough for an equilibrium z (batch, ...) from elsewhere; a solve adds what it has computed there.
+        """
 
 
 def once(u: Tensor, g: Tensor, image: Tensor, reason: str) -> Tensor:
-    """u, which must not be differentiated with respect to g nor to what is behind `image`: the error says `reason`."""
+    """Return u such that differentiating it with respect to g, or what is behind `image`, raises an error: `reason`."""
     kept: Tensor = _Once.apply(u, g, image, reason)  # type: ignore[no-untyped-call]
     return kept
 

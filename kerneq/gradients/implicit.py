@@ -6,25 +6,17 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from ..equation import (
-    AbstractMap,
-    Adjoint,
-    Equation,
-    Evaluation,
-    FeatureAdjointMap,
-    Function,
-    Linearisation,
-    Map,
-    StateAdjointMap,
-    as_map,
-)
+from ..adjoint import Adjoint, AdjointPoint, FeatureAdjoint, StateAdjoint, open_adjoint
+from ..equation import Equation, averaged_step
+from ..maps import AbstractMap, Function, Linearisation, Map, Point, as_map, linearise
 from ..operators import bound, conjugate_gradient
 from ..solution import OnFailure, Solution, check_limits, final_codes, settle
 from ..solvers.anderson import Anderson
-from ..solvers.base import AbstractSolver, look_stride, solve
+from ..solvers.base import AbstractSolver, check_stride, solve, solve_space
 from ..solvers.features import InFeatures
 from ..solvers.newton import Newton
 from ..solvers.proximal import Proximal
+from ..spaces import AbstractSpace, relative_residual
 from ..tensors import check_kind, magnitude, per_sample, widened
 from .base import AbstractGradient, once
 
@@ -65,27 +57,23 @@ class Implicit(AbstractGradient):
             raise TypeError("`Implicit` solves a linear system, which has no energy for `Proximal`: use `Anderson`.")
         check_limits(self.tol, self.max_steps, self.check_every, self.on_failure)
 
-    def attach(self, f: Map, z: Tensor) -> Tensor:
+    def attach(self, f: Map, at: Point) -> Point:
         f = as_map(f)
-        adjoint = None if isinstance(self.solver, Newton) else f.closed_adjoint(z)
-        if adjoint is not None:
-            tensors = f.tensors()
-            bare = f.on(*tensors)  # f knows the value; a graph that held f would hold, in a circle, itself
-            inputs = (adjoint.m, adjoint.weight, adjoint.dz, adjoint, self, bare, *tensors)
-            closed: Tensor
-            closed, v = _Closed.apply(*inputs)  # type: ignore[no-untyped-call]
-            f.found(closed, Evaluation(closed, adjoint.image, features=v))
-            return closed
+        if isinstance(f, Equation) and not isinstance(self.solver, Newton):
+            adjoint = open_adjoint(f, at)
+            inputs = (adjoint.m, adjoint.weight, adjoint.dz, adjoint, self, f, at.backward, *f.tensors())
+            z, v = _Closed.apply(*inputs)  # type: ignore[no-untyped-call]
+            return Point(z, v, adjoint.image, at.backward)
         if isinstance(self.solver, ConjugateGradient | InFeatures):
             name = type(self.solver).__name__
             raise TypeError(f"{name} needs the equation of a cell; give `Implicit` another solver for a function.")
-        z = z.detach()
-        system = f.linearise(z)
-        out: Tensor = _Adjoint.apply(system.image, z.detach(), self, f, system, *f.tensors())  # type: ignore[no-untyped-call]
-        return out
+        z = at.z.detach()
+        system = linearise(f, z)
+        out = _Adjoint.apply(system.image, z.detach(), self, f, system, at.backward, *f.tensors())  # type: ignore[no-untyped-call]
+        return Point(out, backward=at.backward)
 
     def solve_through(self, f: AbstractMap, system: Linearisation, g: Tensor) -> Solution:
-        """u, through the graph of f.
+        """Solve for u through the graph of f.
 
         It is linear in g, which may be too small or too large to be squared: so it is found for g over its size, that
         of each sample, or one for all where f does not tell them apart, for then they may meet in it.
@@ -94,30 +82,35 @@ class Implicit(AbstractGradient):
         if f.rows(torch.zeros(1, dtype=torch.long, device=g.device)) is None:
             unit = torch.where(unit.isfinite(), unit, 0.0).amax()
         g = g / unit
-        direct = isinstance(self.solver, Newton)  # the system is linear, so one step is all
-        found = self._directly(system, g) if direct else self.solve(lambda u: system.vjp(u) + g, g)
+        if isinstance(self.solver, Newton):  # the system is linear, so one step is all
+            found = self._solve_directly(system, g)
+        else:
+            adjoint, solver, tol = Function(lambda u: system.vjp(u) + g), self._inner_solver(), self.tol
+            found = self._report(
+                solve(adjoint, g, solver, tol=tol, max_steps=self.max_steps, check_every=self.check_every)
+            )
         return dataclasses.replace(found, value=found.value * unit)
 
     def solve_closed(self, adjoint: Adjoint, g: Tensor) -> tuple[Solution, Tensor, Tensor, Tensor]:
-        """How the solve of w = D(g + Hw) went, w, y = Ww and Ny."""
+        """Solve w = D(g + Hw); return how the solve went, w, y = Ww and Ny."""
         if adjoint.state_hvp is None and (self.solver is None or isinstance(self.solver, InFeatures)):
             features = adjoint.in_features(g)
-            found = self._for_features(features)
-            return found, *features.recover(found.value)
+            found, point = self._solve_features(features)
+            return found, *features.recover(point)
         state = adjoint.in_state(g)
         if isinstance(self.solver, AbstractSolver) and not isinstance(self.solver, InFeatures):
-            found = self.solve(state, state.source)
-        else:
-            found = self._settled(self._by_conjugate_gradient(state))
-        return found, *state.recover(found.value)
+            found, point = self._solve_space(state)
+            return self._report(found), *state.recover(point)
+        found = self._report(self._by_conjugate_gradient(state))
+        return found, *state.recover(AdjointPoint(found.value))
 
-    def _for_features(self, system: FeatureAdjointMap) -> Solution:
-        """y, as the rule says; the default is Anderson, and conjugate gradient for what that does not solve."""
-        if self.solver is not None or look_stride(self.check_every, system.g) >= self.max_steps:
-            return self.solve(system, None)
-        found = dataclasses.replace(self, on_failure="return").solve(system, None)
-        if bool(found.converged.all()):
-            return found
+    def _solve_features(self, system: FeatureAdjoint) -> tuple[Solution, AdjointPoint]:
+        """Solve for y as the rule says; the default is Anderson, and conjugate gradient for what that does not
+        solve."""
+        found, point = self._solve_space(system)
+        fixed = check_stride(self.check_every, system.g) >= self.max_steps
+        if self.solver is not None or fixed or bool(found.converged.all()):
+            return self._report(found), point
         state = system.adjoint.in_state(system.g)
         exact = self._by_conjugate_gradient(state)
         y = system.adjoint.operator(exact.value.to(state.source.dtype)) * (state.unit / system.unit)
@@ -126,37 +119,33 @@ class Implicit(AbstractGradient):
         residual = torch.where(solved, found.residual, exact.residual)
         steps = torch.where(solved, found.steps, exact.steps)
         codes = torch.where(solved, found.codes, exact.codes)
-        return self._settled(Solution(y, residual, steps, codes, self.tol))
+        return self._report(Solution(y, residual, steps, codes, self.tol)), AdjointPoint(y)
 
-    def _by_conjugate_gradient(self, system: StateAdjointMap) -> Solution:
-        stride = look_stride(self.check_every, system.source)
+    def _solve_space(self, space: AbstractSpace) -> tuple[Solution, AdjointPoint]:
+        solver, limits = self._inner_solver(), (self.tol, self.max_steps, self.check_every)
+        found, _, point = solve_space(space, None, solver, *limits)
+        return found, point if isinstance(point, AdjointPoint) else AdjointPoint(found.value)
+
+    def _by_conjugate_gradient(self, system: StateAdjoint) -> Solution:
+        stride = check_stride(self.check_every, system.source)
         b = widened(system.source)
         return conjugate_gradient(system.adjoint.symmetric, b, self.tol, self.max_steps, stride)
 
-    def _directly(self, system: Linearisation, g: Tensor) -> Solution:
-        """u by elimination; its residual is rounding, unless samples meet in f, or f is too steep for its dtype."""
+    def _solve_directly(self, system: Linearisation, g: Tensor) -> Solution:
+        """Solve for u by elimination; its residual is rounding, unless samples meet in f, or f is too steep for its
+        dtype."""
         u = system.solve(g, transposed=True)
-        residual, _ = Evaluation(u, system.vjp(u) + g).measured
+        residual, _ = relative_residual(u, system.vjp(u) + g)
         codes = final_codes(residual, max(self.tol, torch.finfo(g.dtype).eps ** 0.5))  # u is wider than half precision
-        return self._settled(Solution(u, residual, torch.ones_like(codes), codes, self.tol))
+        return self._report(Solution(u, residual, torch.ones_like(codes), codes, self.tol))
 
-    def solve(self, f: Map, start: Tensor | None) -> Solution:
-        """The fixed point of f, by the solver of this rule, which works in the space of f."""
+    def _inner_solver(self) -> AbstractSolver[Any]:
+        """Return what iterates the adjoint system, in whichever variable that is."""
         solver = self.solver.solver if isinstance(self.solver, InFeatures) else self.solver
-        if not isinstance(solver, AbstractSolver):
-            solver = Anderson()
-        return self._settled(
-            solve(f, start, solver, tol=self.tol, max_steps=self.max_steps, check_every=self.check_every)
-        )
+        return solver if isinstance(solver, AbstractSolver) else Anderson()
 
-    def _settled(self, solution: Solution) -> Solution:
+    def _report(self, solution: Solution) -> Solution:
         return settle(solution, self.on_failure, where="The backward solve")
-
-
-def _note(f: AbstractMap, found: Solution) -> None:
-    """Tell those who count failures."""
-    if f.backward is not None:
-        f.backward.append(found.converged)
 
 
 class _Adjoint(torch.autograd.Function):
@@ -168,45 +157,55 @@ class _Adjoint(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, image: Tensor, z: Tensor, rule: Implicit, f: AbstractMap, system: Linearisation, *tensors: Tensor
+        ctx: Any,
+        image: Tensor,
+        z: Tensor,
+        rule: Implicit,
+        f: AbstractMap,
+        system: Linearisation,
+        record: list[Tensor] | None,
+        *tensors: Tensor,
     ) -> Tensor:
-        ctx.rule, ctx.f, ctx.system, ctx.count = rule, f, system, len(tensors)
+        ctx.rule, ctx.f, ctx.system, ctx.record, ctx.count = rule, f, system, record, len(tensors)
         return z.view_as(z).to(image.dtype)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         with torch.no_grad():
             found = ctx.rule.solve_through(ctx.f, ctx.system, g.detach())
-            _note(ctx.f, found)
+        if ctx.record is not None:
+            ctx.record.append(found.converged)
         u = found.value
         if not torch.is_grad_enabled():
-            return u.to(g.dtype), *[None] * (4 + ctx.count)
+            return u.to(g.dtype), *[None] * (5 + ctx.count)
         if ctx.count == 0:
-            return once(u.to(g.dtype), g, ctx.system.image, ONCE), *[None] * 4
-        return None, *[None] * 4, *_differentiable(ctx.rule, ctx.f, ctx.system.z, u, g)
+            return once(u.to(g.dtype), g, ctx.system.image, ONCE), *[None] * 5
+        at = Point(ctx.system.z, backward=ctx.record)
+        return None, *[None] * 5, *_differentiable(ctx.rule, ctx.f, at, u, g)
 
 
 def _differentiable(
-    rule: Implicit, f: AbstractMap, z: Tensor, u: Tensor, g: Tensor, g_v: Tensor | None = None
+    rule: Implicit, f: AbstractMap, at: Point, u: Tensor, g: Tensor, g_v: Tensor | None = None
 ) -> tuple[Tensor | None, ...]:
-    """(∂f/∂t)ᵀu for each tensor t of f that has a gradient, as a function of t and g, at z(t) and u(t, g).
+    """Return (∂f/∂t)ᵀu for each tensor t of f that has a gradient, as a function of t and g, at z(t) and u(t, g).
 
     With `g_v`, which g then contains, also (∂Wz/∂t)ᵀg_v at fixed z.
     """
-    z = rule.attach(f, z)
+    z = rule.attach(f, at).z
     views = [t.view_as(t) for t in f.tensors()]  # ∂f/∂t at fixed z: z depends on the tensors, not on these views
-    at = f.on(*views)
-    image = at(z)
+    fixed = f.on(*views)
+    image = fixed(z)
     start = torch.autograd.grad(image, z, u.to(image.dtype), retain_graph=True)[0] + g.detach()
 
     def pull(u: Tensor, g: Tensor) -> Tensor:
         return torch.autograd.grad(image, z, u.to(image.dtype), create_graph=True)[0] + g
 
-    u = dataclasses.replace(rule, solver=_second_solver(rule, f)).attach(Function(pull, (g,)), start)  # samples apart
+    second = dataclasses.replace(rule, solver=_second_solver(rule, f))
+    u = second.attach(Function(pull, (g,)), Point(start)).z  # with g as an input, samples stay apart
     outputs, gradients = [image], [u.to(image.dtype)]
     if g_v is not None:
-        assert isinstance(at, Equation)
-        outputs.append(at.operator(z))
+        assert isinstance(fixed, Equation)
+        outputs.append(fixed.operator(z))
         gradients.append(g_v)
     wanted = [t for t in views if t.requires_grad]
     found = iter(torch.autograd.grad(outputs, wanted, gradients, create_graph=True, allow_unused=True))
@@ -214,11 +213,11 @@ def _differentiable(
 
 
 def _second_solver(rule: Implicit, f: AbstractMap) -> AbstractSolver[Any] | None:
-    """What solves v = Jv + h: the steps of the rule, or, where J may expand, averaged ones, by L."""
+    """Return what solves v = Jv + h: the solver of the rule, or, where J may expand, averaged steps, by L."""
     if isinstance(rule.solver, AbstractSolver) and not isinstance(rule.solver, InFeatures):
         return rule.solver
     if isinstance(f, Equation) and f.contraction is None:
-        return Anderson(relaxation=float(2 / (2 + f.bound)))
+        return Anderson(relaxation=float(averaged_step(f.bound)))
     return None
 
 
@@ -238,12 +237,13 @@ class _Closed(torch.autograd.Function):
         dz: Tensor | None,
         adjoint: Adjoint,
         rule: Implicit,
-        f: AbstractMap,
+        f: Equation,
+        record: list[Tensor] | None,
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(m, adjoint.z, adjoint.v)  # the outputs too: whoever writes to them gets an error
         ctx.set_materialize_grads(False)
-        ctx.adjoint, ctx.rule, ctx.f, ctx.count = adjoint, rule, f, len(tensors)
+        ctx.adjoint, ctx.rule, ctx.f, ctx.record, ctx.count = adjoint, rule, f, record, len(tensors)
         return adjoint.z.view_as(adjoint.z), adjoint.v.view_as(adjoint.v)
 
     @staticmethod
@@ -254,16 +254,18 @@ class _Closed(torch.autograd.Function):
             through = bound(adjoint.weight).adjoint(g_v)
             g = through if g is None else g + through
         if g is None:  # nothing depends on either
-            return (None,) * (6 + ctx.count)
+            return (None,) * (7 + ctx.count)
         with torch.no_grad():
             found, w, y, n = ctx.rule.solve_closed(adjoint, g.detach().to(m.dtype))
-            _note(ctx.f, found)
+        if ctx.record is not None:
+            ctx.record.append(found.converged)
         if torch.is_grad_enabled():
-            return *[None] * 6, *_differentiable(ctx.rule, ctx.f, adjoint.z, w, g, g_v)
+            at = Point(adjoint.z, backward=ctx.record)
+            return *[None] * 7, *_differentiable(ctx.rule, ctx.f, at, w, g, g_v)
         grad_weight = None
         if ctx.needs_input_grad[1]:
             operator = adjoint.operator
             second = n if g_v is None else torch.add(n, g_v, alpha=adjoint.sign)
             grad_weight = operator.weight_gradient(w, m)
             grad_weight = torch.add(grad_weight, operator.weight_gradient(adjoint.z, second), alpha=adjoint.sign)
-        return y, grad_weight, w if ctx.needs_input_grad[2] else None, *[None] * (3 + ctx.count)
+        return y, grad_weight, w if ctx.needs_input_grad[2] else None, *[None] * (4 + ctx.count)

@@ -4,9 +4,9 @@ import dataclasses
 from typing import Any, final
 
 import torch
-from torch import Tensor
 
-from ..equation import AbstractMap, Equation, Map, as_map
+from ..equation import Equation
+from ..maps import AbstractMap, Map, Point, as_map
 from ..solvers import AbstractSolver, Picard, Proximal
 from ..tensors import check_share, check_whole
 from .base import AbstractGradient
@@ -28,12 +28,12 @@ class Phantom(AbstractGradient):
         check_whole("steps", self.steps)
         check_share("relaxation", self.relaxation)
 
-    def attach(self, f: Map, z: Tensor) -> Tensor:
-        z = z.detach()
+    def attach(self, f: Map, at: Point) -> Point:
+        z = at.z.detach()
         for _ in range(self.steps):
             fz = f(z)
             z = fz if self.relaxation == 1 else torch.lerp(z.to(fz.dtype), fz, self.relaxation)
-        return z
+        return Point(z, backward=at.backward)
 
 
 @final
@@ -51,14 +51,15 @@ class Unrolled(AbstractGradient):
     def __post_init__(self) -> None:
         check_whole("steps", self.steps)
 
-    def attach(self, f: Map, z: Tensor) -> Tensor:
-        f, z = as_map(f), torch.zeros_like(z)
-        rule = self.rule(f)
+    def attach(self, f: Map, at: Point) -> Point:
+        f, z = as_map(f), torch.zeros_like(at.z)
+        solver = self.choose_solver(f)
+        space = solver.space(f)
         for _ in range(self.steps):
-            z, _ = rule.step(f, f.evaluate(z, *rule.needs(f)), None)
-        return z
+            z, _ = solver.step(space, space.evaluate(z), None)
+        return Point(z, backward=at.backward)
 
     @staticmethod
-    def rule(f: AbstractMap) -> AbstractSolver[Any]:
-        """Whose steps they are."""
+    def choose_solver(f: AbstractMap) -> AbstractSolver[Any]:
+        """Return the solver whose steps are taken."""
         return Proximal(memory=0) if isinstance(f, Equation) else Picard()

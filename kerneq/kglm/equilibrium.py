@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from ..cells import AbstractCell, ConvCell, DenseCell
-from ..equation import AbstractMap
 from ..equilibrium import Equilibrium
 from ..gradients import Implicit
+from ..maps import AbstractMap
 from ..operators import BoundOperator, bound
 from ..solution import EquilibriumError, Solution, Status
 from ..solvers import AbstractSolver, Anderson, Newton, Picard

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from ..equation import Map
+from ..maps import Map
 from .families import FLAT, AbstractFamily, Prior
 from .guarantee import certify, spectral_norm
 

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..cells import AbstractCell
-from ..equation import AbstractMap
 from ..gradients import AbstractGradient, ConjugateGradient, Implicit, Phantom
+from ..maps import AbstractMap
 from ..settings import setting
 from ..solution import Solution
 from ..solvers import AbstractSolver, Anderson, InFeatures, Proximal

@@ -1,14 +1,173 @@
-"""Anderson acceleration."""
+"""Anderson acceleration: the mixture of the last images whose gap is least, and the history it is made from."""
 
 import dataclasses
-from typing import final
+from typing import Protocol, Self, final
 
+import torch
 from torch import Tensor
 
-from ..equation import AbstractMap, Evaluation
-from ..fused.iterates import History
-from ..tensors import check_nonnegative, check_share, check_whole, working_dtype
+from ..fused.device import runs_triton
+from ..spaces import AbstractSpace, Evaluation
+from ..tensors import (
+    check_nonnegative,
+    check_share,
+    check_whole,
+    flatten_sample,
+    inner_products,
+    is_channels_last,
+    unflatten_sample,
+    working_dtype,
+)
 from .base import AbstractSolver
+
+MOST = 16  # entries the Triton programs hold in registers
+
+
+def anderson_weights(gram: Tensor, newest: int, ridge: float) -> Tensor:
+    """Return α minimising ‖Σ αⱼ gapⱼ‖² with Σ αⱼ = 1, (batch, m), given ⟨gapᵢ, gapⱼ⟩, (batch, m, m).
+
+    It is solved on the Gram matrix of unit gaps, plus a ridge relative to it: entries of very different size do not
+    spoil its condition, and a sample that is already exact (a zero gap) takes that entry alone. Where no finite α is
+    found the entry `newest` has all the weight.
+    """
+    size = gram.diagonal(dim1=1, dim2=2).clamp_min(torch.finfo(gram.dtype).tiny).sqrt()
+    inverse = size.amin(1, keepdim=True) / size
+    unit = gram / (size.unsqueeze(1) * size.unsqueeze(2))
+    eye = torch.eye(gram.shape[1], dtype=unit.dtype, device=unit.device)
+    unit = torch.where(unit.isfinite(), unit, 0.0) * (1 - eye) + eye * (1 + ridge)
+    x = torch.linalg.solve_ex(unit, inverse)[0] if unit.is_cpu else eliminate(unit, inverse)
+    y = inverse * x  # stored as `inverse` is: LAPACK's order of x would slow down the mixing
+    alpha = y / y.sum(1, keepdim=True)
+    alone = torch.zeros_like(alpha)
+    alone[:, newest] = 1
+    return torch.where(alpha.isfinite().all(1, keepdim=True), alpha, alone)
+
+
+def eliminate(A: Tensor, b: Tensor) -> Tensor:
+    """Return A⁻¹b for small positive definite A (batch, m, m), without pivoting.
+
+    By plain operations, for a GPU: the libraries' batched solvers wait for it or cannot be in a CUDA graph.
+    """
+    A, x, size = A.clone(), b.clone(), A.shape[1]
+    for k in range(size - 1):
+        factor = A[:, k + 1 :, k] / A[:, k, k, None]
+        A[:, k + 1 :, k + 1 :] -= factor.unsqueeze(2) * A[:, k, None, k + 1 :]
+        x[:, k + 1 :] -= factor * x[:, k, None]
+    for k in reversed(range(size)):
+        x[:, k] = (x[:, k] - (A[:, k, k + 1 :] * x[:, k + 1 :]).sum(1)) / A[:, k, k]
+    return x
+
+
+class Guard(Protocol):
+    """What decides whether a history accepts its newest entry, sample by sample: see `solvers.proximal`."""
+
+    @property
+    def accepted(self) -> Tensor:
+        """Whether the newest entry was, (batch,)."""
+
+    def decide(self, history: "History", at: Evaluation) -> tuple[Self, Tensor | None]:
+        """Return the guard after the newest entry, and where refused samples go on, (batch, numbers); None if all were
+        accepted."""
+
+    def program_inputs(self, at: Evaluation) -> tuple[object, ...]:
+        """Return what the Triton program needs to decide the same."""
+
+    def after(self, accepted: Tensor, ceiling: Tensor | None) -> Self:
+        """Return the guard after a decision of the Triton program."""
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class History:
+    """Ring buffers of m entries a sample. A new entry costs one row of the Gram matrix, not the whole of it.
+
+    The buffers are written in place: a solve owns its history.
+    """
+
+    images: Tensor  # (batch, m, numbers)
+    gaps: Tensor  # (batch, m, numbers)
+    gram: Tensor  # (batch, m, m): ⟨gapᵢ, gapⱼ⟩, float32 at least
+    relaxation: Tensor | None = None  # β, a number: what is mixed are z + β(image − z); None: the images, β = 1
+    guard: Guard | None = None  # with one, two entries at least
+    pushed: int = 0
+    channels_last: bool = False  # the numbers stand in channels-last order, as the first image did
+
+    @classmethod
+    def empty(cls, z: Tensor, memory: int, relaxation: Tensor | None = None, guard: Guard | None = None) -> Self:
+        """Allocate `memory` entries of states like z, (batch, ...)."""
+        batch, numbers = z.shape[0], z[0].numel()
+        return cls(
+            z.new_empty(batch, memory, numbers),
+            z.new_empty(batch, memory, numbers),
+            z.new_zeros(batch, memory, memory, dtype=working_dtype(z.dtype)),
+            relaxation,
+            guard,
+        )
+
+    @property
+    def newest(self) -> int:
+        """The slot of the last entry."""
+        return (self.pushed - 1) % self.gram.shape[1]
+
+    @property
+    def before(self) -> int:
+        """The slot of the entry before it; its own where there is none."""
+        return (self.pushed - 2) % self.gram.shape[1] if self.pushed > 1 else self.newest
+
+    @property
+    def filled(self) -> int:
+        """How many slots have been written."""
+        return min(self.pushed, self.gram.shape[1])
+
+    @property
+    def square(self) -> Tensor:
+        """‖gap‖² of the last entry, (batch,)."""
+        return self.gram[:, self.newest, self.newest]
+
+    def extrapolate(self, at: Evaluation, ridge: float) -> tuple[Tensor, Self]:
+        """Enter z + β(image − z) and its gap, image − z, in place of the oldest entry; then mix, as the guard allows.
+
+        Refused entries stay: they tell as much of the map as the others.
+        """
+        last = self.channels_last if self.pushed else is_channels_last(at.image)
+        entered = dataclasses.replace(self, pushed=self.pushed + 1, channels_last=last)
+        ridge = max(ridge, 8 * self.gram.shape[1] * torch.finfo(self.gram.dtype).eps)
+        if entered.on_triton:
+            from ..fused.history_triton import extrapolate
+
+            z, image = flatten_sample(at.z, last), flatten_sample(at.image, last)
+            inputs = None if self.guard is None else self.guard.program_inputs(at)
+            mixture, *decided = extrapolate(entered, z.contiguous(), image.contiguous(), ridge, inputs)
+            guard = None if self.guard is None else self.guard.after(*decided)
+        else:
+            beta = self.relaxation
+            image = at.image if beta is None else torch.lerp(at.z, at.image, beta.to(at.image.dtype))
+            entered.enter(flatten_sample(image, last), flatten_sample(at.gap, last))
+            mixture, guard = entered.propose(ridge, at)
+        return unflatten_sample(mixture, at.image, last), dataclasses.replace(entered, guard=guard)
+
+    @property
+    def on_triton(self) -> bool:
+        """Whether the Triton programs do it."""
+        return self.images.shape[1] <= MOST and runs_triton(self.images)
+
+    def enter(self, image: Tensor, gap: Tensor) -> None:
+        """Write the newest entry, (batch, numbers) each: it is counted already."""
+        slot, filled = self.newest, self.filled
+        self.images[:, slot] = image
+        self.gaps[:, slot] = gap
+        row = inner_products(self.gaps[:, :filled], gap)  # slots never written need no product
+        self.gram[:, slot, :filled] = row
+        self.gram[:, :filled, slot] = row
+
+    def propose(self, ridge: float, at: Evaluation) -> tuple[Tensor, Guard | None]:
+        """Return the mixture, or where the guard sends those whose newest entry it refuses, (batch, numbers)."""
+        guard, back = (None, None) if self.guard is None else self.guard.decide(self, at)
+        alpha = anderson_weights(self.gram[:, : self.filled, : self.filled], self.newest, ridge)
+        mixture = torch.bmm(alpha[:, None].to(self.images.dtype), self.images[:, : self.filled]).squeeze(1)
+        if guard is None or back is None:
+            return mixture, guard
+        return torch.where(guard.accepted.unsqueeze(1), mixture, back), guard
 
 
 @final
@@ -29,9 +188,9 @@ class Anderson(AbstractSolver[History]):
         check_nonnegative("ridge", self.ridge)
         check_share("relaxation", self.relaxation)
 
-    def init(self, f: AbstractMap, z0: Tensor) -> History:
+    def init(self, space: AbstractSpace, z0: Tensor) -> History:
         beta = None if self.relaxation == 1 else z0.new_full((), self.relaxation, dtype=working_dtype(z0.dtype))
         return History.empty(z0, self.memory, beta)
 
-    def step(self, f: AbstractMap, at: Evaluation, memory: History) -> tuple[Tensor, History]:
+    def step(self, space: AbstractSpace, at: Evaluation, memory: History) -> tuple[Tensor, History]:
         return memory.extrapolate(at, self.ridge)

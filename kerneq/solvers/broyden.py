@@ -6,9 +6,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from ..equation import AbstractMap, Evaluation
-from ..fused.iterates import flat, inner, unflat
-from ..tensors import check_whole, is_channels_last
+from ..spaces import AbstractSpace, Evaluation
+from ..tensors import check_whole, flatten_sample, inner_products, is_channels_last, unflatten_sample
 from .base import AbstractSolver
 
 
@@ -22,13 +21,13 @@ class Secants:
     gap: Tensor  # and its f(z) − z
     started: bool = False
     used: int = 0
-    last: bool = False  # the numbers stand in channels-last order, as the first image did
+    channels_last: bool = False  # the numbers stand in channels-last order, as the first image did
 
     def apply(self, left: Tensor, right: Tensor, x: Tensor) -> Tensor:
-        """x + Σ leftᵢ⟨rightᵢ, x⟩: H x, or Hᵀx with the factors exchanged."""
+        """Return x + Σ leftᵢ⟨rightᵢ, x⟩: H x, or Hᵀx with the factors exchanged."""
         if self.used == 0:
             return x
-        weights = inner(right[:, : self.used], x).to(x.dtype)
+        weights = inner_products(right[:, : self.used], x).to(x.dtype)
         return x + torch.bmm(weights.unsqueeze(1), left[:, : self.used]).squeeze(1)
 
 
@@ -46,27 +45,27 @@ class Broyden(AbstractSolver[Secants]):
     def __post_init__(self) -> None:
         check_whole("memory", self.memory)
 
-    def init(self, f: AbstractMap, z0: Tensor) -> Secants:
+    def init(self, space: AbstractSpace, z0: Tensor) -> Secants:
         numbers = z0[0].numel()
         empty = z0.new_zeros(z0.shape[0], numbers)
         pairs = z0.new_zeros(2, z0.shape[0], self.memory, numbers)
         return Secants(pairs[0], pairs[1], empty, empty)
 
-    def step(self, f: AbstractMap, at: Evaluation, memory: Secants) -> tuple[Tensor, Secants]:
-        last = memory.last if memory.started else is_channels_last(at.image)
-        z, gap = flat(at.z, last), flat(at.gap, last)
+    def step(self, space: AbstractSpace, at: Evaluation, memory: Secants) -> tuple[Tensor, Secants]:
+        last = memory.channels_last if memory.started else is_channels_last(at.image)
+        z, gap = flatten_sample(at.z, last), flatten_sample(at.gap, last)
         if memory.started and memory.used == self.memory:
             memory = dataclasses.replace(memory, used=0)
         elif memory.started:
             memory = self._update(z - memory.z, memory.gap - gap, memory)
-        memory = dataclasses.replace(memory, z=z, gap=gap, started=True, last=last)
-        return unflat(z + memory.apply(memory.u, memory.v, gap), at.image, last), memory
+        memory = dataclasses.replace(memory, z=z, gap=gap, started=True, channels_last=last)
+        return unflatten_sample(z + memory.apply(memory.u, memory.v, gap), at.image, last), memory
 
     def _update(self, dz: Tensor, y: Tensor, memory: Secants) -> Secants:
-        """The rank-one change that makes H y = Δz; left out where it would divide by (nearly) nothing."""
+        """Add the rank-one change that makes H y = Δz, except where it would divide by (nearly) nothing."""
         v = memory.apply(memory.v, memory.u, dz)
         miss = dz - memory.apply(memory.u, memory.v, y)
-        curvature = inner(v.unsqueeze(1), y)
+        curvature = inner_products(v.unsqueeze(1), y)
         scale = torch.linalg.vector_norm(v, dim=1, keepdim=True) * torch.linalg.vector_norm(y, dim=1, keepdim=True)
         safe = curvature.abs() > 1e-6 * scale
         u = torch.where(safe, miss / torch.where(safe, curvature, 1.0), 0.0)

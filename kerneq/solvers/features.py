@@ -5,7 +5,9 @@ from typing import Any, final
 
 from torch import Tensor
 
-from ..equation import AbstractMap, Evaluation
+from ..equation import Equation
+from ..maps import AbstractMap
+from ..spaces import AbstractSpace, Evaluation, FeatureSpace, state_space
 from .anderson import Anderson
 from .base import AbstractSolver
 from .newton import Newton
@@ -33,11 +35,11 @@ class InFeatures(AbstractSolver[Any]):
     def steady(self) -> bool:
         return self.solver.steady
 
-    def space(self, f: AbstractMap) -> AbstractMap:
-        return f.in_features() or f
+    def space(self, f: AbstractMap) -> AbstractSpace:
+        return FeatureSpace(f) if isinstance(f, Equation) and f.kernel.through_features else state_space(f)
 
-    def init(self, f: AbstractMap, z0: Tensor) -> Any:
-        return self.solver.init(f, z0)
+    def init(self, space: AbstractSpace, z0: Tensor) -> Any:
+        return self.solver.init(space, z0)
 
-    def step(self, f: AbstractMap, at: Evaluation, memory: Any) -> tuple[Tensor, Any]:
-        return self.solver.step(f, at, memory)
+    def step(self, space: AbstractSpace, at: Evaluation, memory: Any) -> tuple[Tensor, Any]:
+        return self.solver.step(space, at, memory)

@@ -6,7 +6,18 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from ..equation import AbstractMap, Evaluation, Measurement
+from ..equation import Equation
+from ..maps import AbstractMap, Point, linearise
+from ..spaces import (
+    AbstractSpace,
+    Evaluation,
+    Measurement,
+    check_start,
+    evaluate_start,
+    measure_state,
+    relative_residual,
+    state_space,
+)
 from ..tensors import per_sample, per_sample_norm
 from .base import AbstractSolver
 
@@ -16,52 +27,57 @@ DECREASE = 1e-4  # of the slope of ‖f(z) − z‖ along p, which a step must a
 
 @final
 @dataclasses.dataclass(frozen=True)
-class NewtonMap(AbstractMap):
-    """z ↦ z + p, p = (I − J)⁻¹(f(z) − z): its fixed points are those of f, and p is the error of z to first order."""
+class NewtonSpace(AbstractSpace):
+    """Iterates z ↦ z + p, p = (I − J)⁻¹(f(z) − z): its fixed points are those of f, and p is the error of z to first
+    order."""
 
     f: AbstractMap
 
-    def __call__(self, z: Tensor) -> Tensor:
-        system = self.f.linearise(z.detach())
-        image = system.image.detach()
-        return (z + system.solve(image - z)).to(image.dtype)
-
-    def evaluate(self, z: Tensor, drive: bool = False, energy: bool = False) -> Evaluation:
+    def evaluate(self, z: Tensor) -> Evaluation:
         """A solve that ends at z returns the step from there, whose f(z) − z is of the order of ‖p‖² where t = 1."""
-        image = self(z)
+        system = linearise(self.f, z.detach())
+        image = system.image.detach()
+        image = (z + system.solve(image - z)).to(image.dtype)
         z = z.to(image.dtype)
-        return Evaluation(z, image, state=self._damped(z, image))
+        return Evaluation(z, image, Point(self._damped(z, image)))
 
-    def start(self, z0: Tensor | None, drive: bool = False, energy: bool = False) -> Evaluation:
-        return super().start(self.f.start(None).z.contiguous() if z0 is None else z0, drive, energy)
+    def start(self, z0: Tensor | None) -> Evaluation:
+        if z0 is None:
+            return self.evaluate(state_space(self.f).start(None).z.contiguous())
+        check_start(z0, self.f.state_shape if isinstance(self.f, Equation) else None)
+        return evaluate_start(self, z0)
 
     def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
-        """‖p‖ / ‖z + p‖, and ‖f(z) − z‖ at the point that is returned."""
-        return Measurement(at.measured[0], self._distance(at.value))
+        """Measure ‖p‖ / ‖z + p‖, and ‖f(z) − z‖ at the point that is returned."""
+        return Measurement(relative_residual(at.z, at.image, at.gap)[0], self._distance(at.value))
+
+    def remeasure(self, z: Tensor) -> Measurement:
+        """Where Newton's method failed, p is not the error."""
+        return measure_state(self.f, z)
 
     def rows(self, index: Tensor) -> Self | None:
         rest = self.f.rows(index)
         return None if rest is None else dataclasses.replace(self, f=rest)
 
     def _damped(self, z: Tensor, image: Tensor) -> Tensor:
-        """z + tp with the first t of 1, ½, ¼ … that lowers ‖f(z) − z‖ enough, per sample; p is a direction of descent.
+        """Return z + tp with the first t of 1, ½, ¼ … that lowers ‖f(z) − z‖ enough, for each sample.
 
-        Where p is no number, or so short that rounding decides, or no t will do, t = 1.
+        p is a direction of descent. Where it is no number, or so short that rounding decides, or no t will do, t = 1.
         """
         p = image - z
         here = self._distance(z)
-        settled = ~(per_sample_norm(p) > torch.finfo(p.dtype).eps ** 0.5 * per_sample_norm(image))
+        at_rest = ~(per_sample_norm(p) > torch.finfo(p.dtype).eps ** 0.5 * per_sample_norm(image))
         length = torch.ones_like(here)
         for _ in range(HALVINGS):
             trial = z + per_sample(length, p).to(p.dtype) * p
-            refused = ~(self._distance(trial) <= (1 - DECREASE * length) * here) & ~settled
+            refused = ~(self._distance(trial) <= (1 - DECREASE * length) * here) & ~at_rest
             if not bool(refused.any()):
                 return trial
             length = torch.where(refused, 0.5 * length, length)
         return torch.where(per_sample(refused, p), image, trial)
 
     def _distance(self, z: Tensor) -> Tensor:
-        """‖f(z) − z‖."""
+        """Return ‖f(z) − z‖ of each sample, (batch,)."""
         return per_sample_norm(self.f(z) - z)
 
 
@@ -79,11 +95,11 @@ class Newton(AbstractSolver[None]):
     graphs.
     """
 
-    def space(self, f: AbstractMap) -> AbstractMap:
-        return NewtonMap(f)
+    def space(self, f: AbstractMap) -> AbstractSpace:
+        return NewtonSpace(f)
 
-    def init(self, f: AbstractMap, z0: Tensor) -> None:
+    def init(self, space: AbstractSpace, z0: Tensor) -> None:
         return None
 
-    def step(self, f: AbstractMap, at: Evaluation, memory: None) -> tuple[Tensor, None]:
+    def step(self, space: AbstractSpace, at: Evaluation, memory: None) -> tuple[Tensor, None]:
         return at.value, None

@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from ..equation import AbstractMap, Evaluation
+from ..spaces import AbstractSpace, Evaluation
 from ..tensors import check_share
 from .base import AbstractSolver
 
@@ -29,10 +29,10 @@ class Picard(AbstractSolver[None]):
     def steady(self) -> bool:
         return True
 
-    def init(self, f: AbstractMap, z0: Tensor) -> None:
+    def init(self, space: AbstractSpace, z0: Tensor) -> None:
         return None
 
-    def step(self, f: AbstractMap, at: Evaluation, memory: None) -> tuple[Tensor, None]:
+    def step(self, space: AbstractSpace, at: Evaluation, memory: None) -> tuple[Tensor, None]:
         if self.relaxation == 1:
             return at.image, None
         return torch.lerp(at.z, at.image, self.relaxation), None

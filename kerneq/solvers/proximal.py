@@ -1,15 +1,93 @@
 """The solver that cannot diverge, and the default: accelerated steps, each checked against a step that cannot fail."""
 
 import dataclasses
-from typing import final
+from typing import Self, final
 
 import torch
 from torch import Tensor
 
-from ..equation import AbstractMap, Evaluation, FeatureMap
-from ..fused.iterates import Guard, History
-from ..tensors import check_nonnegative, check_share, check_whole, working_dtype
+from ..equation import Equation, averaged_step
+from ..maps import AbstractMap
+from ..spaces import AbstractSpace, Evaluation, FeatureSpace, ProximalSpace
+from ..tensors import check_nonnegative, check_share, check_whole, is_exported, working_dtype
+from .anderson import Guard, History
 from .base import AbstractSolver
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class GapGuard:
+    """Accepts an entry by its gap, for a map that does not expand.
+
+    ‖gap‖² may be `rate` times that of the entry before, and anything after a refused one. From a refused entry a sample
+    goes on by the averaged step z + β(image − z) from the entry before.
+    """
+
+    accepted: Tensor  # (batch,): whether the newest entry was
+    average: Tensor  # β, a number
+    rate: Tensor  # a number
+
+    def decide(self, history: History, at: Evaluation) -> tuple[Self, Tensor | None]:
+        before = history.before
+        accepted = ~self.accepted | (history.square <= self.rate * history.gram[:, before, before])
+        guard = dataclasses.replace(self, accepted=accepted)
+        if _all_known(accepted):
+            return guard, None
+        return guard, history.images[:, before] - (1 - self.average) * history.gaps[:, before]
+
+    def program_inputs(self, at: Evaluation) -> tuple[object, ...]:
+        return self.average, self.rate, 1.0, self.accepted, None, None, None, 0.0, None
+
+    def after(self, accepted: Tensor, ceiling: Tensor | None) -> Self:
+        return dataclasses.replace(self, accepted=accepted)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class EnergyGuard:
+    """Accepts an entry by its energy E, which is no higher at the image than the evaluation says.
+
+    E must lie below U, the `ceiling`, by `fraction` · `rate` · ‖gap‖², and is the next U. From a refused entry a sample
+    goes back to the last image, where E ≤ U; from one that is refused after another, by averaged steps, which lower E,
+    and therefore U, by `rate` · ‖gap‖².
+    """
+
+    accepted: Tensor  # (batch,): whether the newest entry was
+    average: Tensor  # β, a number
+    rate: Tensor  # a number
+    fraction: float
+    ceiling: Tensor  # (batch,): U
+
+    def decide(self, history: History, at: Evaluation) -> tuple[Self, Tensor | None]:
+        """Entries hold z + β′(image − z), β′ the relaxation of the history."""
+        assert at.energy is not None
+        known, square, beta, energy = self.accepted, history.square, history.relaxation, at.energy.value
+        accepted = energy + self.fraction * self.rate * square <= self.ceiling + at.energy.slack
+        lower = torch.where(known, self.ceiling, self.ceiling - self.rate * square)
+        ceiling = torch.where(accepted, torch.minimum(self.ceiling, energy), lower)
+        guard = dataclasses.replace(self, accepted=accepted, ceiling=ceiling)
+        if _all_known(accepted):
+            return guard, None
+        image, gap = history.images[:, history.before], history.gaps[:, history.before]
+        whole = image if beta is None else image + (1 - beta) * gap
+        ahead = (1 if beta is None else beta) - self.average  # what an entry is further on than the averaged step
+        averaged = history.images[:, history.newest] - ahead * history.gaps[:, history.newest]
+        return guard, torch.where(known.unsqueeze(1), whole, averaged)
+
+    def program_inputs(self, at: Evaluation) -> tuple[object, ...]:
+        E = at.energy
+        assert E is not None
+        parts = (E.similarity, E.length, E.penalty, E.rounding)
+        return self.average, self.rate, self.fraction, self.accepted, *parts, self.ceiling
+
+    def after(self, accepted: Tensor, ceiling: Tensor | None) -> Self:
+        assert ceiling is not None
+        return dataclasses.replace(self, accepted=accepted, ceiling=ceiling)
+
+
+def _all_known(accepted: Tensor) -> bool:
+    """Whether all samples were accepted, where that can be read without waiting for a device."""
+    return accepted.is_cpu and not is_exported() and bool(accepted.all())
 
 
 @final
@@ -23,7 +101,8 @@ class Proximal(AbstractSolver[History | None]):
     It iterates v = Wz where it can. Where `norm` keeps L, the steepest slope of d, at most 1, f is nonexpansive: a
     proposal is accepted when it lowers ‖f(v) − v‖ by a fraction of what f guarantees; otherwise the averaged step
     (1 − β) v + β f(v), β = 2 / (2 + L), is taken, which converges (Krasnoselskii and Mann). That needs no energy. With
-    looks at every second step or fewer, the steps to the first one (three at most) are plain: most solves end there.
+    residual checks at every second step or fewer, the steps to the first one (three at most) are plain: most solves
+    end there.
 
     Elsewhere E decides, whatever the weights: that of z = σ(d), which a proposal must lower by a fraction of what the
     averaged step guarantees, β²‖f(v) − v‖² / 2‖W‖². Otherwise it returns to the last accepted z, and goes on by
@@ -44,41 +123,43 @@ class Proximal(AbstractSolver[History | None]):
     def steady(self) -> bool:
         return self.memory == 0
 
-    def waits(self, f: AbstractMap) -> bool:
+    def delays(self, space: AbstractSpace) -> bool:
         """Where f contracts, plain steps cannot fail either."""
-        return self.memory > 0 and f.contraction is not None
+        return self.memory > 0 and isinstance(space, FeatureSpace) and not space.energy
 
-    def needs(self, f: AbstractMap) -> tuple[bool, bool]:
-        if self.memory == 0:
-            return True, False
-        return f.contraction is None and not isinstance(f, FeatureMap), f.contraction is None
+    def space(self, f: AbstractMap) -> AbstractSpace:
+        if not isinstance(f, Equation):
+            raise TypeError(
+                f"`Proximal` descends an energy, so it needs an equation from `cell.bind(x)`, got {type(f).__name__}. "
+                "Use `Picard`, `Anderson` or `Broyden` for a plain function."
+            )
+        if self.memory and f.kernel.through_features:
+            return FeatureSpace(f, energy=f.contraction is None)
+        return ProximalSpace(f, energy=self.memory > 0)
 
-    def space(self, f: AbstractMap) -> AbstractMap:
-        return (f.in_features() or f) if self.memory else f
-
-    def init(self, f: AbstractMap, z0: Tensor) -> History | None:
+    def init(self, space: AbstractSpace, z0: Tensor) -> History | None:
         if self.memory == 0:
             return None
-        dtype, relaxation = working_dtype(z0.dtype), None
-        ceiling = None if f.contraction is not None else z0.new_full((z0.shape[0],), torch.inf, dtype=dtype)
-        if f.contraction is not None:
-            L = f.contraction.to(dtype)
-            average, rate = 2 / (2 + L), (1 - self.fraction * (1 - L).clamp_min(0)).square()
-        elif isinstance(f, FeatureMap):
-            L = f.bound.to(dtype)
-            average, relaxation = 2 / (2 + L), (3 / L).clamp_max(1.0)  # few steps are too long then
-            rate = (0.5 * average.square() / f.stretch).to(dtype)
-        else:  # T is a whole step
-            average = z0.new_ones((), dtype=dtype)
-            rate = 0.5 * average
-        accepted = z0.new_zeros(z0.shape[0], dtype=torch.bool)
-        guard = Guard(accepted, average, rate, self.fraction, ceiling)
-        return History.empty(z0, max(2, self.memory), relaxation, guard)
+        assert isinstance(space, FeatureSpace | ProximalSpace)
+        return History.empty(z0, max(2, self.memory), *self._choose_guard(space, z0))
 
-    def step(self, f: AbstractMap, at: Evaluation, memory: History | None) -> tuple[Tensor, History | None]:
+    def _choose_guard(self, space: FeatureSpace | ProximalSpace, z0: Tensor) -> tuple[Tensor | None, Guard]:
+        """Return the relaxation of what is mixed (None: 1) and the guard that goes with it."""
+        dtype = working_dtype(z0.dtype)
+        L, accepted = space.f.bound.to(dtype), z0.new_zeros(z0.shape[0], dtype=torch.bool)
+        if not space.energy:
+            return None, GapGuard(accepted, averaged_step(L), (1 - self.fraction * (1 - L).clamp_min(0)).square())
+        ceiling = z0.new_full((z0.shape[0],), torch.inf, dtype=dtype)
+        if isinstance(space, ProximalSpace):  # T is a whole step
+            average = z0.new_ones((), dtype=dtype)
+            return None, EnergyGuard(accepted, average, 0.5 * average, self.fraction, ceiling)
+        average = averaged_step(L)
+        rate = (0.5 * average.square() / space.f.stretch).to(dtype)
+        relaxation = (3 / L).clamp_max(1.0)  # few steps are too long then
+        return relaxation, EnergyGuard(accepted, average, rate, self.fraction, ceiling)
+
+    def step(self, space: AbstractSpace, at: Evaluation, memory: History | None) -> tuple[Tensor, History | None]:
         if memory is None:
-            return f.descend(at), None
-        if f.contraction is None and not isinstance(f, FeatureMap):
-            at = dataclasses.replace(at, image=f.descend(at))
+            return at.image, None
         mixture, memory = memory.extrapolate(at, self.ridge)
-        return f.project(mixture), memory
+        return space.project(mixture), memory

@@ -5,8 +5,10 @@ import unittest.mock
 
 import torch
 
-from kerneq.equation import Evaluation
-from kerneq.fused.iterates import Guard, History
+from kerneq.equation import Energy
+from kerneq.solvers.anderson import History
+from kerneq.solvers.proximal import EnergyGuard, GapGuard
+from kerneq.spaces import Evaluation
 
 
 def guard_of(kind, batch, dtype, device):
@@ -14,13 +16,15 @@ def guard_of(kind, batch, dtype, device):
     if kind is None:
         return None
     average, rate = (torch.tensor(number, dtype=dtype, device=device) for number in (0.6, 0.9))
-    ceiling = torch.full((batch,), torch.inf, dtype=dtype, device=device) if kind == "energy" else None
-    return Guard(torch.zeros(batch, dtype=torch.bool, device=device), average, rate, 0.0, ceiling)
+    accepted = torch.zeros(batch, dtype=torch.bool, device=device)
+    if kind == "gap":
+        return GapGuard(accepted, average, rate)
+    return EnergyGuard(accepted, average, rate, 0.0, torch.full((batch,), torch.inf, dtype=dtype, device=device))
 
 
 def compare(dtype, memory, numbers, relaxation, kind, alone, device):
     """Seven steps of the programs beside seven steps of the plain form, on the same rounded numbers."""
-    from kerneq.fused import iterates_triton
+    from kerneq.fused import history_triton
 
     generator = torch.Generator(device).manual_seed(0)
     batch, ridge = 3, 1e-4
@@ -36,16 +40,19 @@ def compare(dtype, memory, numbers, relaxation, kind, alone, device):
         if step == 2:
             image[2] = z[2]  # a gap of zero
         similarity, length, penalty = torch.rand(3, batch, generator=generator, device=device)
-        at = Evaluation(z, image, None, similarity + 0.1 * step, length, penalty if memory == 5 else None)
+        energy = Energy(similarity + 0.1 * step, length, penalty if memory == 5 else None, 16 * torch.finfo(dtype).eps)
+        at = Evaluation(z, image, energy=energy)
         got, exact = (dataclasses.replace(history, pushed=step + 1) for history in (got, exact))
-        with unittest.mock.patch.object(iterates_triton, "SMALL", numbers if alone else 0):
-            mixture, guard = iterates_triton.extrapolate(got, z, image, ridge, at)
+        inputs = None if got.guard is None else got.guard.program_inputs(at)
+        with unittest.mock.patch.object(history_triton, "SMALL", numbers if alone else 0):
+            mixture, *decided = history_triton.extrapolate(got, z, image, ridge, inputs)
+        guard = None if got.guard is None else got.guard.after(*decided)
         entry, gap = (stored[:, got.newest].double() for stored in (got.images, got.gaps))
         rounding = {"rtol": torch.finfo(dtype).eps, "atol": 4 * torch.finfo(dtype).eps}  # the interpreter truncates
         torch.testing.assert_close(entry, torch.lerp(z.double(), image.double(), relaxation), **rounding)
         torch.testing.assert_close(gap, image.double() - z.double(), **rounding)
         exact.enter(entry, gap)
-        expected, exact_guard = exact.proposal(ridge, at)
+        expected, exact_guard = exact.propose(ridge, at)
         if kind is not None:
             assert torch.equal(guard.accepted, exact_guard.accepted), step
             refused += int((~guard.accepted).sum())

@@ -5,9 +5,9 @@ from history_comparison import compare_all
 
 import kerneq
 from kerneq.cells import ConvCell
-from kerneq.fused.iterates import History
 from kerneq.kernels import Gaussian
 from kerneq.solvers import Anderson, Proximal
+from kerneq.solvers.anderson import History
 
 compare_all("cpu")
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from kerneq.fused.iterates_triton import residual_and_gap
+from kerneq.fused.history_triton import residual_and_gap
 
 torch.manual_seed(0)
 for shape in ((3, 7), (2, 5, 60, 70), (1, 100_000)):

@@ -10,9 +10,12 @@ from interpreter import needs_triton, run_interpreted
 from torch import Tensor
 
 import kerneq
-from kerneq.equation import Evaluation
-from kerneq.fused.iterates import Guard, History, eliminate, inner
+from kerneq.equation import Energy
 from kerneq.solvers import Anderson, Broyden
+from kerneq.solvers.anderson import History, anderson_weights, eliminate
+from kerneq.solvers.proximal import EnergyGuard, GapGuard
+from kerneq.spaces import Evaluation
+from kerneq.tensors import inner_products
 
 
 @needs_triton
@@ -38,7 +41,7 @@ def history_of(gaps: Tensor, images: Tensor) -> History:
 def test_the_weights_minimise_the_gap_of_the_mixture():
     torch.manual_seed(0)
     gaps, images = torch.randn(2, 4, 3, 20, dtype=torch.float64)
-    alpha = history_of(gaps, images).weights(0.0)
+    alpha = anderson_weights(history_of(gaps, images).gram, newest=3, ridge=0.0)
     torch.testing.assert_close(alpha.sum(1), torch.ones(3, dtype=torch.float64))
     for sample in range(3):  # the same by least squares: eliminate α₀ = 1 − Σ αⱼ
         G = gaps[:, sample].T
@@ -53,10 +56,12 @@ def test_elimination_without_pivoting_solves_positive_definite_systems():
     torch.testing.assert_close(eliminate(A, b), torch.linalg.solve(A, b))
 
 
-def guarded(z: Tensor, ceiling: Tensor | None) -> Guard:
+def guarded(z: Tensor, ceiling: Tensor | None) -> GapGuard | EnergyGuard:
     """β = 0.6; by the gap, which may not grow, or by the energy."""
     accepted, average, rate = torch.ones(len(z), dtype=torch.bool), torch.tensor(0.6), torch.tensor(0.5)
-    return Guard(accepted, average.to(z), rate.to(z) if ceiling is not None else 2 * rate.to(z), 0.1, ceiling)
+    if ceiling is None:
+        return GapGuard(accepted, average.to(z), 2 * rate.to(z))
+    return EnergyGuard(accepted, average.to(z), rate.to(z), 0.1, ceiling)
 
 
 def test_where_the_gap_grows_a_sample_steps_from_the_point_before_and_accepts_that():
@@ -84,7 +89,9 @@ def test_where_the_energy_is_too_high_a_sample_goes_back_to_the_last_image_and_o
     energies, none = torch.tensor([[5.0, 5.0], [4.0, 9.0], [3.0, 9.0], [-99.0, -99.0]]).double(), torch.zeros(2)
     found = []
     for (z, image), energy in zip(points, energies, strict=True):
-        mixture, history = history.extrapolate(Evaluation(z, image, similarity=-energy, length=none), 1e-10)
+        mixture, history = history.extrapolate(
+            Evaluation(z, image, energy=Energy(-energy, none, None, 16 * torch.finfo(z.dtype).eps)), 1e-10
+        )
         found.append((mixture[1], history.guard.accepted.tolist(), float(history.guard.ceiling[1])))
     assert [accepted[1] for _, accepted, _ in found] == [True, False, False, True]
     torch.testing.assert_close(found[1][0], points[0, 1, 1])  # the last accepted image
@@ -98,7 +105,7 @@ def test_half_precision_is_multiplied_and_summed_in_float32(dtype):
     torch.manual_seed(0)
     many, one = torch.randn(2, 3, 10_000).to(dtype), torch.randn(2, 10_000).to(dtype)
     exact = torch.einsum("bjn,bn->bj", many.double(), one.double())
-    torch.testing.assert_close(inner(many, one).double(), exact, rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(inner_products(many, one).double(), exact, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("solver", [Anderson(), Broyden()], ids=str)

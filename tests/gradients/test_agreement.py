@@ -9,10 +9,11 @@ from torch.func import functional_call
 
 import kerneq
 from kerneq.fused.convolution import Convolution
-from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom, Unrolled
+from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom, Point, Unrolled
 from kerneq.kernels import Gaussian
 from kerneq.prox import Identity, SoftThreshold
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal
+from kerneq.solvers.base import find_point
 
 pytestmark = pytest.mark.usefixtures("float64")
 # Where zero is the equilibrium of every input its drive is zero too: the kink itself.
@@ -96,7 +97,7 @@ def test_other_proximal_maps_have_the_right_gradient(prox):
 def test_the_gradient_through_an_affine_function_is_the_closed_form_one(solver):
     A, b, z_star = affine()
     b.requires_grad_()
-    z = Implicit(PLAIN_SOLVERS[solver], tol=1e-12, max_steps=500).attach(lambda z: z @ A.mT + b, z_star)
+    z = Implicit(PLAIN_SOLVERS[solver], tol=1e-12, max_steps=500).attach(lambda z: z @ A.mT + b, Point(z_star)).z
     assert torch.equal(z, z_star)
     g = torch.randn(z.shape)
     (got,) = torch.autograd.grad(z, b, g)
@@ -125,7 +126,7 @@ def test_phantom_is_exactly_the_papers_five_steps():
         z = kerneq.solve(f, layer.cell.initial(f), Proximal(), tol=1e-14, max_steps=400).value
     for _ in range(5):
         z = 0.2 * z + 0.8 * f(z)
-    torch.testing.assert_close(Phantom().attach(f, layer(x).value), z, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(Phantom().attach(f, Point(layer(x).value)).z, z, rtol=1e-12, atol=1e-12)
     expected = torch.autograd.grad(z.square().sum(), list(layer.parameters()))
     got = torch.autograd.grad(layer(x).value.square().sum(), list(layer.parameters()))
     for a, b in zip(got, expected, strict=True):
@@ -135,7 +136,7 @@ def test_phantom_is_exactly_the_papers_five_steps():
 def test_one_full_phantom_step_is_the_jacobian_free_gradient():
     A, b, z_star = affine()
     A.requires_grad_()
-    z = Phantom(steps=1, relaxation=1.0).attach(lambda z: z @ A.mT + b, z_star)
+    z = Phantom(steps=1, relaxation=1.0).attach(lambda z: z @ A.mT + b, Point(z_star)).z
     g = torch.randn(z.shape)
     (got,) = torch.autograd.grad(z, A, g)
     torch.testing.assert_close(got, g.mT @ z_star)  # ∂f/∂A at z*, and no Jacobian of f in z
@@ -220,38 +221,40 @@ def test_at_a_loose_tolerance_entries_near_zero_are_judged_by_the_image_of_the_v
 def test_what_the_last_evaluation_of_a_solve_has_made_is_not_made_again_for_the_gradient(monkeypatch):
     layer, x = layer_of("conv", "gaussian", Implicit())
     f = layer.cell.bind(x)
-    z = kerneq.solve(f, None, Proximal(), tol=1e-3, max_steps=6, check_every=6).value
+    _, at = find_point(f, None, Proximal(), 1e-3, 6, 6, "return")
     products = []
     for name in ("__call__", "adjoint_relu"):
         product = getattr(Convolution, name)
         counted = lambda self, *args, made=product: products.append(made) or made(self, *args)  # noqa: E731
         monkeypatch.setattr(Convolution, name, counted)
-    layer.gradient.attach(f, z)
+    layer.gradient.attach(f, at)
     assert not products
-    layer.gradient.attach(f, z.clone())
+    layer.gradient.attach(f, Point(at.z))
     assert len(products) == 2  # Wz and f(z)
 
 
 @pytest.mark.parametrize("kernel", ["gaussian", "linear", "sigmoid"])
 def test_what_a_solve_or_a_gradient_has_made_is_used_for_nothing_else(kernel):
-    """Not for a value written to since; without the graph of an earlier gradient; with one where W needs it."""
+    """Without the graph of an earlier gradient; with one where W needs it."""
     layer, x = layer_of("dense", kernel, Implicit(tol=1e-12), output="features")
     cell, weight = layer.cell, layer.cell.operator.weight
 
-    def found() -> tuple[kerneq.cells.Equation, torch.Tensor]:
+    def gradient(f, at) -> torch.Tensor:
+        return torch.autograd.grad(layer.gradient.attach(f, at).z.square().sum(), weight)[0]
+
+    def found() -> tuple[kerneq.cells.Equation, Point]:
         f = cell.bind(x)
-        return f, kerneq.solve(f, None, Proximal(), tol=1e-3, max_steps=40, check_every=40).value
+        return f, find_point(f, None, Proximal(), 1e-3, 40, 40, "return")[1]
 
-    def gradient(f, z) -> torch.Tensor:
-        return torch.autograd.grad(layer.gradient.attach(f, z).square().sum(), weight)[0]
-
-    f, z = found()
-    torch.testing.assert_close(gradient(f, z.mul_(0.5)), gradient(cell.bind(x), z.clone()))
-    f, z = found()
-    torch.testing.assert_close(gradient(f, layer.gradient.attach(f, z)), gradient(cell.bind(x), z.clone()))
-    f, z = found()
-    (got,) = torch.autograd.grad(cell.output(f, z).sum(), weight)
-    torch.testing.assert_close(got, torch.autograd.grad(cell.bind(x).operator(z).sum(), weight)[0])
+    f, at = found()
+    assert at.image is not None
+    expected = gradient(cell.bind(x), Point(at.z.clone()))
+    torch.testing.assert_close(gradient(f, at), expected)
+    f, at = found()
+    torch.testing.assert_close(gradient(f, layer.gradient.attach(f, at)), expected)
+    f, at = found()
+    (got,) = torch.autograd.grad(cell.output(f, at).sum(), weight)
+    torch.testing.assert_close(got, torch.autograd.grad(cell.bind(x).operator(at.z).sum(), weight)[0])
 
 
 @pytest.mark.parametrize("solver", [Proximal(), InFeatures(), Anderson(), Picard()])

@@ -10,7 +10,7 @@ from helpers import GRADIENTS, KERNELS, affine, away_from_kinks, cell_of, input_
 from torch.utils.flop_counter import FlopCounterMode
 
 import kerneq
-from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom, Unrolled, implicit
+from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom, Point, Unrolled, implicit
 from kerneq.operators import conjugate_gradient
 from kerneq.solution import EquilibriumError, Status
 from kerneq.solvers import Anderson, Broyden, Newton, Picard, Proximal
@@ -70,7 +70,7 @@ def test_a_sample_whose_gradient_is_no_number_passes_none_on_and_the_others_do(s
 def test_nor_does_such_a_sample_spoil_the_others_of_a_plain_function():
     A, b, z_star = affine()
     b.requires_grad_()
-    z = Implicit(on_failure="return").attach(lambda z: z @ A.mT + b, z_star)
+    z = Implicit(on_failure="return").attach(lambda z: z @ A.mT + b, Point(z_star)).z
     g = torch.ones_like(z)
     g[1] = torch.nan
     (got,) = torch.autograd.grad(z, b, g)
@@ -162,7 +162,7 @@ def test_conjugate_gradient_and_the_feature_form_ask_for_an_equation():
     b.requires_grad_()
     for solver in (ConjugateGradient(), InFeatures()):
         with pytest.raises(TypeError, match=f"{type(solver).__name__} needs the equation of a cell"):
-            Implicit(solver).attach(lambda z: z @ A.mT + b, z_star)
+            Implicit(solver).attach(lambda z: z @ A.mT + b, Point(z_star))
 
 
 @pytest.mark.parametrize("form", ["dense", "conv"])
@@ -262,7 +262,7 @@ def test_double_backward_of_a_sample_does_not_depend_on_how_large_the_gradients_
 def test_a_plain_function_is_differentiated_once_and_says_so(outer):
     A, b, z_star = affine()
     A.requires_grad_()
-    z = Implicit(Anderson()).attach(lambda z: z @ A.mT + b, z_star)
+    z = Implicit(Anderson()).attach(lambda z: z @ A.mT + b, Point(z_star)).z
     (first,) = torch.autograd.grad(outer(z), A, create_graph=True)  # asking for a graph alone is no error
     with pytest.raises(RuntimeError, match="plain function once only.*Phantom.*Unrolled"):
         torch.autograd.grad(first.square().sum(), A)

@@ -12,6 +12,7 @@ from sklearn.datasets import load_digits
 
 import kerneq
 from kerneq.cells import ConvCell
+from kerneq.gradients import Point
 from kerneq.kernels import Gaussian, Linear, Multiquadric, Polynomial, Sigmoid
 from kerneq.solvers import Anderson, Broyden, Newton, Picard, Proximal
 
@@ -171,7 +172,7 @@ def test_fact_4_holds_for_a_layer_that_gives_features_whatever_the_norm_of_w(whi
     cell.gives = "features"
     x = input_of("dense")
     with torch.no_grad():
-        exact = cell.eval().output(cell.bind(x), descend(cell, x))
+        exact = cell.eval().output(cell.bind(x), Point(descend(cell, x)))
         s = kerneq.Equilibrium(cell, solver=which, tol=1e-10, max_steps=3, on_failure="return")(x)
     distance = (s.value - exact).norm(dim=1)
     assert s.error_bound is not None and (distance <= s.error_bound + 1e-9).all()
@@ -259,7 +260,7 @@ def test_fact_8_curved_kernels_treat_samples_differently_and_have_one_equilibriu
         least = torch.linalg.eigvalsh(hessian).min()
         assert least >= f.convexity - 1e-9
         with torch.no_grad():
-            path = f.descend(f.evaluate(path, drive=True))
+            path = f.descend(path, f.drive(path))
 
 
 @pytest.mark.parametrize("kernel", [Sigmoid(), Polynomial(), Polynomial(3)], ids=str)

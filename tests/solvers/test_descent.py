@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import kerneq
 from kerneq.kernels import Gaussian
 from kerneq.solvers import Picard, Proximal
+from kerneq.spaces import ProximalSpace
 
 pytestmark = pytest.mark.usefixtures("float64")
 WIDE = {name: kernel for name, kernel in KERNELS.items() if name != "cubic"}  # degree 3 refuses norm ≥ √2
@@ -45,13 +46,13 @@ def test_where_f_contracts_the_gap_of_accepted_points_never_rises_and_no_energy_
     solver, refusals = Proximal(), 0
     with torch.no_grad():
         f = solver.space(cell.bind(input_of(form, batch=64)))
-        assert f.contraction <= 1 + 1e-12 and solver.needs(f) == (False, False)
+        assert f.f.contraction <= 1 + 1e-12 and not f.energy
         at = f.start(None)
         memory, lowest = solver.init(f, at.z), torch.full((64,), torch.inf)
         for _ in range(25):
             refused = ~memory.guard.accepted
             z, memory = solver.step(f, at, memory)
-            accepted, gap = memory.guard.accepted, at.measured[1]
+            accepted, gap = memory.guard.accepted, f.measure(at).gap
             assert (gap[accepted] <= lowest[accepted] * (1 + 1e-9) + 1e-14).all()
             assert (refused <= accepted).all()  # the averaged step is never refused
             refusals += int((~accepted & (gap > 1e-10)).sum())  # below, rounding decides
@@ -74,11 +75,10 @@ def test_a_bare_step_lowers_energy_by_half_its_squared_length_from_any_point(see
     with torch.no_grad():
         f = cell.bind(x)
         z = torch.relu(torch.randn(4, 5)) * 3
-        at = f.evaluate(z, drive=True, energy=True)
-        step = f.descend(at)
-        drop = at.energy - f.energy(step)
+        energy, step = f.energy(z), f.descend(z, f.drive(z))
+        drop = energy - f.energy(step)
         promised = 0.5 * (step - z).square().sum(1)
-    assert (drop >= promised - 1e-9 * (1 + at.energy.abs())).all()
+    assert (drop >= promised - 1e-9 * (1 + energy.abs())).all()
 
 
 @examples
@@ -98,9 +98,8 @@ def test_an_averaged_step_lowers_energy_by_what_the_gap_of_its_features_promises
         z = torch.relu(torch.randn(4, 5, generator=torch.Generator().manual_seed(seed))) * 3
         beta, image = 2 / (2 + f.bound), f(z)
         drop = f.energy(z) - f.energy(torch.lerp(z, image, beta))
-        features = f.in_features()
-        torch.testing.assert_close(features.stretch, torch.linalg.matrix_norm(f.operator.weight, 2) ** 2)
-        promised = 0.5 * beta**2 * f.operator(image - z).square().sum(1) / features.stretch
+        torch.testing.assert_close(f.stretch, torch.linalg.matrix_norm(f.operator.weight, 2) ** 2)
+        promised = 0.5 * beta**2 * f.operator(image - z).square().sum(1) / f.stretch
     assert (drop >= promised - 1e-9 * (1 + f.energy(z).abs())).all()
 
 
@@ -112,19 +111,19 @@ def test_each_accepted_point_of_the_accelerated_descent_lies_lower_than_the_one_
     solver = Proximal()
     with torch.no_grad():
         f = cell.bind(x)
-        f = solver.space(f) if in_features else f
-        at = f.start(None, *solver.needs(f))
+        f = solver.space(f) if in_features else ProximalSpace(f, energy=True)
+        at = f.start(None)
         memory, lowest = solver.init(f, at.z), torch.full((4,), torch.inf)
         for _ in range(30):
             ceiling, known = memory.guard.ceiling, memory.guard.accepted
             z, memory = solver.step(f, at, memory)
             accepted = memory.guard.accepted
-            assert (at.energy[accepted] <= lowest[accepted] + at.rounding[accepted]).all()
+            assert (at.energy.value[accepted] <= lowest[accepted] + at.energy.slack[accepted]).all()
             assert (memory.guard.ceiling <= ceiling).all()
             safe = ~accepted & ~known
             assert (memory.guard.ceiling[safe] < ceiling[safe]).all()  # an averaged step lowers it for certain
-            lowest = torch.where(accepted, at.energy, lowest)
-            at = f.evaluate(z, *solver.needs(f))
+            lowest = torch.where(accepted, at.energy.value, lowest)
+            at = f.evaluate(z)
 
 
 def test_past_contraction_picard_fails_where_proximal_does_not():
@@ -151,7 +150,7 @@ def test_proximal_and_picard_have_the_same_fixed_points():
     for alpha in (0.1, 0.5, 1.0, 1.7):
         stepped = f.prox(torch.lerp(z, f.drive(z), alpha), alpha)
         torch.testing.assert_close(stepped, z, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(f.descend(f.evaluate(z, drive=True)), z, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(f.descend(z, f.drive(z)), z, rtol=1e-10, atol=1e-10)
 
 
 def test_acceleration_saves_evaluations_where_the_bare_step_is_short():

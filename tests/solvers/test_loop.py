@@ -5,10 +5,10 @@ import torch
 from helpers import CELLS, KERNELS, PLAIN_SOLVERS, SOLVERS, Counting, affine, cell_of, input_of
 
 import kerneq
-from kerneq.fused.iterates import History
 from kerneq.prox import Identity
 from kerneq.solution import Status
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal
+from kerneq.solvers.anderson import History
 
 pytestmark = pytest.mark.usefixtures("float64")
 

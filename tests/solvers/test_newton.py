@@ -5,9 +5,9 @@ import torch
 from helpers import affine, cell_of, input_of
 
 import kerneq
-from kerneq.equation import Function
 from kerneq.gradients import Implicit
 from kerneq.kernels import Gaussian
+from kerneq.maps import Function, Point
 from kerneq.solvers import Newton, Proximal
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -22,7 +22,7 @@ def test_an_affine_map_is_solved_in_one_step_and_its_adjoint_directly():
     assert solution.converged.all() and int(solution.steps.max()) == 2
     torch.testing.assert_close(solution.value, z_star.detach(), rtol=1e-9, atol=1e-9)
     g = torch.randn_like(z_star)
-    (got,) = torch.autograd.grad(Implicit(Newton()).attach(f, solution.value), b, g)
+    (got,) = torch.autograd.grad(Implicit(Newton()).attach(f, Point(solution.value)).z, b, g)
     expected = torch.linalg.solve(torch.eye(len(A)) - A.mT, g.mT).mT
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
@@ -81,7 +81,7 @@ def test_a_map_that_is_not_finite_at_the_start_is_reported():
 def test_an_adjoint_in_which_samples_meet_is_no_solution_and_says_so():
     """One Jacobian a sample is not all of it: the residual of the whole tells."""
     b = torch.randn(4, 3).requires_grad_()
-    value = Implicit(Newton()).attach(lambda z: torch.tanh(z + z.mean(0) + b), torch.zeros(4, 3))
+    value = Implicit(Newton()).attach(lambda z: torch.tanh(z + z.mean(0) + b), Point(torch.zeros(4, 3))).z
     with pytest.warns(RuntimeWarning, match="The backward solve failed"):
         value.sum().backward()
 

@@ -7,10 +7,10 @@ import torch
 from helpers import CELLS, KERNELS, SOLVERS, affine, cell_of, descend, input_of
 
 import kerneq
-from kerneq.equation import Measurement
 from kerneq.solution import Status
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal
-from kerneq.solvers.base import SampleRecord
+from kerneq.solvers.loops import SampleRecord
+from kerneq.spaces import Measurement
 
 pytestmark = pytest.mark.usefixtures("float64")
 LIMIT = 400

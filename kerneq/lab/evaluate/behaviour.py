@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ...equation import AbstractMap, Equation, Evaluation, Map, as_map
+from ...adjoint import open_adjoint
+from ...equation import Equation
 from ...equilibrium import Equilibrium, layers_of, solving, watching
 from ...gradients import Unrolled
+from ...maps import AbstractMap, Map, Point, as_map, linearise
 from ...solvers import AbstractSolver, solve
+from ...spaces import AbstractSpace, Evaluation, measure_state
 from ...tensors import per_sample, per_sample_norm
 from ..data import Images
 from .trained import NotApplicableError, TrainedRun
@@ -29,25 +32,22 @@ LONGEST = 100  # steps that are followed, or taken to settle, at most
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class Watched(AbstractSolver[Any]):
-    """Another solver's rule; residual and E in `f` of every point it steps from are written down."""
+    """Another solver's rule; it records residual and E in `f` of every point it steps from."""
 
     solver: AbstractSolver[Any]
     f: AbstractMap
     seen: list[tuple[Tensor, Tensor | None]]
 
-    def needs(self, f: AbstractMap) -> tuple[bool, bool]:
-        return self.solver.needs(f)
-
-    def space(self, f: AbstractMap) -> AbstractMap:
+    def space(self, f: AbstractMap) -> AbstractSpace:
         return self.solver.space(f)
 
-    def init(self, f: AbstractMap, z0: Tensor) -> Any:
-        return self.solver.init(f, z0)
+    def init(self, space: AbstractSpace, z0: Tensor) -> Any:
+        return self.solver.init(space, z0)
 
-    def step(self, f: AbstractMap, at: Evaluation, memory: Any) -> tuple[Tensor, Any]:
-        here = self.f.evaluate(at.value, energy=True)
-        self.seen.append((self.f.measure(here).residual, here.energy))
-        return self.solver.step(f, at, memory)
+    def step(self, space: AbstractSpace, at: Evaluation, memory: Any) -> tuple[Tensor, Any]:
+        energy = self.f.energy(at.value) if isinstance(self.f, Equation) else None
+        self.seen.append((measure_state(self.f, at.value).residual, energy))
+        return self.solver.step(space, at, memory)
 
 
 @torch.no_grad()
@@ -57,7 +57,7 @@ def trace(f: Map, z0: Tensor | None, solver: AbstractSolver[Any], steps: int) ->
     With `InFeatures` these are the z of every v.
     """
     watched = Watched(solver, as_map(f), [])
-    # One step more than is wanted, since the loop takes none from its last point; without a look, nothing stops it.
+    # One step more than is wanted, since the loop takes none from its last point; without a check, nothing stops it.
     solve(f, z0, watched, max_steps=steps + 1, check_every=steps + 1)
     residuals, energies = zip(*watched.seen, strict=True)
     known = [energy for energy in energies if energy is not None]
@@ -71,10 +71,10 @@ def contraction(f: AbstractMap, z: Tensor, steps: int = POWER_STEPS) -> Tensor:
     For the equation of a cell J = DH has the eigenvalues of the symmetric DHD, so that the estimate only rises towards
     the radius, and that is at most L (`f.bound`). For any other map it is the growth over the second half of the steps.
     """
-    adjoint = f.closed_adjoint(z)
+    adjoint = open_adjoint(f, Point(z)) if isinstance(f, Equation) else None
     u = torch.randn(z.shape, generator=torch.Generator().manual_seed(0)).to(z)
     if adjoint is None:
-        step = f.linearise(z.detach()).vjp
+        step = linearise(f, z.detach()).vjp
     else:
         u, symmetric = adjoint.masked(u), adjoint.symmetric
 

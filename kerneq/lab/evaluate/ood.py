@@ -11,8 +11,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from ...equation import AbstractMap, Equation
+from ...equation import Equation
 from ...equilibrium import watching
+from ...maps import AbstractMap
 from ..data import Images
 from .classification import calibrate, classify
 from .trained import NotApplicableError, TrainedRun

@@ -17,8 +17,9 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from ...equation import AbstractMap, Equation
+from ...equation import Equation
 from ...equilibrium import Equilibrium, layers_of, solving, watching
+from ...maps import AbstractMap
 from ...solution import Solution
 from ..data import Images
 from .attack import frozen

@@ -21,7 +21,7 @@ from ...models import ModelConfig, find, from_config
 from ...settings import ConfigError as ConfigError
 from ...settings import build, convert, setting, suggestion, values, written
 from ...settings import write as write
-from ...solvers.base import CUDA_STRIDE
+from ...solvers.loops import CUDA_STRIDE
 from ..data import DATA_SETS, Augment
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"  # the files that come with the package

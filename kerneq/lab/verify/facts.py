@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ... import kglm
 from ...cells import DenseCell
-from ...equation import AbstractMap
 from ...kernels import AbstractKernel, AbstractRadialKernel, Cauchy, Gaussian, Linear, Multiquadric, Polynomial, Sigmoid
 from ...kernels.radial import PatchParameters, input_lipschitz
 from ...kglm import propositions as glm
+from ...maps import AbstractMap
 from ...solution import Solution, Status
 from ...solvers import InFeatures, Newton, Picard, Proximal, solve
 from .verify import RESTARTS, WorstCase, ascend, drawn, equilibrium, largest, settled, times, with_norm
@@ -67,10 +67,8 @@ def descent() -> WorstCase:
             z = 3 * torch.rand(64, 5)
             failed += int((~solve(f, z, Picard(), tol=1e-6, max_steps=200).converged).sum())
             for _ in range(25):
-                at = f.evaluate(z, drive=True, energy=True)
-                z = f.descend(at)
-                assert at.energy is not None
-                drop, least = at.energy - f.energy(z), 0.5 * (z - at.z).square().sum(1)
+                before, z = z, f.descend(z, f.drive(z))
+                drop, least = f.energy(before) - f.energy(z), 0.5 * (z - before).square().sum(1)
                 worst = largest(worst, *(least / drop)[least > 1e-9].tolist())  # where it is no rounding
     return WorstCase(worst, f"½‖T(z) − z‖² over the fall of E; plain iteration fails on {failed} of 384")
 

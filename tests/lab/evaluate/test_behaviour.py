@@ -4,9 +4,9 @@ import pytest
 import torch
 from helpers import cell_of, input_of
 
-from kerneq.equation import Function
 from kerneq.kernels import Gaussian, Linear
 from kerneq.lab.evaluate.behaviour import contraction, trace
+from kerneq.maps import Function, linearise
 from kerneq.solvers import Anderson, InFeatures, Picard, Proximal, solve
 
 
@@ -19,7 +19,7 @@ def every_test_here(float64):
 def test_a_trace_is_what_a_plain_loop_sees(form):
     f = cell_of(form, Linear()).eval().bind(input_of(form))
     residual, energy = trace(f, None, Picard(), 6)
-    z = torch.zeros_like(f(f.start(None).image))
+    z = torch.zeros_like(f(f.evaluate(None).image))
     for step in range(6):
         expected = (f(z) - z).flatten(1).norm(dim=1) / f(z).flatten(1).norm(dim=1)
         torch.testing.assert_close(residual[step], expected.detach())
@@ -43,7 +43,7 @@ def test_the_contraction_factor_is_the_largest_eigenvalue_of_the_jacobian(form):
     cell, x = cell_of(form, Gaussian(gamma=0.2, patch=2, split=2, hidden=6), norm=1.3).eval(), input_of(form)
     f = cell.bind(x)
     z = solve(f, None, Proximal(), tol=1e-10, max_steps=500).value
-    radius = torch.linalg.eigvals(f.linearise(z.clone()).jacobian()).abs().amax(1)
+    radius = torch.linalg.eigvals(linearise(f, z.clone()).jacobian()).abs().amax(1)
     found = contraction(f, z, steps=400)
     torch.testing.assert_close(found, radius, rtol=1e-3, atol=0)
     assert bool((contraction(f, z, steps=5) <= found + 1e-12).all()) and bool((found <= f.bound).all())

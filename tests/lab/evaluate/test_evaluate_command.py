@@ -13,7 +13,6 @@ from helpers import trained
 from PIL import Image
 
 from kerneq import __version__, evaluate
-from kerneq.equation import Function
 from kerneq.lab.data import DataError, Images, load
 from kerneq.lab.evaluate import PARTS, NotApplicableError, Part, TrainedRun, measure_scores, over_seeds
 from kerneq.lab.evaluate.ood import explain, look_at
@@ -21,6 +20,7 @@ from kerneq.lab.evaluate.scores import draw_mistakes
 from kerneq.lab.run import Run, TrainingError, checkpoint, find_runs
 from kerneq.lab.training import build
 from kerneq.lab.training.metrics import validate
+from kerneq.maps import Function
 
 
 def test_runs_in_a_folder_are_found_measured_compared_and_written(kerneq, runs):

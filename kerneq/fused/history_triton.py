@@ -1,11 +1,9 @@
-"""The residual in one pass over memory, and a `History`: enter, weigh and mix in two launches, or in one where
-samples are small.
+"""The residual in one pass over memory, and a step of Anderson's history: enter, weigh and mix in two launches, or in
+one where samples are small.
 
 Numbers moved, with N in a state: the residual reads z and the image, 2N. Entering reads z, the image and the other
 m − 1 gaps and writes two entries, mixing reads m images and writes the mixture: (2m + 4) N, which is the floor.
 """
-
-import dataclasses
 
 import torch
 import triton
@@ -13,7 +11,6 @@ import triton.language as tl
 from torch import Tensor
 
 from .device import processors
-from .iterates import rounding_share
 
 BLOCK = 4096  # numbers a step of a program that measures the residual
 SPAN = 16  # steps of such a program, at most
@@ -94,7 +91,7 @@ def _enter(z, image, images, gaps, beta, b, start, stop, slot, filled, numbers, 
 
 @triton.jit
 def _weigh(products, gram, b, slot, filled, ridge, COUNT, M):
-    """Enter the products in the Gram matrix: its diagonal, and α as `History.weights` has it, (M,) each; by
+    """Enter the products in the Gram matrix: its diagonal, and α as `anderson_weights` has it, (M,) each; by
     Gauss-Jordan elimination."""
     i = tl.arange(0, M)
     row, column, counts = i[:, None], i[None, :], i < filled
@@ -128,9 +125,9 @@ def _decide(
     squares, alpha, beta, average, rate, fraction, accepted, accepts, S, length, penalty, noise, ceiling, lowers,
     b, slot, before, M,
 ):  # fmt: skip
-    """`Guard.decide`: α, 1 for the entry that a refused sample goes on from; that entry, and its gap's share to take
-    off. What a step leaves to the next, `accepts` and `lowers`, is not where it was read from: other programs of the
-    sample may still have to."""
+    """`decide` of `GapGuard` and `EnergyGuard`: α, 1 for the entry that a refused sample goes on from; that entry, and
+    its gap's share to take off. What a step leaves to the next, `accepts` and `lowers`, is not where it was read from:
+    other programs of the sample may still have to read it."""
     i = tl.arange(0, M)
     square = tl.sum(tl.where(i == slot, squares, 0.0), 0)
     known = tl.load(accepted + b) != 0
@@ -239,31 +236,31 @@ def whole_kernel(
     )  # fmt: skip
 
 
-def extrapolate(history, z: Tensor, image: Tensor, ridge: float, at) -> tuple:
-    """The mixture (batch, numbers) after (z, image), contiguous, is entered as the newest of `history`; its guard."""
-    images, gaps, gram, beta, guard = history.images, history.gaps, history.gram, history.relaxation, history.guard
+def extrapolate(history, z: Tensor, image: Tensor, ridge: float, guard: tuple | None) -> tuple:
+    """Enter (z, image), contiguous (batch, numbers), as the newest of `history`, a `solvers.anderson.History`.
+
+    Returns the mixture (batch, numbers), which samples were accepted, and the next ceiling; `guard` is what
+    `program_inputs` of the history's guard returns, None without one.
+    """
+    images, gaps, gram, beta = history.images, history.gaps, history.gram, history.relaxation
     batch, count, numbers = images.shape
     M = max(4, triton.next_power_of_2(count))
     block = min(TILE // M, max(16, triton.next_power_of_2(numbers)))
     mixture = torch.empty_like(image)
     if guard is None:
-        after, checks = None, (None, None, 0.0, *[None] * 5, 0.0, None, None)
+        accepts = lowers = None
+        checks = (None, None, 0.0, *[None] * 5, 0.0, None, None)
     else:
-        ceiling = guard.ceiling
-        after = dataclasses.replace(
-            guard,
-            accepted=torch.empty_like(guard.accepted),
-            ceiling=None if ceiling is None else torch.empty_like(ceiling),
-        )
+        average, rate, fraction, accepted, similarity, length, penalty, rounding, ceiling = guard
+        accepts, lowers = torch.empty_like(accepted), None if ceiling is None else torch.empty_like(ceiling)
         checks = (
-            guard.average, guard.rate, guard.fraction, guard.accepted, after.accepted,
-            at.similarity, at.length, at.penalty, rounding_share(image), ceiling, after.ceiling,
+            average, rate, fraction, accepted, accepts, similarity, length, penalty, rounding, ceiling, lowers,
         )  # fmt: skip
     places = (history.newest, history.before, history.filled, ridge, numbers)
     with torch.cuda.device_of(image):
         if numbers <= SMALL:
             whole_kernel[(batch,)](z, image, gram, images, gaps, beta, *checks, mixture, *places, count, M, block)
-            return mixture, after
+            return mixture, accepts, lowers
         # A program's numbers, in whole blocks: few enough that all multiprocessors are busy.
         shares = min(triton.cdiv(numbers, block), triton.cdiv(PROGRAMS * processors(image), batch))
         span = triton.cdiv(triton.cdiv(numbers, shares), block) * block
@@ -276,4 +273,4 @@ def extrapolate(history, z: Tensor, image: Tensor, ridge: float, at) -> tuple:
             parts, gram, images, gaps, beta, *checks, mixture, *places, span,
             count, M, block, triton.next_power_of_2(splits),
         )  # fmt: skip
-    return mixture, after
+    return mixture, accepts, lowers

@@ -1,0 +1,313 @@
+"""What a solver iterates: the state z of a map, or another variable whose fixed points give the same states.
+
+`StateSpace` iterates f itself, `ProximalSpace` the proximal gradient step of an equation, `FeatureSpace` the smaller
+v = Wz. All measure the residual of z in f.
+"""
+
+import abc
+import dataclasses
+import functools
+from typing import Protocol, Self, final
+
+import torch
+from torch import Tensor
+
+from .equation import Energy, Equation
+from .fused.device import runs_triton
+from .kernels.base import Slope
+from .maps import AbstractMap, Point
+from .tensors import is_channels_last, per_sample_norm, version
+
+NEAR = 8.0  # times `tol`: from there on the residual of z is measured where v is iterated, at L = 1; less above
+
+
+def relative_residual(z: Tensor, image: Tensor, gap: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return ‖f(z) − z‖ / ‖f(z)‖ and ‖f(z) − z‖ of each sample, (batch,), in float32 at least.
+
+    This is the one definition of the residual: how far a point is from an equilibrium. `gap` is f(z) − z where it is
+    known. The residual is infinite where ‖f(z)‖ is: an iterate that diverges must not look converged once its square
+    overflows.
+    """
+    if (
+        runs_triton(image)
+        and (image.is_contiguous() or is_channels_last(image))  # a sample is one run of numbers
+        and z.stride() == image.stride()
+        and z.dtype == image.dtype
+    ):
+        from .fused.history_triton import residual_and_gap
+
+        return residual_and_gap(z, image)
+    distance, size = per_sample_norm(image - z if gap is None else gap), per_sample_norm(image)
+    limits = torch.finfo(size.dtype)
+    size = torch.maximum(size, limits.eps * distance)  # f(z) = 0 at z ≠ 0 is far away, but not infinitely far
+    return torch.where(size.isinf(), size, distance / size.clamp_min(limits.tiny)), distance
+
+
+class AbstractPoint(Protocol):
+    """A state with what is known there: a `Point` of a map, or an `AdjointPoint` of an adjoint system."""
+
+    @property
+    def z(self) -> Tensor: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """One evaluation of the iterated map: what a solver sees at a step."""
+
+    z: Tensor  # the iterate
+    image: Tensor  # what the iterated map makes of it
+    point: AbstractPoint | None = None  # the state that stands for it; None: z
+    energy: Energy | None = None  # E, where the space was asked for it
+    slope: Slope | None = None  # of S at that state, where it was needed
+
+    @functools.cached_property
+    def gap(self) -> Tensor:
+        """image − z, computed once for the residual and for the solver."""
+        return self.image - self.z
+
+    @property
+    def value(self) -> Tensor:
+        """The state that was evaluated."""
+        return self.z if self.point is None else self.point.z
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """How far samples are from their equilibrium, and what decides which of two points is the better one."""
+
+    residual: Tensor  # ‖f(z) − z‖ / ‖f(z)‖
+    gap: Tensor  # ‖f(z) − z‖
+    merit: Tensor | None = None  # lower is better; None: the residual
+    slack: Tensor | None = None  # a merit higher by no more than this counts as equal
+    point: AbstractPoint | None = None  # the state that was measured, with all that is now known of it
+
+
+class AbstractSpace(abc.ABC):
+    """A variable to iterate, with the map that moves it and the residual of the state it stands for."""
+
+    @abc.abstractmethod
+    def evaluate(self, z: Tensor) -> Evaluation:
+        """Evaluate the iterated map at z (batch, ...)."""
+
+    @abc.abstractmethod
+    def start(self, z0: Tensor | None) -> Evaluation:
+        """Evaluate at the iterate that stands for the state z0; None is z = 0 where the space can make use of it."""
+
+    @abc.abstractmethod
+    def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
+        """Measure the residual of the state that was evaluated.
+
+        With a `tol`, only whether it is reached matters, and a space may estimate a residual that is far above it.
+        """
+
+    @abc.abstractmethod
+    def rows(self, index: Tensor) -> Self | None:
+        """Return the same space for the samples in `index` only; None where that is not possible."""
+
+    def remeasure(self, z: Tensor) -> Measurement | None:
+        """Measure the state z in f itself; None where `measure` has done no less."""
+        return None
+
+    def answer(self, at: Evaluation, following: Tensor) -> Tensor:
+        """Return the state that a solve which ends at `at` returns; `following` is where the solver would step to."""
+        return following
+
+    def project(self, z: Tensor) -> Tensor:
+        """Return z moved into the domain of φ, which a mixture of iterates may have left."""
+        return z
+
+
+def check_start(z0: Tensor, shape: tuple[int, ...] | None = None) -> None:
+    """Refuse a start that no solver can work from; `shape` is that of the state where it is known."""
+    if not isinstance(z0, Tensor):
+        raise TypeError(f"`z0` must be a tensor (batch, ...), got {type(z0).__name__}.")
+    if z0.dim() == 0 or len(z0) == 0 or not z0.is_floating_point():
+        raise ValueError(
+            f"`z0` must be a floating-point tensor whose first dimension is the batch, of one sample at least, "
+            f"got dtype {z0.dtype} and shape {tuple(z0.shape)}."
+        )
+    if shape is not None and z0.shape != shape:
+        raise ValueError(f"`z0` must have the shape of the state, {shape}, got {tuple(z0.shape)}.")
+
+
+def evaluate_start(space: AbstractSpace, z0: Tensor) -> Evaluation:
+    """Evaluate at z0, check that f leaves it alone and keeps its shape, and convert it to the dtype of f's values."""
+    before = version(z0)
+    at = space.evaluate(z0)
+    if version(z0) != before:  # f(z) − z would be 0 wherever z is
+        raise ValueError("f must not change z in place: write z * 0.5 and z + 1, not z.mul_(0.5) and z += 1.")
+    if not isinstance(at.image, Tensor) or at.image.shape != z0.shape:
+        got = tuple(at.image.shape) if isinstance(at.image, Tensor) else type(at.image).__name__
+        raise ValueError(f"f must keep the shape of z: it got {tuple(z0.shape)} and gave {got}.")
+    if z0.dtype == at.image.dtype:
+        return at
+    return move(at, z0.to(at.image.dtype))  # autocast may choose another dtype for f
+
+
+def move(at: Evaluation, z: Tensor) -> Evaluation:
+    """Return the same evaluation with its iterate stored as z: in another dtype or memory layout."""
+    same = at.point is not None and at.point.z is at.z
+    return dataclasses.replace(at, z=z, point=dataclasses.replace(at.point, z=z) if same else at.point)  # type: ignore[type-var]
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class MapSpace(AbstractSpace):
+    """Iterates any map: z ↦ f(z)."""
+
+    f: AbstractMap
+
+    def evaluate(self, z: Tensor) -> Evaluation:
+        return Evaluation(z, self.f(z))
+
+    def start(self, z0: Tensor | None) -> Evaluation:
+        if z0 is None:
+            raise TypeError(f"`z0` may be None only for the equation of a cell, got {type(self.f).__name__}.")
+        check_start(z0)
+        return evaluate_start(self, z0)
+
+    def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
+        return Measurement(*relative_residual(at.z, at.image, at.gap), point=Point(at.z, image=at.image))
+
+    def rows(self, index: Tensor) -> Self | None:
+        rest = self.f.rows(index)
+        return None if rest is None else dataclasses.replace(self, f=rest)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class StateSpace(AbstractSpace):
+    """Iterates the state of an equation: z ↦ σ(d(z))."""
+
+    f: Equation
+
+    def evaluate(self, z: Tensor) -> Evaluation:
+        v, image, _, _ = self.f.evaluate(z)
+        return Evaluation(z, image, Point(z, v, image))
+
+    def start(self, z0: Tensor | None) -> Evaluation:
+        if z0 is not None:
+            check_start(z0, self.f.state_shape)
+            return evaluate_start(self, z0)
+        image = self.f.evaluate(None).image
+        return Evaluation(image.new_zeros(()).expand_as(image), image)
+
+    def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
+        return Measurement(*relative_residual(at.z, at.image, at.gap), point=at.point)
+
+    def rows(self, index: Tensor) -> Self:
+        return dataclasses.replace(self, f=self.f.rows(index))
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class ProximalSpace(AbstractSpace):
+    """Iterates z ↦ T(z) = prox_{αφ}((1 − α) z + α d(z)), which lowers E at every step (see `Equation.descend`)."""
+
+    f: Equation
+    energy: bool  # whether E decides which of two points is the better one
+
+    def evaluate(self, z: Tensor) -> Evaluation:
+        v, image, drive, energy = self.f.evaluate(z, drive=True, energy=self.energy)
+        assert drive is not None
+        return Evaluation(z, self.f.descend(z, drive), Point(z, v, image), energy)
+
+    def start(self, z0: Tensor | None) -> Evaluation:
+        if z0 is not None:
+            check_start(z0, self.f.state_shape)
+            return evaluate_start(self, z0)
+        _, image, drive, energy = self.f.evaluate(None, drive=True, energy=self.energy)
+        assert drive is not None
+        zero = torch.zeros_like(image)
+        return Evaluation(zero, self.f.descend(zero, drive), Point(zero, None, image), energy)
+
+    def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
+        assert isinstance(at.point, Point) and at.point.image is not None
+        merit, slack = (None, None) if at.energy is None else (at.energy.value, at.energy.slack)
+        return Measurement(*relative_residual(at.z, at.point.image), merit, slack, at.point)
+
+    def rows(self, index: Tensor) -> Self:
+        return dataclasses.replace(self, f=self.f.rows(index))
+
+    def project(self, z: Tensor) -> Tensor:
+        return self.f.prox(z, 0.0)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class FeatureSpace(AbstractSpace):
+    """Iterates v = Wz, which is smaller than z: v ↦ Wσ(Wᵀ∂S/∂v + ∂S/∂z), where σ(…) is z.
+
+    For kernels through which z acts by v alone. As Lipschitz as the equation: ‖W‖² times ∂S/∂v. Its energy is that of
+    z, the state of the image.
+    """
+
+    f: Equation
+    energy: bool = False  # whether E decides which of two points is the better one
+
+    @functools.cached_property
+    def nearness(self) -> Tensor | float:
+        """Times `tol`: the residual of v under which that of z is measured."""
+        return NEAR if self.f.binding.limit <= 1 else NEAR / self.f.bound.clamp(1, NEAR)
+
+    def evaluate(self, z: Tensor) -> Evaluation:
+        return self._evaluate(z, self.f.lift(z))
+
+    def start(self, z0: Tensor | None) -> Evaluation:
+        """Evaluate at v = Wz₀; without a z₀ at v = 0, where there is no Wz to compute."""
+        if z0 is not None:
+            check_start(z0, self.f.state_shape)
+        v = None if z0 is None else self.f.operator(z0)
+        return self._evaluate(v, self.f.lift(v))
+
+    def _evaluate(self, v: Tensor | None, z: Tensor) -> Evaluation:
+        """Evaluate at v (None: 0), where its z is known."""
+        f = self.f
+        image = f.operator(z)
+        v = torch.zeros_like(image) if v is None else v
+        point = Point(z, image)
+        if not self.energy:
+            return Evaluation(v, image, point)
+        slope = f.kernel.differentiate(f.binding, z, image, value=True)
+        return Evaluation(v, image, point, f.energy_of(z, slope, feasible=True), slope)
+
+    def answer(self, at: Evaluation, following: Tensor) -> Tensor:
+        """Return z = σ(…), which is a step further than v already."""
+        return at.value
+
+    def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
+        """Measure the residual of z in the equation itself, f(z) − z = lift(Wz) − z.
+
+        That costs half an evaluation. With a `tol`, the residual of v stands for it in samples that are far from it:
+        z is a step further than v, and mostly several times as near.
+        """
+        f, z, point = self.f, at.value, at.point
+        near, gap = relative_residual(at.z, at.image, at.gap)
+        merit, slack = (near, None) if at.energy is None else (at.energy.value, at.energy.slack)
+        far = None if tol is None else near > self.nearness * tol
+        if far is None or not bool(far.all()):
+            slope = at.slope or f.kernel.differentiate(f.binding, z, at.image, value=False)
+            image = f.image(slope, drive=False)[0]
+            point = Point(z, at.image, image)
+            residual, distance = relative_residual(z, image)
+            near = residual if far is None else torch.where(far, near, residual)
+            gap = distance if far is None else torch.where(far, gap, distance)
+        return Measurement(near, gap, merit, slack, point)
+
+    def remeasure(self, z: Tensor) -> Measurement:
+        """The residual of a solve that failed may be that of v."""
+        return measure_state(self.f, z)
+
+    def rows(self, index: Tensor) -> Self:
+        return dataclasses.replace(self, f=self.f.rows(index))
+
+
+def state_space(f: AbstractMap) -> AbstractSpace:
+    """Return the space of the states of f."""
+    return StateSpace(f) if isinstance(f, Equation) else MapSpace(f)
+
+
+def measure_state(f: AbstractMap, z: Tensor) -> Measurement:
+    """Evaluate f at the state z and measure its residual."""
+    space = state_space(f)
+    return space.measure(space.evaluate(z))

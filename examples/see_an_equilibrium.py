@@ -29,8 +29,8 @@ def bind(cell: kq.cells.DenseCell | kq.cells.ConvCell, x: torch.Tensor) -> Equat
 def watch(f: Equation, z: torch.Tensor, solver: kq.solvers.AbstractSolver, steps: int) -> Trace:
     memory, trace = solver.init(f, z), []
     for _ in range(steps + 1):
-        at = f.evaluate(z, drive=True, energy=True)
-        trace.append((z, float((at.image - z).norm() / at.image.norm()), float(at.energy)))
+        at = f.evaluate(z)
+        trace.append((z, float((at.image - z).norm() / at.image.norm()), float(f.energy(z))))
         z, memory = solver.step(f, at, memory)
     return trace
 

@@ -1,7 +1,7 @@
 """What things cost, measured side by side.
 
-`python -m benchmarks solvers | layer | train | inference | scaling` measures; `python -m benchmarks page` draws the
-figures and fills the tables of docs/benchmarks.md from the recorded results.
+`python -m benchmarks solvers | layer | train | inference | scaling | calls` measures; `python -m benchmarks page` draws
+the figures and fills the tables of docs/benchmarks.md from the recorded results.
 """
 
 import os

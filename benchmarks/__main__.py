@@ -15,6 +15,7 @@ from rich.text import Text
 from kerneq.lab.run import TrainingError
 from kerneq.lab.training.process import choose_device
 
+from .calls import bench_calls
 from .layer import bench_layer
 from .measure import Setup
 from .models import bench_inference, bench_train
@@ -33,6 +34,7 @@ BENCHMARKS: dict[str, Callable[[Setup], Iterator[Result]]] = {
     "train": bench_train,
     "inference": bench_inference,
     "scaling": bench_scaling,
+    "calls": bench_calls,
 }
 
 

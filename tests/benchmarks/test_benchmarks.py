@@ -126,6 +126,7 @@ TABLES = {
     "train": (1, {"step"}, "÷ resnet18"),
     "inference": (2, {"prediction"}, "÷ resnet18 likewise"),
     "scaling": (4, {"growth"}, "÷ bare f"),
+    "calls": (1, {"calls"}, "changes of file"),
 }
 
 

@@ -17,7 +17,7 @@ ROOT = str(Path(kq.__file__).parent)
 STEPS = 3
 NOTES = (
     "calls: of functions written in kerneq; lambdas and comprehensions are not counted, nor is code of torch.",
-    "functions, files: the different ones among them. changes of file: calls whose file is not that of the call before.",
+    "functions, files: the different ones among them. changes of file: calls in another file than the call before.",
     "On a GPU the backward pass runs in a thread of its own, which is not counted.",
 )
 Function = tuple[str, int]  # its file and its first line

@@ -15,10 +15,11 @@ from rich.text import Text
 from kerneq.lab.run import TrainingError
 from kerneq.lab.training.process import choose_device
 
+from .calls import bench_calls
 from .layer import bench_layer
 from .measure import Setup
 from .models import bench_inference, bench_train
-from .page import write
+from .page import write_page
 from .results import BenchmarkError, Result, save
 from .scaling import bench_scaling
 from .solvers import bench_solvers
@@ -33,6 +34,7 @@ BENCHMARKS: dict[str, Callable[[Setup], Iterator[Result]]] = {
     "train": bench_train,
     "inference": bench_inference,
     "scaling": bench_scaling,
+    "calls": bench_calls,
 }
 
 
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     try:
         if options.command == "page":
-            for line in write(options.results, options.page):
+            for line in write_page(options.results, options.page):
                 print(line)
             print(f"Written to {options.page} and {options.page.with_suffix('')}.")
         else:
@@ -87,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, benchmark in BENCHMARKS.items():
         commands.add_parser(name, parents=[shared], help=benchmark.__doc__, description=benchmark.__doc__)
-    page = commands.add_parser("page", help=write.__doc__, description=write.__doc__)
+    page = commands.add_parser("page", help=write_page.__doc__, description=write_page.__doc__)
     page.add_argument("--results", type=Path, default=RECORDS, help="the folder with the JSON files")
     page.add_argument("--page", type=Path, default=PAGE, help="the page whose blocks are filled; figures go beside it")
     return parser

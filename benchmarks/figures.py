@@ -21,7 +21,7 @@ from .measure import PARTS
 from .results import Record, Result, format_cell
 
 GREY = "#7d828a"  # as far from white as from the usual dark backgrounds
-# Okabe and Ito's colours, without black: told apart by colour-blind readers.
+# Okabe and Ito's colours, without black: colour-blind readers can distinguish them.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 LIBRARIES = {"kerneq": COLOURS[0], "torchdeq": COLOURS[1], "ResNet-18": COLOURS[1]}
 EAGER, GRAPH = "one by one", "as one CUDA graph"  # how kernels are launched
@@ -43,7 +43,7 @@ STYLE: Any = {
     "ytick.color": GREY,
     "grid.color": GREY,
 }
-# The benchmarks drawn as dots: which of their tables, which column, and what the axis says.
+# The benchmarks drawn as dots: kind of table, column, label of the axis.
 DOTS = {
     "solvers": ("residual", "÷ torchdeq's best", "time to a residual of 1e-3 ÷ torchdeq's best"),
     "layer": ("layer", "÷ torchdeq's best", "forward + backward ÷ torchdeq's best"),
@@ -53,7 +53,7 @@ DOTS = {
 
 
 def draw(record: Record) -> bytes | None:
-    """The figure of a record, as SVG; None if it holds no table that can be drawn."""
+    """Draw the figure of a record, as SVG; None if the record has no table that can be drawn."""
     with rc_context(STYLE):
         figure = draw_figure(record)
         if figure is None:
@@ -65,17 +65,17 @@ def draw(record: Record) -> bytes | None:
 
 
 def draw_figure(record: Record) -> Figure | None:
-    """What is drawn of a benchmark: growth as curves, parts of a step as stacked bars, all else as dots."""
+    """Draw the growth of a benchmark as curves, the parts of a step as stacked bars, everything else as dots."""
     growth, parts = record.tables("growth"), record.tables("parts")
     if growth:
-        return curves(growth)
+        return draw_curves(growth)
     if parts:
-        return stacked(parts)
+        return draw_bars(parts)
     if record.name not in DOTS:
         return None
     kind, column, label = DOTS[record.name]
     tables = [table for table in record.tables(kind) if table.asked.get("tol", 1e-3) == 1e-3]
-    return dots(tables, column, label) if tables else None
+    return draw_dots(tables, column, label) if tables else None
 
 
 # Dots
@@ -107,7 +107,7 @@ class Row:
 
 
 def _rows(table: Result, column: str) -> list[Row]:
-    """`column` and, if there is one, its captured form; with a remark where a gradient is too far off to compare."""
+    """The dots of `column` and of its captured form, and a remark where a gradient is too inaccurate to compare."""
     rows = []
     for row in table.rows:
         label, value, captured = _label(row), row[column], row.get(f"captured {column}")
@@ -128,19 +128,19 @@ def _rows(table: Result, column: str) -> list[Row]:
 
 
 def _title(asked: dict[str, Any]) -> str:
-    """What a table of dots was measured on."""
+    """The title of a table of dots: what it was measured on."""
     title = f"L = {asked['L']:g}" if "L" in asked else f"batch {asked['batch']}"
     return f"{asked['map']} map, {title}" if "map" in asked else title
 
 
 def _spread(row: dict[str, Any], value: float, launch: str = "") -> tuple[float, float]:
-    """The ends of the middle half of the calls, as far as its width says; the value itself where none is recorded."""
+    """The ends of the spread, centred on the value; the value itself where no spread is recorded."""
     half = (row.get(f"{launch}spread (%)") or 0.0) / 200
     return value * (1 - half), value * (1 + half)
 
 
-def dots(tables: Sequence[Result], column: str, label: str) -> Figure:
-    """A row of dots for every label, on a logarithmic axis, for ratios with a line at 1; words where a row has none."""
+def draw_dots(tables: Sequence[Result], column: str, label: str) -> Figure:
+    """Draw a row of dots for every label, or its remark, on a logarithmic axis; for ratios with a line at 1."""
     figure, grid = _grid(len(tables), columns=2, height=0.6 + 0.3 * max(len(table.rows) for table in tables))
     panels = [_rows(table, column) for table in tables]
     for axes, table, rows in zip(grid, tables, panels, strict=True):
@@ -148,8 +148,8 @@ def dots(tables: Sequence[Result], column: str, label: str) -> Figure:
         if "÷" in column:
             ends.append(1.0)
             axes.axvline(1.0, color=GREY, linewidth=0.8, linestyle=":")
-        room = 60 if any(row.dots and row.remark for row in rows) else 4  # for what is written behind the dots
-        low, high = min(ends, default=1.0) / 1.5, max(ends, default=1.0) * room
+        margin = 60 if any(row.dots and row.remark for row in rows) else 4  # space for the text behind the dots
+        low, high = min(ends, default=1.0) / 1.5, max(ends, default=1.0) * margin
         axes.set_xscale("log")
         axes.set_xlim(low, high)
         _few_ticks(axes.xaxis, high / low)
@@ -192,8 +192,8 @@ def _handle(label: str, colour: str, hollow: bool = False) -> Line2D:
 # Stacked bars and curves
 
 
-def stacked(tables: Sequence[Result]) -> Figure:
-    """One bar for every model, divided among the parts of its step, in % of the card's time."""
+def draw_bars(tables: Sequence[Result]) -> Figure:
+    """Draw one bar for every model, divided among the parts of its step, in % of the card's time."""
     figure, grid = _grid(len(tables), columns=1, height=0.7 + 0.32 * max(len(table.rows) for table in tables))
     for axes, table in zip(grid, tables, strict=True):
         places, left = range(len(table.rows)), [0.0] * len(table.rows)
@@ -214,8 +214,8 @@ def stacked(tables: Sequence[Result]) -> Figure:
     return figure
 
 
-def curves(tables: Sequence[Result]) -> Figure:
-    """Time above, memory below; a column for each quantity that grows; logarithmic axes."""
+def draw_curves(tables: Sequence[Result]) -> Figure:
+    """Draw time above and memory below, a column for each quantity that grows, on logarithmic axes."""
     figure, grid = _grid(2 * len(tables), columns=len(tables), height=2.1)
     lines = [{"time (ms)": EAGER, "captured (ms)": GRAPH}] * len(tables) + [{"peak (MiB)": EAGER}] * len(tables)
     for axes, table, columns in zip(grid, [*tables, *tables], lines, strict=True):
@@ -235,7 +235,7 @@ def curves(tables: Sequence[Result]) -> Figure:
         axes.set_xticks([row[by] for row in table.rows], [str(row[by]) for row in table.rows])
         axes.xaxis.set_minor_locator(NullLocator())
         low, high = axes.get_ylim()
-        if high / low < 10:  # at least a decade, or what hardly grows would look as if it did
+        if high / low < 10:  # at least a decade, so that small growth does not look large
             low, high = low / (10 * low / high) ** 0.5, high * (10 * low / high) ** 0.5
             axes.set_ylim(low, high)
         _few_ticks(axes.yaxis, high / low)
@@ -249,7 +249,7 @@ def curves(tables: Sequence[Result]) -> Figure:
 
 
 def _label(row: dict[str, Any]) -> str:
-    """The first column says what a row is about."""
+    """The label of a row: its first column."""
     return str(next(iter(row.values())))
 
 

@@ -15,7 +15,7 @@ from .problems import PRECISION, Problem, conv
 from .results import Result
 
 TOL, MAX_STEPS = 1e-3, 50
-CLOSE = 1e-2  # a gradient further off than this is no rival
+CLOSE = 1e-2  # a gradient with a larger error is not compared
 SOLVERS: dict[str, kq.solvers.AbstractSolver[Any]] = {
     "Picard": kq.solvers.Picard(),
     "Proximal": kq.solvers.Proximal(),
@@ -47,7 +47,7 @@ def bench_layer(setup: Setup) -> Iterator[Result]:
         batch, size = 2, 8
     for norm in (1.0,) if setup.quick else (1.0, 2.0):
         yield _table(conv(setup.device, norm, batch, size), setup)
-    yield _tutorial(setup, batch, size)
+    yield _measure_tutorial(setup, batch, size)
 
 
 def _table(problem: Problem, setup: Setup) -> Result:
@@ -59,8 +59,8 @@ def _table(problem: Problem, setup: Setup) -> Result:
     error = {name: float((gradient - exact).norm() / exact.norm()) for name, gradient in gradients.items()}
     costs, _ = compare({"bare f": bare, **calls}, setup, f"L = {problem.norm**2:g}")
     one = costs["bare f"].eager.seconds
-    rivals = [costs[name] for name in TORCHDEQ if name in calls and error[name] < CLOSE]
-    best = min(rivals, key=lambda cost: cost.eager.seconds, default=None)
+    accurate = [costs[name] for name in TORCHDEQ if name in calls and error[name] < CLOSE]
+    best = min(accurate, key=lambda cost: cost.eager.seconds, default=None)
     rows = []
     for name in calls:
         timing, peak = costs[name].eager, costs[name].peak
@@ -128,14 +128,14 @@ def _torchdeq(problem: Problem, settings: dict[str, Any]) -> Callable[[Tensor], 
 
 
 def _get_deq(settings: dict[str, Any], tol: float, max_steps: int) -> Any:
-    """torchdeq's layer, to a relative residual both ways."""
+    """torchdeq's layer, to a relative residual forward and backward."""
     from torchdeq import get_deq
 
     limits = {"f_max_iter": max_steps, "b_max_iter": max_steps, "f_tol": tol, "b_tol": tol}
     return get_deq(**settings, **limits, f_stop_mode="rel", b_stop_mode="rel").train()
 
 
-# A function of one's own: the cell of the deep implicit layers tutorial, which torchdeq's examples begin with
+# A user's function: the cell of the deep implicit layers tutorial, with which torchdeq's examples begin
 
 
 class TutorialCell(nn.Module):
@@ -155,8 +155,8 @@ class TutorialCell(nn.Module):
         return out
 
 
-def _tutorial(setup: Setup, batch: int, size: int) -> Result:
-    """A training step of that cell, by Anderson to 1e-2 both ways."""
+def _measure_tutorial(setup: Setup, batch: int, size: int) -> Result:
+    """Measure a training step of that cell, by Anderson to 1e-2 forward and backward."""
     tol, most = 1e-2, 25
     torch.manual_seed(0)
     cell = TutorialCell().to(setup.device)
@@ -180,6 +180,10 @@ def _tutorial(setup: Setup, batch: int, size: int) -> Result:
     calls: dict[str, Call] = {name: partial(step, value) for name, value in forward.items()}
     costs, _ = compare(calls, setup, "tutorial cell")
     rows = [{"layer": name} | columns(cost.eager) | {"peak (MiB)": cost.peak / 2**20} for name, cost in costs.items()]
-    title = f"Forward + backward of a function of one's own, batch {batch}, 48 × {size} × {size} states, float32"
-    notes = ("The residual block with group norms of the tutorials, by Anderson to 0.01 both ways.", SPREAD, PRECISION)
+    title = f"Forward + backward of a user's function, batch {batch}, 48 × {size} × {size} states, float32"
+    notes = (
+        "The residual block with group norms of the tutorials, by Anderson to 0.01 forward and backward.",
+        SPREAD,
+        PRECISION,
+    )
     return Result("layer", title, rows, notes, {"table": "function", "batch": batch})

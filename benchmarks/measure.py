@@ -17,7 +17,7 @@ SPREAD = "spread: the middle half of the calls, relative to the median."  # a no
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """Where a benchmark runs, how thoroughly, and who is told about its progress."""
+    """The device of a benchmark, whether it is short, and a function that shows its progress."""
 
     device: torch.device
     quick: bool
@@ -29,12 +29,12 @@ class Setup:
 
     @property
     def rounds(self) -> int:
-        """Turns that each call gets."""
+        """Turns per call."""
         return 1 if self.quick else (2 if self.cuda else 3)
 
     @property
     def budget(self) -> float:
-        """Seconds for each call over all rounds: time on a GPU is dear and steady, on a CPU neither. 0: one call."""
+        """Seconds for each call over all rounds: GPU time is scarce and timings there vary little. 0: one call."""
         return 0.0 if self.quick else (0.2 if self.cuda else 0.6)
 
 
@@ -79,9 +79,9 @@ class Cost:
 def compare(
     calls: Mapping[str, Call], setup: Setup, what: str, to_capture: Mapping[str, Callable[[], Tensor]] | None = None
 ) -> tuple[dict[str, Cost], tuple[str, ...]]:
-    """The cost of each call, measured side by side; on a GPU also those of `to_capture`, as CUDA graphs.
+    """Measure the cost of each call in the same run; on a GPU also of those in `to_capture`, as CUDA graphs.
 
-    Also returns a sentence for each that could not be captured.
+    Returns the costs by name, and a sentence for each call that could not be captured.
     """
     graphs: dict[str, Callable[[], Tensor]] = {}
     failures = []
@@ -89,18 +89,18 @@ def compare(
         for name, work in to_capture.items():
             try:
                 graphs[f"{name}, captured"] = capture(work)
-            except RuntimeError as error:  # a fact about the call, and no reason to stop measuring the others
+            except RuntimeError as error:  # a property of this call: the others are still measured
                 failures.append(f"{name} was not captured: {str(error).splitlines()[0]}")
     times = time_in_turns({**calls, **graphs}, setup, what)
     costs = {}
     for name, call in calls.items():
         setup.progress(f"{what}: {name}, memory")
-        costs[name] = Cost(times[name], times.get(f"{name}, captured"), peak_memory(call, setup.device))
+        costs[name] = Cost(times[name], times.get(f"{name}, captured"), measure_peak_memory(call, setup.device))
     return costs, tuple(failures)
 
 
 def time_in_turns(calls: Mapping[str, Call], setup: Setup, what: str) -> dict[str, Timing]:
-    """Calls timed in turns, after one to warm up, so that a busy moment of the machine hits all of them."""
+    """Time the calls in turns, after one to warm up, so that a busy moment of the machine affects all of them."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(setup.rounds):
         for name, call in calls.items():
@@ -151,7 +151,7 @@ def capture(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
     return replay
 
 
-def in_layout(module: nn.Module) -> nn.Module:
+def store_channels_last(module: nn.Module) -> nn.Module:
     """The module with its four-dimensional weights channels-last, as training and prediction store them."""
     return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -159,7 +159,7 @@ def in_layout(module: nn.Module) -> nn.Module:
 # Memory
 
 
-def peak_memory(call: Call, device: torch.device) -> int:
+def measure_peak_memory(call: Call, device: torch.device) -> int:
     """Bytes above what was held before the call, as PyTorch's allocators count them."""
     gc.collect()
     if device.type == "cuda":
@@ -184,10 +184,10 @@ def peak_memory(call: Call, device: torch.device) -> int:
 # Floating-point operations, and what the machine can do at best
 
 
-def convolution_flops(call: Call) -> int:
+def count_convolution_flops(call: Call) -> int:
     """Floating-point operations of all convolutions of one call on a CPU, backward ones included.
 
-    On a GPU the count would miss those inside fused kernels. The first call initialises what is initialised once.
+    On a GPU the count would miss those inside fused kernels. The first call does the work that is done once.
     """
     call()
     with FlopCounterMode(display=False) as counter:
@@ -196,10 +196,10 @@ def convolution_flops(call: Call) -> int:
     return sum(count for operation, count in counts.items() if "conv" in str(operation))
 
 
-def convolution_flops_per_image(make: Callable[[int], Call]) -> int:
-    """What one image more in the batch adds to `make(batch)`: without what a step does once, whatever its batch."""
-    batch = 33  # in training a cell also looks at the first 32 images of a batch, which must not count as growth
-    return convolution_flops(make(batch + 1)) - convolution_flops(make(batch))
+def count_flops_per_image(make: Callable[[int], Call]) -> int:
+    """The operations that one more image adds to `make(batch)`, without those a step does once per batch."""
+    batch = 33  # in training a cell also observes the first 32 images of a batch, which must not count as growth
+    return count_convolution_flops(make(batch + 1)) - count_convolution_flops(make(batch))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +215,7 @@ class Limits:
         return f"This machine, measured in this run: copy {self.copy / 1e9:.0f} GB/s, {products}."
 
 
-def machine_limits(setup: Setup) -> Limits:
+def measure_limits(setup: Setup) -> Limits:
     """Copy bandwidth and matrix products of this machine: bfloat16 on a GPU, float32 on a CPU."""
     dtype, side, numbers = (torch.bfloat16, 8192, 2**30) if setup.cuda else (torch.float32, 1024, 2**24)
     a, b = (torch.randn(side, side, device=setup.device, dtype=dtype) for _ in range(2))
@@ -258,11 +258,11 @@ def profile_kernels(call: Call) -> Profile:
     for event in profile.events() or []:
         if str(event.device_type).endswith("CUDA"):
             kernels += 1
-            seconds[part_of(event.name.lower())] += event.device_time_total / 1e6
+            seconds[classify_kernel(event.name.lower())] += event.device_time_total / 1e6
     return Profile(kernels, seconds)
 
 
-def part_of(kernel: str) -> str:
+def classify_kernel(kernel: str) -> str:
     """The part that a kernel of this (lower-case) name belongs to."""
     if kernel.startswith("norm_") or any(word in kernel for word in ("bn_", "batchnorm", "batch_norm")):
         return "batch norm"

@@ -18,11 +18,11 @@ from .measure import (
     Setup,
     columns,
     compare,
-    convolution_flops,
-    convolution_flops_per_image,
-    in_layout,
-    machine_limits,
+    count_convolution_flops,
+    count_flops_per_image,
+    measure_limits,
     profile_kernels,
+    store_channels_last,
 )
 from .results import Result, ratio
 
@@ -33,7 +33,7 @@ THREE_BACK = kq.gradients.Implicit(
     kq.solvers.InFeatures(kq.solvers.Picard()), tol=1e-3, max_steps=3, on_failure="return"
 )
 SMALL = {"width": 32, "features": (8,) * 6}  # for --quick
-ONE_STREAM = {"overlap": False}  # branches one after another, so that kernels can be told apart
+ONE_STREAM = {"overlap": False}  # branches one after another, so that their kernels do not overlap
 # 4 + 4: four evaluations forward; backward four products with the adjoint (the source and the recovery are one).
 TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
     "geq-5m, implicit in features, 4 + 4": ("geq-5m", FIXED | {"gradient": THREE_BACK}),
@@ -41,7 +41,7 @@ TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
     "geq-5m, as published": ("geq-5m", {"solver": kq.solvers.Anderson(), "gradient": kq.gradients.Phantom()}),
     "resnet18": ("resnet18", {}),
 }
-ADAPTIVE = "geq-5m, as published"  # its solver looks at the residual, so no graph holds it
+ADAPTIVE = "geq-5m, as published"  # its solver checks the residual, so it cannot be a graph
 
 
 def _build(name: str, settings: dict[str, Any], setup: Setup) -> nn.Module:
@@ -54,25 +54,25 @@ def _build(name: str, settings: dict[str, Any], setup: Setup) -> nn.Module:
 
 def bench_train(setup: Setup) -> Iterator[Result]:
     """A training step of GEQ-5M and of ResNet-18, and where its time goes."""
-    limits = machine_limits(setup)
+    limits = measure_limits(setup)
     for batch in (512, 128) if setup.cuda else (2 if setup.quick else 16,):
         what = f"training step, batch {batch}"
-        steps = {name: _training_step(*case, batch, setup) for name, case in TRAINED.items()}
+        steps = {name: _make_training_step(*case, batch, setup) for name, case in TRAINED.items()}
         fixed = {name: step for name, step in steps.items() if name != ADAPTIVE}
         costs, failures = compare(steps, setup, what, fixed)
         setup.progress(f"{what}: operations")
         flops = {name: _flops(name, batch, setup) for name in TRAINED}
-        yield _step_table(costs, flops, batch, limits, setup, failures)
+        yield _make_step_table(costs, flops, batch, limits, setup, failures)
         if setup.cuda:
             setup.progress(f"{what}: kernels")
-            yield _kernel_table(flops, batch, limits, setup)
+            yield _make_kernel_table(flops, batch, limits, setup)
 
 
-def _training_step(model: str, settings: dict[str, Any], batch: int, setup: Setup) -> Callable[[], Tensor]:
+def _make_training_step(model: str, settings: dict[str, Any], batch: int, setup: Setup) -> Callable[[], Tensor]:
     """Forward, backward and SGD on one batch of noise; returns the loss."""
     torch.manual_seed(0)
     device = setup.device
-    network = in_layout(_build(model, settings, setup).to(device).train())
+    network = store_channels_last(_build(model, settings, setup).to(device).train())
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-4)
     x = torch.randn(batch, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
     y = torch.randint(10, (batch,), device=device)
@@ -89,19 +89,19 @@ def _training_step(model: str, settings: dict[str, Any], batch: int, setup: Setu
 
 
 def _flops(name: str, batch: int, setup: Setup) -> int | None:
-    """Of the convolutions of a step. On a GPU counted by a twin on the CPU, which cannot know where a solve stops."""
+    """Operations of the convolutions of a step; for a GPU counted on a CPU copy, None where the solve is adaptive."""
     if not setup.cuda:
-        return convolution_flops(_training_step(*TRAINED[name], batch, setup))
+        return count_convolution_flops(_make_training_step(*TRAINED[name], batch, setup))
     return None if name == ADAPTIVE else batch * _flops_per_image(name, setup.quick)
 
 
 @functools.cache
 def _flops_per_image(name: str, quick: bool) -> int:
     on_cpu = Setup(torch.device("cpu"), quick, lambda doing: None)
-    return convolution_flops_per_image(lambda batch: _training_step(*TRAINED[name], batch, on_cpu))
+    return count_flops_per_image(lambda batch: _make_training_step(*TRAINED[name], batch, on_cpu))
 
 
-def _step_table(
+def _make_step_table(
     costs: dict[str, Cost],
     flops: dict[str, int | None],
     batch: int,
@@ -132,11 +132,11 @@ def _step_table(
     return Result("train", title, rows, notes, {"table": "step", "batch": batch})
 
 
-def _kernel_table(flops: dict[str, int | None], batch: int, limits: Limits, setup: Setup) -> Result:
+def _make_kernel_table(flops: dict[str, int | None], batch: int, limits: Limits, setup: Setup) -> Result:
     rows = []
     for name, (model, settings) in TRAINED.items():
         serial = settings | ONE_STREAM if model != "resnet18" else settings
-        profile = profile_kernels(_training_step(model, serial, batch, setup))
+        profile = profile_kernels(_make_training_step(model, serial, batch, setup))
         convolutions = profile.seconds["convolution"]
         row: dict[str, Any] = {"model": name, "kernels": profile.kernels, "card time (ms)": 1e3 * profile.total}
         for part in PARTS:
@@ -154,17 +154,17 @@ def _kernel_table(flops: dict[str, int | None], batch: int, limits: Limits, setu
 
 # Prediction
 
-TO_RESIDUAL = "geq-5m, to a residual of 1e-2"  # looks at the residual: only `kq.capture` has a graph of it
+TO_RESIDUAL = "geq-5m, to a residual of 1e-2"  # checks the residual: only `kq.capture` makes a graph of it
 
 
 def bench_inference(setup: Setup) -> Iterator[Result]:
     """Latency and throughput of prediction."""
-    models = _predicting_models(setup)
+    models = _build_predictors(setup)
     for batch in (1, 32, 512) if setup.cuda else (1, 4 if setup.quick else 32):
-        calls = {name: _prediction(model, batch, setup) for name, model in models.items()}
+        calls = {name: _make_prediction(model, batch, setup) for name, model in models.items()}
         fixed = {name: call for name, call in calls.items() if name != TO_RESIDUAL}
         if setup.cuda:
-            fast = _prediction(kq.capture(models[TO_RESIDUAL]), batch, setup)
+            fast = _make_prediction(kq.capture(models[TO_RESIDUAL]), batch, setup)
             for _ in range(2):  # the second call captures
                 fast()
             calls[f"{TO_RESIDUAL}, captured"] = fast
@@ -191,7 +191,7 @@ def bench_inference(setup: Setup) -> Iterator[Result]:
         yield Result("inference", title, rows, (*notes, *failures), {"table": "prediction", "batch": batch})
 
 
-def _predicting_models(setup: Setup) -> dict[str, nn.Module]:
+def _build_predictors(setup: Setup) -> dict[str, nn.Module]:
     made = {
         TO_RESIDUAL: _build("geq-5m", TO_TOL, setup),
         "geq-5m, 4 steps": _build("geq-5m", FIXED, setup),
@@ -202,10 +202,10 @@ def _predicting_models(setup: Setup) -> dict[str, nn.Module]:
         assert isinstance(compiled, kq.models.Classifier)
         compiled.compile_map()
         made["geq-5m, 4 steps, compiled map"] = compiled
-    return {name: in_layout(model.to(setup.device).eval()) for name, model in made.items()}
+    return {name: store_channels_last(model.to(setup.device).eval()) for name, model in made.items()}
 
 
-def _prediction(model: nn.Module, batch: int, setup: Setup) -> Callable[[], Tensor]:
+def _make_prediction(model: nn.Module, batch: int, setup: Setup) -> Callable[[], Tensor]:
     x = torch.randn(batch, 3, 32, 32, device=setup.device).to(memory_format=torch.channels_last)
 
     @torch.no_grad()

@@ -16,7 +16,7 @@ from .solvers import OURS
 BLOCK = re.compile(r"<!-- begin (\S+) -->\n.*?<!-- end \1 -->", re.DOTALL)
 
 
-def write(results: Path, page: Path) -> list[str]:
+def write_page(results: Path, page: Path) -> list[str]:
     """Draw the figures and fill the tables of the benchmarks page from the records; return what was skipped."""
     try:
         old = page.read_text(encoding="utf-8")
@@ -26,7 +26,11 @@ def write(results: Path, page: Path) -> list[str]:
     drawings = {key: draw(record) for key, record in records.items()}
     folder = page.with_suffix("")
     runs = results.absolute().parents[1] / "docs" / "results"
-    made = {"goals": _goal_table([*goals(records), *(goal for name in FAST for goal in time_goals(Run(runs / name)))])}
+    made = {
+        "goals": _make_goal_table(
+            [*find_goals(records), *(goal for name in FAST for goal in find_time_goals(Run(runs / name)))]
+        )
+    }
     skipped = []
     for key in [f"{name}-{device}" for device in DEVICES for name in NAMES]:
         if key not in records:
@@ -60,22 +64,22 @@ def _fill(old: str, made: dict[str, str], page: Path) -> str:
 
 
 def _tables(record: Record) -> str:
-    """All tables of a record, as a page of their own."""
+    """The page with all tables of a record."""
     parts = [f"# {record.command}", f"{record.origin}. Made by `python -m benchmarks page`; do not edit."]
     for result in record.results:
-        parts += [f"## {result.title}", markdown([list(row.values()) for row in result.rows], list(result.rows[0]))]
+        parts += [f"## {result.title}", format_table([list(row.values()) for row in result.rows], list(result.rows[0]))]
         parts += ["\n".join(f"- {note}" for note in result.notes)] if result.notes else []
     return "\n\n".join(parts) + "\n"
 
 
-def markdown(rows: Sequence[Sequence[Any]], columns: Sequence[str]) -> str:
+def format_table(rows: Sequence[Sequence[Any]], columns: Sequence[str]) -> str:
     """A Markdown table, numbers to the right."""
     rule = ["---" if i == 0 else "--:" for i in range(len(columns))]
     lines = [columns, rule, *[[format_cell(value) for value in row] for row in rows]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-# The goals of the project's speed, each beside what was measured on a GPU
+# The goals for speed, each beside the measurement on a GPU
 
 # With the GPU programs compiled before, twice, and without.
 FAST = ("geq-5m-cifar10-fast-alone", "geq-5m-cifar10-fast-warm", "geq-5m-cifar10-fast-cold")
@@ -85,7 +89,7 @@ IMAGES_PER_SECOND = {512: 22_000, 128: 16_000}  # at least, by batch
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """What was asked for and what was measured."""
+    """A goal, what was measured, and whether it is met."""
 
     what: str
     asked: str
@@ -93,21 +97,21 @@ class Goal:
     met: bool
 
 
-def goals(records: dict[str, Record]) -> list[Goal]:
-    """Every goal that the records say something about."""
+def find_goals(records: dict[str, Record]) -> list[Goal]:
+    """The goals that the records have numbers for."""
     found: list[Goal] = []
     if "train-cuda" in records:
-        found += _training_goals(records["train-cuda"])
+        found += _find_training_goals(records["train-cuda"])
     if "solvers-cuda" in records:
-        found += _solver_goals(records["solvers-cuda"])
+        found += _find_solver_goals(records["solvers-cuda"])
     for device in DEVICES:
         if f"layer-{device}" in records:
-            found += _layer_goals(records[f"layer-{device}"])
+            found += _find_layer_goals(records[f"layer-{device}"])
     return found
 
 
-def time_goals(run: Run) -> Iterator[Goal]:
-    """Time to accuracy, from the record of a run; nothing where there is none, or none that kept its seconds."""
+def find_time_goals(run: Run) -> Iterator[Goal]:
+    """The goals of time to accuracy, from the record of a run; none where the run or its seconds are missing."""
     seconds, rows = run.environment().get("seconds"), run.rows()
     if seconds and rows and rows[-1]["validation"]:
         accuracy, total = 100 * rows[-1]["validation"]["accuracy"], sum(seconds.values())
@@ -116,14 +120,14 @@ def time_goals(run: Run) -> Iterator[Goal]:
         yield _at_most(f"`{run.name}`, seconds not spent on training", 10, total - seconds["training"])
 
 
-def _goal_table(found: Sequence[Goal]) -> str:
+def _make_goal_table(found: Sequence[Goal]) -> str:
     if not found:
         return "Not measured yet."
     rows = [[goal.what, goal.asked, goal.measured, "yes" if goal.met else "no"] for goal in found]
-    return markdown(rows, ["goal", "asked", "measured", "met"])
+    return format_table(rows, ["goal", "asked", "measured", "met"])
 
 
-def _training_goals(record: Record) -> Iterator[Goal]:
+def _find_training_goals(record: Record) -> Iterator[Goal]:
     for table in record.tables("step"):
         batch, row = table.asked["batch"], _row(table, "model", MODEL)
         if row is not None and batch in IMAGES_PER_SECOND:
@@ -137,9 +141,9 @@ def _training_goals(record: Record) -> Iterator[Goal]:
             yield _at_most("not in convolutions, batch 512, % of card time", 15, 100 - row["convolution %"])
 
 
-def _solver_goals(record: Record) -> Iterator[Goal]:
+def _find_solver_goals(record: Record) -> Iterator[Goal]:
     for table in record.tables("step"):
-        steps = {"Picard": 1.05, "Proximal": 1.3 if table.asked["L"] <= 1 else 2.0}  # past L = 1 it looks at E
+        steps = {"Picard": 1.05, "Proximal": 1.3 if table.asked["L"] <= 1 else 2.0}  # past L = 1 it evaluates E
         for solver, most in steps.items():
             row = _row(table, "solver", solver)
             if row is not None and row["captured ÷ bare f captured"]:
@@ -158,7 +162,7 @@ def _solver_goals(record: Record) -> Iterator[Goal]:
             yield _at_most(f"memory {what})", 1 / 3, row["peak ÷ torchdeq's best"])  # of the call that is not captured
 
 
-def _layer_goals(record: Record) -> Iterator[Goal]:
+def _find_layer_goals(record: Record) -> Iterator[Goal]:
     where = "" if record.device == "cuda" else ", on a CPU"
     for table in record.tables("layer"):
         row = _row(table, "layer", DEFAULT)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import kerneq as kq
 
-from .measure import in_layout
+from .measure import store_channels_last
 
 PRECISION = "float32 as PyTorch has it by default (on a GPU: TF32 in convolutions), for both libraries."
 
@@ -30,7 +30,7 @@ class Problem:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What the tables about it say in a form that programs read."""
+        """Its settings, for `Result.asked`."""
         return {"map": self.name, "L": self.norm**2, "batch": len(self.x)}
 
 
@@ -47,7 +47,7 @@ def conv(device: torch.device, norm: float, batch: int, size: int = 32) -> Probl
     torch.manual_seed(0)
     cell = kq.cells.ConvCell(kq.kernels.Gaussian(0.05), inputs=64, state=256, features=64, norm=norm)
     _scale(cell)
-    in_layout(cell.to(device).eval())
+    store_channels_last(cell.to(device).eval())
     x = torch.randn(batch, 64, size, size, device=device).to(memory_format=torch.channels_last)
     return Problem("conv", norm, cell, x)
 

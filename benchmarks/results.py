@@ -19,15 +19,14 @@ FACTS = ("kerneq", "revision", "torch", "python", "device", "threads", "measured
 
 
 class BenchmarkError(RuntimeError):
-    """A benchmark cannot run, or a page cannot be made, for a reason that its one sentence says."""
+    """A benchmark cannot run, or a page cannot be made; the message is one sentence with the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One table; every row has the same keys. Notes say what the columns mean.
+    """One table; every row has the same keys. Notes explain the columns.
 
-    `asked` says what was measured in a form that programs read (the figures and the page do): which table of the
-    benchmark this is, and its settings.
+    `asked` holds which table of the benchmark this is (`table`) and its settings, for the figures and the page.
     """
 
     name: str  # of the benchmark

@@ -11,13 +11,13 @@ from torch import Tensor
 
 import kerneq as kq
 
-from .measure import SPREAD, Setup, columns, compare, convolution_flops_per_image, in_layout, machine_limits
+from .measure import SPREAD, Setup, columns, compare, count_flops_per_image, measure_limits, store_channels_last
 from .results import Result
 
 GRID = {"batch": (1, 4, 16, 64, 256, 1024), "picture": (16, 32, 64, 128, 256), "steps": (2, 4, 8, 16, 32)}
 WIDTHS = {True: (64, 128, 256, 512), False: (32, 64, 128, 256)}  # on a GPU or not
 NOTES = (
-    "÷ bare f: over 2 × steps bare evaluations of the map, without gradients, run likewise (captured on a GPU).",
+    "÷ bare f: over 2 × steps bare evaluations of the map, without gradients, run in the same way (captured on a GPU).",
     "∝ n^: the exponent of growth from the row above. % of matmul: rate of the convolutions over that limit.",
     SPREAD,
 )
@@ -25,7 +25,7 @@ NOTES = (
 
 def bench_scaling(setup: Setup) -> Iterator[Result]:
     """How the cost and memory of a layer grow with batch, picture size, steps and width."""
-    limits = machine_limits(setup)
+    limits = measure_limits(setup)
     base = {"batch": 64 if setup.cuda else 4, "picture": 32, "steps": 4, "width": 256 if setup.cuda else 32}
     if setup.quick:
         base |= {"picture": 8, "width": 32}
@@ -34,7 +34,7 @@ def bench_scaling(setup: Setup) -> Iterator[Result]:
         failures: tuple[str, ...] = ()
         for value in values[:2] if setup.quick else values:
             found, failed = _measure_point(base | {quantity: value}, setup, limits.matmul, f"{quantity} {value}")
-            rows.append(_with_growth({quantity: value} | found, rows[-1] if rows else None, quantity))
+            rows.append(_add_growth({quantity: value} | found, rows[-1] if rows else None, quantity))
             failures += failed
         fixed = ", ".join(f"{name} {value}" for name, value in base.items() if name != quantity)
         precision = "bfloat16" if setup.cuda else "float32"
@@ -53,24 +53,24 @@ def _measure_point(
     layer = costs["layer"]
     row: dict[str, Any] = columns(layer.eager) | (columns(layer.captured, captured=True) if setup.cuda else {})
     row["÷ bare f"] = layer.best.seconds / costs["bare f"].best.seconds
-    row["% of matmul"] = 100 * flops(sizes) / layer.best.seconds / matmul
+    row["% of matmul"] = 100 * count_flops(sizes) / layer.best.seconds / matmul
     row["peak (MiB)"] = layer.peak / 2**20
     return row, failures
 
 
-def flops(sizes: dict[str, int]) -> float:
-    """Of the convolutions: those of an image of 8 × 8 times images and pixels."""
-    return _flops_of_8_by_8(sizes["steps"], sizes["width"]) * sizes["batch"] * (sizes["picture"] / 8) ** 2
+def count_flops(sizes: dict[str, int]) -> float:
+    """Operations of the convolutions: those of an image of 8 × 8 times images and pixels."""
+    return _count_flops_of_8_by_8(sizes["steps"], sizes["width"]) * sizes["batch"] * (sizes["picture"] / 8) ** 2
 
 
 @functools.cache
-def _flops_of_8_by_8(steps: int, width: int) -> int:
-    """By a twin on the CPU."""
+def _count_flops_of_8_by_8(steps: int, width: int) -> int:
+    """Counted on a CPU copy of the layer."""
     cpu = torch.device("cpu")
-    return convolution_flops_per_image(lambda batch: _layer(cpu, batch, 8, steps, width)[0])
+    return count_flops_per_image(lambda batch: _layer(cpu, batch, 8, steps, width)[0])
 
 
-def _with_growth(row: dict[str, Any], last: dict[str, Any] | None, by: str) -> dict[str, Any]:
+def _add_growth(row: dict[str, Any], last: dict[str, Any] | None, by: str) -> dict[str, Any]:
     """The row with the exponents p of growth ∝ nᵖ since the last one."""
     grown: dict[str, Any] = {}
     for column, value in row.items():
@@ -94,7 +94,7 @@ def _layer(
     equilibrium = kq.Equilibrium(
         cell, solver=kq.solvers.Picard(), gradient=gradient, max_steps=steps, check_every=steps
     )
-    layer = in_layout(equilibrium.train())
+    layer = store_channels_last(equilibrium.train())
     x = torch.randn(batch, width // 4, picture, picture, device=device).to(memory_format=torch.channels_last)
     precision = partial(torch.autocast, device.type, torch.bfloat16, enabled=device.type == "cuda")
 

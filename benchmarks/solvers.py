@@ -36,9 +36,9 @@ Solve = Callable[[], Solved]
 def bench_solvers(setup: Setup) -> Iterator[Result]:
     """The cost of a solver's step over the bare map, and of reaching the same residual, beside torchdeq."""
     for problem in _problems(setup):
-        yield _cost_of_a_step(problem, setup)
+        yield _measure_cost_of_step(problem, setup)
         for tol in list(MAX_EVALUATIONS)[:1] if setup.quick else MAX_EVALUATIONS:
-            yield _cost_of_a_residual(problem, setup, tol)
+            yield _measure_time_to_residual(problem, setup, tol)
 
 
 def _problems(setup: Setup) -> Iterator[Problem]:
@@ -48,17 +48,17 @@ def _problems(setup: Setup) -> Iterator[Problem]:
         yield conv(setup.device, norm, batch, 8 if setup.quick else 32)
 
 
-def _cost_of_a_step(problem: Problem, setup: Setup) -> Result:
-    """A fixed number of steps over as many bare evaluations: launched one by one, and as CUDA graphs."""
+def _measure_cost_of_step(problem: Problem, setup: Setup) -> Result:
+    """Compare a fixed number of steps with as many bare evaluations: launched one by one, and as CUDA graphs."""
     f, z0 = problem.bind()
-    calls: dict[str, Call] = {"bare f": partial(_bare, f, z0, STEPS)}
+    calls: dict[str, Call] = {"bare f": partial(_iterate, f, z0, STEPS)}
     evaluations = {"bare f": STEPS}
-    for name, solve in solves(f, z0, STEPS, 1e-12).items():
+    for name, solve in make_solves(f, z0, STEPS, 1e-12).items():
         solved = _try(solve)
         if solved is not None:
             calls[name], evaluations[name] = solve, solved[1]
     fixed = {name: partial(solve_fixed, f, z0, solver, CAPTURED_STEPS) for name, solver in OURS.items()}
-    to_capture = {"bare f": partial(_bare, f, z0, CAPTURED_STEPS), **fixed}
+    to_capture = {"bare f": partial(_iterate, f, z0, CAPTURED_STEPS), **fixed}
     costs, failures = compare(calls, setup, f"{_title(problem, z0)}, a step", to_capture)
     step = {name: cost.eager.seconds / evaluations[name] for name, cost in costs.items()}
     bare = costs["bare f"].captured
@@ -72,31 +72,31 @@ def _cost_of_a_step(problem: Problem, setup: Setup) -> Result:
             row["captured spread (%)"] = 100 * captured.spread if captured else None
             row["captured ÷ bare f captured"] = captured.seconds / bare.seconds if captured and bare else None
         rows.append(row)
-    notes = [f"A step: one of {STEPS} evaluations by the solver, looks at the residual included, no gradients.", SPREAD]
+    notes = [f"A step: one of {STEPS} evaluations by the solver, residual checks included, no gradients.", SPREAD]
     if setup.cuda:
         notes.append(
-            f"captured: one of {CAPTURED_STEPS} steps in a CUDA graph, where nothing looks; torchdeq always does."
+            f"captured: one of {CAPTURED_STEPS} steps in a CUDA graph, without residual checks; torchdeq always checks."
         )
-    title = f"Price of a step: {_title(problem, z0)}"
+    title = f"Cost of a step: {_title(problem, z0)}"
     return Result("solvers", title, rows, (*notes, PRECISION, *failures), problem.asked | {"table": "step"})
 
 
-def _cost_of_a_residual(problem: Problem, setup: Setup, tol: float) -> Result:
-    """Evaluations, time and memory to the same residual."""
+def _measure_time_to_residual(problem: Problem, setup: Setup, tol: float) -> Result:
+    """Measure evaluations, time and memory to the same residual."""
     f, z0 = problem.bind()
     what, limit = f"{_title(problem, z0)}, to {tol:g}", MAX_EVALUATIONS[tol]
-    candidates = solves(f, z0, limit, tol)
+    candidates = make_solves(f, z0, limit, tol)
     evaluations: dict[str, int] = {}
     residuals: dict[str, float] = {}
     for name, solve in candidates.items():
         setup.progress(f"{what}: {name}")
         solved = _try(solve)
         if solved is not None:
-            evaluations[name], residuals[name] = solved[1], residual(f, solved[0])
+            evaluations[name], residuals[name] = solved[1], measure_residual(f, solved[0])
     reached = {name: candidates[name] for name, found in residuals.items() if found <= SLACK * tol}
     fixed = {}
     for name in reached:
-        steps = fewest_steps(f, z0, OURS[name], evaluations[name], tol) if setup.cuda and name in OURS else None
+        steps = find_fewest_steps(f, z0, OURS[name], evaluations[name], tol) if setup.cuda and name in OURS else None
         if steps is not None:
             fixed[name] = partial(solve_fixed, f, z0, OURS[name], steps, tol)
     costs, failures = compare(reached, setup, what, fixed)
@@ -136,38 +136,38 @@ def _cost_of_a_residual(problem: Problem, setup: Setup, tol: float) -> Result:
 # Solving one equation, by each solver
 
 
-def solves(f: kq.cells.Equation, z0: Tensor, max_steps: int, tol: float) -> dict[str, Solve]:
+def make_solves(f: kq.cells.Equation, z0: Tensor, max_steps: int, tol: float) -> dict[str, Solve]:
     """Every solver, ours and theirs, on the same equation."""
-    made: dict[str, Solve] = {name: partial(_ours, f, z0, solver, max_steps, tol) for name, solver in OURS.items()}
+    made: dict[str, Solve] = {name: partial(_solve, f, z0, solver, max_steps, tol) for name, solver in OURS.items()}
     if importlib.util.find_spec("torchdeq") is not None:
-        made |= {f"torchdeq {name}": partial(_theirs, f, z0, name, max_steps, tol) for name in THEIRS}
+        made |= {f"torchdeq {name}": partial(_solve_by_torchdeq, f, z0, name, max_steps, tol) for name in THEIRS}
     return made
 
 
 def solve_fixed(f: kq.cells.Equation, z0: Tensor, solver: Solver, steps: int, tol: float = 1e-3) -> Tensor:
-    """A fixed number of steps without a look at the residual, so that they can be captured."""
+    """Take a fixed number of steps without residual checks, so that they can be captured."""
     return kq.solve(f, z0, solver, tol=tol, max_steps=steps, check_every=steps).value
 
 
-def fewest_steps(f: kq.cells.Equation, z0: Tensor, solver: Solver, most: int, tol: float) -> int | None:
+def find_fewest_steps(f: kq.cells.Equation, z0: Tensor, solver: Solver, most: int, tol: float) -> int | None:
     """The fewest fixed steps after which every sample has reached `tol`."""
     for steps in range(1, most + 1):
-        if residual(f, solve_fixed(f, z0, solver, steps, tol)) <= tol:
+        if measure_residual(f, solve_fixed(f, z0, solver, steps, tol)) <= tol:
             return steps
     return None
 
 
-def residual(f: kq.cells.Equation, z: Tensor) -> float:
+def measure_residual(f: kq.cells.Equation, z: Tensor) -> float:
     """The largest relative residual in the batch, computed afresh."""
     return float(kq.solve(f, z, kq.solvers.Picard(), max_steps=1).residual.max())
 
 
-def _ours(f: kq.cells.Equation, z0: Tensor, solver: Solver, max_steps: int, tol: float) -> Solved:
+def _solve(f: kq.cells.Equation, z0: Tensor, solver: Solver, max_steps: int, tol: float) -> Solved:
     solution = kq.solve(f, z0, solver, tol=tol, max_steps=max_steps)
     return solution.value, int(solution.steps.max())
 
 
-def _theirs(f: kq.cells.Equation, z0: Tensor, name: str, max_steps: int, tol: float) -> Solved:
+def _solve_by_torchdeq(f: kq.cells.Equation, z0: Tensor, name: str, max_steps: int, tol: float) -> Solved:
     from torchdeq.solver import get_solver
 
     evaluations = 0
@@ -183,7 +183,7 @@ def _theirs(f: kq.cells.Equation, z0: Tensor, name: str, max_steps: int, tol: fl
 
 
 def _try(solve: Solve) -> Solved | None:
-    """What the solver found; None if the card's memory or its small systems were not enough for it."""
+    """Run a solver; None if memory runs out or one of its linear systems is singular."""
     try:
         return solve()
     except (torch.OutOfMemoryError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
@@ -191,7 +191,7 @@ def _try(solve: Solve) -> Solved | None:
 
 
 @torch.no_grad()
-def _bare(f: kq.cells.Equation, z0: Tensor, steps: int) -> Tensor:
+def _iterate(f: kq.cells.Equation, z0: Tensor, steps: int) -> Tensor:
     z = z0
     for _ in range(steps):
         z = f(z)

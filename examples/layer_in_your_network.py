@@ -46,7 +46,7 @@ def main(epochs: int) -> float:
         with torch.no_grad():
             logits, solution = network(x[test])
         accuracy = float((logits.argmax(1) == y[test]).float().mean())
-        # The solution says how each sample fared: worth a look whenever a model with an equilibrium misbehaves.
+        # The solution states whether each sample converged: check it first when a model with an equilibrium misbehaves.
         print(f"epoch {epoch}: test accuracy {accuracy:.1%}; {solution}")
     return accuracy
 

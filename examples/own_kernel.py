@@ -1,4 +1,4 @@
-"""A kernel and a prox of your own: say what S and φ are, and every solver and gradient works with them."""
+"""A kernel and a prox of your own: define S and φ, and every solver and gradient works with them."""
 
 import dataclasses
 

@@ -1,14 +1,14 @@
-"""Train what docs/results/queue.toml waits for, in its order, as long as the time lasts.
+"""Train the entries of docs/results/queue.toml, in their order, as long as the time lasts.
 
-    python experiments/run_queue.py                             # what waits, and what it costs
+    python experiments/run_queue.py                             # list the entries and their seconds
     python experiments/run_queue.py --runs /tmp/runs --seconds 1500 [NAME …]
 
-Run with the folder of the data sets as KERNEQ_DATA. An entry is started only if its seconds fit into what is left, and
-left alone if its record is in the repository or its run is complete, or if the run it comes `after` has less than its
-`least` accuracy on held-out images; one that fails says so, and the others run. A run that holds no images out meets
-the test images once, at its end, while the next entry starts, and its weights are exported to RUNS/weights/NAME. What
-an entry printed is RUNS/NAME.log; the records of all runs, without weights, are RUNS/records.tar.gz after every entry:
-unpack them into docs/results.
+Run with the folder of the data sets as KERNEQ_DATA. An entry is started only if its seconds fit into the remaining
+time. It is skipped if its record is in the repository, if its run is complete, or if the run it comes `after` has less
+than its `least` accuracy on held-out images. If one fails, the others still run. A run without held-out images is
+evaluated on the test images once, at its end, while the next entry starts, and its weights are exported to
+RUNS/weights/NAME. The output of an entry is RUNS/NAME.log; after every entry the records of all runs, without weights,
+are packed into RUNS/records.tar.gz: unpack them into docs/results.
 """
 
 import argparse
@@ -37,14 +37,14 @@ RECORDED = (HERE / "docs/results", HERE / "kerneq/weights")
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One thing that waits: a training, or any other command."""
+    """One entry of the queue: a training, or any other command."""
 
     name: str  # of its run folder
     why: str
     seconds: float  # that it takes, start-up included
     train: str = ""  # the arguments of `kerneq train`
     command: str = ""  # for a shell, in which $RUNS is the folder of the runs
-    after: str = ""  # the run whose held-out accuracy says whether this one is worth its time
+    after: str = ""  # the run whose held-out accuracy decides whether this one is trained
     least: float = 0.0  # that accuracy, at least
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class Entry:
             raise ValueError(f"`{self.name}`: `after` and `least`, a share from 0 to 1, go together.")
 
     def steps(self, runs: Path) -> list[list[str]]:
-        """The commands, one after another; the second, of a run that counts, meets the test images."""
+        """The commands, one after another; the second evaluates a run that counts on the test images."""
         if self.command:
             return [["bash", "-c", self.command]]
         kerneq = [sys.executable, "-m", "kerneq"]
@@ -90,8 +90,8 @@ def is_done(entry: Entry, runs: Path) -> bool:
     return run.finished and (bool(run.test()) or not entry.counts)
 
 
-def obstacle(entry: Entry, runs: Path) -> str:
-    """Why the run that an entry comes after, if it does, makes it pointless, in words; nothing if it does not."""
+def find_obstacle(entry: Entry, runs: Path) -> str:
+    """Why the run that an entry comes after prevents it, as a sentence; empty if it does not."""
     if not entry.after:
         return ""
     reached = [Run(folder / entry.after).best_accuracy() for folder in (runs, *RECORDED)]
@@ -103,19 +103,19 @@ def obstacle(entry: Entry, runs: Path) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Begun:
-    """An entry whose first command has ended well; what is left of it may run beside the next entry."""
+    """An entry whose first command has succeeded; its other commands may run beside the next entry."""
 
     steps: Sequence[list[str]]
     since: float  # as time.monotonic has it
 
 
 def begin(entry: Entry, runs: Path, end: float) -> Begun | str:
-    """Run the first command of an entry, unless it is done or does not fit; if that was all, how it ended in words."""
+    """Run the first command of an entry; return the rest of it, or a sentence if it failed or was not started."""
     began = time.monotonic()
     try:
         if is_done(entry, runs):
             return "done before"
-        if words := obstacle(entry, runs):
+        if words := find_obstacle(entry, runs):
             return words
         if entry.seconds > end - began:
             return f"not started: takes {entry.seconds:.0f} s, {end - began:.0f} are left"
@@ -126,20 +126,20 @@ def begin(entry: Entry, runs: Path, end: float) -> Begun | str:
 
 
 def conclude(entry: Entry, outcome: Begun | str, runs: Path, end: float) -> None:
-    """Run the other commands of an entry, pack the records and say how it ended."""
+    """Run the other commands of an entry, pack the records and print how it ended."""
     if isinstance(outcome, Begun):
         failures = (execute(entry.name, step, runs, end) for step in outcome.steps)
-        outcome = next(filter(None, failures), "") or result(Run(runs / entry.name), outcome.since)
+        outcome = next(filter(None, failures), "") or describe_result(Run(runs / entry.name), outcome.since)
     pack(runs)
     print(f"{entry.name}: {outcome}", flush=True)
 
 
 def execute(name: str, command: list[str], runs: Path, end: float) -> str:
-    """Run a command, which ends with whatever it started; in words how it failed, nothing if it did not."""
+    """Run a command and end all processes it started; return how it failed, or an empty text."""
     began = time.monotonic()
     environment = os.environ | {"RUNS": str(runs), "PYTHONFAULTHANDLER": "1"}  # a crash leaves its stack in the log
     with (runs / f"{name}.log").open("ab") as log:
-        # A group of its own, or what a shell has started would outlive it.
+        # A separate process group: otherwise processes started by a shell would outlive it.
         process = subprocess.Popen(command, cwd=HERE, env=environment, stdout=log, stderr=log, process_group=0)
         try:
             code = process.wait(max(end - began, 0))
@@ -152,15 +152,15 @@ def execute(name: str, command: list[str], runs: Path, end: float) -> str:
     return f"failed with code {code}: see {log.name}" if code else ""
 
 
-def result(run: Run, began: float) -> str:
-    """What a run took since it began, and what it reached, in words."""
+def describe_result(run: Run, began: float) -> str:
+    """The seconds since a run began and its accuracies, as a sentence."""
     best, test = run.best_accuracy(), run.test().get("accuracy")
     held_out = f", held out {best:.2%}" if best is not None else ""
     return f"{time.monotonic() - began:.0f} s{held_out}" + (f", test {test:.2%}" if test is not None else "")
 
 
 def pack(runs: Path) -> None:
-    """The records of all runs in one file."""
+    """Pack the records of all runs into one file."""
     partial = runs / ".records.tar.gz"
     with tarfile.open(partial, "w:gz") as archive:
         for path in sorted(path for pattern in RECORDS for path in runs.glob(f"*/{pattern}")):
@@ -186,10 +186,10 @@ def main() -> None:
         lines = [f"{entry.seconds:6.0f} s  {entry.name}: {entry.why}" for entry in entries]
         print("\n".join([*lines, f"{sum(entry.seconds for entry in entries):6.0f} s in all"]))  # at once, for `| head`
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: what runs is not left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: end the running processes
     runs, end = arguments.runs.resolve(), time.monotonic() + arguments.seconds
     runs.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(1) as beside:  # an evaluation is mostly its start: it need not keep the card from training
+    with ThreadPoolExecutor(1) as beside:  # an evaluation is mostly start-up and leaves the GPU to the next training
         endings = [beside.submit(conclude, entry, begin(entry, runs, end), runs, end) for entry in entries]
     for ending in endings:
         ending.result()

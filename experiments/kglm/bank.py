@@ -258,10 +258,10 @@ def train(
     saved: Checkpoints = UNSAVED,
     name: str = "bank",
 ) -> Tensor:
-    """Test errors (looks, models) after so many epochs each; the last look ends the training.
+    """Train the models and measure their test errors after each number of epochs in `looks`; the largest ends it.
 
-    `anneal_steps` > 0: the rate falls as a cosine to lr/1000 over so many steps. A training that was killed goes on
-    from what was `saved` under its `name`.
+    Returns (looks, models). With `anneal_steps` > 0 the rate falls as a cosine to lr/1000 over so many steps. A killed
+    training resumes from the state that was `saved` under its `name`.
     """
     optimizer = torch.optim.Adam(bank.parameters(), lr=lr, fused=bank.W1.is_cuda)
     schedule: LRScheduler
@@ -301,9 +301,9 @@ def train(
 def in_parts(
     seeds: int, per: int, saved: Checkpoints, measure: Callable[[range, str], dict[str, Tensor]]
 ) -> list[dict[str, Tensor]]:
-    """What `measure` finds for `per` seeds at a time: of parts that are done, what was found before.
+    """Measure `per` seeds at a time; a finished part is read from `saved` instead.
 
-    `measure` is told the seeds and the name under which it may keep what it has not finished.
+    `measure` takes the seeds and the name under which it may save unfinished work.
     """
     parts = []
     for first in range(0, seeds, per):

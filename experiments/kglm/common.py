@@ -82,7 +82,7 @@ UNSAVED = Checkpoints(None)
 @final
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Where an experiment computes, whom it tells how far it is, and where it keeps what it has done."""
+    """The device of an experiment, a function that reports its progress, and its checkpoints."""
 
     device: torch.device = torch.device("cpu")
     report: Callable[[float, str], None] = lambda share, words: None  # the share that is done, words to print or none

@@ -138,7 +138,7 @@ def _part(settings: Denoise, data: NoisyPictures, job: Job, seeds: range, name: 
     job.report(seeds.start / settings.seeds, f"seeds {seeds.start} to {seeds.stop - 1}: {2 * half} models")
     models = bank(settings, [weight.to(job.device) for weight in weights])
 
-    def say(epoch: int, losses: Tensor | None) -> None:
+    def report_epoch(epoch: int, losses: Tensor | None) -> None:
         words = ""
         if losses is not None:
             finite = losses[losses.isfinite()]
@@ -158,7 +158,7 @@ def _part(settings: Denoise, data: NoisyPictures, job: Job, seeds: range, name: 
         looks=range(settings.epochs + 1),
         lr=settings.lr,
         anneal_steps=steps * (settings.epochs + 1),
-        report=say,
+        report=report_epoch,
         saved=job.saved,
         name=name,
     )

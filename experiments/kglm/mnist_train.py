@@ -34,7 +34,9 @@ class MnistTrain:
     lr: float = setting(1e-3, "Adam's", above=0)
     flips: float = setting(0.3, "share of the pixels that are flipped", low=0, high=1)
     seeds: int = setting(1, "random starts; the kernel start has none", low=1)
-    measure: int = setting(25, "steps between two looks at the test images, every one up to 10 and at the end", low=1)
+    measure: int = setting(
+        25, "steps between two measurements on the test images; also each of the first 10 and the last", low=1
+    )
     tol: float = setting(1e-4, "relative residual, forward and backward", above=0)
     max_steps: int = setting(20, "evaluations per solve, forward and backward; on a GPU always all", low=1)
     graph: bool = setting(True, "on a GPU: a step as one CUDA graph")
@@ -42,7 +44,7 @@ class MnistTrain:
 
 
 def start(settings: MnistTrain, rescue: bool = True) -> DenseBank:
-    """The kernel model first, then the random ones; without `rescue` no solve looks at its residual."""
+    """Make the kernel model, then the random ones; without `rescue` no solve checks its residual."""
     K = kernel_matrix(Mnist())
     scaled = (K / (2 * torch.linalg.matrix_norm(K, 2))).float()
     generators = [torch.Generator().manual_seed(seed) for seed in range(settings.seeds)]
@@ -55,7 +57,7 @@ def start(settings: MnistTrain, rescue: bool = True) -> DenseBank:
 
 
 def run(settings: MnistTrain, job: Job) -> Result:
-    """Per step the training error of the grey prediction, per look the test error of the binarised one."""
+    """Train: per step the training error of the grey prediction, at times the test error of the binarised one."""
     device, saved = job.device, job.saved
     on_gpu = device.type == "cuda"
     bank = start(settings, rescue=not on_gpu).to(device)

@@ -94,7 +94,7 @@ def start(settings: Smooth, seeds: range) -> DenseBank:
 
 
 def run(settings: Smooth, job: Job) -> Result:
-    """Test errors (look, seed, scheme) and after how many epochs each look was."""
+    """Measure test errors (measurement, seed, scheme); `looks` are the epochs of the measurements."""
     per = max(1, settings.models_together // len(SCHEMES))
     parts = in_parts(settings.seeds, per, job.saved, functools.partial(_part, settings, job))
     errors = plain(torch.cat([part["errors"] for part in parts], 1))
@@ -114,7 +114,7 @@ def held(settings: Smooth, bank: DenseBank) -> list[Held]:
 
 
 def _part(settings: Smooth, job: Job, seeds: range, name: str) -> dict[str, Tensor]:
-    """Test errors (look, seed, scheme) of some of the seeds, trained side by side."""
+    """Test errors (measurement, seed, scheme) of some of the seeds, trained side by side."""
     bank = start(settings, seeds).to(job.device)
     draws = [torch.Generator().manual_seed(10_000 + seed) for seed in seeds]
     training, testing = (
@@ -122,7 +122,7 @@ def _part(settings: Smooth, job: Job, seeds: range, name: str) -> dict[str, Tens
         for count in (settings.train, settings.test)
     )
 
-    def say(epoch: int, losses: Tensor | None) -> None:
+    def report_epoch(epoch: int, losses: Tensor | None) -> None:
         words = ""
         if losses is not None and epoch % max(1, settings.epochs // 10) == 0:
             means = losses.view(-1, len(SCHEMES)).mean(0).tolist()
@@ -137,7 +137,7 @@ def _part(settings: Smooth, job: Job, seeds: range, name: str) -> dict[str, Tens
         looks=looks(settings.epochs),
         lr=settings.lr,
         held=held(settings, bank),
-        report=say,
+        report=report_epoch,
         saved=job.saved,
         name=name,
     )

@@ -6,13 +6,23 @@ import pytest
 import torch
 from rich.console import Console
 
+import kerneq
 from benchmarks import __main__ as command_line
 from benchmarks import models
-from benchmarks.measure import Setup, Timing, compare, convolution_flops, machine_limits, part_of, peak_memory
+from benchmarks.calls import record_calls
+from benchmarks.measure import (
+    Setup,
+    Timing,
+    classify_kernel,
+    compare,
+    count_convolution_flops,
+    measure_limits,
+    measure_peak_memory,
+)
 from benchmarks.problems import conv, dense
 from benchmarks.results import Result, format_cell, save
-from benchmarks.scaling import _layer, _with_growth, flops
-from benchmarks.solvers import OURS, fewest_steps, residual, solve_fixed
+from benchmarks.scaling import _add_growth, _layer, count_flops
+from benchmarks.solvers import OURS, find_fewest_steps, measure_residual, solve_fixed
 
 CPU = torch.device("cpu")
 
@@ -43,7 +53,7 @@ def test_peak_memory_counts_what_is_held_at_once():
         return second * 2
 
     million = 4 * 1000**2
-    assert 2 * million <= peak_memory(work, CPU) < 2.1 * million
+    assert 2 * million <= measure_peak_memory(work, CPU) < 2.1 * million
 
 
 @pytest.mark.parametrize("norm", [1.0, 2.0])
@@ -74,30 +84,30 @@ def test_large_numbers_are_written_out_and_small_ones_with_three_digits():
 
 
 def test_kernels_are_sorted_by_what_they_do():
-    assert part_of("cudnn::bn_fw_tr_1c11") == "batch norm"
-    assert part_of("norm_relu_forward") == "batch norm"
-    assert part_of("sm90_xmma_fprop_implicit_gemm") == "convolution"
-    assert part_of("radial_forward") == "patch step"
-    assert part_of("vectorized_elementwise_kernel") == "other"
-    assert part_of("reduce_kernel<512, 1, normtwoops>") == "other"
+    assert classify_kernel("cudnn::bn_fw_tr_1c11") == "batch norm"
+    assert classify_kernel("norm_relu_forward") == "batch norm"
+    assert classify_kernel("sm90_xmma_fprop_implicit_gemm") == "convolution"
+    assert classify_kernel("radial_forward") == "patch step"
+    assert classify_kernel("vectorized_elementwise_kernel") == "other"
+    assert classify_kernel("reduce_kernel<512, 1, normtwoops>") == "other"
 
 
 def test_the_operations_of_convolutions_are_counted_forward_and_backward():
     layer = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3, padding=1), torch.nn.Flatten(), torch.nn.Linear(5 * 64, 7))
     x = torch.randn(2, 3, 8, 8, requires_grad=True)
     one = 2 * 2 * 64 * 3 * 5 * 9  # a multiplication and an addition, by batch, pixels, channels, window
-    assert convolution_flops(lambda: layer(x)) == one
-    assert convolution_flops(lambda: torch.autograd.backward(layer(x).sum())) == 3 * one
+    assert count_convolution_flops(lambda: layer(x)) == one
+    assert count_convolution_flops(lambda: torch.autograd.backward(layer(x).sum())) == 3 * one
 
 
 def test_operations_counted_by_a_small_twin_are_those_of_the_work_itself():
     sizes = {"batch": 40, "picture": 16, "steps": 3, "width": 32}
-    direct = convolution_flops(_layer(CPU, 40, 16, 3, 32)[0])
-    assert 0.95 * direct < flops(sizes) <= direct  # less what is done once, whatever the batch
+    direct = count_convolution_flops(_layer(CPU, 40, 16, 3, 32)[0])
+    assert 0.95 * direct < count_flops(sizes) <= direct  # less what is done once, whatever the batch
 
 
 def test_the_limits_of_the_machine_are_rates():
-    limits = machine_limits(Setup(CPU, True, lambda doing: None))
+    limits = measure_limits(Setup(CPU, True, lambda doing: None))
     assert 1e8 < limits.copy < 1e13 and 1e8 < limits.matmul < 1e14
     assert "float32 matrix products" in str(limits)
 
@@ -105,15 +115,26 @@ def test_the_limits_of_the_machine_are_rates():
 def test_the_fewest_steps_reach_the_tolerance_and_one_less_does_not():
     f, z0 = dense(CPU, 2.0, batch=4).bind()
     solver = OURS["Anderson(5)"]
-    steps = fewest_steps(f, z0, solver, most=30, tol=1e-3)
+    steps = find_fewest_steps(f, z0, solver, most=30, tol=1e-3)
     assert steps is not None and steps > 1
-    assert residual(f, solve_fixed(f, z0, solver, steps)) <= 1e-3 < residual(f, solve_fixed(f, z0, solver, steps - 1))
-    assert fewest_steps(f, z0, solver, most=2, tol=1e-6) is None
+    assert (
+        measure_residual(f, solve_fixed(f, z0, solver, steps))
+        <= 1e-3
+        < measure_residual(f, solve_fixed(f, z0, solver, steps - 1))
+    )
+    assert find_fewest_steps(f, z0, solver, most=2, tol=1e-6) is None
+
+
+def test_calls_are_those_of_named_functions_of_the_package_in_order():
+    relu, z = kerneq.prox.ReLU(), torch.ones(2, 3)
+    found = record_calls(lambda: [relu.penalty(z), relu(z)])
+    assert [file.rsplit("/", 1)[-1] for file, _ in found if file.endswith("prox.py")] == ["prox.py"] * 2
+    assert found[0] == record_calls(lambda: relu.penalty(z))[0]
 
 
 def test_growth_is_the_exponent_between_two_rows():
-    first = _with_growth({"batch": 2, "time (ms)": 1.0, "captured (ms)": None, "peak (MiB)": 3.0}, None, "batch")
-    second = _with_growth({"batch": 4, "time (ms)": 8.0, "captured (ms)": None, "peak (MiB)": 6.0}, first, "batch")
+    first = _add_growth({"batch": 2, "time (ms)": 1.0, "captured (ms)": None, "peak (MiB)": 3.0}, None, "batch")
+    second = _add_growth({"batch": 4, "time (ms)": 8.0, "captured (ms)": None, "peak (MiB)": 6.0}, first, "batch")
     assert first["time ∝ n^"] is None
     assert second["time ∝ n^"] == pytest.approx(3) and second["peak ∝ n^"] == pytest.approx(1)
     assert second["captured ∝ n^"] is None
@@ -126,6 +147,7 @@ TABLES = {
     "train": (1, {"step"}, "÷ resnet18"),
     "inference": (2, {"prediction"}, "÷ resnet18 likewise"),
     "scaling": (4, {"growth"}, "÷ bare f"),
+    "calls": (1, {"calls"}, "changes of file"),
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 import benchmarks
 from benchmarks.figures import draw
 from benchmarks.layer import DEFAULT
-from benchmarks.page import MODEL, goals, markdown, time_goals, write
+from benchmarks.page import MODEL, find_goals, find_time_goals, format_table, write_page
 from benchmarks.results import FACTS, NAMES, BenchmarkError, Record, Result, read
 from kerneq.lab.run import Run
 
@@ -91,7 +91,7 @@ def test_a_figure_shows_the_numbers_it_is_made_from():
 
 
 def test_goals_are_judged_by_the_best_of_ours_and_by_its_own_memory():
-    found = {goal.what: (goal.measured, goal.met) for goal in goals(named("solvers", "train", "layer"))}
+    found = {goal.what: (goal.measured, goal.met) for goal in find_goals(named("solvers", "train", "layer"))}
     assert found["training step, batch 512, images/s"] == (25_600, True)
     assert found["training step, batch 512, ÷ ResNet-18's"] == (2.5, False)
     assert found["not in convolutions, batch 512, % of card time"] == (12.0, True)
@@ -112,7 +112,7 @@ def test_the_page_is_filled_with_what_is_there_and_says_what_is_not(tmp_path):
     empty = [f"<!-- begin {key} -->\n<!-- end {key} -->\n" for key in ("train-cpu", "goals")]
     filled = "<!-- begin solvers-cuda -->\nold\n<!-- end solvers-cuda -->\n"
     page.write_text(f"before\n{filled}between\n{''.join(empty)}after\n")
-    skipped = write(tmp_path / "results", page)
+    skipped = write_page(tmp_path / "results", page)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "between" in text and "old" not in text
     assert "(page/solvers-cuda.svg)" in text and "revision 0123456+changes" in text
@@ -121,7 +121,7 @@ def test_the_page_is_filled_with_what_is_there_and_says_what_is_not(tmp_path):
     assert "| Anderson(5) | 0.5 | 0.1 | 0.4 |" in (tmp_path / "page" / "solvers-cuda.md").read_text()
     assert (tmp_path / "page" / "solvers-cuda.svg").exists()
     assert "train-cpu: no result yet; measure with: python -m benchmarks train --device cpu" in skipped
-    write(tmp_path / "results", page)
+    write_page(tmp_path / "results", page)
     assert page.read_text() == text, "a second time changes nothing"
 
 
@@ -130,7 +130,7 @@ def test_a_block_that_nothing_fills_is_an_error(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("<!-- begin solvres-cuda -->\n<!-- end solvres-cuda -->\n")
     with pytest.raises(BenchmarkError, match="has a block `solvres-cuda`; there are only goals, solvers-cuda"):
-        write(tmp_path / "results", page)
+        write_page(tmp_path / "results", page)
 
 
 UNEVEN = {"name": "solvers", "title": "a", "rows": [{"a": 1}, {"b": 2}], "notes": []}
@@ -152,7 +152,7 @@ def test_a_record_of_an_older_kind_has_its_tables_and_no_figure(tmp_path):
     save(tmp_path / "results", "solvers", old)
     page = tmp_path / "page.md"
     page.write_text("<!-- begin solvers-cuda -->\n<!-- end solvers-cuda -->\n")
-    assert any("older kind" in line for line in write(tmp_path / "results", page))
+    assert any("older kind" in line for line in write_page(tmp_path / "results", page))
     assert "svg" not in page.read_text() and "solvers-cuda.md" in page.read_text()
 
 
@@ -160,17 +160,17 @@ def test_a_missing_folder_or_page_is_one_sentence(tmp_path):
     with pytest.raises(BenchmarkError, match="is not a folder: give the one"):
         read(tmp_path / "nowhere")
     with pytest.raises(BenchmarkError, match="could not be read .* --page"):
-        write(tmp_path, tmp_path / "page.md")
+        write_page(tmp_path, tmp_path / "page.md")
 
 
 def test_a_table_in_markdown():
-    assert markdown([["a", None], ["b", 2.0]], ["name", "x"]) == "| name | x |\n| --- | --: |\n| a | – |\n| b | 2 |"
+    assert format_table([["a", None], ["b", 2.0]], ["name", "x"]) == "| name | x |\n| --- | --: |\n| a | – |\n| b | 2 |"
 
 
 def test_the_committed_page_agrees_with_the_committed_results(tmp_path):
     page = tmp_path / PAGE.name
     page.write_text(PAGE.read_text())
-    write(RESULTS, page)
+    write_page(RESULTS, page)
     again = "run `python -m benchmarks page`"
     assert page.read_text() == PAGE.read_text(), again
     committed = PAGE.with_suffix("")
@@ -186,12 +186,12 @@ def test_the_committed_page_agrees_with_the_committed_results(tmp_path):
 
 def test_time_to_accuracy_is_read_from_the_record_of_a_run(tmp_path):
     run = Run(tmp_path)
-    assert not list(time_goals(run))
+    assert not list(find_time_goals(run))
     seconds = {"imports": 3.0, "first steps": 4.0, "training": 40.0, "validation": 1.5}
     (tmp_path / "environment.json").write_text(json.dumps({"seconds": seconds}))
     (tmp_path / "config.toml").touch()
     run.add_row({"epoch": 1, "step": 1, "seconds": 44.0, "train": {}, "validation": {"accuracy": 0.9412}})
-    assert [(goal.measured, goal.met) for goal in time_goals(run)] == [
+    assert [(goal.measured, goal.met) for goal in find_time_goals(run)] == [
         (pytest.approx(94.12), True),
         (48.5, True),
         (8.5, True),

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from .equation import Equation as Equation
-from .kernels.base import AbstractKernel, AbstractParameters
+from .kernels.base import AbstractKernel, AbstractParameters, Scaling
 from .maps import AbstractMap, Point
-from .operators import AbstractOperator, Conv, Dense
+from .operators import AbstractOperator, Conv, Dense, limited
 from .prox import AbstractProx, ReLU
 from .solution import NonfiniteInputError
 from .tensors import autocasted, check_kind, check_positive, check_whole, is_traced
@@ -93,8 +93,10 @@ class AbstractKernelCell(AbstractCell):
         self, similarity: AbstractParameters | None, a: Tensor, operator_norm: Tensor, compiled: bool
     ) -> Equation:
         """The equation for a = Ux + b, where the norm of W as it is now is known."""
-        binding = self.kernel.bind(similarity, a, self.norm, operator_norm)
-        return Equation(self.kernel, binding, self.operator.bind(binding.scale), self.prox, compiled)
+        kernel, product = self.kernel, operator_norm * self.kernel.gain(similarity)
+        scaling = Scaling(operator_norm, product, limited(product, kernel.max_norm(self.norm)))
+        binding = kernel.bind(similarity, a, self.norm, scaling)
+        return Equation(kernel, binding, self.operator.bind(scaling.scale), self.prox, compiled)
 
     def initial(self, f: AbstractMap) -> None:
         """z = 0, whose evaluation needs no Wz."""
@@ -108,7 +110,7 @@ class AbstractKernelCell(AbstractCell):
     def output_error(self, f: AbstractMap, error: Tensor) -> Tensor:
         """The same, or ‖W‖ times it."""
         assert isinstance(f, Equation)
-        return (f.binding.operator_norm * f.binding.scale).detach() * error if self.gives == "features" else error
+        return f.binding.scaling.norm * error if self.gives == "features" else error
 
     def compile_map(self) -> None:
         self.compiled = True
@@ -136,7 +138,7 @@ class AbstractKernelCell(AbstractCell):
         numbers = {} if f.binding.gamma is None else {"gamma": float(f.binding.gamma)}
         if not measured:
             return numbers
-        raw, scale = float(f.binding.norm), float(f.binding.scale)
+        raw, scale = float(f.binding.scaling.product), float(f.binding.scaling.scale)
         # At σ(d(z)): a mixture of iterates may lie outside the range of σ, where E is infinite.
         energy = float(f.energy(f(z.to(weight))).mean()) if z is not None else torch.nan
         return {"norm_raw": raw, "norm": raw * scale, "energy": energy} | numbers

@@ -86,7 +86,7 @@ class Equation(AbstractMap):
     @property
     def stretch(self) -> Tensor:
         """‖W‖², a number."""
-        return (self.binding.operator_norm * self.binding.scale).detach().square()
+        return self.binding.scaling.norm.square()
 
     def __call__(self, z: Tensor) -> Tensor:
         return self.evaluate(z).image

@@ -29,7 +29,8 @@ def relative_residual(z: Tensor, image: Tensor, gap: Tensor | None = None) -> tu
     overflows.
     """
     if (
-        runs_triton(image)
+        image.is_cuda
+        and runs_triton(image)
         and (image.is_contiguous() or is_channels_last(image))  # a sample is one run of numbers
         and z.stride() == image.stride()
         and z.dtype == image.dtype

@@ -20,7 +20,7 @@ def per_sample(t: Tensor, like: Tensor) -> Tensor:
 def per_sample_norm(t: Tensor, order: float = 2) -> Tensor:
     """‖t‖₂, or that of another order, of each sample, (batch,), accumulated in float32 at least."""
     dims = tuple(range(1, t.dim()))
-    dtype = working_dtype(t.dtype)
+    dtype = torch.float64 if t.dtype == torch.float64 else torch.float32
     return torch.linalg.vector_norm(t, order, dim=dims, dtype=dtype) if dims else t.abs().to(dtype)
 
 
@@ -77,7 +77,7 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def widened(t: Tensor) -> Tensor:
     """In float32 at least: a norm is no place for half precision."""
-    return t.to(working_dtype(t.dtype))
+    return t if t.dtype in (torch.float32, torch.float64) else t.float()
 
 
 def autocasted(t: Tensor) -> Tensor:

@@ -48,9 +48,9 @@ def runs_triton(t: Tensor, dtypes: Collection[torch.dtype] = FLOATS) -> bool:
     It takes Triton, an NVIDIA card with bfloat16 and asynchronous copies, and a known dtype. A program that is
     compiled or exported holds plain operations: the compiler fuses by itself. So do transforms: see `is_transformed`.
     """
-    if torch.compiler.is_compiling() or is_transformed() or t.dtype not in dtypes:
+    if not (HAS_TRITON and t.is_cuda) or torch.compiler.is_compiling() or is_transformed() or t.dtype not in dtypes:
         return False
-    return HAS_TRITON and capability(t) >= (8, 0)
+    return capability(t) >= (8, 0)
 
 
 def needs_graph(*tensors: Tensor) -> bool:

@@ -22,16 +22,30 @@ class Slope:
 
 
 @dataclasses.dataclass(frozen=True)
-class Binding:
-    """What S depends on beside z, for one batch: what does not change during a solve is computed already.
+class Scaling:
+    """How a cell holds W under its bound; each a number."""
 
-    Also what the bound on the equation makes of W: the factor it is multiplied by, and the constants that follow.
-    """
+    operator_norm: Tensor  # ‖W‖, before W is scaled
+    product: Tensor  # the same, times ‖W_h‖ where there is one
+    scale: Tensor  # W is multiplied by this
+
+    @property
+    def square(self) -> Tensor:
+        """‖W‖²‖W_h‖² after scaling, without a graph."""
+        return (self.product * self.scale).detach() ** 2
+
+    @property
+    def norm(self) -> Tensor:
+        """‖W‖ after scaling, without a graph."""
+        return (self.operator_norm * self.scale).detach()
+
+
+@dataclasses.dataclass(frozen=True)
+class Binding:
+    """What S depends on beside z, for one batch: what does not change during a solve is computed already."""
 
     a: Tensor  # (batch, ...), as the kernel uses it
-    operator_norm: Tensor  # ‖W‖, before W is scaled
-    norm: Tensor  # the same, times ‖W_h‖ where there is one
-    scale: Tensor  # W is multiplied by this
+    scaling: Scaling
     lipschitz: Tensor  # L, the Lipschitz constant of d
     convexity: Tensor  # μ, by how much E is strongly convex; may be negative
     limit: float  # what L is held under, whatever the weights: known without a look at the device
@@ -64,9 +78,17 @@ class AbstractKernel(abc.ABC):
     def parameters(self, features: int, conv: bool) -> AbstractParameters | None:
         """The parameters a cell with so many features owns; None where there is nothing to train."""
 
+    def gain(self, parameters: AbstractParameters | None) -> Tensor | float:
+        """Return ‖W_h‖; 1 for a kernel without it."""
+        return 1.0
+
     @abc.abstractmethod
-    def bind(self, parameters: AbstractParameters | None, a: Tensor, norm: float, operator_norm: Tensor) -> Binding:
-        """S at one batch of inputs, W scaled so that L ≤ norm², where ‖W‖ is `operator_norm` as it stands."""
+    def max_norm(self, norm: float) -> float:
+        """Return how large ‖W‖‖W_h‖ may be so that L ≤ norm²."""
+
+    @abc.abstractmethod
+    def bind(self, parameters: AbstractParameters | None, a: Tensor, norm: float, scaling: Scaling) -> Binding:
+        """Return S at one batch of inputs and the constants that follow from how W is scaled."""
 
     @abc.abstractmethod
     def differentiate(self, at: Binding, z: Tensor | None, v: Tensor | None, value: bool) -> Slope:

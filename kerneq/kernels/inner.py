@@ -13,9 +13,8 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from ..operators import limited
 from ..tensors import check_nonnegative, check_whole, per_sample, per_sample_dot, per_sample_norm, working_dtype
-from .base import AbstractKernel, AbstractParameters, Binding, Slope
+from .base import AbstractKernel, AbstractParameters, Binding, Scaling, Slope
 
 TYPICAL = 1.25  # the root mean square of a, made by a batch norm, that few samples exceed
 
@@ -74,9 +73,11 @@ class AbstractInnerKernel(AbstractKernel):
     def parameters(self, features: int, conv: bool) -> None:
         return None
 
-    def bind(self, parameters: AbstractParameters | None, a: Tensor, norm: float, operator_norm: Tensor) -> Binding:
-        scale = limited(operator_norm, norm * self.operator_share**0.5)
-        lipschitz = (operator_norm * scale).detach() ** 2
+    def max_norm(self, norm: float) -> float:
+        return norm * self.operator_share**0.5
+
+    def bind(self, parameters: AbstractParameters | None, a: Tensor, norm: float, scaling: Scaling) -> Binding:
+        lipschitz = scaling.square
         convexity = 1 - lipschitz
         limit = self.operator_share * norm**2
         if self.curvature:
@@ -85,7 +86,7 @@ class AbstractInnerKernel(AbstractKernel):
             limit += self.curvature * longest**2
             lipschitz = lipschitz + self.curvature * longest**2
             convexity = convexity - self.convex_curvature * longest**2
-        return Binding(a, operator_norm, operator_norm, scale, lipschitz, convexity, limit)
+        return Binding(a, scaling, lipschitz, convexity, limit)
 
     def differentiate(self, at: Binding, z: Tensor | None, v: Tensor | None, value: bool) -> Slope:
         a = at.a

@@ -2,6 +2,17 @@
 
 Gaussian (KerDEQ, GEQ), multiquadric and Cauchy (ours), and γ, their inverse width: fixed or following the data.
 Every one is a robust loss ρ of the hidden problem min ½‖z‖² + φ(z) + Σᵢ ρ(‖(a − Wz)ᵢW_h‖) (docs/theory.md, fact 9).
+
+A radial kernel is three functions of one variable, s = γt with t = ‖rW_h‖² = rQrᵀ: the height η, the weight ω = −2η′
+and its slope ω′. With rᵢ the patches of r = a − v, qᵢ = rᵢQ, Q = W_hW_hᵀ symmetric, and u, τ the cotangents of m, S:
+
+    S = Σᵢ η(sᵢ)/γ    mᵢ = ∂S/∂vᵢ = ω(sᵢ) qᵢ    −∂²S/∂vᵢ² = ω(sᵢ) Q + 2γω′(sᵢ) qᵢᵀqᵢ
+    pᵢ = ⟨uᵢQ, rᵢ⟩    cᵢ = γω′(sᵢ) pᵢ − τω(sᵢ)/2
+    ∂r: ω(sᵢ) uᵢQ + 2cᵢqᵢ    ∂Q: Σᵢ rᵢᵀ(ω(sᵢ) uᵢ + cᵢrᵢ)    ∂γ: Σᵢ tᵢω′(sᵢ) pᵢ − τ(η(sᵢ) + sᵢω(sᵢ)/2)/γ²
+
+Two forms. Plain PyTorch, here, takes every device and dtype, every formula and patch, and can be compiled, exported,
+vmapped and differentiated as often as one likes. Triton's (`fused.radial`) is one pass over memory a direction, with
+the gradients above; it saves only its inputs, and a second derivative goes through the plain form.
 """
 
 import abc
@@ -13,10 +24,19 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from ..fused.radial import patch_distances, patch_weights, radial_hvp, radial_step
-from ..operators import Dense, limited
-from ..tensors import check_nonnegative, check_positive, check_share, check_whole, is_traced, working_dtype
-from .base import AbstractKernel, AbstractParameters, Binding, Slope
+from ..fused.radial import Formula, fused_hvp, fused_step, has_programs
+from ..operators import Dense
+from ..tensors import (
+    check_nonnegative,
+    check_positive,
+    check_share,
+    check_whole,
+    is_only_channels_last,
+    is_traced,
+    widened,
+    working_dtype,
+)
+from .base import AbstractKernel, AbstractParameters, Binding, Scaling, Slope
 
 
 @final
@@ -143,21 +163,23 @@ class AbstractRadialKernel(AbstractKernel):
             raise ValueError(f"`split` must divide the number of features: {features} is not a multiple of {split}.")
         return PatchParameters(split, self.patch if conv else 1, self.hidden, self.gamma)
 
-    def bind(self, parameters: AbstractParameters | None, a: Tensor, norm: float, operator_norm: Tensor) -> Binding:
+    def gain(self, parameters: AbstractParameters | None) -> Tensor:
         assert isinstance(parameters, PatchParameters)
-        patch = parameters.patch
+        return parameters.gain()
+
+    def max_norm(self, norm: float) -> float:
+        return norm / self.steepest**0.5
+
+    def bind(self, parameters: AbstractParameters | None, a: Tensor, norm: float, scaling: Scaling) -> Binding:
+        assert isinstance(parameters, PatchParameters)
+        patch, square = parameters.patch, scaling.square
         if a.dim() == 4 and (a.shape[2] % patch or a.shape[3] % patch):
             raise ValueError(
                 f"`patch` must divide the picture: {a.shape[2]}×{a.shape[3]} is not a multiple of {patch}."
             )
-        product = operator_norm * parameters.gain()
-        scale = limited(product, norm / self.steepest**0.5)
-        square = (product * scale).detach() ** 2
         return Binding(
             a,
-            operator_norm,
-            product,
-            scale,
+            scaling,
             lipschitz=self.steepest * square,
             convexity=1 + min(0.0, self.lowest) * square,
             limit=norm**2,
@@ -183,6 +205,124 @@ class AbstractRadialKernel(AbstractKernel):
         """ω(sᵢ): 1 where v explains the patch of a, towards 0 where it does not."""
         assert at.Q is not None and at.gamma is not None
         return patch_weights(type(self), at.a, v, at.Q, at.gamma, split=at.split, patch=at.patch)
+
+
+def radial_step(
+    formula: Formula, a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor | float,
+    *, split: int, patch: int, value: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Return m = ∂S/∂v like `a`, and with `value` also S per sample, (batch,), in float32 (float64 for float64).
+
+    `a` and `v` are (batch, channels, height, width), or (batch, features): pictures of one pixel. r = a − v is cut
+    into patches of `split` channels × `patch` × `patch` pixels, whose n entries Q (n × n, symmetric) counts in the
+    order (channel, row, column). No `v` means v = 0, and nothing is read for it. A γ that is a float32 tensor on the
+    device saves a kernel launch. Differentiable in a, v, Q and γ.
+    """
+    if v is not None and v.shape != a.shape:
+        raise ValueError(f"`v` must have the shape of `a`, {tuple(a.shape)}, got {tuple(v.shape)}.")
+    gamma = torch.as_tensor(gamma, dtype=working_dtype(a.dtype), device=a.device)
+    if _runs_fused(formula, a, split, patch):
+        return fused_step(formula, plain_step, a, v, Q, gamma, split, patch, value)
+    return plain_step(formula, a, v, Q, gamma, split, patch, value)
+
+
+def plain_step(
+    formula: Formula, a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor, split: int, patch: int, value: bool
+) -> tuple[Tensor, Tensor | None]:
+    """`radial_step` in plain PyTorch; m in the dtype and memory order of `a`."""
+    last = is_only_channels_last(a)
+    _, q, s = _products(a, v, Q, gamma, split, patch, last)
+    m = formula.weight(s).unsqueeze(-1) * q
+    return join(m, a, split, patch, last), formula.height(s).sum(1) / gamma if value else None
+
+
+def radial_hvp(
+    formula: Formula, a: Tensor, v: Tensor, Q: Tensor, gamma: Tensor, *, split: int, patch: int
+) -> Callable[[Tensor], Tensor]:
+    """Return y ↦ (ω Q + 2γω′ qᵀq) y, patch by patch, which is −∂²S/∂v² y; no gradients flow through it.
+
+    ∂m/∂r is this (symmetric) matrix, so that the product is the pullback of the step to r. In plain PyTorch all that
+    does not depend on y is computed once.
+    """
+    a, v, Q = a.detach(), v.detach(), Q.detach()
+    gamma = gamma.detach().to(working_dtype(a.dtype))
+    if _runs_fused(formula, a, split, patch):
+        return fused_hvp(formula, a, v, Q, gamma, split, patch)
+    last = is_only_channels_last(a)
+    Q, q, s = _products(a, v, Q, gamma, split, patch, last)
+    w, slope = formula.weight(s).unsqueeze(-1), 2 * gamma * formula.slope(s)
+
+    def product(y: Tensor) -> Tensor:
+        y = cut(y, split, patch, last).to(Q.dtype)
+        c = (slope * (y * q).sum(-1)).unsqueeze(-1)  # ⟨yQ, r⟩ = ⟨y, q⟩
+        return join(torch.addcmul(w * (y @ Q), c, q), a, split, patch, last)
+
+    return product
+
+
+def patch_distances(r: Tensor, weight: Tensor, *, split: int, patch: int) -> Tensor:
+    """Return t = ‖rᵢW_h‖² of every patch, (batch, patches); `weight` is W_hᵀ, hidden × n."""
+    rows = cut(r.to(weight.dtype), split, patch, last=False)
+    return (rows @ weight.mT).square().sum(-1)
+
+
+def patch_weights(
+    formula: Formula, a: Tensor, v: Tensor, Q: Tensor, gamma: Tensor, *, split: int, patch: int
+) -> Tensor:
+    """Return ω(sᵢ) of every patch of r = a − v, (batch, channels / split, height / patch, width / patch)."""
+    _, _, s = _products(a.to(Q.dtype), v, Q, gamma, split, patch, last=False)
+    height, width = a.shape[2:] or (patch, patch)
+    return formula.weight(s).view(len(a), -1, height // patch, width // patch)
+
+
+def _products(
+    a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor, split: int, patch: int, last: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return Q in the order and dtype of the patches r of a − v, q = rQ, (batch, patches, n), and s = γ⟨q, r⟩.
+
+    q is in float32 at least, as in Triton's form: in float16 the square of 256 is infinite, and ω of it 0.
+    """
+    r = cut(a if v is None else (a - v).to(a.dtype), split, patch, last)
+    if last:  # from (channel, pixel), as Q's entries are counted, to (pixel, channel)
+        pixels = patch * patch
+        Q = Q.reshape(split, pixels, split, pixels).permute(1, 0, 3, 2).reshape(Q.shape)
+    Q = Q.to(r.dtype)
+    q = widened(r @ Q)
+    return Q, q, gamma * (q * r).sum(-1)
+
+
+def cut(x: Tensor, split: int, patch: int, last: bool) -> Tensor:
+    """Cut (batch, channels, height, width), or (batch, features), into patches (batch, patches, n).
+
+    Patches and entries run (row, column, channel) if `last`, else (channel, row, column), so that either copy moves
+    the longest runs its memory has.
+    """
+    if x.dim() == 2:
+        return x.reshape(len(x), -1, split)
+    B, C, H, W = x.shape
+    if last:
+        blocks = x.permute(0, 2, 3, 1).reshape(B, H // patch, patch, W // patch, patch, C // split, split)
+    else:
+        blocks = x.reshape(B, C // split, split, H // patch, patch, W // patch, patch)
+    return blocks.permute(0, 1, 3, 5, 2, 4, 6).reshape(B, -1, split * patch * patch)
+
+
+def join(x: Tensor, like: Tensor, split: int, patch: int, last: bool) -> Tensor:
+    """Undo `cut`: patches back into the shape, memory order and dtype of `like`."""
+    x = x.to(like.dtype)
+    if like.dim() == 2:
+        return x.reshape(like.shape)
+    B, C, H, W = like.shape
+    h, w, g = H // patch, W // patch, C // split
+    if last:
+        blocks = x.reshape(B, h, w, g, patch, patch, split).permute(0, 1, 4, 2, 5, 3, 6)
+        return blocks.reshape(B, H, W, C).permute(0, 3, 1, 2)
+    return x.reshape(B, g, h, w, split, patch, patch).permute(0, 1, 4, 2, 5, 3, 6).reshape(B, C, H, W)
+
+
+def _runs_fused(formula: Formula, a: Tensor, split: int, patch: int) -> bool:
+    """Whether a Triton program takes it."""
+    return a.is_cuda and has_programs(formula, a, split, patch)
 
 
 def input_lipschitz(w: float, lowest: float, steepest: float = 1.0) -> float:

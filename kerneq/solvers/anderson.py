@@ -149,7 +149,7 @@ class History:
     @property
     def on_triton(self) -> bool:
         """Whether the Triton programs do it."""
-        return self.images.shape[1] <= MOST and runs_triton(self.images)
+        return self.images.is_cuda and self.images.shape[1] <= MOST and runs_triton(self.images)
 
     def enter(self, image: Tensor, gap: Tensor) -> None:
         """Write the newest entry, (batch, numbers) each: it is counted already."""

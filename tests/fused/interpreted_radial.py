@@ -1,13 +1,16 @@
 """The programs of the patch step against float64, for every formula: values, gradients, Hessian product."""
 
+import contextlib
 import itertools
 import unittest.mock
 
 import torch
 from formulas import Cauchy, Gaussian, Multiquadric, Tangent
 
-from kerneq.fused import radial, radial_triton
-from kerneq.fused.radial import plain_step, radial_hvp, radial_step
+from kerneq.fused import radial as fused_radial
+from kerneq.fused import radial_triton
+from kerneq.kernels import radial
+from kerneq.kernels.radial import plain_step, radial_hvp, radial_step
 
 
 def error(got, exact):
@@ -26,7 +29,10 @@ def step_and_gradients(step, formula, leaves, split, patch, value, cotangents):
 
 def by_triton():
     """As on a card: the interpreter runs what the tests of `device` would refuse."""
-    return unittest.mock.patch.object(radial, "runs_triton", lambda a: a.dtype != torch.float64)
+    both = contextlib.ExitStack()
+    both.enter_context(unittest.mock.patch.object(fused_radial, "runs_triton", lambda a: a.dtype != torch.float64))
+    both.enter_context(unittest.mock.patch.object(radial, "_runs_fused", fused_radial.has_programs))
+    return both
 
 
 def problem(dtype, last, split, patch, shape, with_v):

@@ -9,7 +9,7 @@ from helpers import needs_gpu
 from interpreter import needs_triton, run_interpreted
 from torch import Tensor
 
-from kerneq.fused.radial import patch_distances, radial_hvp, radial_step
+from kerneq.kernels.radial import patch_distances, radial_hvp, radial_step
 from kerneq.tensors import is_channels_last, working_dtype
 
 CHANNELS_LAST = [False, True]

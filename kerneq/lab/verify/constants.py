@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ...cells import AbstractKernelCell, DenseCell
-from ...fused.radial import patch_distances
 from ...kernels import AbstractRadialKernel, Gaussian, Linear
-from ...kernels.radial import PatchParameters
+from ...kernels.radial import PatchParameters, patch_distances
 from ...operators import SETTLE_STEPS, top_singular_vector
 from ...solvers import Proximal, solve
 from ...tensors import per_sample_norm
@@ -74,7 +73,7 @@ def measure(cell: AbstractKernelCell, x: Tensor, head: nn.Linear | None = None) 
     tol = torch.finfo(x.dtype).eps ** 0.75
     z = solve(f, None, Proximal(), tol=tol, max_steps=2000, on_failure="raise").value
     constants = Constants(
-        W=float(f.binding.norm * f.binding.scale),
+        W=float(f.binding.scaling.product * f.binding.scaling.scale),
         U=_affine_norm(cell.inject, x),
         b=float(cell.inject(torch.zeros_like(x[:1])).norm()),
         head=1.0 if head is None else float(torch.linalg.matrix_norm(head.weight, 2)),

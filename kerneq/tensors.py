@@ -93,7 +93,7 @@ def is_channels_last(t: Tensor) -> bool:
 
 def is_only_channels_last(t: Tensor) -> bool:
     """Whether they are, and not contiguous as well: pictures of one channel, or of one pixel, are both."""
-    return is_channels_last(t) and not t.is_contiguous()
+    return t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous()
 
 
 def flatten_sample(z: Tensor, channels_last: bool) -> Tensor:

@@ -81,7 +81,7 @@ class Width(nn.Module):
     def forward(self, a: Tensor) -> Tensor:
         """γ, as it is used during one solve for a."""
         if isinstance(self.gamma, Adaptive):
-            return self.gamma.share / self.get_buffer("smallest").clone()
+            return (self.gamma.share / self.get_buffer("smallest").clone()).to(working_dtype(a.dtype))
         number, dtype = self.number, working_dtype(a.dtype)
         if number is None or (number.dtype, number.device) != (dtype, a.device):
             with torch.inference_mode(False):  # it outlives the call, as the vector of a norm does
@@ -208,19 +208,18 @@ class AbstractRadialKernel(AbstractKernel):
 
 
 def radial_step(
-    formula: Formula, a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor | float,
+    formula: Formula, a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor,
     *, split: int, patch: int, value: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Return m = ∂S/∂v like `a`, and with `value` also S per sample, (batch,), in float32 (float64 for float64).
 
     `a` and `v` are (batch, channels, height, width), or (batch, features): pictures of one pixel. r = a − v is cut
     into patches of `split` channels × `patch` × `patch` pixels, whose n entries Q (n × n, symmetric) counts in the
-    order (channel, row, column). No `v` means v = 0, and nothing is read for it. A γ that is a float32 tensor on the
-    device saves a kernel launch. Differentiable in a, v, Q and γ.
+    order (channel, row, column). No `v` means v = 0, and nothing is read for it. γ is a number in float32 (float64 for
+    float64). Differentiable in a, v, Q and γ.
     """
     if v is not None and v.shape != a.shape:
         raise ValueError(f"`v` must have the shape of `a`, {tuple(a.shape)}, got {tuple(v.shape)}.")
-    gamma = torch.as_tensor(gamma, dtype=working_dtype(a.dtype), device=a.device)
     if _runs_fused(formula, a, split, patch):
         return fused_step(formula, plain_step, a, v, Q, gamma, split, patch, value)
     return plain_step(formula, a, v, Q, gamma, split, patch, value)
@@ -245,7 +244,7 @@ def radial_hvp(
     does not depend on y is computed once.
     """
     a, v, Q = a.detach(), v.detach(), Q.detach()
-    gamma = gamma.detach().to(working_dtype(a.dtype))
+    gamma = gamma.detach()
     if _runs_fused(formula, a, split, patch):
         return fused_hvp(formula, a, v, Q, gamma, split, patch)
     last = is_only_channels_last(a)

@@ -1,6 +1,7 @@
 """Anderson acceleration: the mixture of the last images whose gap is least, and the history it is made from."""
 
 import dataclasses
+import functools
 from typing import Protocol, Self, final
 
 import torch
@@ -104,17 +105,17 @@ class History:
             guard,
         )
 
-    @property
+    @functools.cached_property
     def newest(self) -> int:
         """The slot of the last entry."""
         return (self.pushed - 1) % self.gram.shape[1]
 
-    @property
+    @functools.cached_property
     def before(self) -> int:
         """The slot of the entry before it; its own where there is none."""
         return (self.pushed - 2) % self.gram.shape[1] if self.pushed > 1 else self.newest
 
-    @property
+    @functools.cached_property
     def filled(self) -> int:
         """How many slots have been written."""
         return min(self.pushed, self.gram.shape[1])

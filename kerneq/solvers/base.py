@@ -122,7 +122,8 @@ def solve_space(
         value, point = end.value, end.point
         if value is z0:  # converged where it started: the caller may write there again
             value, point = z0.detach().clone(), None
-        if checks and bool((missed := end.codes != Status.CONVERGED.code).any()):
+        # A value that is known as a whole was measured exactly; else a failed sample has the residual of another step.
+        if checks and point is None and bool((missed := end.codes != Status.CONVERGED.code).any()):
             exact = space.remeasure(value)
             for column, found in () if exact is None else ((end.residual, exact.residual), (end.gap, exact.gap)):
                 column[missed] = found.to(column)[missed]

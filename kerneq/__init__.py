@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .solution import Status as Status
     from .solvers import solve as solve
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Where each public name lives: a module, or a module and a name in it.
 _HOME = {

@@ -16,8 +16,8 @@ from .prox import AbstractProx, ReLU
 from .solution import NonfiniteInputError
 from .tensors import autocasted, check_kind, check_positive, check_whole, is_traced
 
-OBSERVED = 32  # samples of a batch that `diagnostics` tells of: enough for a mean, next to nothing in cost
-Output = Literal["state", "features"]  # what a layer gives: z*, or v* = Wz*
+OBSERVED = 32  # samples of a batch that `diagnostics` averages over: enough for a mean, at next to no cost
+Output = Literal["state", "features"]  # what a layer returns: z*, or v* = Wz*
 
 
 class AbstractCell(nn.Module, abc.ABC):
@@ -25,28 +25,28 @@ class AbstractCell(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def bind(self, x: Tensor) -> AbstractMap:
-        """The map at x. What does not depend on z (input drive, weight normalisation) is computed here, once."""
+        """Return the map at x. What does not depend on z (input drive, weight normalisation) is computed here, once."""
 
     @abc.abstractmethod
     def initial(self, f: AbstractMap) -> Tensor | None:
-        """Where a solve of f starts; None for z = 0, where f knows how to make that cheap."""
+        """Return where a solve of f starts; None for z = 0, which the equation of a cell evaluates cheaply."""
 
     def output(self, f: AbstractMap, at: Point) -> Tensor:
-        """Return what the layer gives for an equilibrium of f, with a graph."""
+        """Return the output of the layer for an equilibrium of f, with a graph."""
         return at.z
 
     def output_error(self, f: AbstractMap, error: Tensor) -> Tensor:
-        """How far that is from what the exact equilibrium gives, at most, where z is off by at most `error`."""
+        """Return a bound on the error of that output where z is off by at most `error`, (batch,)."""
         return error
 
     def observe(self, f: AbstractMap, z: Tensor) -> None:  # noqa: B027
-        """Look at an equilibrium found in training; for cells that adapt to it."""
+        """Adapt to an equilibrium z found in training."""
 
     def compile_map(self) -> None:  # noqa: B027
         """Use torch.compile for the map inside a solve, where that pays."""
 
     def diagnostics(self) -> dict[str, float]:
-        """Numbers worth following over a training run."""
+        """Return numbers worth following over a training run."""
         return {}
 
 
@@ -54,7 +54,7 @@ class AbstractKernelCell(AbstractCell):
     """Kernel + operator + prox. a = Ux + b is made by `inject`; norm bounds ‖W‖‖W_h‖, so that L ≤ norm²
     (for a curved inner kernel see `kernels.inner`: its share of norm² is stated there).
 
-    With `output="features"` the layer gives v* = Wz*, not z*. For the linear kernel that is OptEq's own form,
+    With `output="features"` the layer returns v* = Wz*, not z*. For the linear kernel that is OptEq's own form,
     v = Wσ(Wᵀv + Ux + b), with W̃ = Wᵀ.
     """
 
@@ -84,22 +84,22 @@ class AbstractKernelCell(AbstractCell):
     def bind(self, x: Tensor) -> Equation:
         self._check(x)
         a = self._checked(self.inject(x))
-        a = autocasted(a)  # as W is, whatever `inject` made: the backward pass knows of no autocast
+        a = autocasted(a)  # as W is, whatever `inject` made: autocast is off in the backward pass
         if a.is_cpu and a.dim() == 4:
-            a = a.contiguous(memory_format=torch.channels_last)  # where the patches of a radial kernel are at hand
+            a = a.contiguous(memory_format=torch.channels_last)  # patches are quick to cut in this order
         return self._equation(self.similarity, a, self.operator.norm(a), self.compiled)
 
     def _equation(
         self, similarity: AbstractParameters | None, a: Tensor, operator_norm: Tensor, compiled: bool
     ) -> Equation:
-        """The equation for a = Ux + b, where the norm of W as it is now is known."""
+        """Return the equation for a = Ux + b, given the norm of W as it is now."""
         kernel, product = self.kernel, operator_norm * self.kernel.gain(similarity)
         scaling = Scaling(operator_norm, product, limited(product, kernel.max_norm(self.norm)))
         binding = kernel.bind(similarity, a, self.norm, scaling)
         return Equation(kernel, binding, self.operator.bind(scaling.scale), self.prox, compiled)
 
     def initial(self, f: AbstractMap) -> None:
-        """z = 0, whose evaluation needs no Wz."""
+        """Return None: z = 0, whose evaluation needs no Wz."""
         return None
 
     def output(self, f: AbstractMap, at: Point) -> Tensor:
@@ -108,7 +108,7 @@ class AbstractKernelCell(AbstractCell):
         return f.features(at) if self.gives == "features" else at.z
 
     def output_error(self, f: AbstractMap, error: Tensor) -> Tensor:
-        """The same, or ‖W‖ times it."""
+        """Return the error, or ‖W‖ times it."""
         assert isinstance(f, Equation)
         return f.binding.scaling.norm * error if self.gives == "features" else error
 
@@ -117,7 +117,7 @@ class AbstractKernelCell(AbstractCell):
 
     @torch.no_grad()
     def observe(self, f: AbstractMap, z: Tensor) -> None:
-        """Keep a few samples for `diagnostics`; what follows the data follows it now."""
+        """Keep a few samples for `diagnostics`, and let a γ that adapts to the data do so."""
         assert isinstance(f, Equation)
         self.seen = f.binding.a[:OBSERVED].clone(), z[:OBSERVED].clone()
         if self.similarity is not None:
@@ -125,16 +125,15 @@ class AbstractKernelCell(AbstractCell):
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, float]:
-        """‖W‖‖W_h‖ before and under its bound and mean E, as last seen, and what the kernel has to tell."""
+        """Return ‖W‖‖W_h‖ before and after scaling, the mean E of the samples last seen, and γ where there is one."""
         weight = self.operator.weight
         measured = self.operator.vector.numel() > 0
         norm = self.operator.last_norm() if measured else weight.new_ones(())
         a, z = self.seen if self.seen is not None else (weight.new_zeros(1), None)  # the bound does not depend on a
         a = a.to(weight)
-        similarity = copy.deepcopy(self.similarity)  # in training, whoever asks for the norm of W_h moves its vector
-        # Not compiled: a compiler would take longer than a run for one energy.
-        f = self._equation(similarity, a, norm, compiled=False)
-        f = dataclasses.replace(f, binding=dataclasses.replace(f.binding, a=a))  # which was in the kernel's unit before
+        similarity = copy.deepcopy(self.similarity)  # in training, asking for the norm of W_h moves its vector
+        f = self._equation(similarity, a, norm, compiled=False)  # for one energy, compiling would take too long
+        f = dataclasses.replace(f, binding=dataclasses.replace(f.binding, a=a))  # a is in the kernel's unit already
         numbers = {} if f.binding.gamma is None else {"gamma": float(f.binding.gamma)}
         if not measured:
             return numbers
@@ -148,7 +147,7 @@ class AbstractKernelCell(AbstractCell):
         return f"kernel={self.kernel}, state={state}, features={features}, norm={self.norm:g}, prox={self.prox}"
 
     def _check(self, x: Tensor) -> None:
-        """Refuse an input this cell cannot work with, in one sentence."""
+        """Raise, in one sentence, if this cell cannot work with the input."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             got = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"The input must be a floating-point tensor, got {got}.")
@@ -164,12 +163,12 @@ class AbstractKernelCell(AbstractCell):
             raise TypeError(
                 f"The input is {x.dtype} but the weights are {dtype}: convert one with `.to({dtype})`, or use autocast."
             )
-        # On a GPU a look at the numbers would wait for the device; there the solve ends with Status.NONFINITE.
+        # On a GPU reading the numbers would wait for the device; there the solve ends with Status.NONFINITE.
         if not x.is_cuda and not is_traced() and not bool(x.isfinite().all()):
             raise NonfiniteInputError("The input has infinite or NaN entries; clean it before the equilibrium layer.")
 
     def _checked(self, a: Tensor) -> Tensor:
-        """What `inject` made of the input, if it has the channels that the kernel wants."""
+        """Return what `inject` made of the input; raise if it lacks the channels that the kernel needs."""
         features, state = self.operator.weight.shape[:2]
         channels, where = (state, "state") if self.kernel.in_state else (features, "features")
         if not isinstance(a, Tensor) or a.dim() != len(self.shape) or a.shape[1] != channels:

@@ -1,4 +1,4 @@
-"""The layer: a cell, a solver and a gradient rule; and the same for any function."""
+"""The layer: a cell, a solver and a gradient rule; `fixed_point` does the same for any function."""
 
 import contextlib
 import dataclasses
@@ -34,9 +34,9 @@ class Equilibrium(nn.Module):
 
     `solver` finds z*, to a relative residual of `tol` within `max_steps` evaluations; `gradient` says how ∂L/∂z*
     reaches the parameters. `on_failure` says what happens when a sample does not converge: "return" leaves it to the
-    reader of the solution, "warn" and "raise" wait for the device after every solve to find out. `check_every`: see
-    `kerneq.solve`. In `eval()` the transforms of `torch.func` and forward mode go through it; their derivatives solve
-    again.
+    reader of the solution, "warn" and "raise" wait for the device after every solve to find out. For `check_every` see
+    `kerneq.solve`. In `eval()` the layer works under the transforms of `torch.func` and in forward mode; their
+    derivatives solve again.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Equilibrium(nn.Module):
             self.cell.observe(f, at.z)
         if self.look is not None:
             self.look(self, f, at.z)
-        known = f.tensors()  # none for a map of one's own that does not say: then it may depend on anything
+        known = f.tensors()  # empty for a map that does not say: then it may depend on anything
         wanted = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
         output = self.cell.output
         value = _attach(self.gradient, f, solution, at, output) if wanted else output(f, at)
@@ -86,8 +86,8 @@ class Equilibrium(nn.Module):
         return dataclasses.replace(solution, value=value, error_bound=error, backward=at.backward)
 
     def _transformed(self, x: Tensor) -> Solution:
-        """The same for `torch.func` and forward mode: a function of x, the parameters, and the buffers that a
-        transform follows."""
+        """Run under `torch.func` or forward mode: as a function of x, the parameters, and the buffers that a transform
+        follows."""
         if self.training:
             raise RuntimeError(
                 "`torch.func`, or forward mode, needs a layer in `eval()`, got one in `train()`, which changes when it "
@@ -137,7 +137,7 @@ def _attach(
     """Return what the layer gives for z*, with its gradient; samples whose map gave no numbers have none, since a loss
     that masks them would get NaN.
 
-    On a GPU a look at the samples would wait for the device, so there all have one.
+    On a GPU finding those samples would wait for the device, so there all have one.
     """
     z = at.z
     if not z.is_cuda and not is_traced():
@@ -153,14 +153,15 @@ def _attach(
 
 
 def layers_of(model: nn.Module) -> list[Equilibrium]:
-    """The equilibrium layers of a model."""
+    """Return the equilibrium layers of a model."""
     return [module for module in model.modules() if isinstance(module, Equilibrium)]
 
 
 @contextlib.contextmanager
 def watching(model: nn.Module, look: Look) -> Iterator[None]:
-    """Inside, every equilibrium layer of `model`, after each solve, calls look(layer, f, z): itself, its equation and
-    the z* it found. In any order: on a GPU branches are solved side by side.
+    """Inside this context, every equilibrium layer of `model` calls look(layer, f, z) after each solve.
+
+    It gets the layer, its equation and the z* it found, in any order: on a GPU branches are solved side by side.
 
     with watching(model, lambda layer, f, z: energies.append(f.energy(z))):
         model(x)
@@ -187,17 +188,17 @@ def fixed_point(
     check_every: int | None = None,
     on_failure: OnFailure = "return",
 ) -> Solution:
-    """The z (batch, ...) with z = f(z), for any function of a batch: a `Solution` whose value carries gradients.
+    """Return the z (batch, ...) with z = f(z) for any function of a batch: a `Solution` whose value carries gradients.
 
-    They reach whatever f depends on, parameters and inputs, by the rule `gradient`; z0 is where the solve starts.
-    `solve` alone is the same without gradients.
+    The gradients reach all that f depends on, parameters and inputs, by the rule `gradient`; the solve starts at z0.
+    `solve` alone does the same without gradients.
 
         s = kq.fixed_point(lambda z: torch.tanh(linear(z) + x), torch.zeros_like(x))
         s.value.sum().backward()
 
-    Inputs (batch, ...) given behind z0 are handed to f(z, x): samples that have converged then leave the computation,
-    and one that is lost to NaN spoils no gradient. That is for functions in which the samples of a batch do not meet
-    (in batch norm they do).
+    Inputs (batch, ...) given after z0 are passed on to f(z, x): samples that have converged then leave the computation,
+    and a sample that became NaN spoils no gradient. That is for functions that treat every sample of a batch on its own
+    (batch norm does not).
     """
     check_kind("solver", solver, AbstractSolver)
     check_kind("gradient", gradient, AbstractGradient)
@@ -231,13 +232,13 @@ def solving(
     gradient: AbstractGradient | None = None,
     exact: bool = False,
 ) -> Iterator[None]:
-    """Inside, every equilibrium layer of `model` is solved and differentiated as said here; None: as it is.
+    """Inside this context, solve and differentiate every equilibrium layer of `model` as given; None changes nothing.
 
         with solving(model, max_steps=4):
             logits = model(x)
 
-    `exact` is the implicit gradient to a residual of 1e-5, by the layer's own solver where its rule is implicit (an
-    unrolled layer is its steps, and keeps them), and convolutions without TF32, which rounds to three digits.
+    `exact` sets the implicit gradient to a residual of 1e-5, by the layer's own backward solver if it has one, and
+    turns off TF32, which rounds to three digits. A layer with an unrolled gradient is its steps, and keeps them.
     """
     if exact and gradient is not None:
         raise ValueError(f"`exact` is a gradient of its own: give either it or `gradient`, got both, {gradient!r}.")
@@ -258,7 +259,7 @@ def solving(
 
 
 def _exact_rule(rule: AbstractGradient) -> AbstractGradient:
-    """The exact gradient of what a layer with this rule computes: of its equilibrium, or of its unrolled steps."""
+    """Return the exact gradient of what a layer with this rule computes: its equilibrium, or its unrolled steps."""
     if isinstance(rule, Unrolled):
         return rule
     implicit = rule if isinstance(rule, Implicit) else Implicit(Anderson())
@@ -267,9 +268,9 @@ def _exact_rule(rule: AbstractGradient) -> AbstractGradient:
 
 @final
 class Value(nn.Module):
-    """A `Solution` ↦ its value, for a layer between others: `nn.Sequential(layer, kerneq.Value(), nn.ReLU())`.
+    """Returns the value of a `Solution`, between modules: `nn.Sequential(layer, kerneq.Value(), nn.ReLU())`.
 
-    It is also where backward hooks go: PyTorch calls those of modules that give tensors only.
+    Backward hooks belong on this module: PyTorch calls only those of modules that return tensors.
     """
 
     def forward(self, solution: Solution) -> Tensor:

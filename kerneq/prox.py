@@ -1,6 +1,6 @@
 """The regulariser φ of the hidden problem and its proximal map σ = prox_φ, which is the layer's nonlinearity.
 
-To add one: subclass `AbstractProx`, say what prox_{αφ}, φ and the slope of prox_φ are.
+To add one, subclass `AbstractProx` and write prox_{αφ}, φ and the derivative of prox_φ.
 """
 
 import abc
@@ -25,11 +25,11 @@ class AbstractProx(abc.ABC):
 
     @abc.abstractmethod
     def penalty(self, z: Tensor) -> Tensor:
-        """1ᵀφ(z) of each sample (infinite outside the domain)."""
+        """Return 1ᵀφ(z) of each sample, (batch,), infinite outside the domain of φ."""
 
     @abc.abstractmethod
     def vjp(self, z: Tensor, g: Tensor) -> Tensor:
-        """D g, D the derivative of prox_φ where its value is z: a diagonal of ones and zeros, so its own transpose."""
+        """Return D g, D the derivative of prox_φ where its value is z: a diagonal matrix of ones and zeros."""
 
 
 @final

@@ -1,4 +1,4 @@
-"""What came back from a solve: `Solution`, its `Status`, and the error raised when it is not good enough."""
+"""The result of a solve: `Solution`, its `Status`, and the error raised when it is not good enough."""
 
 import dataclasses
 import enum
@@ -24,7 +24,7 @@ class Status(enum.Enum):
 
     @property
     def code(self) -> int:
-        """The place in the list above: how a per-sample tensor stores a status."""
+        """The place in the list above; per-sample tensors store a status as this number."""
         return list(Status).index(self)
 
 
@@ -49,7 +49,7 @@ class Solution:
     """The outcome of a solve; every tensor has one entry, or one row, per sample.
 
     value (batch, ...), residual, steps, codes and error_bound (batch,). Reading `status` (or printing) waits for the
-    device; the tensors do not. `on_failure` of a layer or a solve says whether a failure is also loud.
+    device; the tensors do not. `on_failure` of a layer or a solve says whether a failure also warns or raises.
     """
 
     value: Tensor  # z*, as well as it was found
@@ -58,20 +58,20 @@ class Solution:
     codes: Tensor  # `Status.code` of each sample
     tol: float
     error_bound: Tensor | None = None  # ‖value − z*‖ is at most this where E is strongly convex, but for rounding
-    backward: list[Tensor] | None = None  # which samples converged on the way back, an entry for every backward pass
+    backward: list[Tensor] | None = None  # which samples converged, (batch,), an entry for every backward solve so far
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """A function of torch was given a solution, not a tensor: as in `nn.Sequential(layer, nn.ReLU())`."""
+        """Explain that a solution is not a tensor, as in `nn.Sequential(layer, nn.ReLU())`."""
         raise TypeError(f"`{getattr(function, '__name__', 'torch')}` needs a tensor. {_NOT_A_TENSOR}")
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Called for what a solution does not have: say how to get at the tensor."""
+        """Explain, for an attribute that a tensor would have, how to get the tensor."""
         hint = _NOT_A_TENSOR if name in dir(Tensor) and not name.startswith("_") else ""
         raise AttributeError(f"A kerneq `Solution` has no `{name}`. {hint}".strip())
 
     def _refuse(self, other: Any) -> NoReturn:
-        """What one does with tensors, `x + layer(x)`, or with a tuple, `z, info = layer(x)`."""
+        """Refuse what works for tensors, `x + layer(x)`, or for a tuple, `z, info = layer(x)`."""
         raise TypeError(f"A kerneq `Solution` is neither a tensor nor a tuple. {_NOT_A_TENSOR}")
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = __getitem__ = _refuse
@@ -102,15 +102,15 @@ class NonfiniteInputError(ValueError):
 
 
 class EquilibriumError(RuntimeError):
-    """A solve that failed, forward or backward, and was asked to be loud about it."""
+    """A solve, forward or backward, that failed under `on_failure="raise"`; its `solution` says how."""
 
     def __init__(self, solution: Solution, where: str = "The equilibrium solve"):
         super().__init__(f"{where} failed. {solution}{_REMEDY[solution.status]}")
         self.solution = solution
 
 
-def settle(solution: Solution, on_failure: OnFailure, where: str = "The equilibrium solve") -> Solution:
-    """Return the solution, or warn or raise if a sample did not converge, as the caller chose."""
+def report_failure(solution: Solution, on_failure: OnFailure, where: str = "The equilibrium solve") -> Solution:
+    """Return the solution; warn or raise first if a sample did not converge and `on_failure` asks for it."""
     if on_failure == "return" or bool(solution.converged.all()):
         return solution
     error = EquilibriumError(solution, where)
@@ -121,7 +121,7 @@ def settle(solution: Solution, on_failure: OnFailure, where: str = "The equilibr
 
 
 def check_limits(tol: float, max_steps: int, check_every: int | None = None, on_failure: str = "return") -> None:
-    """Refuse a tolerance, a step limit, a stride or a word about failed solves that means nothing."""
+    """Raise if a limit of a solve, or `on_failure`, has no meaning."""
     check_positive("tol", tol)
     check_whole("max_steps", max_steps)
     if check_every is not None:
@@ -131,6 +131,6 @@ def check_limits(tol: float, max_steps: int, check_every: int | None = None, on_
 
 
 def final_codes(residual: Tensor, tol: float) -> Tensor:
-    """`Status.code` of samples whose solve is over, (batch,): at `tol`, short of it, or at no number."""
+    """Return the `Status.code` of samples whose solve is over, (batch,): converged, out of steps, or not finite."""
     missed = torch.where(residual.isfinite(), Status.MAX_STEPS.code, Status.NONFINITE.code)
     return torch.where(residual <= tol, Status.CONVERGED.code, missed)

@@ -1,4 +1,4 @@
-"""What every room needs and none owns: per-sample views and norms, memory layouts, dtypes, checks of arguments."""
+"""Shared tensor utilities and argument checks: per-sample norms, memory layouts, dtypes."""
 
 import dataclasses
 import numbers
@@ -18,38 +18,38 @@ def per_sample(t: Tensor, like: Tensor) -> Tensor:
 
 
 def per_sample_norm(t: Tensor, order: float = 2) -> Tensor:
-    """‖t‖₂, or that of another order, of each sample, (batch,), accumulated in float32 at least."""
+    """Return the norm of each sample, (batch,), ‖t‖₂ unless another order is given, accumulated in float32 at least."""
     dims = tuple(range(1, t.dim()))
     dtype = torch.float64 if t.dtype == torch.float64 else torch.float32
     return torch.linalg.vector_norm(t, order, dim=dims, dtype=dtype) if dims else t.abs().to(dtype)
 
 
 def magnitude(t: Tensor) -> Tensor:
-    """The power of two at or below the largest entry of each sample, (batch, 1, ...); no number where one of them is.
+    """Return the power of two at or below the largest entry of each sample, (batch, 1, ...); NaN where one is NaN.
 
-    Whoever divides by it loses no digit, and can square the rest: 1e-21 would vanish in float32, and 1e20 overflow.
+    Dividing by it loses no digit and makes the rest safe to square: 1e-21 would vanish in float32, and 1e20 overflow.
     """
     largest = per_sample_norm(t, torch.inf).clamp_min(torch.finfo(t.dtype).tiny)
     return per_sample(largest / (2 * torch.frexp(largest).mantissa), t).to(t.dtype)
 
 
 def per_sample_dot(p: Tensor, q: Tensor) -> Tensor:
-    """⟨p, q⟩ of each sample, (batch,), accumulated in float32 at least."""
+    """Return ⟨p, q⟩ of each sample, (batch,), accumulated in float32 at least."""
     return (p * q).sum(tuple(range(1, p.dim())), dtype=working_dtype(p.dtype))
 
 
 def take_samples(t: Tensor, index: Tensor) -> Tensor:
-    """The samples in `index`, stored as t is; `index_select` alone would forget channels-last."""
+    """Return the samples in `index`, stored as t is; `index_select` alone would lose channels-last order."""
     if is_channels_last(t):
         return t.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
     return t.index_select(0, index)
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: T) -> T:
-    """A dataclass, a tuple or a dict, and those within them, with the function applied to every tensor in it.
+    """Apply the function to every tensor of a dataclass, tuple or dict, however nested.
 
-    What is none of these (a number, a kernel's name, None) stays as it is. This is how the memory of a solver is
-    restricted to some samples, and a record to some rows, without a line of code in either.
+    Anything else (a number, a name, None) stays as it is. With it the memory of a solver is restricted to some samples,
+    and a record to some rows, without a line of code in either.
     """
     if isinstance(tree, Tensor):
         return function(tree)  # type: ignore[return-value]
@@ -66,33 +66,33 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: T) -> T:
 
 
 def restrict(tree: T, index: Tensor) -> T:
-    """Every per-sample tensor of a dataclass (its first dimension is the batch) for the samples in `index` only."""
+    """Restrict every per-sample tensor of a dataclass (its first dimension is the batch) to the samples in `index`."""
     return map_tensors(lambda t: take_samples(t, index) if t.dim() > 0 else t, tree)
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of norms, sums and small systems: float32, or float64 for float64."""
+    """Return the dtype of norms, sums and small systems: float32, or float64 for float64."""
     return torch.float64 if dtype == torch.float64 else torch.float32  # PyTorch 2.6 exports `promote_types` in vain
 
 
 def widened(t: Tensor) -> Tensor:
-    """In float32 at least: a norm is no place for half precision."""
+    """Return t in float32 at least, for norms and other sums."""
     return t if t.dtype in (torch.float32, torch.float64) else t.float()
 
 
 def autocasted(t: Tensor) -> Tensor:
-    """In the dtype of autocast, where that is on."""
+    """Return t in the dtype of autocast, where that is on."""
     kind = t.device.type
     return t.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else t
 
 
 def is_channels_last(t: Tensor) -> bool:
-    """Whether pictures are stored channels-last, (batch, height, width, channels) in memory."""
+    """Whether images are stored channels-last, (batch, height, width, channels) in memory."""
     return t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
 
 
 def is_only_channels_last(t: Tensor) -> bool:
-    """Whether they are, and not contiguous as well: pictures of one channel, or of one pixel, are both."""
+    """Whether they are, and not contiguous as well: images of one channel, or of one pixel, are both."""
     return t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous()
 
 
@@ -124,59 +124,59 @@ def inner_products(many: Tensor, one: Tensor) -> Tensor:
 
 
 def version(t: Tensor) -> int:
-    """How often t has been written to; 0 where nobody counts."""
+    """Return how often t has been written to; 0 where PyTorch does not count."""
     return 0 if t.is_inference() or is_traced() else t._version
 
 
 def is_traced() -> bool:
-    """Whether a compiler or an export records this code, so that no number can be looked at."""
+    """Whether a compiler or an export traces this code, so that no number can be read."""
     return torch.compiler.is_compiling()
 
 
 def is_exported() -> bool:
-    """Whether an export does. (`torch.compiler.is_exporting` came with PyTorch 2.7, and 2.11's means both.)"""
+    """Whether an export traces this code. (`torch.compiler.is_exporting` is not in PyTorch 2.6.)"""
     return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
 
 
 def is_transformed() -> bool:
-    """Whether a transform of `torch.func` is under way, or forward mode without it (`torch.autograd.forward_ad`).
+    """Whether a transform of `torch.func` is active, or forward mode without it (`torch.autograd.forward_ad`).
 
-    PyTorch's own `autograd.Function` asks it so; inside of one, forward mode is off.
+    The test is that of PyTorch's own `autograd.Function`, inside of which forward mode is off.
     """
     forward = forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()
     return forward or torch._C._are_functorch_transforms_active()
 
 
 def check_positive(name: str, value: float) -> None:
-    """Refuse what is not a positive, finite number."""
+    """Raise unless the value is a positive, finite number."""
     if not (_is_number(value) and 0 < value < float("inf")):
         raise ValueError(f"`{name}` must be positive and finite, got {value!r}.")
 
 
 def check_nonnegative(name: str, value: float) -> None:
-    """Refuse a negative number, or none at all."""
+    """Raise unless the value is a number and at least 0."""
     if not (_is_number(value) and value >= 0):
         raise ValueError(f"`{name}` must not be negative, got {value!r}.")
 
 
 def check_share(name: str, value: float) -> None:
-    """Refuse what is not a number in (0, 1]."""
+    """Raise unless the value is a number in (0, 1]."""
     if not (_is_number(value) and 0 < value <= 1):
         raise ValueError(f"`{name}` must lie in (0, 1], got {value!r}.")
 
 
 def _is_number(value: object) -> bool:
-    """Not a truth value, nor a text that looks like one."""
+    """Whether the value is a number, and not a truth value."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def check_whole(name: str, value: int, least: int = 1) -> None:
-    """Refuse what is not a whole number, or too small."""
+    """Raise unless the value is a whole number, `least` or more."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ValueError(f"`{name}` must be a whole number, at least {least}, got {value!r}.")
 
 
 def check_kind(name: str, value: object, kind: type) -> None:
-    """Refuse what is none of the package's solvers, say: a word, or the class instead of a value of it."""
+    """Raise unless the value is of this kind: a solver, say, and not a string or the class itself."""
     if not isinstance(value, kind):
         raise TypeError(f"`{name}` must come from `kerneq.{name}s`, got {value!r}.")

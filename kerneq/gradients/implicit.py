@@ -10,7 +10,7 @@ from ..adjoint import Adjoint, AdjointPoint, FeatureAdjoint, StateAdjoint, open_
 from ..equation import Equation, averaged_step
 from ..maps import AbstractMap, Function, Linearisation, Map, Point, as_map, linearise
 from ..operators import bound, conjugate_gradient
-from ..solution import OnFailure, Solution, check_limits, final_codes, settle
+from ..solution import OnFailure, Solution, check_limits, final_codes, report_failure
 from ..solvers.anderson import Anderson
 from ..solvers.base import AbstractSolver, check_stride, solve, solve_space
 from ..solvers.features import InFeatures
@@ -29,7 +29,7 @@ ONCE = (
 @final
 @dataclasses.dataclass(frozen=True)
 class ConjugateGradient:
-    """(I − DHD) w = Dg by conjugate gradient, in the space of the state: exact and safe, for any kernel."""
+    """Solves (I − DHD) w = Dg by conjugate gradient, in the space of the state: exact and safe, for any kernel."""
 
 
 @final
@@ -145,7 +145,7 @@ class Implicit(AbstractGradient):
         return solver if isinstance(solver, AbstractSolver) else Anderson()
 
     def _report(self, solution: Solution) -> Solution:
-        return settle(solution, self.on_failure, where="The backward solve")
+        return report_failure(solution, self.on_failure, where="The backward solve")
 
 
 class _Adjoint(torch.autograd.Function):

@@ -1,5 +1,5 @@
 """The transforms of `torch.func` (grad, vjp, jvp, jacrev, vmap, …), and forward mode without it, through a solve, which
-they cannot look into."""
+they cannot trace."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,7 +12,7 @@ TensorFunction = Callable[..., tuple[Tensor, ...]]
 
 
 class _Opaque(torch.autograd.Function):
-    """run(*tensors), a function that autograd can differentiate; it gets ordinary tensors, whatever the transforms.
+    """Computes run(*tensors) for a function that autograd can differentiate, on ordinary tensors.
 
     Its derivatives are such functions again, which repeat what they differentiate. `vmap` is a loop.
     """
@@ -52,19 +52,19 @@ class _Opaque(torch.autograd.Function):
 
 
 def opaque(run: TensorFunction, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """run(*tensors), as no transform sees it."""
+    """Return run(*tensors), hidden from the transforms around it."""
     out: tuple[Tensor, ...] = _Opaque.apply(run, *tensors)  # type: ignore[no-untyped-call]
     return out
 
 
 def _graph(run: TensorFunction, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Inputs and outputs of run with a graph between them, which goes on into that of the tensors."""
+    """Return inputs and outputs of run with a graph between them, which continues into that of the tensors."""
     inputs = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
     return inputs, list(run(*inputs))
 
 
 def _vjp(outputs: list[Tensor], inputs: list[Tensor], g: Sequence[Tensor], create_graph: bool) -> tuple[Tensor, ...]:
-    """The sum of Jᵀg over the outputs that have a graph, for each input."""
+    """Return, for each input, the sum of Jᵀg over the outputs that have a graph."""
     known = [(out, each) for out, each in zip(outputs, g, strict=True) if out.requires_grad]
     wanted = [t for t in inputs if t.requires_grad]
     if not known or not wanted:

@@ -48,7 +48,7 @@ class Binding:
     scaling: Scaling
     lipschitz: Tensor  # L, the Lipschitz constant of d
     convexity: Tensor  # μ, by how much E is strongly convex; may be negative
-    limit: float  # what L is held under, whatever the weights: known without a look at the device
+    limit: float  # L stays under it whatever the weights: a number known without waiting for the device
     Q: Tensor | None = None  # W_hW_hᵀ, (n, n)
     gamma: Tensor | None = None  # γ
     split: int = 1  # channels of a patch
@@ -60,11 +60,11 @@ class AbstractParameters(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def observe(self, a: Tensor, z: Tensor, operator: Callable[[Tensor], Tensor]) -> None:
-        """Look at an equilibrium z found in training, with W as `operator`; for kernels that adapt to it."""
+        """Adapt to an equilibrium z found in training; `operator` applies W."""
 
 
 class AbstractKernel(abc.ABC):
-    """A choice of similarity: a frozen value, safe to share between cells."""
+    """A similarity S: a frozen value, safe to share between cells."""
 
     in_state: ClassVar[bool]  # whether a lives in the space of z, not of v
     hvp_sign: ClassVar[int]  # of what `hvp` gives
@@ -76,7 +76,7 @@ class AbstractKernel(abc.ABC):
 
     @abc.abstractmethod
     def parameters(self, features: int, conv: bool) -> AbstractParameters | None:
-        """The parameters a cell with so many features owns; None where there is nothing to train."""
+        """Make the parameters that a cell with so many features owns; None where there is nothing to train."""
 
     def gain(self, parameters: AbstractParameters | None) -> Tensor | float:
         """Return ‖W_h‖; 1 for a kernel without it."""
@@ -92,20 +92,23 @@ class AbstractKernel(abc.ABC):
 
     @abc.abstractmethod
     def differentiate(self, at: Binding, z: Tensor | None, v: Tensor | None, value: bool) -> Slope:
-        """The derivatives at (z, v), or at zero where both are None; S itself with `value`."""
+        """Return the derivatives at (z, v), or at zero where both are None; S itself with `value`."""
 
     @abc.abstractmethod
     def hvp(self, at: Binding, v: Tensor) -> Callable[[Tensor], Tensor]:
-        """y ↦ ±(∂²S/∂v²) y at v, without a graph, with the sign `hvp_sign`: a sign apart saves a pass over memory."""
+        """Return y ↦ ±(∂²S/∂v²) y at v, without a graph, with the sign `hvp_sign`: a sign apart saves a pass over
+        memory."""
 
     @abc.abstractmethod
     def state_hvp(self, at: Binding, z: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """w ↦ (∂²S/∂z²) w at z, without a graph; None where S is linear in z beside v. No kernel mixes z and v."""
+        """Return w ↦ (∂²S/∂z²) w at z, without a graph; None where S is linear in z beside v. No kernel mixes z and
+        v."""
 
     def unit(self, norm: float, size: int) -> float:
-        """What a kernel that enters a in a unit of its own multiplies an a of `size` typical entries by, and so z."""
+        """Return the factor by which a kernel multiplies an a of `size` typical entries, and so z; most use 1."""
         return 1.0
 
     def weights(self, at: Binding, v: Tensor) -> Tensor | None:
-        """How much each patch counts at v, (batch, groups of channels, rows, columns); None where there are none."""
+        """Return how much each patch counts at v, (batch, groups of channels, rows, columns); None where there are
+        none."""
         return None

@@ -42,18 +42,18 @@ from .base import AbstractKernel, AbstractParameters, Binding, Scaling, Slope
 @final
 @dataclasses.dataclass(frozen=True)
 class Adaptive:
-    """γ = share / M, M the smallest ‖rᵢW_h‖² among the patches (GEQ: 0.2 / M).
+    """γ = share / M, M the smallest ‖rᵢW_h‖² among the patches (GEQ, section 4: 0.2 / M).
 
-    The paper gives no rule for M. Ours: a running mean of the minimum over (the first samples of) a batch at the
+    The paper gives no rule for M. Ours is a running mean of the minimum over (the first samples of) a batch at the
     equilibria found in training, frozen in evaluation and saved with the model. Training can drive single patches to
-    r ≈ 0, and then γ without limit, which switches the equilibrium off; so M is never below a share of the mean. As
+    r ≈ 0 and γ to infinity, which switches the equilibrium off; so M is never below a share of the mean. As
     published: `floor=0, samples=None`.
     """
 
     share: float = 0.2
     momentum: float = 0.1
     floor: float = 0.2  # M is at least this share of the mean over the patches; 0: the minimum itself
-    samples: int | None = 32  # of a batch, which are looked at; None: all
+    samples: int | None = 32  # of a batch that are used; None: all
 
     def __post_init__(self) -> None:
         check_positive("share", self.share)
@@ -79,7 +79,7 @@ class Width(nn.Module):
         self.number: Tensor | None = None  # γ, where it is one
 
     def forward(self, a: Tensor) -> Tensor:
-        """γ, as it is used during one solve for a."""
+        """Return γ as it is used during one solve for a."""
         if isinstance(self.gamma, Adaptive):
             return (self.gamma.share / self.get_buffer("smallest").clone()).to(working_dtype(a.dtype))
         number, dtype = self.number, working_dtype(a.dtype)
@@ -91,7 +91,7 @@ class Width(nn.Module):
         return number
 
     def observe(self, distances: Tensor) -> None:
-        """Take note of ‖rᵢW_h‖² of every patch at an equilibrium."""
+        """Update M with ‖rᵢW_h‖² of every patch at an equilibrium."""
         assert isinstance(self.gamma, Adaptive)
         smallest, looks = self.get_buffer("smallest"), self.get_buffer("looks")
         found = torch.maximum(distances.min(), self.gamma.floor * distances.mean()).to(smallest)
@@ -147,9 +147,10 @@ class AbstractRadialKernel(AbstractKernel):
         """ω′(s)."""
 
     def input_lipschitz(self, gain: float) -> float:
-        """The Lipschitz constant of aW_h ↦ z*, patch by patch, where ‖W_hᵀW‖ ≤ `gain`; ∞ where z* may not be unique.
+        """Return the Lipschitz constant of aW_h ↦ z*, patch by patch, where ‖W_hᵀW‖ ≤ `gain`.
 
-        Where E is convex for every W, as for the multiquadric, it is ½ at most: no W makes z* more sensitive.
+        It is ∞ where z* may not be unique. Where E is convex for every W, as for the multiquadric, it is ½ at most: no
+        W makes z* more sensitive.
         """
         return input_lipschitz(gain, self.lowest, self.steepest)
 
@@ -202,7 +203,7 @@ class AbstractRadialKernel(AbstractKernel):
         return None
 
     def weights(self, at: Binding, v: Tensor) -> Tensor:
-        """ω(sᵢ): 1 where v explains the patch of a, towards 0 where it does not."""
+        """Return ω(sᵢ): 1 where v explains the patch of a, towards 0 where it does not."""
         assert at.Q is not None and at.gamma is not None
         return patch_weights(type(self), at.a, v, at.Q, at.gamma, split=at.split, patch=at.patch)
 
@@ -325,7 +326,7 @@ def _runs_fused(formula: Formula, a: Tensor, split: int, patch: int) -> bool:
 
 
 def input_lipschitz(w: float, lowest: float, steepest: float = 1.0) -> float:
-    """The least K with ‖z*(a) − z*(a′)‖ ≤ K‖a − a′‖ for every W with ‖W‖ ≤ w, where ωr has slopes in [−c, S].
+    """Return the least K with ‖z*(a) − z*(a′)‖ ≤ K‖a − a′‖ for every W with ‖W‖ ≤ w, where ωr has slopes in [−c, S].
 
     c = −min(0, `lowest`), S = `steepest`. K² is the largest (cSw² + (S − c)X)/(1 + X)² for X in [−cw², Sw²]; for S = 1
     w/(1 + w²), (1 − c)/2√(1 − c − cw²) or cw/(1 − cw²), and infinite from cw² = 1 on. Where ωr is monotone (c = 0, the

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..equation import Equation
 from ..maps import AbstractMap, Map, Point, as_map
-from ..solution import OnFailure, Solution, Status, check_limits, settle
+from ..solution import OnFailure, Solution, Status, check_limits, report_failure
 from ..spaces import AbstractPoint, AbstractSpace, Evaluation, state_space
 from ..tensors import check_kind, is_exported
 from .loops import CUDA_STRIDE, run_adaptive, run_fixed
@@ -97,7 +97,7 @@ def find_point(
     solution, gap, point = solve_space(solver.space(f), z0, solver, tol, max_steps, check_every)
     if isinstance(f, Equation):
         solution = dataclasses.replace(solution, error_bound=f.error_bound(gap))
-    return settle(solution, on_failure), point if isinstance(point, Point) else Point(solution.value)
+    return report_failure(solution, on_failure), point if isinstance(point, Point) else Point(solution.value)
 
 
 def solve_space(

@@ -1,4 +1,4 @@
-"""Solving for v = Wz instead of z: the features are fewer than the state, four times on the largest branch of GEQ."""
+"""Solving for the features v = Wz instead of z: on the largest branch of GEQ they are a quarter of the state."""
 
 import dataclasses
 from typing import Any, final

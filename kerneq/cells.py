@@ -8,13 +8,15 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
-from .equation import Equation as Equation
+from .equation import Equation
 from .kernels.base import AbstractKernel, AbstractParameters, Scaling
 from .maps import AbstractMap, Point
 from .operators import AbstractOperator, Conv, Dense, limited
 from .prox import AbstractProx, ReLU
 from .solution import NonfiniteInputError
 from .tensors import autocasted, check_kind, check_positive, check_whole, is_traced
+
+__all__ = ["AbstractCell", "AbstractKernelCell", "ConvCell", "DenseCell", "Equation", "Output"]
 
 OBSERVED = 32  # samples of a batch that `diagnostics` averages over: enough for a mean, at next to no cost
 Output = Literal["state", "features"]  # what a layer returns: z*, or v* = Wz*
@@ -237,3 +239,8 @@ class ConvCell(AbstractKernelCell):
 def _check_sizes(*, inputs: int, state: int, features: int, size: int = 1) -> None:
     for name, value in (("inputs", inputs), ("state", state), ("features", features), ("size", size)):
         check_whole(name, value)
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return __all__

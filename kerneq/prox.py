@@ -12,6 +12,8 @@ from torch import Tensor
 
 from .tensors import check_nonnegative, working_dtype
 
+__all__ = ["AbstractProx", "Identity", "ReLU", "SoftThreshold"]
+
 Scale = float | Tensor
 
 
@@ -85,3 +87,8 @@ class Identity(AbstractProx):
 
     def vjp(self, z: Tensor, g: Tensor) -> Tensor:
         return g
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return __all__

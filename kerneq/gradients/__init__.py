@@ -3,10 +3,15 @@
 `Implicit` solves a linear system, by `InFeatures`, by `ConjugateGradient` or by a solver of `kerneq.solvers`.
 """
 
-from ..maps import Point as Point
-from ..solvers.features import InFeatures as InFeatures
-from .base import AbstractGradient as AbstractGradient
-from .implicit import ConjugateGradient as ConjugateGradient
-from .implicit import Implicit as Implicit
-from .unrolled import Phantom as Phantom
-from .unrolled import Unrolled as Unrolled
+from ..maps import Point
+from ..solvers.features import InFeatures
+from .base import AbstractGradient
+from .implicit import ConjugateGradient, Implicit
+from .unrolled import Phantom, Unrolled
+
+__all__ = ["AbstractGradient", "ConjugateGradient", "Implicit", "InFeatures", "Phantom", "Point", "Unrolled"]
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return __all__

@@ -4,13 +4,24 @@ Radial kernels are functions of the distance of Wz to the input: `Gaussian`, `Ca
 `Adaptive`. Inner kernels are functions of the product of z and the input: `Linear`, `Polynomial`, `Sigmoid`.
 """
 
-from .base import AbstractKernel as AbstractKernel
-from .inner import AbstractInnerKernel as AbstractInnerKernel
-from .inner import Linear as Linear
-from .inner import Polynomial as Polynomial
-from .inner import Sigmoid as Sigmoid
-from .radial import AbstractRadialKernel as AbstractRadialKernel
-from .radial import Adaptive as Adaptive
-from .radial import Cauchy as Cauchy
-from .radial import Gaussian as Gaussian
-from .radial import Multiquadric as Multiquadric
+from .base import AbstractKernel
+from .inner import AbstractInnerKernel, Linear, Polynomial, Sigmoid
+from .radial import AbstractRadialKernel, Adaptive, Cauchy, Gaussian, Multiquadric
+
+__all__ = [
+    "AbstractInnerKernel",
+    "AbstractKernel",
+    "AbstractRadialKernel",
+    "Adaptive",
+    "Cauchy",
+    "Gaussian",
+    "Linear",
+    "Multiquadric",
+    "Polynomial",
+    "Sigmoid",
+]
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return __all__

@@ -3,11 +3,17 @@
 `solve` runs any of them, each sample until it has converged; `help(kerneq.solvers.Proximal)` says what one needs.
 """
 
-from .anderson import Anderson as Anderson
-from .base import AbstractSolver as AbstractSolver
-from .base import solve as solve
-from .broyden import Broyden as Broyden
-from .features import InFeatures as InFeatures
-from .newton import Newton as Newton
-from .picard import Picard as Picard
-from .proximal import Proximal as Proximal
+from .anderson import Anderson
+from .base import AbstractSolver, solve
+from .broyden import Broyden
+from .features import InFeatures
+from .newton import Newton
+from .picard import Picard
+from .proximal import Proximal
+
+__all__ = ["AbstractSolver", "Anderson", "Broyden", "InFeatures", "Newton", "Picard", "Proximal", "solve"]
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return __all__

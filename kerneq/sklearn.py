@@ -10,11 +10,6 @@ from typing import Any, Self, final
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
-from sklearn.preprocessing import StandardScaler
-from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, logsigmoid
 
@@ -24,6 +19,17 @@ from .kernels import AbstractKernel, Gaussian
 from .kglm import AbstractFamily, Bernoulli, KernelGLM, SquaredExponential
 from .kglm import Gaussian as GaussianFamily
 from .tensors import check_whole
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "`kerneq.sklearn` needs scikit-learn: install it by `pip install scikit-learn`.", name=error.name
+    ) from None
 
 
 def _tensor(X: np.ndarray) -> Tensor:

@@ -1,6 +1,5 @@
 """Kernel GLMs, their equilibrium form, and equilibrium layers initialised as kernel GLMs (Tsuchida et al., 2022)."""
 
-from . import propositions as propositions
 from .declarative import DeclarativeNetwork as DeclarativeNetwork
 from .declarative import DeclarativeNode as DeclarativeNode
 from .equilibrium import GLMCell as GLMCell

@@ -7,7 +7,7 @@ import torch
 
 from kerneq import kglm
 from kerneq.kglm.families import FLAT
-from kerneq.kglm.propositions import (
+from kerneq.lab.verify.kglm_propositions import (
     jacobian_norm,
     proposition2,
     proposition4,

@@ -11,10 +11,10 @@ from ... import kglm
 from ...cells import DenseCell
 from ...kernels import AbstractKernel, AbstractRadialKernel, Cauchy, Gaussian, Linear, Multiquadric, Polynomial, Sigmoid
 from ...kernels.radial import PatchParameters, input_lipschitz
-from ...kglm import propositions as glm
 from ...maps import AbstractMap
 from ...solution import Solution, Status
 from ...solvers import InFeatures, Newton, Picard, Proximal, solve
+from . import kglm_propositions as glm
 from .verify import RESTARTS, WorstCase, ascend, drawn, equilibrium, largest, settled, times, with_norm
 
 RADIAL = (Gaussian, Multiquadric, Cauchy)

@@ -1,4 +1,4 @@
-"""Propositions 2, 4, 12, 13 and 14 of the paper, as functions."""
+"""kGLM's Propositions 2, 4, 12, 13 and 14 as functions: "Declarative nets that are equilibrium models"."""
 
 import dataclasses
 import math
@@ -7,9 +7,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from ..maps import Map
-from .families import FLAT, AbstractFamily, Prior
-from .guarantee import certify, spectral_norm
+from ...kglm import AbstractFamily, Prior, certify, spectral_norm
+from ...kglm.families import FLAT
+from ...maps import Map
 
 
 def jacobian_norm(f: Map, z: Tensor) -> Tensor:

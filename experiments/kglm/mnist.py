@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import kerneq
 from kerneq import operators
 from kerneq.kglm import Bernoulli, SquaredExponential, White, certify
-from kerneq.kglm.equilibrium import uniform
+from kerneq.kglm.initialise import uniform
 from kerneq.kglm.glm import LinearSolver, Problem, cholesky, newton
 from kerneq.maps import Function
 from kerneq.settings import setting

@@ -4,7 +4,6 @@ from .declarative import DeclarativeNetwork as DeclarativeNetwork
 from .declarative import DeclarativeNode as DeclarativeNode
 from .equilibrium import GLMCell as GLMCell
 from .equilibrium import KernelEquilibrium as KernelEquilibrium
-from .equilibrium import initialise as initialise
 from .families import AbstractFamily as AbstractFamily
 from .families import Bernoulli as Bernoulli
 from .families import Binomial as Binomial
@@ -22,6 +21,7 @@ from .glm import Posterior as Posterior
 from .guarantee import Guarantee as Guarantee
 from .guarantee import certify as certify
 from .guarantee import spectral_norm as spectral_norm
+from .initialise import initialise as initialise
 from .kernels import AbstractCovariance as AbstractCovariance
 from .kernels import Constant as Constant
 from .kernels import DotProduct as DotProduct

@@ -1,4 +1,4 @@
-"""Exponential families p(y | η) = h(y) exp(η T(y) − A(η)), and the prior factors made of them."""
+"""Exponential families p(y | η) = h(y) exp(η T(y) − A(η)), kGLM's (10), and the prior factors q of (4) made of them."""
 
 import abc
 import dataclasses
@@ -164,7 +164,7 @@ class Poisson(AbstractFamily):
 @final
 @dataclasses.dataclass(frozen=True)
 class Ising(AbstractFamily):
-    """Spins y = ±1 without interaction, at temperature t: A = log 2cosh(η/t), T = y/t, σ = tanh(η/t)/t."""
+    """Spins y = ±1 without interaction (12), at temperature t: A = log 2cosh(η/t), T = y/t, σ = tanh(η/t)/t (14)."""
 
     temperature: float = 1.0  # t
 

@@ -1,8 +1,8 @@
 """The kernel GLM: an exponential family whose canonical parameter is a function in a kernel's space.
 
-`Problem` is what is minimised, for one kernel matrix and a batch of targets, and `newton` minimises it:
+`Problem` is what is minimised, kGLM's (5), for one kernel matrix and a batch of targets, and `newton` minimises it:
 
-min over α   J(α) = 1ᵀ(A + Q)(η) − ηᵀT + ½λ αᵀKα,      η = Kα + m
+(5)  min over α   J(α) = 1ᵀ(A + Q)(η) − ηᵀT + ½λ αᵀKα,      η = Kα + m
 
 A is the family's log-partition, Q = −log q the prior factor's penalty, m the offset, T the sufficient statistics.
 `KernelGLM` is the model: fit, prediction, posterior, evidence, and the equilibrium layer that is the same function.
@@ -45,7 +45,7 @@ class Problem:
         return self.times(alpha) + self.offset
 
     def objective(self, alpha: Tensor, eta: Tensor) -> Tensor:
-        """J per sample; +∞ where it overflows, so that a line search turns back."""
+        """Return J(α) per sample (5); +∞ where it overflows, so that a line search turns back."""
         loss = self.family.log_partition(eta) + self.prior.penalty(eta) - eta * self.t
         value = (loss + 0.5 * self.lam * alpha * (eta - self.offset)).sum(-1)
         return torch.nan_to_num(value, nan=torch.inf, posinf=torch.inf)
@@ -122,7 +122,7 @@ class Fit:
 def newton(
     problem: Problem, *, linear_solver: LinearSolver = cholesky, tol: float = 1e-12, max_steps: int = 100
 ) -> Fit:
-    """Minimise J from α = 0 until ‖r‖ ≤ tol·max(‖T‖, 1) or rounding stops the descent; the same as IRWLS.
+    """Minimise J from α = 0 by IRWLS (12), damped, until ‖r‖ ≤ tol·max(‖T‖, 1) or rounding stops the descent.
 
     The step, `newton_step`, is halved, per sample, until J falls by a quarter of what its slope promises: J is convex,
     so Newton's method then converges from anywhere.
@@ -204,14 +204,14 @@ class Posterior:
 
 @final
 class KernelGLM:
-    """p(y | x) from `family` with η = f(x) + offset(x), f the most probable under q(f) exp(−λ‖f‖²_k/2).
+    """p(y | x) from `family` with η = f(x) + offset(x), f the most probable under the prior (4), q(f) exp(−λ‖f‖²_k/2).
 
     >>> glm = KernelGLM(SquaredExponential(0.5), Bernoulli(), lam=0.1).fit(X, Y)
     >>> glm.predict(X2)                       # the mean response at X2
     >>> layer = glm.as_equilibrium(X2)        # the same function of Y, as an equilibrium model
 
-    X is (n,) or (n, d). Y may be (n,) or (batch, n): many data sets on the same coordinates, fitted together. The
-    kernel may be one of ours, of scikit-learn or of GPyTorch, or any function k(X, X2).
+    The offset is that of Appendix H. X is (n,) or (n, d). Y may be (n,) or (batch, n): many data sets on the same
+    coordinates, fitted together. The kernel may be one of ours, of scikit-learn or of GPyTorch, or any function k(X, X2).
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class KernelGLM:
 
     @torch.no_grad()
     def canonical(self, X2: Tensor | None = None) -> Tensor:
-        """η = k(X2, X)α + offset(X2), (m,) or (batch, m); X2 defaults to the fitted coordinates."""
+        """Return η = k(X2, X)α + offset(X2) (Theorem 7), (m,) or (batch, m); X2 defaults to the fitted coordinates."""
         X, _, fit, single = self._fitted
         eta = fit.eta
         if X2 is not None:
@@ -300,7 +300,7 @@ class KernelGLM:
 
     @torch.no_grad()
     def as_equilibrium(self, X2: Tensor | None = None, *, convolutional: bool = False) -> KernelEquilibrium:
-        """The equilibrium model Y ↦ f*(X2; X, Y) with the closed-form weights; `.guarantee` says what holds.
+        """Return the equilibrium model Y ↦ f*(X2; X, Y) (Corollary 6), whose `.guarantee` says what holds.
 
         X2 defaults to the fitted coordinates. `convolutional` needs a `Truncated` kernel on all pixels of an image.
         """
@@ -313,17 +313,21 @@ class KernelGLM:
         K = self.kernel.filters().to(X)
         size = _image_size(X, len(K))
         m = self.offset_at(X).view(len(K), *size)
-        guarantee = certify(K, self.lam, self.family, self.prior, size=size)
-        cell = GLMCell(K / self.lam, m, self.family, self.prior)
-        return KernelEquilibrium(cell, K / self.lam, m, guarantee)
+        return self._closed_form(K, K, m, m, size=size)
 
     @torch.no_grad()
     def layer(self, X: Tensor, X2: Tensor, *, drive: Tensor | None = None) -> KernelEquilibrium:
-        """`as_equilibrium` for coordinates (n, d) and (m, d), before any targets are seen; `drive`: see `certify`."""
-        K = self.kernel(X, X)
-        guarantee = certify(K, self.lam, self.family, self.prior, drive=drive)
-        cell = GLMCell(K / self.lam, self.offset_at(X), self.family, self.prior)
-        return KernelEquilibrium(cell, self.kernel(X2, X) / self.lam, self.offset_at(X2), guarantee)
+        """Return (7) and (8) of Theorem 3 for coordinates (n, d) and (m, d), before targets are seen; `drive`: `certify`."""
+        m, m2 = self.offset_at(X), self.offset_at(X2)
+        return self._closed_form(self.kernel(X, X), self.kernel(X2, X), m, m2, drive=drive)
+
+    def _closed_form(
+        self, K: Tensor, K2: Tensor, m: Tensor, m2: Tensor, *, size: Any = None, drive: Tensor | None = None
+    ) -> KernelEquilibrium:
+        """Return the layer with W₁ = W₃ = −K/λ, W₂ = K/λ and V₁ = −K2/λ, V₂ = K2/λ, matrices or filters."""
+        guarantee = certify(K, self.lam, self.family, self.prior, size=size, drive=drive)
+        cell = GLMCell(K / self.lam, m, self.family, self.prior)
+        return KernelEquilibrium(cell, K2 / self.lam, m2, guarantee)
 
     def covariance(self, X: Tensor, X2: Tensor) -> Tensor:
         """k(X, X2), (n, m); for batches of coordinates one matrix each, (batch, n, m)."""

@@ -1,4 +1,4 @@
-"""Covariance functions k(X, X2): coordinates (n, d) and (m, d) → matrix (n, m); `+` and `*` compose them.
+"""Covariance functions k(X, X2) of kernel GLMs: coordinates (n, d) and (m, d) → matrix (n, m); `+`, `*` compose them.
 
 Not the kernels of `kerneq.kernels`, which define a layer's energy: these say how f(x) and f(x2) vary together.
 """
@@ -55,8 +55,7 @@ class Constant(AbstractCovariance):
     value: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.value >= 0:
-            raise ValueError(f"A kernel cannot be scaled by a negative number, got {self.value}.")
+        check_nonnegative("value", self.value)
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
         return X.new_full((X.shape[0], X2.shape[0]), self.value)
@@ -134,7 +133,10 @@ class Matern(AbstractCovariance):
             raise ValueError(f"`smoothness` must be 0.5, 1.5 or 2.5, got {self.smoothness}.")
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
-        r = math.sqrt(2 * self.smoothness) * _distance(X, X2) / self.lengthscale
+        squared = _squared_distance(X, X2)
+        # a root has no gradient at 0, as on the diagonal of K(X, X): there it is 0
+        distance = torch.where(squared > 0, squared, 1.0).sqrt() * (squared > 0)
+        r = math.sqrt(2 * self.smoothness) * distance / self.lengthscale
         polynomial = 1 + (self.smoothness > 1) * r + (self.smoothness > 2) * r.square() / 3
         return polynomial * (-r).exp()
 
@@ -142,13 +144,13 @@ class Matern(AbstractCovariance):
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class Truncated(AbstractCovariance):
-    """Squared exponentials of their own length per pair of channels, cut off beyond `radius` pixels (Appendix E, F).
+    """Squared exponentials of their own length per pair of channels, cut off beyond `radius` pixels, (18) and (19).
 
     k(x, x′) = w(Δ₁) w(Δ₂) exp(−‖Δ‖² / 2ℓ²_ab) for coordinates x = (row, column, channel), Δ the pixel offset, a and b
-    the channels; its matrix on all pixels of an image is a convolution. As published, w(Δ) is the indicator of
-    |Δ| ≤ r, and it is not a kernel: that indicator is not positive semi-definite (its Fourier transform is a
-    Dirichlet kernel, negative in places), nor is a matrix of ones of different lengths per pair. `definite` repairs
-    both: w = 1 − |Δ|/(r + 1), and each pair of channels a ≠ b enters as a 2 × 2 block of ones.
+    the channels; its matrix on all pixels of an image is a convolution (Corollary 11). As published (Appendix E, F),
+    w(Δ) is the indicator of |Δ| ≤ r, and k is not a kernel: that indicator is not positive semi-definite (its Fourier
+    transform is negative in places), nor is a matrix of ones of different lengths per pair. `definite` repairs both:
+    w = 1 − |Δ|/(r + 1), and each pair of channels a ≠ b enters as a 2 × 2 block of ones.
     """
 
     squared_lengthscales: Tensor  # ℓ², (…, c, c), symmetric; a batch has filters but no k(X, X2)
@@ -191,7 +193,7 @@ def random_lengthscales(channels: int, generator: torch.Generator, *, batch: tup
 
 
 def pixels(height: int, width: int, channels: int) -> Tensor:
-    """Coordinates (row, column, channel) in the order of `image.flatten()` for an image (c, h, w), float64."""
+    """The pixels of an image as coordinates (17): (row, column, channel) in the order of `image.flatten()`, float64."""
     grid = torch.cartesian_prod(torch.arange(channels), torch.arange(height), torch.arange(width))
     return grid[:, [1, 2, 0]].double()
 
@@ -247,11 +249,5 @@ def coordinates(X: Tensor, like: Tensor | None = None) -> Tensor:
 
 
 def _squared_distance(X: Tensor, X2: Tensor) -> Tensor:
-    """‖xᵢ − x2ⱼ‖² from the differences themselves: exactly symmetric, exactly zero on the diagonal."""
+    """‖xᵢ − x2ⱼ‖² from the differences, exactly symmetric and 0 on the diagonal; `torch.cdist` has one derivative."""
     return (X[:, None, :] - X2[None, :, :]).square().sum(-1)
-
-
-def _distance(X: Tensor, X2: Tensor) -> Tensor:
-    """‖xᵢ − x2ⱼ‖, with gradient 0 where it is 0, as on the diagonal of K(X, X); a root alone has none there."""
-    squared = _squared_distance(X, X2)
-    return torch.where(squared > 0, squared, 1.0).sqrt() * (squared > 0)

@@ -1,6 +1,5 @@
 """Kernel GLMs, their equilibrium form, and equilibrium layers initialised as kernel GLMs (Tsuchida et al., 2022)."""
 
-from .declarative import DeclarativeNetwork as DeclarativeNetwork
 from .declarative import DeclarativeNode as DeclarativeNode
 from .equilibrium import GLMCell as GLMCell
 from .equilibrium import KernelEquilibrium as KernelEquilibrium
@@ -21,7 +20,7 @@ from .glm import Posterior as Posterior
 from .guarantee import Guarantee as Guarantee
 from .guarantee import certify as certify
 from .guarantee import spectral_norm as spectral_norm
-from .initialise import initialise as initialise
+from .initialisation import initialise as initialise
 from .kernels import AbstractCovariance as AbstractCovariance
 from .kernels import Constant as Constant
 from .kernels import DotProduct as DotProduct

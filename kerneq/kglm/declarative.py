@@ -1,12 +1,13 @@
-"""Deep declarative networks whose node is a kernel GLM: problems (6) and (9) of the paper, and their gradients.
+"""Deep declarative networks whose node is a kernel GLM: kGLM's problems (6) and (9), and their gradients.
 
 (6)  min over γ  Σₛ L(Ỹₛ, F_γ(fₛ*))  subject to  αₛ* = argmin J(α; Xₛ, Yₛ),  fₛ* = k(X̃ₛ, Xₛ)αₛ* + m
 (9)  the same, subject to  zₛ* = σ(W₁ₛzₛ* + W₂ₛTₛ + W₃ₛρ(zₛ*) + m),  fₛ* = V₁ₛ(zₛ* + ρ(zₛ*)) + V₂ₛTₛ + m
 
-J is `Problem.objective`, F_γ any network (γ are its parameters); W₁ₛ = W₃ₛ = −W₂ₛ = −k(Xₛ, Xₛ)/λ and
-V₂ₛ = −V₁ₛ = k(X̃ₛ, Xₛ)/λ (Corollary 5). The two constraints are one: the equilibrium is where the dual of J is largest
-(`dual`), for every semi-definite K and every λ > 0. Shared coordinates make W and V shared too (Corollary 6); to let
-those go, as parameters of the `KernelEquilibrium` that `DeclarativeNode.layer` gives, is the start of problem (3).
+J is `Problem.objective`, fₛ* is `DeclarativeNode`'s output, and F_γ any network, γ its parameters: the objective of
+both is loss(head(node(X, Y, X2)), Y2). W₁ₛ = W₃ₛ = −W₂ₛ = −k(Xₛ, Xₛ)/λ and V₂ₛ = −V₁ₛ = k(X̃ₛ, Xₛ)/λ (Corollary 5).
+The two constraints are one: the equilibrium is where the dual of J is largest (`dual`), for every semi-definite K and
+every λ > 0. Shared coordinates make W and V shared too (Corollary 6); to train those, as parameters of the
+`KernelEquilibrium` that `DeclarativeNode.layer` gives, is problem (3).
 """
 
 import dataclasses
@@ -23,7 +24,6 @@ from .glm import KernelGLM, Problem, newton, newton_step
 from .kernels import coordinates
 
 Constraint = Literal["minimum", "equilibrium"]  # of (6), of (9)
-Loss = Callable[[Tensor, Tensor], Tensor]
 ONCE = 'The minimum is differentiated once only: use `constraint="equilibrium"` for second derivatives.'
 
 
@@ -116,27 +116,3 @@ class DeclarativeNode(nn.Module):
         present = {name: weights[name] for name, _ in layer.named_parameters()}
         canonical: Tensor = torch.func.functional_call(layer, present, (Y.to(X.dtype),))
         return canonical
-
-
-@final
-class DeclarativeNetwork(nn.Module):
-    """F_γ ∘ node: a network that solves a kernel GLM per data set and predicts from its solution.
-
-    >>> node = DeclarativeNode(SquaredExponential(2.0), Gaussian(), lam=0.1)
-    >>> net = DeclarativeNetwork(node, nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16)))
-    >>> net.objective(X, Y, X2, Y2, nn.functional.mse_loss).backward()
-    """
-
-    def __init__(self, node: DeclarativeNode, head: nn.Module) -> None:
-        """`head` is F_γ, applied to f* (batch, m)."""
-        super().__init__()
-        self.node, self.head = node, head
-
-    def forward(self, X: Tensor, Y: Tensor, X2: Tensor) -> Tensor:
-        """F_γ(f*), whatever shape the head gives it."""
-        prediction: Tensor = self.head(self.node(X, Y, X2))
-        return prediction
-
-    def objective(self, X: Tensor, Y: Tensor, X2: Tensor, Y2: Tensor, loss: Loss) -> Tensor:
-        """The objective of (6) and (9) over one batch of quartets: `loss` takes predictions and targets Y2."""
-        return loss(self(X, Y, X2), Y2)

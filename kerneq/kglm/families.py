@@ -45,21 +45,6 @@ class AbstractFamily(abc.ABC):
         """T(y); a ValueError where y is outside the support."""
         return y
 
-    def canonical(self, mean: Tensor) -> Tensor:
-        """The link (A′)⁻¹ by bisection; a ValueError where no η has that mean."""
-        low, high = torch.full_like(mean, -1.0), torch.full_like(mean, 1.0)
-        for _ in range(60):  # 2⁶⁰: beyond it a mean that has not been crossed never will
-            low = torch.where(self.mean(low) > mean, 2 * low, low)
-            high = torch.where(self.mean(high) < mean, 2 * high, high)
-        for _ in range(120):
-            eta = 0.5 * (low + high)
-            above = self.mean(eta) > mean
-            low, high = torch.where(above, low, eta), torch.where(above, eta, high)
-        missed = (self.mean(eta) - mean).abs() > torch.finfo(mean.dtype).eps ** 0.5 * (1 + mean.abs())
-        if bool(missed.any()):
-            raise ValueError(f"{self!r} has no canonical parameter of mean {mean[missed].flatten()[0].item():g}.")
-        return eta
-
     def _checked(self, y: Tensor, inside: Tensor, support: str) -> Tensor:
         """y itself, or an error that names the first value outside the support."""
         if not bool(inside.all()):

@@ -211,7 +211,7 @@ class KernelGLM:
     >>> layer = glm.as_equilibrium(X2)        # the same function of Y, as an equilibrium model
 
     The offset is that of Appendix H. X is (n,) or (n, d). Y may be (n,) or (batch, n): many data sets on the same
-    coordinates, fitted together. The kernel may be one of ours, of scikit-learn or of GPyTorch, or any function k(X, X2).
+    coordinates, fitted together. The kernel may be one of ours, of scikit-learn or of GPyTorch, or any k(X, X2).
     """
 
     def __init__(
@@ -317,7 +317,7 @@ class KernelGLM:
 
     @torch.no_grad()
     def layer(self, X: Tensor, X2: Tensor, *, drive: Tensor | None = None) -> KernelEquilibrium:
-        """Return (7) and (8) of Theorem 3 for coordinates (n, d) and (m, d), before targets are seen; `drive`: `certify`."""
+        """Return (7) and (8) of Theorem 3 for coordinates (n, d) and (m, d), any targets; `drive` as in `certify`."""
         m, m2 = self.offset_at(X), self.offset_at(X2)
         return self._closed_form(self.kernel(X, X), self.kernel(X2, X), m, m2, drive=drive)
 

@@ -87,7 +87,7 @@ def certify(
     size: tuple[int, int] | None = None,
     drive: Tensor | None = None,
 ) -> Guarantee:
-    """Check Assumption 1 and Assumption 2 for a kernel matrix K (n, n), or for filters (c, c, k, k) on images of `size` (h, w).
+    """Check Assumption 1 and Assumption 2 for a matrix K (n, n), or filters (c, c, k, k) and images of `size` (h, w).
 
     Filters give rigorous bounds, never exact: the convolution, zero-padded, is a corner of the circular one on a larger
     torus, whose spectrum the FFT gives. The `drive` (K/λ)T + m helps a family whose A″ is unbounded (Poisson): if

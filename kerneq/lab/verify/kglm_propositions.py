@@ -12,6 +12,22 @@ from ...kglm.families import FLAT
 from ...maps import Map
 
 
+def canonical(family: AbstractFamily, mean: Tensor) -> Tensor:
+    """The link (A′)⁻¹ by bisection; a ValueError where no η has that mean."""
+    low, high = torch.full_like(mean, -1.0), torch.full_like(mean, 1.0)
+    for _ in range(60):  # 2⁶⁰: beyond it a mean that has not been crossed never will
+        low = torch.where(family.mean(low) > mean, 2 * low, low)
+        high = torch.where(family.mean(high) < mean, 2 * high, high)
+    for _ in range(120):
+        eta = 0.5 * (low + high)
+        above = family.mean(eta) > mean
+        low, high = torch.where(above, low, eta), torch.where(above, eta, high)
+    missed = (family.mean(eta) - mean).abs() > torch.finfo(mean.dtype).eps ** 0.5 * (1 + mean.abs())
+    if bool(missed.any()):
+        raise ValueError(f"{family!r} has no canonical parameter of mean {mean[missed].flatten()[0].item():g}.")
+    return eta
+
+
 def jacobian_norm(f: Map, z: Tensor) -> Tensor:
     """‖DH‖ at each row of z (batch, n), for the map f of one state (n,)."""
     jacobian = torch.func.vmap(torch.func.jacrev(f))(z)

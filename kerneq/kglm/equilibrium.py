@@ -84,7 +84,7 @@ class GLMCell(AbstractCell):
         return GLMMap(x, constant, W1, None if self.W3 is None else self.W3.to(x), self.family, self.prior)
 
     def initial(self, f: AbstractMap) -> Tensor:
-        """η = m, the kernel GLM's f = 0: σ may overflow at W₂T + m."""
+        """Return η = m, the kernel GLM's f = 0: σ may overflow at W₂T + m."""
         assert isinstance(f, GLMMap)
         return self.bias.detach().to(f.t).expand_as(f.t)
 
@@ -127,7 +127,7 @@ class KernelEquilibrium(nn.Module):
         return cell
 
     def forward(self, Y: Tensor) -> Tensor:
-        """f*(Y), the canonical prediction at the outer coordinates."""
+        """Return f*(Y), the canonical prediction at the outer coordinates."""
         t, eta = self._solve(Y)
         z = self.cell.family.mean(eta)
         if self.cell.W3 is not None:
@@ -137,15 +137,15 @@ class KernelEquilibrium(nn.Module):
         return canonical.to(self.V1.dtype)
 
     def mean(self, Y: Tensor) -> Tensor:
-        """The mean response at the outer coordinates, in the units of Y."""
+        """Return the mean response at the outer coordinates, in the units of Y."""
         return self.cell.family.response(self(Y))
 
     def embed(self, Y: Tensor) -> Tensor:
-        """z*(Y), the mean of T at the inner coordinates."""
+        """Return z*(Y), the mean of T at the inner coordinates."""
         return self.cell.family.mean(self._solve(Y)[1]).to(self.V1.dtype)
 
     def _solve(self, Y: Tensor) -> tuple[Tensor, Tensor]:
-        """T(Y) and η*, in the dtype of the computation: that of the weights, or of the targets where it is wider."""
+        """Return T(Y) and η*, in the wider dtype of weights and targets, or in float64 where the layer asks for it."""
         dtype = torch.float64 if self.in_double else torch.result_type(Y, self.V1)
         t = self.cell.family.statistic(Y.to(dtype))
         solution = self.layer(t)
@@ -156,11 +156,11 @@ class KernelEquilibrium(nn.Module):
 
 
 def _choose_solver(guarantee: Guarantee, tol: float) -> tuple[AbstractSolver[Any], int]:
-    """Plain iteration where it contracts, the relaxed one that always does where it does not, else Anderson.
+    """Choose plain iteration where it contracts, else relaxed iteration, which always does, else Anderson.
 
-    With as many steps as the certified rate needs to get from 1 to tol, twice over; 1000 at least, as weights may
-    change. Damped Newton where those are too many (a small λ), or where A″ has no bound: what the guarantee knows then
-    is of the targets it was made for alone.
+    It gets as many steps as the certified rate needs to get from 1 to tol, twice over; 1000 at least, as weights may
+    change. Damped Newton takes their place where those are too many (a small λ), or where A″ has no bound: the
+    guarantee then holds for the targets it was made for alone.
     """
     solver: AbstractSolver[Any]
     rate = guarantee.lipschitz / (2 + guarantee.lipschitz)

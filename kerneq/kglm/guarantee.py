@@ -63,7 +63,7 @@ class Guarantee:
         return first + self._solving() + (last if self.semidefinite else "")
 
     def _solving(self) -> str:
-        """What `str` says about Assumption 2 and the solver."""
+        """Return what `str` says about Assumption 2 and the solver."""
         if self.assumption2:
             words = f" Assumption 2 holds: the map contracts by {self.contraction:.3g}, so plain iteration finds the "
             words += "only equilibrium (Proposition 4)."
@@ -119,7 +119,7 @@ def certify(
 
 
 def _symbol(weight: Tensor, size: tuple[int, int]) -> Tensor:
-    """The convolution's action per frequency (Sedghi et al., 2018): (…, out, in, k, k) → (…, h, w, out, in), complex.
+    """Return the convolution's action per frequency (Sedghi et al., 2018): (…, out, in, k, k) → (…, h, w, out, in).
 
     Their singular values, all frequencies together, are those of the circular convolution.
     """
@@ -129,7 +129,7 @@ def _symbol(weight: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def spectral_norm(weight: Tensor, size: tuple[int, int] | None = None) -> Tensor:
-    """‖W‖, exactly, of a matrix (m, n) or of circular convolutions (…, out, in, k, k) on images of `size`, (…)."""
+    """Return ‖W‖, exact, of a matrix (m, n) or of circular convolutions (…, out, in, k, k) on images of `size`, (…)."""
     if weight.ndim == 2:
         return torch.linalg.matrix_norm(weight, ord=2)
     if weight.ndim < 4:

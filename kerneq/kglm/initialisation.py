@@ -57,7 +57,7 @@ def initialise(
 
 
 def _weights(cell: nn.Module) -> Signed:
-    """The weights of a cell or a layer that are ±K/λ."""
+    """Return the weights of a cell or a layer that are ±K/λ."""
     match cell:
         case GLMCell(W3=None):
             return [(cell.W1, -1), (cell.W2, 1)]
@@ -72,7 +72,7 @@ def _weights(cell: nn.Module) -> Signed:
 
 
 def uniform(weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """PyTorch's default for linear and convolutional layers: U(−1/√fan-in, 1/√fan-in), of the shape of `weight`.
+    """Draw PyTorch's default for linear and convolutional layers, U(−1/√fan-in, 1/√fan-in), of the shape of `weight`.
 
     Unlike `nn.init.kaiming_uniform_` it draws in float32 on the CPU: a seed means the same weights everywhere.
     """
@@ -83,7 +83,7 @@ def uniform(weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
 def _evaluate(
     kernel: Any, weight: Tensor, X2: Tensor | None, X: Tensor | None, generator: torch.Generator | None
 ) -> Tensor:
-    """The kernel's matrix k(X2, X) or its filters, of the shape of `weight`, before scaling."""
+    """Return the kernel's matrix k(X2, X) or its filters, of the shape of `weight`, before scaling."""
     if weight.ndim == 4:
         return _filters(kernel, weight, generator).to(weight)
     covariance = SquaredExponential() if isinstance(kernel, str) else as_kernel(kernel)
@@ -100,7 +100,7 @@ def _evaluate(
 
 
 def _filters(kernel: Any, weight: Tensor, generator: torch.Generator | None) -> Tensor:
-    """The kernel's filters, of the shape (out, in, k, k) of `weight`."""
+    """Return the kernel's filters, of the shape (out, in, k, k) of `weight`."""
     out, inputs, height, width = weight.shape
     if height != width or height % 2 == 0:
         raise ValueError(f"Kernel filters are square with an odd side, got {height} × {width}.")

@@ -22,7 +22,7 @@ class AbstractCovariance(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
-        """k(X, X2), (n, m)."""
+        """Return k(X, X2), (n, m)."""
 
     def __add__(self, other: "AbstractCovariance") -> "AbstractCovariance":
         return Composite(torch.add, self, other)
@@ -172,7 +172,7 @@ class Truncated(AbstractCovariance):
         return table[first, second, i, j] * inside
 
     def filters(self) -> Tensor:
-        """(…, c, c, 2r + 1, 2r + 1): C ∗ image equals k(X, X) @ image for X = `pixels(h, w, c)`."""
+        """Return (…, c, c, 2r + 1, 2r + 1): C ∗ image equals k(X, X) @ image for X = `pixels(h, w, c)`."""
         lengths = self.squared_lengthscales
         offset = torch.arange(-self.radius, self.radius + 1, dtype=lengths.dtype, device=lengths.device)
         distance = offset[:, None].square() + offset[None, :].square()
@@ -187,13 +187,13 @@ class Truncated(AbstractCovariance):
 
 
 def random_lengthscales(channels: int, generator: torch.Generator, *, batch: tuple[int, ...] = ()) -> Tensor:
-    """ℓ² ~ U(0, 4) for each unordered pair of channels, (*batch, c, c), as Appendix F draws them."""
+    """Draw ℓ² ~ U(0, 4) for each unordered pair of channels, (*batch, c, c), as Appendix F draws them."""
     draw = (torch.rand(*batch, channels, channels, generator=generator) * 4.0).clamp(min=1e-3)
     return draw.tril() + draw.tril(-1).mT
 
 
 def pixels(height: int, width: int, channels: int) -> Tensor:
-    """The pixels of an image as coordinates (17): (row, column, channel) in the order of `image.flatten()`, float64."""
+    """Return the pixels of an image as coordinates (17), (row, column, channel) in the order of `image.flatten()`."""
     grid = torch.cartesian_prod(torch.arange(channels), torch.arange(height), torch.arange(width))
     return grid[:, [1, 2, 0]].double()
 
@@ -226,7 +226,7 @@ class FunctionKernel(AbstractCovariance):
 
 
 def as_kernel(kernel: Any) -> AbstractCovariance:
-    """`kernel` itself if it is ours; a kernel of scikit-learn or GPyTorch, or a function k(X, X2), adapted."""
+    """Return `kernel` itself if it is ours; a kernel of scikit-learn or GPyTorch, or a function k(X, X2), adapted."""
     if isinstance(kernel, AbstractCovariance):
         return kernel
     if callable(kernel):
@@ -235,7 +235,7 @@ def as_kernel(kernel: Any) -> AbstractCovariance:
 
 
 def coordinates(X: Tensor, like: Tensor | None = None) -> Tensor:
-    """X as a matrix (n, d) of floating-point coordinates, d and dtype as in `like`; a vector means d = 1."""
+    """Return X as a matrix (n, d) of floating-point coordinates, d and dtype as in `like`; a vector means d = 1."""
     if X.ndim not in (1, 2):
         raise ValueError(f"Coordinates must be (n,) or (n, d), got shape {tuple(X.shape)}.")
     found = X[:, None] if X.ndim == 1 else X
@@ -249,5 +249,5 @@ def coordinates(X: Tensor, like: Tensor | None = None) -> Tensor:
 
 
 def _squared_distance(X: Tensor, X2: Tensor) -> Tensor:
-    """‖xᵢ − x2ⱼ‖² from the differences, exactly symmetric and 0 on the diagonal; `torch.cdist` has one derivative."""
+    """Return ‖xᵢ − x2ⱼ‖², exactly symmetric and 0 on the diagonal; `torch.cdist` can be differentiated once only."""
     return (X[:, None, :] - X2[None, :, :]).square().sum(-1)

@@ -31,3 +31,8 @@ from .kernels import Truncated as Truncated
 from .kernels import White as White
 from .kernels import as_kernel as as_kernel
 from .kernels import pixels as pixels
+
+
+def __dir__() -> list[str]:
+    """List the public names, which are those imported above."""
+    return [name for name, value in globals().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]

@@ -59,8 +59,8 @@ class GLMMap(AbstractMap):
         return tuple(tensor for tensor in every if tensor is not None)
 
     def on(self, *tensors: Tensor) -> Self:
-        t, constant, W1, W3 = tensors if len(tensors) == 4 else (*tensors, None)
-        return dataclasses.replace(self, t=t, constant=constant, W1=W1, W3=W3)
+        t, constant, W1, *W3 = tensors
+        return dataclasses.replace(self, t=t, constant=constant, W1=W1, W3=W3[0] if W3 else None)
 
 
 @final

@@ -322,7 +322,13 @@ class KernelGLM:
         return self._closed_form(self.kernel(X, X), self.kernel(X2, X), m, m2, drive=drive)
 
     def _closed_form(
-        self, K: Tensor, K2: Tensor, m: Tensor, m2: Tensor, *, size: Any = None, drive: Tensor | None = None
+        self,
+        K: Tensor,
+        K2: Tensor,
+        m: Tensor,
+        m2: Tensor,
+        size: tuple[int, int] | None = None,
+        drive: Tensor | None = None,
     ) -> KernelEquilibrium:
         """Return the layer with W₁ = W₃ = −K/λ, W₂ = K/λ and V₁ = −K2/λ, V₂ = K2/λ, matrices or filters."""
         guarantee = certify(K, self.lam, self.family, self.prior, size=size, drive=drive)

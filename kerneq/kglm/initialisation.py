@@ -13,8 +13,6 @@ from .equilibrium import GLMCell, KernelEquilibrium
 from .guarantee import spectral_norm
 from .kernels import SquaredExponential, Truncated, as_kernel, coordinates, random_lengthscales
 
-Signed = list[tuple[Tensor, int]]  # weights that are ±K/λ, each with its sign
-
 
 @torch.no_grad()
 def initialise(
@@ -43,26 +41,29 @@ def initialise(
         raise ValueError(f"A scheme is a kernel, 'naive' or 'random', got {kernel!r}.")
     cell = layer.cell if isinstance(layer, Equilibrium | KernelEquilibrium) else layer
     weights = _weights(cell)
-    readout: Signed = [(layer.V1, -1), (layer.V2, 1)] if isinstance(layer, KernelEquilibrium) else []
-    if scheme != "random":
+    if scheme == "random":
+        for weight, sign in weights:
+            weight.copy_(sign * uniform(weight, generator))
+    else:
         K = _evaluate(kernel, weights[0][0], X if isinstance(cell, GLMCell) else X2, X, generator)
         scale = norm / spectral_norm(K, size)  # 1/λ, the readout's too
-    for weight, sign in weights:
-        weight.copy_(sign * (uniform(weight, generator) if scheme == "random" else scale * K))
-    if scheme == "informed" and readout:
+        for weight, sign in weights:
+            weight.copy_(sign * scale * K)
+    if isinstance(layer, KernelEquilibrium) and scheme == "informed":
         V = scale * _evaluate(kernel, layer.V1, X if X2 is None else X2, X, generator)
-    for weight, sign in readout:
-        weight.copy_(sign * V if scheme == "informed" else uniform(weight, generator))
+        layer.V1.copy_(-V)
+        layer.V2.copy_(V)
+    elif isinstance(layer, KernelEquilibrium):
+        layer.V1.copy_(uniform(layer.V1, generator))
+        layer.V2.copy_(uniform(layer.V2, generator))
     return layer
 
 
-def _weights(cell: nn.Module) -> Signed:
-    """Return the weights of a cell or a layer that are ±K/λ."""
+def _weights(cell: nn.Module) -> list[tuple[Tensor, int]]:
+    """Return the weights of a cell or a layer that become ±K/λ, each with its sign."""
     match cell:
-        case GLMCell(W3=None):
-            return [(cell.W1, -1), (cell.W2, 1)]
-        case GLMCell(W3=W3):
-            return [(cell.W1, -1), (cell.W2, 1), (W3, -1)]
+        case GLMCell():
+            return [(cell.W1, -1), (cell.W2, 1), *([] if cell.W3 is None else [(cell.W3, -1)])]
         case DenseCell() | ConvCell():
             return [(cell.operator.weight, 1)]
         case nn.Linear() | nn.Conv2d():

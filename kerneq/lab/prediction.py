@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from PIL import Image
 from rich import box
 from rich.progress import Progress
 from rich.table import Column, Table
@@ -25,9 +24,10 @@ from .console import numbers, plain
 from .data import SUFFIXES, DataError, decode, grey, pictures_in
 from .evaluate import TrainedRun
 from .evaluate.saliency import contact_sheet, map_each
-from .run.folder import finite, to_json
+from .evaluate.trained import png
+from .run import folder
 
-SHOWN = 16  # pictures on the sheet that `draw_predictions` makes
+SHOWN = 16  # pictures on the sheet that `draw_maps` makes
 TOGETHER = 256  # picture files that `predict_files` has in memory at once
 
 
@@ -58,12 +58,12 @@ class Prediction:
         top = zip(self.classes, self.probabilities, strict=True)
         return dict(
             path=str(self.path),
-            top=[{"class": name, "probability": finite(share)} for name, share in top],
+            top=[{"class": name, "probability": folder.finite(share)} for name, share in top],
             converged=self.converged if self.status is not None else None,
             status=self.status.name.lower() if self.status is not None else None,
             steps=self.steps,
-            residual=finite(self.residual),
-            certified_radius=finite(self.radius),
+            residual=folder.finite(self.residual),
+            certified_radius=folder.finite(self.radius),
         )
 
 
@@ -186,8 +186,8 @@ def _outcomes(solves: list[Solution], count: int) -> list[tuple[Status | None, i
     return [(statuses[code], taken, gap) for code, taken, gap in zip(codes, steps, residuals, strict=True)]
 
 
-def draw_predictions(predictor: Predictor, predictions: Sequence[Prediction]) -> Image.Image:
-    """Draw where the model looks for the likeliest class of the first SHOWN pictures, under every map.
+def draw_maps(predictor: Predictor, predictions: Sequence[Prediction]) -> bytes:
+    """Draw, as a PNG file has it, where the model looks for the likeliest class of the first SHOWN pictures, under every map.
 
     The pictures are read again: their pixels were not kept.
     """
@@ -197,7 +197,7 @@ def draw_predictions(predictor: Predictor, predictions: Sequence[Prediction]) ->
     images = dataclasses.replace(trained.seen, pixels=pixels, labels=labels)
     maps = {name: some for name, some in map_each(trained, images).items() if "branch" not in name}
     names = [f"{p.classes[0]}, {p.probabilities[0]:.0%}: {p.path.name}" for p in shown]
-    return contact_sheet(pixels, names, maps)
+    return png(contact_sheet(pixels, names, maps))
 
 
 def find_pictures(path: Path) -> list[Path]:
@@ -232,7 +232,7 @@ def read_picture(path: Path, channels: int, side: int) -> Tensor:
     return pixels if channels == 3 else grey(pixels[None])[0].to(torch.uint8)
 
 
-def predictions_table(predictions: Sequence[Prediction], title: str) -> Table:
+def make_table(predictions: Sequence[Prediction], title: str) -> Table:
     """A few rows per picture: its likeliest classes, one a row, and how its equilibrium was found.
 
     A class stands in a row of its own with its probability, so that no fold can part them. All fits into 80 columns.
@@ -277,7 +277,7 @@ def describe_doubts(predictions: Sequence[Prediction], named: bool) -> list[str]
     return doubts
 
 
-def predictions_csv(predictions: Sequence[Prediction], top: int) -> str:
+def to_csv(predictions: Sequence[Prediction], top: int) -> str:
     """A row for each picture, its `top` likeliest classes and their probabilities in pairs of columns."""
     pairs = [f"{word} {place}" for place in range(1, top + 1) for word in ("class", "probability")]
     outcome = ("converged", "steps", "residual", "certified_radius")
@@ -290,16 +290,11 @@ def predictions_csv(predictions: Sequence[Prediction], top: int) -> str:
     return text.getvalue()
 
 
-def predictions_json(
+def to_json(
     trained: TrainedRun, run: Path, predictions: Sequence[Prediction], failures: Sequence[tuple[Path, str]]
 ) -> str:
     """Everything about the predictions of a run, named as the user did."""
-    table = {
-        "run": str(run),
-        "checkpoint": trained.checkpoint,
-        "epoch": trained.epoch,
-        "named": trained.named,
-        "predictions": [prediction.row() for prediction in predictions],
-        "failures": [{"path": str(path), "problem": problem} for path, problem in failures],
-    }
-    return to_json(table, indent=2)
+    header = {"run": str(run), "checkpoint": trained.checkpoint, "epoch": trained.epoch, "named": trained.named}
+    rows = [prediction.row() for prediction in predictions]
+    problems = [{"path": str(path), "problem": problem} for path, problem in failures]
+    return folder.to_json(header | {"predictions": rows, "failures": problems}, indent=2)

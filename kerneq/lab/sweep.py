@@ -188,6 +188,11 @@ class CellResult:
     test: float | None  # accuracy on the test images
     problem: str  # why it failed; empty if it did not
 
+    @property
+    def finished(self) -> bool:
+        """Whether it has an accuracy."""
+        return self.validation is not None or self.test is not None
+
 
 @final
 @dataclasses.dataclass(frozen=True)
@@ -311,7 +316,7 @@ def _read_cell(cell: Cell, folder: Path, problem: str = "") -> CellResult:
 
 def _summarize(sweep: Sweep, cells: Sequence[CellResult]) -> SweepResult:
     """The cells, and the accuracy of those that are finished, by point."""
-    finished = [cell for cell in cells if (cell.validation, cell.test) != (None, None)]
+    finished = [cell for cell in cells if cell.finished]
     tested = bool(finished) and all(cell.test is not None for cell in finished)
     axes = {axis: list(values) for axis, values in sweep.axes.items() if axis != "seed" and len(values) > 1}
     groups: dict[tuple[str, ...], list[float]] = {}
@@ -328,14 +333,11 @@ def draw(result: SweepResult) -> Canvas:
     across = max(result.axes, key=lambda axis: len(result.axes[axis]), default="")
     labels = result.axes.get(across, [""])
     where, scaled = _place(labels)
-    lines: dict[str, list[GridPoint]] = {}
-    for point in sorted(result.points, key=lambda point: where[point.values.get(across, "")]):  # or lines go to and fro
-        rest = ", ".join(value for axis, value in point.values.items() if axis != across)
-        lines.setdefault(rest, []).append(point)
     seeds = max((point.seeds for point in result.points), default=1)
     with drawn(3.6, width=6) as canvas:
         (axes,) = canvas.axes
-        for place, (name, points) in enumerate(lines.items()):
+        for place, (name, points) in enumerate(_lines(result.points, across).items()):
+            points.sort(key=lambda point: where[point.values.get(across, "")])  # or the line would go to and fro
             axes.errorbar(
                 [where[point.values.get(across, "")] for point in points],
                 [100 * point.mean for point in points],
@@ -353,6 +355,15 @@ def draw(result: SweepResult) -> Canvas:
         axes.tick_params("x", rotation=0 if scaled else 20)
         axes.set(xlabel=across, ylabel=f"{result.split} accuracy in %" + (f", {seeds} seeds" if seeds > 1 else ""))
     return canvas
+
+
+def _lines(points: Sequence[GridPoint], across: str) -> dict[str, list[GridPoint]]:
+    """The points of each line: those that differ in the value of the axis `across` only."""
+    lines: dict[str, list[GridPoint]] = {}
+    for point in points:
+        name = ", ".join(value for axis, value in point.values.items() if axis != across)
+        lines.setdefault(name, []).append(point)
+    return lines
 
 
 def _place(labels: Sequence[str]) -> tuple[dict[str, float], bool]:

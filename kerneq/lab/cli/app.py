@@ -13,7 +13,7 @@ import typer
 from ... import __version__
 from ..console import complain, printable
 from .arguments import PACKAGE
-from .errors import exit_code, explain
+from .errors import explain
 from .evaluation import evaluate, export, report
 from .listing import data, models, verify
 from .prediction import predict
@@ -65,10 +65,11 @@ def main(command: Callable[[], object] = app) -> None:
     except BrokenPipeError:
         sys.exit(1)  # the reader of our output went away; there is nobody to tell
     except Exception as error:
-        code = exit_code(error)
-        if code is None:
+        explained = explain(error)
+        if explained is None:
             raise
-        complain(explain(error))
+        code, sentence = explained
+        complain(sentence)
         sys.exit(code)
     finally:
         warnings.formatwarning = usual

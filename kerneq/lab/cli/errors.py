@@ -1,8 +1,11 @@
-"""Errors whose sentence is enough for the user: what the program says of them, and the code it ends with."""
+"""Errors whose sentence is enough for the user."""
 
 
-def exit_code(error: Exception) -> int | None:
-    """What the program ends with after an error whose sentence is enough; None for a bug."""
+def explain(error: Exception) -> tuple[int, str] | None:
+    """The code that the program ends with after this error, and what it says; None for a bug.
+
+    Of PyTorch's sentences about memory the first ones are said, and what to do instead of its own advice.
+    """
     from torch import OutOfMemoryError
 
     from ...solution import EquilibriumError, NonfiniteInputError
@@ -10,23 +13,13 @@ def exit_code(error: Exception) -> int | None:
     from ..run import Stopped, TrainingError
     from ..run.config import ConfigError
 
-    match error:
-        case ConfigError():
-            return 2
-        case Stopped():
-            return 130
-        case (
-            DataError() | EquilibriumError() | NonfiniteInputError() | TrainingError() | OSError() | OutOfMemoryError()
-        ):
-            return 1
-    return None
-
-
-def explain(error: Exception) -> str:
-    """The sentence of an error; of PyTorch's about memory its first ones, and what to do instead of its own advice."""
-    from torch import OutOfMemoryError
-
-    if not isinstance(error, OutOfMemoryError):
-        return str(error)
-    said = str(error).partition(" Including non-PyTorch memory")[0].partition(" Of the allocated memory")[0]
-    return f"{said} Free the card (`nvidia-smi` shows who holds it), or train in smaller batches (training.batch_size)."
+    said = str(error)
+    if isinstance(error, OutOfMemoryError):
+        said = said.partition(" Including non-PyTorch memory")[0].partition(" Of the allocated memory")[0]
+        return 1, f"{said} Free the card (`nvidia-smi` shows who holds it), or lower training.batch_size."
+    if isinstance(error, ConfigError):
+        return 2, said
+    if isinstance(error, Stopped):
+        return 130, said
+    known = (DataError, EquilibriumError, NonfiniteInputError, TrainingError, OSError)
+    return (1, said) if isinstance(error, known) else None

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from ..console import about_run, complain, progress_bars, say, show_table
 from .arguments import Checkpoint, Device, RunFolder, RunFolders
-from .errors import exit_code, explain
+from .errors import explain
 
 if TYPE_CHECKING:
     from ..run import Run
@@ -30,29 +30,21 @@ def evaluate(
     from ..evaluate import PARTS
     from ..run import find_runs
     from ..run.config import ConfigError
-    from ..tables import comparison_table, describe_seeds
 
+    unknown = next((name for name in part or () if name not in PARTS), None)
+    if unknown is not None:
+        known = "".join(f"\n{name}: {entry.sentence}" for name, entry in PARTS.items())
+        raise ConfigError(f"There is no part `{unknown}`.{suggestion(unknown, PARTS)} There are:{known}")
     names = list(dict.fromkeys(part or [name for name, entry in PARTS.items() if everything or entry.usual]))
-    for name in names:
-        if name not in PARTS:
-            known = "".join(f"\n{known}: {entry.sentence}" for known, entry in PARTS.items())
-            raise ConfigError(f"There is no part `{name}`.{suggestion(name, PARTS)} There are:{known}")
     runs = find_runs(folders)
     failures = Failures(runs)
     for run in runs:
         with failures.of(run):
             evaluate_run(run, names, checkpoint, device, failures, asked=bool(part), everything=everything)
-    compared = []
-    for run in runs if len(runs) > 1 else ():
-        with failures.of(run):  # a damaged evaluation.json costs the others no table
-            run.test()
-            compared.append(run)
-    if compared:
-        show_table(comparison_table(compared))
-        for sentence in describe_seeds(compared):
-            say(sentence)
-    if failures.errors:
-        sys.exit(exit_code(failures.errors[0]))
+    if len(runs) > 1:
+        compare(runs, failures)
+    if failures.codes:
+        sys.exit(failures.codes[0])
 
 
 @final
@@ -61,7 +53,7 @@ class Failures:
 
     def __init__(self, runs: Sequence["Run"]):
         self.several = len(runs) > 1
-        self.errors: list[Exception] = []
+        self.codes: list[int] = []  # what the program would end with after each error
 
     @contextmanager
     def of(self, run: "Run") -> Iterator[None]:
@@ -69,10 +61,12 @@ class Failures:
         try:
             yield
         except Exception as error:
-            if exit_code(error) is None:
+            explained = explain(error)
+            if explained is None:
                 raise
-            complain(about_run(run.path, explain(error)) if self.several else explain(error))
-            self.errors.append(error)
+            code, sentence = explained
+            complain(about_run(run.path, sentence) if self.several else sentence)
+            self.codes.append(code)
 
 
 def evaluate_run(
@@ -112,6 +106,21 @@ def evaluate_run(
             continue
         with failures.of(run):  # a folder that cannot be written costs nobody a result
             say(f"Written to {', '.join(str(run.path / file) for file in measured.write())}")
+
+
+def compare(runs: "Sequence[Run]", failures: Failures) -> None:
+    """Print the metrics of the runs side by side, and below them the means over seeds."""
+    from ..tables import comparison_table, describe_seeds
+
+    whole = []
+    for run in runs:
+        with failures.of(run):  # a damaged evaluation.json costs the others no table
+            run.test()
+            whole.append(run)
+    if whole:
+        show_table(comparison_table(whole))
+        for sentence in describe_seeds(whole):
+            say(sentence)
 
 
 def report(

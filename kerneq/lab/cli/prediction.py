@@ -29,45 +29,43 @@ def predict(
     ] = None,
 ) -> None:
     """Classify picture files: classes, probabilities, and whether the equilibrium was found."""
-    from ..evaluate.trained import png
-    from ..prediction import (
-        SHOWN,
-        Predictor,
-        describe_doubts,
-        draw_predictions,
-        predictions_csv,
-        predictions_json,
-        predictions_table,
-    )
+    from .. import prediction
     from ..run import write_atomically
     from ..run.config import ConfigError
 
-    if as_json and as_csv:
-        raise ConfigError("--json and --csv exclude each other: choose one.")
-    if saliency is not None and (saliency.suffix.lower() != ".png" or saliency.exists()):
-        raise ConfigError(f"--saliency takes the name of a new .png file, got {printable(str(saliency))}.")
+    check_outputs(as_json, as_csv, saliency)
     with progress_bars() as progress:
-        predictor = Predictor(run, checkpoint, device, progress)
-        trained = predictor.trained
+        predictor = prediction.Predictor(run, checkpoint, device, progress)
         try:
             predictions, failures = predictor.predict_files(pictures, top, certify)
         except TypeError as error:
             if not certify:
                 raise
             raise ConfigError(f"--certify: {error}") from None
+    trained = predictor.trained
     if as_json:
-        print(predictions_json(trained, run, predictions, failures))
+        print(prediction.to_json(trained, run, predictions, failures))
     elif as_csv:
-        print(predictions_csv(predictions, min(top, len(trained.classes))), end="")
+        print(prediction.to_csv(predictions, min(top, len(trained.classes))), end="")
     elif predictions:
-        show_table(predictions_table(predictions, f"{trained.config.model.name}, {checkpoint} weights of {run}"))
-        for doubt in describe_doubts(predictions, trained.named):
+        show_table(prediction.make_table(predictions, f"{trained.config.model.name}, {checkpoint} weights of {run}"))
+        for doubt in prediction.describe_doubts(predictions, trained.named):
             say(doubt, "yellow")
     if saliency is not None and predictions:
-        write_atomically(saliency, png(draw_predictions(predictor, predictions)))
-        first = f"the first {SHOWN}" if len(predictions) > SHOWN else "all"
+        write_atomically(saliency, prediction.draw_maps(predictor, predictions))
+        first = f"the first {prediction.SHOWN}" if len(predictions) > prediction.SHOWN else "all"
         say(f"Where it looks, {first} of the pictures: {saliency}", stderr=True)
     for _, problem in failures:
         complain(problem)
     if failures:
         sys.exit(1)
+
+
+def check_outputs(as_json: bool, as_csv: bool, saliency: Path | None) -> None:
+    """Refuse options that contradict each other, and a file for the maps that would be overwritten."""
+    from ..run.config import ConfigError
+
+    if as_json and as_csv:
+        raise ConfigError("--json and --csv exclude each other: choose one.")
+    if saliency is not None and (saliency.suffix.lower() != ".png" or saliency.exists()):
+        raise ConfigError(f"--saliency takes the name of a new .png file, got {printable(str(saliency))}.")

@@ -19,7 +19,7 @@ from kerneq.lab import prediction
 from kerneq.lab.console import show_table
 from kerneq.lab.data import DataError, load, normalise
 from kerneq.lab.evaluate import evaluate
-from kerneq.lab.prediction import Prediction, Predictor, predict, predictions_table
+from kerneq.lab.prediction import Prediction, Predictor, make_table, predict
 from kerneq.lab.prediction import load as load_model
 from kerneq.lab.run import Run, checkpoint
 from kerneq.lab.run.config import load as load_config
@@ -201,7 +201,7 @@ def test_the_map_is_of_the_class_that_was_predicted_whatever_others_have_its_nam
     predictor.trained = dataclasses.replace(predictor.trained, seen=seen)
     drawn = []
     monkeypatch.setattr(prediction, "map_each", lambda trained, images: drawn.extend(images.labels.tolist()) or {})
-    prediction.draw_predictions(predictor, predictor.predict(pictures))
+    prediction.draw_maps(predictor, predictor.predict(pictures))
     assert drawn == wanted and set(drawn) != {0}
 
 
@@ -241,7 +241,7 @@ def test_a_class_stands_beside_its_probability_at_80_columns(columns, capsys, mo
     shares = (1.0, 0.25, 0.125)
     monkeypatch.setenv("COLUMNS", str(columns))
     shown = Prediction(path, classes, shares, Status.MAX_STEPS, 50, 1e-3, 0.123, labels=(1, 0, 3))
-    show_table(predictions_table([shown], "title"))
+    show_table(make_table([shown], "title"))
     out = capsys.readouterr().out.splitlines()
     lines = [line for line in out if "%" in line]
     assert max(map(len, out)) <= 80

@@ -1,4 +1,4 @@
-"""What a trained run says about picture files that are not in its data set, as a table, CSV and JSON."""
+"""Predictions of a trained run for picture files that are not in its data set, as a table, CSV and JSON."""
 
 import csv
 import dataclasses
@@ -129,7 +129,7 @@ class Predictor:
         if not pictures:
             return []
         paths, pixels = zip(*pictures, strict=True)
-        labels = torch.zeros(len(paths), dtype=torch.int64)  # nobody looks at them
+        labels = torch.zeros(len(paths), dtype=torch.int64)  # not used
         images = dataclasses.replace(self.trained.seen, pixels=torch.stack(pixels), labels=labels)
         found: list[Prediction] = []
         for x, _, logits, solutions in self.trained.outputs(images):
@@ -187,9 +187,9 @@ def _outcomes(solves: list[Solution], count: int) -> list[tuple[Status | None, i
 
 
 def draw_maps(predictor: Predictor, predictions: Sequence[Prediction]) -> bytes:
-    """Draw, as a PNG file has it, where the model looks for the likeliest class of the first SHOWN pictures, under every map.
+    """Draw where the model looks for the likeliest class of the first SHOWN pictures, under every map, as a PNG file.
 
-    The pictures are read again: their pixels were not kept.
+    The pictures are read again, because their pixels were not kept.
     """
     trained, shown = predictor.trained, predictions[:SHOWN]
     pixels = torch.stack([predictor.read(p.path) for p in shown])
@@ -202,7 +202,7 @@ def draw_maps(predictor: Predictor, predictions: Sequence[Prediction]) -> bytes:
 
 def find_pictures(path: Path) -> list[Path]:
     """The picture files of a folder and of the folders in it, hidden ones left out; a file stands for itself."""
-    if not os.path.isdir(path):  # which does not mind that it may be too long for a name; whoever reads it will say so
+    if not os.path.isdir(path):  # False, not an error, for a name that is too long: `read_picture` says so
         return [path]
     found = pictures_in(path, unlisted=True)
     if not found:
@@ -266,7 +266,7 @@ def make_table(predictions: Sequence[Prediction], title: str) -> Table:
 
 
 def describe_doubts(predictions: Sequence[Prediction], named: bool) -> list[str]:
-    """What keeps the predictions from being taken at their word; `named`: the names of the classes are known."""
+    """Warnings about equilibria that were not found, radii of 0, and classes without names (not `named`)."""
     missed = Counter(p.status.value for p in predictions if p.status is not None and not p.converged)
     total = f"of {len(predictions)} predictions come from an unfinished equilibrium."
     doubts = [f"{count} {total} {reason}" for reason, count in missed.items()]

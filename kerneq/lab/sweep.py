@@ -259,7 +259,7 @@ def run_sweep(sweep: Sweep, folder: Path, *, test: bool = False, loggers: Logger
 
 
 def _train_cell(cell: Cell, path: Path, test: bool, loggers: Loggers) -> str:
-    """Train and evaluate what has not been; the sentence that says why that failed, empty if it did not."""
+    """Train and evaluate a cell as far as it is not done; returns why that failed, empty if it did not."""
     try:
         run = Run(path)
         _finish_training(run, cell.config, loggers)
@@ -269,7 +269,7 @@ def _train_cell(cell: Cell, path: Path, test: bool, loggers: Loggers) -> str:
         raise
     except (DataError, TrainingError, ValueError) as error:  # sentences for people
         return str(error)
-    except Exception as error:  # whatever happened to this cell, the others are worth their results
+    except Exception as error:  # also a bug in this cell does not end the others
         return f"{type(error).__name__}: {error}"
     return ""
 

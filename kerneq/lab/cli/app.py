@@ -51,7 +51,7 @@ def main(command: Callable[[], object] = app) -> None:
     Errors a user can act on are shown as their sentence, and so are our warnings; only bugs give a traceback.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal without our characters costs nobody a run or a result
+        if isinstance(stream, io.TextIOWrapper):  # a character that the terminal lacks must not end a run
             stream.reconfigure(errors="replace")
     usual = warnings.formatwarning
     warnings.formatwarning = partial(_format_warning, usual)
@@ -63,7 +63,7 @@ def main(command: Callable[[], object] = app) -> None:
         complain("Interrupted.")
         sys.exit(130)
     except BrokenPipeError:
-        sys.exit(1)  # the reader of our output went away; there is nobody to tell
+        sys.exit(1)  # the reader of our output is gone
     except Exception as error:
         explained = explain(error)
         if explained is None:

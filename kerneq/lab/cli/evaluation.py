@@ -49,7 +49,7 @@ def evaluate(
 
 @final
 class Failures:
-    """Errors about some runs, each complained of at once, so that it costs the other runs nothing."""
+    """Errors about single runs, printed at once, after which the other runs are measured all the same."""
 
     def __init__(self, runs: Sequence["Run"]):
         self.several = len(runs) > 1
@@ -104,7 +104,7 @@ def evaluate_run(
         if run.path.resolve().parent == SHIPPED.resolve():
             say("Not written: these weights are part of the installation.")
             continue
-        with failures.of(run):  # a folder that cannot be written costs nobody a result
+        with failures.of(run):  # the results were printed, even if they cannot be written
             say(f"Written to {', '.join(str(run.path / file) for file in measured.write())}")
 
 
@@ -114,7 +114,7 @@ def compare(runs: "Sequence[Run]", failures: Failures) -> None:
 
     whole = []
     for run in runs:
-        with failures.of(run):  # a damaged evaluation.json costs the others no table
+        with failures.of(run):  # where evaluation.json is damaged, the others are compared
             run.test()
             whole.append(run)
     if whole:

@@ -48,7 +48,7 @@ def train(
     from ..training import train as train_model
 
     settings = list(changes or [])
-    if "=" in file and not os.path.exists(file):  # which does not mind that it may be too long for a name
+    if "=" in file and not os.path.exists(file):  # False, not an error, for a name that is too long
         file, settings = "", [file, *settings]
     config, folder = plan_run(file, settings, resume, name, runs)
     check(config)

@@ -157,6 +157,13 @@ def test_help_comes_without_importing_torch():
     assert "Kernel equilibrium models" in said_without_torch("kerneq --help", {})
 
 
+@pytest.mark.parametrize("program", ["from kerneq.cli import main; main()", "import kerneq.__main__ as m; m.main()"])
+def test_without_the_laboratory_the_program_says_what_to_install(program):
+    code = f"import sys; sys.modules |= dict(typer=None, rich=None); {program}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("The program kerneq needs rich, typer: install it by `pip ")
+
+
 def test_help_swallows_no_word_and_names_what_it_wants_in_capitals(kerneq):
     """Typer takes a [word] for a style and leaves it out."""
     code, said = kerneq("sweep", "--help")

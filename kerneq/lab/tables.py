@@ -8,7 +8,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ..models import MODELS, Measured, build, our_accuracies, parameters
-from .console import numbers, plain, printable
+from .console import numbers, plain
 from .data.datasets import Description
 from .evaluate import over_seeds
 from .run import SHIPPED, Run
@@ -66,11 +66,9 @@ def data_table(found: Iterable[Description], root: Path) -> Table:
     narrow = [Column(heading, no_wrap=True) for heading in ("name", "found")]
     table = Table(*narrow, Column("where, or how to get it", overflow="fold"), title=title, show_lines=True)
     for row in found:
-        if row.found:
-            where = str(row.path or "part of the installation")
-        else:
-            where = str(row.problem) if row.path is not None else row.get
-        words = Text.assemble(printable(where), "\n", (f"licence: {row.licence}", "dim"))
+        place = row.path or "part of the installation"
+        where = place if row.found else row.get if row.path is None else row.problem
+        words = Text.assemble(plain(where), "\n", (f"licence: {row.licence}", "dim"))
         table.add_row(row.name, "[green]yes" if row.found else "[yellow]no", words)
     own = "pictures of your own: one folder for each class in PATH, or in PATH/train and PATH/test"
     example = "kerneq train geq-tiny-cifar10 data.name=folder:PATH data.size=32 training.batch_size=16"

@@ -2,6 +2,7 @@
 
 import glob
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -22,21 +23,9 @@ def complete(*patterns: str) -> Callable[[str], list[str]]:
     return offer
 
 
-_trained = complete("weights/*")
-RunFolder = Annotated[
-    Path,
-    Argument(
-        metavar="RUN", autocompletion=_trained, help="A run folder, or the name of weights that ship (kerneq models)."
-    ),
-]
-RunFolders = Annotated[
-    list[Path],
-    Argument(
-        metavar="RUN",
-        autocompletion=_trained,
-        help="Run folders, folders that hold some, or names of weights that ship.",
-    ),
-]
+_run = partial(Argument, metavar="RUN", autocompletion=complete("weights/*"))
+RunFolder = Annotated[Path, _run(help="A run folder, or the name of weights that ship (kerneq models).")]
+RunFolders = Annotated[list[Path], _run(help="Run folders, folders that hold some, or names of weights that ship.")]
 RunsFolder = Annotated[Path, Option("--runs", help="The folder that holds the runs.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
 Checkpoint = Annotated[

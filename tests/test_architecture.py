@@ -35,6 +35,7 @@ LAYERS = [
     "settings",
     "models",
     "certificates",
+    "lab.console",
     "lab.data",
     "lab.run",
     "lab.training",
@@ -43,6 +44,7 @@ LAYERS = [
     "lab.report",
     "lab.verify",
     "lab.sweep",
+    "lab.tables",
     "lab.cli",
 ]
 LIBRARY = [name for name in LAYERS if not name.startswith("lab.")]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import kerneq
 from kerneq.kernels import AbstractRadialKernel
-from kerneq.lab import cli
+from kerneq.lab.cli import evaluation, training
 from kerneq.lab.evaluate import PARTS, Part, TrainedRun
 from kerneq.lab.report import render
 from kerneq.lab.run import Run
@@ -77,13 +77,13 @@ def test_a_solver_is_two_methods(tmp_path):
 def test_a_metric_is_one_entry_and_so_is_a_kind_of_evidence(tmp_path, monkeypatch, capsys):
     """A demo before it and one after: the number is wherever numbers are, and the old run has a dash."""
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(cli, "DEMO_MODELS", ("resnet-tiny",))
+    monkeypatch.setattr(training, "DEMO_MODELS", ("resnet-tiny",))
     torch.set_default_dtype(torch.float32)
-    cli.demo(tmp_path / "before", epochs=1)
+    training.demo(tmp_path / "before", epochs=1)
     assert "top" not in capsys.readouterr().out
     entry = eval(block("metric"), {"Metric": metrics.Metric})
     monkeypatch.setattr(metrics, "METRICS", (*metrics.METRICS, entry))
-    cli.demo(tmp_path / "after", epochs=1)
+    training.demo(tmp_path / "after", epochs=1)
     run = tmp_path / "after" / "resnet-tiny"
     row = json.loads((run / "metrics.jsonl").read_text())
     value = json.loads((run / "evaluation.json").read_text())["scores"]["test"]["top2"]
@@ -93,10 +93,10 @@ def test_a_metric_is_one_entry_and_so_is_a_kind_of_evidence(tmp_path, monkeypatc
     assert "test top-2 accuracy" in said and f"{value:.2%}" in said, "the table of the demo"
     [event] = EventAccumulator(str(run / "tensorboard")).Reload().Scalars("train/top2")
     assert event.value == pytest.approx(row["train"]["top2"])
-    cli.evaluate([run], device="cpu")
+    evaluation.evaluate([run], device="cpu")
     assert f"{value:.2%}" in capsys.readouterr().out
     monkeypatch.setitem(PARTS, "mirror", Part(made_by("part", tmp_path)["measure_mirror"], "in the mirror"))
-    cli.evaluate([run], part=["mirror"], device="cpu")
+    evaluation.evaluate([run], part=["mirror"], device="cpu")
     agreement = Run(run).part("mirror")["agreement"]
     assert 0 < agreement < 1 and f"{agreement:.2%}" in capsys.readouterr().out, "a part is one line"
     render([tmp_path / "before" / "resnet-tiny", run], tmp_path / "page.html")

@@ -1,24 +1,34 @@
-"""What a trained run says about picture files that are not in its data set."""
+"""Predictions of a trained run for picture files that are not in its data set, as a table, CSV and JSON."""
 
+import csv
 import dataclasses
+import io
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
-from PIL import Image
+from rich import box
+from rich.progress import Progress
+from rich.table import Column, Table
+from rich.text import Text
 from torch import Tensor, nn
 
 from ..certificates import certify
 from ..solution import Solution, Status
 from ..tensors import check_whole
+from .console import numbers, plain
 from .data import SUFFIXES, DataError, decode, grey, pictures_in
 from .evaluate import TrainedRun
 from .evaluate.saliency import contact_sheet, map_each
+from .evaluate.trained import png
+from .run import folder
 
-SHOWN = 16  # pictures of which `draw_predictions` makes a sheet
+SHOWN = 16  # pictures on the sheet that `draw_maps` makes
+TOGETHER = 256  # picture files that `predict_files` has in memory at once
 
 
 @final
@@ -42,6 +52,19 @@ class Prediction:
     def converged(self) -> bool:
         """Whether the prediction comes from equilibria that were found (or from a model that has none)."""
         return self.status in (None, Status.CONVERGED)
+
+    def row(self) -> dict[str, Any]:
+        """The prediction as JSON and CSV have it, which know no infinity."""
+        top = zip(self.classes, self.probabilities, strict=True)
+        return dict(
+            path=str(self.path),
+            top=[{"class": name, "probability": folder.finite(share)} for name, share in top],
+            converged=self.converged if self.status is not None else None,
+            status=self.status.name.lower() if self.status is not None else None,
+            steps=self.steps,
+            residual=folder.finite(self.residual),
+            certified_radius=folder.finite(self.radius),
+        )
 
 
 def predict(
@@ -79,10 +102,16 @@ def load(run: Path | str, checkpoint: str = "best", device: str | torch.device =
 
 @final
 class Predictor:
-    """The best or last weights of a run, which looks at picture files and stays open; its data set is not needed."""
+    """The best or last weights of a run, kept open to classify picture files; its data set is not needed."""
 
-    def __init__(self, run: Path | str, checkpoint: str = "best", device: str | torch.device = "auto"):
-        self.trained = TrainedRun.open(run, checkpoint, str(device))
+    def __init__(
+        self,
+        run: Path | str,
+        checkpoint: str = "best",
+        device: str | torch.device = "auto",
+        progress: Progress | None = None,
+    ):
+        self.trained = TrainedRun.open(run, checkpoint, str(device), progress=progress)
 
     def read(self, path: Path | str) -> Tensor:
         """The pixels (channels, side, side) of a picture file; a `DataError` says why there are none."""
@@ -100,7 +129,7 @@ class Predictor:
         if not pictures:
             return []
         paths, pixels = zip(*pictures, strict=True)
-        labels = torch.zeros(len(paths), dtype=torch.int64)  # nobody looks at them
+        labels = torch.zeros(len(paths), dtype=torch.int64)  # not used
         images = dataclasses.replace(self.trained.seen, pixels=torch.stack(pixels), labels=labels)
         found: list[Prediction] = []
         for x, _, logits, solutions in self.trained.outputs(images):
@@ -113,6 +142,29 @@ class Predictor:
                 names = tuple(self.trained.classes[label] for label in row)
                 found.append(Prediction(Path(path), names, tuple(shares), *outcome, radius, labels=tuple(row)))
         return found
+
+    def predict_files(
+        self, paths: Sequence[Path], top: int = 5, certified: bool = False
+    ) -> tuple[list[Prediction], list[tuple[Path, str]]]:
+        """Predict picture files, and those in folders; returns also which cannot be read, each with the reason."""
+        files: list[Path] = []
+        failures: list[tuple[Path, str]] = []
+        predictions: list[Prediction] = []
+        for path in paths:
+            try:
+                files += find_pictures(path)
+            except DataError as error:
+                failures.append((path, str(error)))
+        starts = range(0, len(files), TOGETHER)
+        for start in self.trained.track(starts, f"{len(files)} pictures", len(starts)):
+            readable = []
+            for path in files[start : start + TOGETHER]:
+                try:
+                    readable.append((path, self.read(path)))
+                except DataError as error:
+                    failures.append((path, str(error)))
+            predictions += self.predict(readable, top, certified)
+        return predictions, failures
 
     def _radii(self, x: Tensor, classes: Tensor) -> list[float]:
         """The certified radius of each picture, 0 where what is proved is about another class than was predicted: a
@@ -134,10 +186,10 @@ def _outcomes(solves: list[Solution], count: int) -> list[tuple[Status | None, i
     return [(statuses[code], taken, gap) for code, taken, gap in zip(codes, steps, residuals, strict=True)]
 
 
-def draw_predictions(predictor: Predictor, predictions: Sequence[Prediction]) -> tuple[Image.Image, int]:
-    """Where the model looks for the likeliest class of each picture, under every map; the first few of them.
+def draw_maps(predictor: Predictor, predictions: Sequence[Prediction]) -> bytes:
+    """Draw where the model looks for the likeliest class of the first SHOWN pictures, under every map, as a PNG file.
 
-    Returns the sheet and how many pictures are on it. They are read again: their pixels were not kept.
+    The pictures are read again, because their pixels were not kept.
     """
     trained, shown = predictor.trained, predictions[:SHOWN]
     pixels = torch.stack([predictor.read(p.path) for p in shown])
@@ -145,12 +197,12 @@ def draw_predictions(predictor: Predictor, predictions: Sequence[Prediction]) ->
     images = dataclasses.replace(trained.seen, pixels=pixels, labels=labels)
     maps = {name: some for name, some in map_each(trained, images).items() if "branch" not in name}
     names = [f"{p.classes[0]}, {p.probabilities[0]:.0%}: {p.path.name}" for p in shown]
-    return contact_sheet(pixels, names, maps), len(shown)
+    return png(contact_sheet(pixels, names, maps))
 
 
 def find_pictures(path: Path) -> list[Path]:
     """The picture files of a folder and of the folders in it, hidden ones left out; a file stands for itself."""
-    if not os.path.isdir(path):  # which does not mind that it may be too long for a name; whoever reads it will say so
+    if not os.path.isdir(path):  # False, not an error, for a name that is too long: `read_picture` says so
         return [path]
     found = pictures_in(path, unlisted=True)
     if not found:
@@ -178,3 +230,71 @@ def read_picture(path: Path, channels: int, side: int) -> Tensor:
         raise DataError(f"{path} is a folder or a device, not a picture: name picture files.")
     pixels = decode(path, side)
     return pixels if channels == 3 else grey(pixels[None])[0].to(torch.uint8)
+
+
+def make_table(predictions: Sequence[Prediction], title: str) -> Table:
+    """A few rows per picture: its likeliest classes, one a row, and how its equilibrium was found.
+
+    A class stands in a row of its own with its probability, so that no fold can part them. All fits into 80 columns.
+    """
+    longest = max((len(plain(name)) for p in predictions for name in p.classes), default=0)
+    certified = any(p.radius is not None for p in predictions)
+    table = Table(
+        Column("picture", overflow="fold", min_width=12),
+        Column("class", overflow="fold", min_width=min(longest, 16)),
+        *numbers("share", "steps", "residual"),
+        Column("equilibrium", no_wrap=True),
+        *(numbers("radius") if certified else ()),
+        title=plain(title),
+        box=box.HORIZONTALS,
+        show_edge=False,
+        padding=0,
+    )
+    for p in predictions:
+        outcome = [Text("–")] * 3
+        if p.status is not None:
+            word = Text("converged", "green") if p.converged else Text("not converged", "bold red")
+            outcome = [Text(f"{p.steps}"), Text(f"{p.residual:.1e}"), word]
+        if certified:
+            outcome.append(Text("–" if p.radius is None else f"{p.radius:.3f}"))
+        path = plain(p.path)
+        for name, share in zip(p.classes, p.probabilities, strict=True):
+            table.add_row(path, plain(name), f"{share:.2%}", *outcome)
+            path, outcome = Text(), []
+        table.add_section()
+    return table
+
+
+def describe_doubts(predictions: Sequence[Prediction], named: bool) -> list[str]:
+    """Warnings about equilibria that were not found, radii of 0, and classes without names (not `named`)."""
+    missed = Counter(p.status.value for p in predictions if p.status is not None and not p.converged)
+    total = f"of {len(predictions)} predictions come from an unfinished equilibrium."
+    doubts = [f"{count} {total} {reason}" for reason, count in missed.items()]
+    if all(p.radius == 0 for p in predictions):
+        doubts.append("Radius 0: of this model no perturbation is certified. `geq-certified` is made for it.")
+    if not named:
+        doubts.append("The names of the classes are not known without the folder of pictures that it was trained on.")
+    return doubts
+
+
+def to_csv(predictions: Sequence[Prediction], top: int) -> str:
+    """A row for each picture, its `top` likeliest classes and their probabilities in pairs of columns."""
+    pairs = [f"{word} {place}" for place in range(1, top + 1) for word in ("class", "probability")]
+    outcome = ("converged", "steps", "residual", "certified_radius")
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["picture", *pairs, *outcome])
+    for row in (prediction.row() for prediction in predictions):
+        path = row["path"].encode(errors="replace").decode()  # a file's name may be no text
+        table.writerow([path, *(cell for entry in row["top"] for cell in entry.values()), *map(row.get, outcome)])
+    return text.getvalue()
+
+
+def to_json(
+    trained: TrainedRun, run: Path, predictions: Sequence[Prediction], failures: Sequence[tuple[Path, str]]
+) -> str:
+    """Everything about the predictions of a run, named as the user did."""
+    header = {"run": str(run), "checkpoint": trained.checkpoint, "epoch": trained.epoch, "named": trained.named}
+    rows = [prediction.row() for prediction in predictions]
+    problems = [{"path": str(path), "problem": problem} for path, problem in failures]
+    return folder.to_json(header | {"predictions": rows, "failures": problems}, indent=2)

@@ -11,22 +11,23 @@ The file of a sweep is an experiment file with a table `[grid]`, in which every 
     ]
     seed = [0, 1, 2]                                                   # what the mean and its ± are taken over
 
-Cells that are finished are left alone, those that were killed go on, and one that fails says why and lets the others
-run.
+Finished cells are skipped, killed ones continue, and one that fails says why and lets the others run.
 """
 
 import dataclasses
+import functools
 import itertools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, final
 
 import torch
+from rich.table import Column, Table
 
 from ..settings import Written, suggestion, written
+from .console import numbers, plain
 from .data import DataError
 from .evaluate import evaluate
 from .evaluate.scores import spread
@@ -45,11 +46,19 @@ Loggers = Callable[[Path], Sequence[AbstractLogger]]  # of the run in a folder
 @final
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A point of the grid with one seed: where its run lies, and the settings laid over the experiment's."""
+    """A point of the grid with one seed."""
 
-    name: str  # of its folder
+    name: str  # of its run folder
     values: Mapping[str, str]  # by axis; axes of one value are left out
-    settings: Mapping[str, Any]
+    tables: Sequence[Mapping[str, Any]]  # of settings, each laid over the last
+    folder: Path  # from which a `base` in them is looked for
+
+    @functools.cached_property
+    def config(self) -> Config:
+        """The configuration, checked as `kerneq train` checks it."""
+        config = resolve(self.tables, self.folder)
+        check(config)
+        return config
 
 
 @final
@@ -64,28 +73,24 @@ class Sweep:
 
     def cells(self) -> list[Cell]:
         """Every combination of values, the last axis moving fastest."""
-        found = []
+        cells = []
         ends = [axis.removesuffix(".name").rpartition(".")[2] for axis in self.axes]
         short = {axis: end if ends.count(end) == 1 else axis for axis, end in zip(self.axes, ends, strict=True)}
-        for combination in itertools.product(*(axis.items() for axis in self.axes.values())):
-            settings: dict[str, Any] = {}
-            for _, change in combination:
-                settings = overlay(settings, change)
-            chosen = zip(self.axes, combination, strict=True)
-            values = {axis: label for axis, (label, _) in chosen if len(self.axes[axis]) > 1}
-            plain = {axis: re.sub(r"[^\w.,+-]+", "-", label).strip("-") for axis, label in values.items()}
-            name = ",".join(f"{short[axis]}={label}" for axis, label in plain.items())
-            found.append(Cell(name, values, settings))
-        names = [cell.name for cell in found]
-        if len(set(names)) < len(names):
+        for labels in itertools.product(*self.axes.values()):
+            chosen = dict(zip(self.axes, labels, strict=True))
+            changes = [self.axes[axis][label] for axis, label in chosen.items()]
+            values = {axis: label for axis, label in chosen.items() if len(self.axes[axis]) > 1}
+            words = (f"{short[axis]}={_file_name(label)}" for axis, label in values.items())
+            settings: dict[str, Any] = functools.reduce(overlay, changes, {})
+            cells.append(Cell(",".join(words), values, (self.table, settings), self.folder))
+        if len({cell.name for cell in cells}) < len(cells):
             raise ConfigError("Two cells of the grid have the same labels: give their values a `label` each.")
-        return found
+        return cells
 
-    def config(self, cell: Cell) -> Config:
-        """The configuration of a cell, checked as `kerneq train` checks it."""
-        config = resolve([self.table, cell.settings], self.folder)
-        check(config)
-        return config
+
+def _file_name(label: str) -> str:
+    """The label without what is awkward in the name of a folder."""
+    return re.sub(r"[^\w.,+-]+", "-", label).strip("-")
 
 
 def load_sweep(file: str, changes: Sequence[str] = ()) -> Sweep:
@@ -173,20 +178,25 @@ def _split(text: str) -> list[str]:
 @final
 @dataclasses.dataclass(frozen=True)
 class CellResult:
-    """What became of a cell."""
+    """What the run folder of a cell holds."""
 
     name: str
     values: Mapping[str, str]
     epochs: int  # trained so far
     seconds: float  # of training
-    validation: float | None  # best accuracy on held-out images
+    validation: float | None  # best accuracy on held-out images; like `test`, of finished cells only
     test: float | None  # accuracy on the test images
     problem: str  # why it failed; empty if it did not
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has an accuracy."""
+        return self.validation is not None or self.test is not None
 
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Point:
+class GridPoint:
     """A point of the grid: accuracy over its seeds."""
 
     values: Mapping[str, str]
@@ -203,73 +213,81 @@ class SweepResult:
     name: str
     split: Literal["test", "validation"]
     axes: Mapping[str, Sequence[str]]  # of several values, the seed left out
-    points: Sequence[Point]
+    points: Sequence[GridPoint]
     cells: Sequence[CellResult]
+
+    def table(self) -> Table:
+        """The accuracy of each run, with a dash where there is none."""
+        columns = Column("run", overflow="fold"), *numbers("epochs", "seconds", "validation", "test")
+        table = Table(*columns, title=plain(f"{self.name}: accuracy of each run"))
+        for cell in self.cells:
+            shares = [f"{value:.2%}" if value is not None else "–" for value in (cell.validation, cell.test)]
+            table.add_row(plain(cell.name), f"{cell.epochs}", f"{cell.seconds:.1f}", *shares)
+        return table
+
+    def summary(self) -> list[str]:
+        """A sentence for each point: its mean accuracy ± standard deviation."""
+        sentences = []
+        for point in self.points:
+            spread = f" ± {point.std:.2%}" if point.std is not None else ""
+            where = ", ".join(f"{axis} = {value}" for axis, value in point.values.items())
+            sentences.append(f"{where or self.name}: {point.mean:.2%}{spread} ({self.split}, seeds: {point.seeds})")
+        return sentences
 
 
 def run_sweep(sweep: Sweep, folder: Path, *, test: bool = False, loggers: Loggers = lambda folder: ()) -> SweepResult:
     """Train every cell that is not finished, each in its folder under `folder`; writes sweep.json and sweep.svg there.
 
-    With `test` each is evaluated on the test images. `Stopped` (Ctrl-C) ends the sweep, which goes on when called
-    again; a grid of which no cell can be configured is the `ConfigError` of the first, and one whose cells all hold
-    runs of other settings, or damaged ones, a `TrainingError`."""
+    With `test` each is evaluated on the test images. `Stopped` (Ctrl-C) ends the sweep, which continues when called
+    again. Where every cell has a problem, the first is raised, as a `ConfigError` or a `TrainingError`."""
     if os.environ.get("WORLD_SIZE", "1") != "1":  # each process would look at files that another is still writing
         raise ConfigError("A sweep runs in one process: start it without torchrun.")
-    planned = _plan(sweep)
-    if all(config is None for _, config, _ in planned):
-        raise ConfigError(planned[0][2])
-    cells = [_look(folder, *entry) for entry in planned]
-    if all(cell.problem for cell in cells):  # sweep.json is of other runs, and stays
-        raise TrainingError(cells[0].problem)
+    cells = sweep.cells()
+    results = [_read_cell(cell, folder) for cell in cells]
+    if all(result.problem for result in results):  # sweep.json is of other runs, and stays
+        _ = cells[0].config  # raises its ConfigError, if that is the problem
+        raise TrainingError(results[0].problem)
     folder.mkdir(parents=True, exist_ok=True)
-    for place, (cell, config, _) in enumerate(planned):
-        if config is None:
-            continue
-        problem = _train_cell(config, folder / cell.name, test, loggers)
-        cells[place] = _look(folder, cell, config, problem)
-        result = _gather(sweep, cells)
+    for place, cell in enumerate(cells):
+        problem = _train_cell(cell, folder / cell.name, test, loggers)
+        results[place] = _read_cell(cell, folder, problem)
+        result = _summarize(sweep, results)
         write_json(folder / "sweep.json", dataclasses.asdict(result))
     if result.points:
         write_atomically(folder / "sweep.svg", draw(result).svg)
     return result
 
 
-def _plan(sweep: Sweep) -> list[tuple[Cell, Config | None, str]]:
-    """Each cell with its configuration, or the sentence that says why it has none."""
-    planned: list[tuple[Cell, Config | None, str]] = []
-    for cell in sweep.cells():
-        try:
-            planned.append((cell, sweep.config(cell), ""))
-        except ConfigError as error:
-            planned.append((cell, None, str(error)))
-    return planned
-
-
-def _train_cell(config: Config, path: Path, test: bool, loggers: Loggers) -> str:
-    """Train and evaluate what has not been; the sentence that says why that failed, empty if it did not."""
-    run = Run(path)
+def _train_cell(cell: Cell, path: Path, test: bool, loggers: Loggers) -> str:
+    """Train and evaluate a cell as far as it is not done; returns why that failed, empty if it did not."""
     try:
-        if run.exists:
-            run.check_same(config)
-        last, epochs = run.checkpoint("last"), config.training.epochs
-        behind = read_facts(last).get("epoch", epochs) < epochs  # killed between the last row and its checkpoint
-        if behind or not _finished(run, epochs) or not (last.exists() or run.finished):
-            if config.training.compile:
-                torch.compiler.reset()  # or the limit on recompilations would count the cells before
-            train(config, path, resume=True, loggers=loggers(path))
-            if not _finished(run, epochs):
-                return (
-                    f"{path / 'metrics.jsonl'} has no row of epoch {epochs}, the last: put it back, or remove the run."
-                )
+        run = Run(path)
+        _finish_training(run, cell.config, loggers)
         if test and not run.test():
-            evaluate(path, device=config.device)
+            evaluate(path, device=cell.config.device)
     except Stopped:
         raise
     except (DataError, TrainingError, ValueError) as error:  # sentences for people
         return str(error)
-    except Exception as error:  # whatever happened to this cell, the others are worth their results
+    except Exception as error:  # also a bug in this cell does not end the others
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def _finish_training(run: Run, config: Config, loggers: Loggers) -> None:
+    """Train the run to its last epoch, if it is not there yet."""
+    if run.exists:
+        run.check_same(config)
+    last, epochs = run.checkpoint("last"), config.training.epochs
+    behind = read_facts(last).get("epoch", epochs) < epochs  # killed between the last row and its checkpoint
+    if _finished(run, epochs) and not behind and (last.exists() or run.finished):
+        return
+    if config.training.compile:
+        torch.compiler.reset()  # or the limit on recompilations would count the cells before
+    train(config, run.path, resume=True, loggers=loggers(run.path))
+    if not _finished(run, epochs):
+        rows = run.path / "metrics.jsonl"
+        raise TrainingError(f"{rows} has no row of epoch {epochs}, the last: put it back, or remove the run.")
 
 
 def _finished(run: Run, epochs: int) -> bool:
@@ -278,54 +296,47 @@ def _finished(run: Run, epochs: int) -> bool:
 
 def collect(sweep: Sweep, folder: Path) -> SweepResult:
     """What the run folders of a sweep hold now; nothing is trained."""
-    return _gather(sweep, [_look(folder, *entry) for entry in _plan(sweep)])
+    return _summarize(sweep, [_read_cell(cell, folder) for cell in sweep.cells()])
 
 
-def _look(folder: Path, cell: Cell, config: Config | None, problem: str) -> CellResult:
+def _read_cell(cell: Cell, folder: Path, problem: str = "") -> CellResult:
     """What the run folder of a cell holds now; one that is damaged, or of other settings, is a problem of its own."""
     run = Run(folder / cell.name)
-    validation = accuracy = None
+    validation = test = None
     try:
-        if config is not None and not problem and run.exists:
+        config = cell.config
+        if run.exists and not problem:
             run.check_same(config)
             if _finished(run, config.training.epochs):
-                validation, accuracy = run.best_accuracy(), run.test().get("accuracy")
-    except TrainingError as error:
-        problem = str(error)
-    return CellResult(cell.name, cell.values, len(run.rows()), run.seconds(), validation, accuracy, problem)
+                validation, test = run.best_accuracy(), run.test().get("accuracy")
+    except (ConfigError, TrainingError) as error:
+        problem = problem or str(error)
+    return CellResult(cell.name, cell.values, len(run.rows()), run.seconds(), validation, test, problem)
 
 
-def _gather(sweep: Sweep, results: Sequence[CellResult]) -> SweepResult:
+def _summarize(sweep: Sweep, cells: Sequence[CellResult]) -> SweepResult:
     """The cells, and the accuracy of those that are finished, by point."""
-    finished = [result for result in results if result.validation is not None or result.test is not None]
-    tested = bool(finished) and all(result.test is not None for result in finished)
-    groups: dict[tuple[str, ...], list[float]] = {}
+    finished = [cell for cell in cells if cell.finished]
+    tested = bool(finished) and all(cell.test is not None for cell in finished)
     axes = {axis: list(values) for axis, values in sweep.axes.items() if axis != "seed" and len(values) > 1}
-    for result in finished:
-        value = result.test if tested else result.validation
-        if value is not None:
-            groups.setdefault(tuple(result.values[axis] for axis in axes), []).append(value)
-    points = [Point(dict(zip(axes, key, strict=True)), len(found), *spread(found)) for key, found in groups.items()]
-    return SweepResult(sweep.name, "test" if tested else "validation", axes, points, results)
+    groups: dict[tuple[str, ...], list[float]] = {}
+    for cell in finished:
+        accuracy = cell.test if tested else cell.validation
+        if accuracy is not None:
+            groups.setdefault(tuple(cell.values[axis] for axis in axes), []).append(accuracy)
+    points = [GridPoint(dict(zip(axes, key, strict=True)), len(found), *spread(found)) for key, found in groups.items()]
+    return SweepResult(sweep.name, "test" if tested else "validation", axes, points, cells)
 
 
 def draw(result: SweepResult) -> Canvas:
     """Accuracy against the axis of the most values, ± one standard deviation over the seeds; the others are lines."""
     across = max(result.axes, key=lambda axis: len(result.axes[axis]), default="")
-    labels = list(result.axes.get(across, [""]))
-    places: list[float] = []
-    with suppress(ValueError):
-        places = [float(label) for label in labels]
-    scaled = len(places) > 0
-    where = dict(zip(labels, places if scaled else map(float, range(len(labels))), strict=True))
-    lines: dict[str, list[Point]] = {}
-    for point in result.points:
-        rest = ", ".join(value for axis, value in point.values.items() if axis != across)
-        lines.setdefault(rest, []).append(point)
+    labels = result.axes.get(across, [""])
+    where, scaled = _place(labels)
     seeds = max((point.seeds for point in result.points), default=1)
     with drawn(3.6, width=6) as canvas:
         (axes,) = canvas.axes
-        for place, (name, points) in enumerate(lines.items()):
+        for place, (name, points) in enumerate(_lines(result.points, across).items()):
             points.sort(key=lambda point: where[point.values.get(across, "")])  # or the line would go to and fro
             axes.errorbar(
                 [where[point.values.get(across, "")] for point in points],
@@ -337,10 +348,27 @@ def draw(result: SweepResult) -> Canvas:
                 capsize=3,
                 linestyle="-" if scaled else "none",
             )
-        if scaled and min(places) > 0 and max(places) >= 8 * min(places):
+        if scaled and min(where.values()) > 0 and max(where.values()) >= 8 * min(where.values()):
             axes.set_xscale("log")
             axes.minorticks_off()
         axes.set_xticks(list(where.values()), labels)
         axes.tick_params("x", rotation=0 if scaled else 20)
         axes.set(xlabel=across, ylabel=f"{result.split} accuracy in %" + (f", {seeds} seeds" if seeds > 1 else ""))
     return canvas
+
+
+def _lines(points: Sequence[GridPoint], across: str) -> dict[str, list[GridPoint]]:
+    """The points of each line: those that differ in the value of the axis `across` only."""
+    lines: dict[str, list[GridPoint]] = {}
+    for point in points:
+        name = ", ".join(value for axis, value in point.values.items() if axis != across)
+        lines.setdefault(name, []).append(point)
+    return lines
+
+
+def _place(labels: Sequence[str]) -> tuple[dict[str, float], bool]:
+    """Where each value of an axis is drawn: at its number if all are numbers (then True), else one beside the other."""
+    try:
+        return {label: float(label) for label in labels}, True
+    except ValueError:
+        return {label: float(place) for place, label in enumerate(labels)}, False

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kerneq import __version__
 from kerneq.lab import cli
-from kerneq.lab.cli import main
+from kerneq.lab.cli import main, training
 from kerneq.lab.run import Run, checkpoint
 from kerneq.lab.run.config import load, write
 
@@ -157,6 +157,13 @@ def test_help_comes_without_importing_torch():
     assert "Kernel equilibrium models" in said_without_torch("kerneq --help", {})
 
 
+@pytest.mark.parametrize("program", ["from kerneq.cli import main; main()", "import kerneq.__main__ as m; m.main()"])
+def test_without_the_laboratory_the_program_says_what_to_install(program):
+    code = f"import sys; sys.modules |= dict(typer=None, rich=None); {program}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("The program kerneq needs rich, typer: install it by `pip ")
+
+
 def test_help_swallows_no_word_and_names_what_it_wants_in_capitals(kerneq):
     """Typer takes a [word] for a style and leaves it out."""
     code, said = kerneq("sweep", "--help")
@@ -173,7 +180,7 @@ def said_without_torch(command: str, environment: dict[str, str]) -> str:
 
 
 def test_a_terminal_without_our_characters_costs_nobody_a_result():
-    code = "from kerneq.lab.cli import main, say\nmain(lambda: say('95 % … μ'))"
+    code = "from kerneq.lab.cli import main\nfrom kerneq.lab.console import say\nmain(lambda: say('95 % … μ'))"
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONIOENCODING": "latin-1"}, capture_output=True
     )
@@ -255,7 +262,7 @@ def test_a_batch_too_small_for_a_batch_norm_is_a_sentence(kerneq):
 
 
 def test_the_demo_ends_in_a_table_and_a_page(kerneq, monkeypatch):
-    monkeypatch.setattr(cli, "DEMO_MODELS", ("geq-dense-tiny", "resnet-tiny"))
+    monkeypatch.setattr(training, "DEMO_MODELS", ("geq-dense-tiny", "resnet-tiny"))
     Path("out/resnet-tiny").mkdir(parents=True)
     Path("out/resnet-tiny/config.toml").write_text(write(load("resnet-tiny-digits", ["training.epochs=3"])))
     Path("out/resnet-tiny/left by an earlier demo").touch()
@@ -268,7 +275,7 @@ def test_the_demo_ends_in_a_table_and_a_page(kerneq, monkeypatch):
 
 
 def test_the_demo_replaces_no_run_of_other_settings_and_none_in_use(kerneq, monkeypatch):
-    monkeypatch.setattr(cli, "DEMO_MODELS", ("geq-dense-tiny", "resnet-tiny"))
+    monkeypatch.setattr(training, "DEMO_MODELS", ("geq-dense-tiny", "resnet-tiny"))
     settings = {"out/geq-dense-tiny": [], "out/resnet-tiny": ["seed=7"]}
     for name, changes in settings.items():
         Path(name).mkdir(parents=True)

@@ -16,10 +16,10 @@ from PIL import Image
 from predict_helpers import painted, write_digits
 
 from kerneq.lab import prediction
-from kerneq.lab.cli import prediction_table, show_table
+from kerneq.lab.console import show_table
 from kerneq.lab.data import DataError, load, normalise
 from kerneq.lab.evaluate import evaluate
-from kerneq.lab.prediction import Prediction, Predictor, predict
+from kerneq.lab.prediction import Prediction, Predictor, make_table, predict
 from kerneq.lab.prediction import load as load_model
 from kerneq.lab.run import Run, checkpoint
 from kerneq.lab.run.config import load as load_config
@@ -156,7 +156,7 @@ def test_a_folder_that_may_not_be_listed_costs_those_beside_it_no_prediction(ker
 def test_a_folder_of_pictures_is_every_picture_in_it_and_csv_has_a_row_for_each(
     kerneq, digits_run, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("kerneq.lab.cli.TOGETHER", 2)  # so that there are several lots
+    monkeypatch.setattr("kerneq.lab.prediction.TOGETHER", 2)  # so that there are several lots
     folder = tmp_path / "album"
     (folder / "more").mkdir(parents=True)
     (folder / ".hidden").mkdir()
@@ -201,7 +201,7 @@ def test_the_map_is_of_the_class_that_was_predicted_whatever_others_have_its_nam
     predictor.trained = dataclasses.replace(predictor.trained, seen=seen)
     drawn = []
     monkeypatch.setattr(prediction, "map_each", lambda trained, images: drawn.extend(images.labels.tolist()) or {})
-    prediction.draw_predictions(predictor, predictor.predict(pictures))
+    prediction.draw_maps(predictor, predictor.predict(pictures))
     assert drawn == wanted and set(drawn) != {0}
 
 
@@ -241,7 +241,7 @@ def test_a_class_stands_beside_its_probability_at_80_columns(columns, capsys, mo
     shares = (1.0, 0.25, 0.125)
     monkeypatch.setenv("COLUMNS", str(columns))
     shown = Prediction(path, classes, shares, Status.MAX_STEPS, 50, 1e-3, 0.123, labels=(1, 0, 3))
-    show_table(prediction_table([shown], "title"))
+    show_table(make_table([shown], "title"))
     out = capsys.readouterr().out.splitlines()
     lines = [line for line in out if "%" in line]
     assert max(map(len, out)) <= 80

@@ -12,7 +12,7 @@ import torch
 
 import kerneq as kq
 from kerneq import operators
-from kerneq.lab import cli
+from kerneq.lab.cli import evaluation
 from kerneq.lab.data import DataError
 from kerneq.lab.evaluate import TrainedRun, export
 from kerneq.lab.evaluate.export import card
@@ -140,7 +140,7 @@ def test_what_was_measured_on_the_weights_of_another_epoch_is_not_handed_on(trai
 
 
 def test_the_command_hands_on_a_run(trained, tmp_path, capsys):
-    cli.export(trained.path, tmp_path / "mine")
+    evaluation.export(trained.path, tmp_path / "mine")
     assert "README.md" in capsys.readouterr().out and Run(tmp_path / "mine").exists
 
 

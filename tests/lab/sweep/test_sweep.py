@@ -12,7 +12,7 @@ from kerneq.kernels import Linear
 from kerneq.lab.run import Run, Stopped, TrainingError
 from kerneq.lab.run.checkpoint import read_facts
 from kerneq.lab.run.config import ConfigError, load, write
-from kerneq.lab.sweep import SWEEPS, Point, Sweep, SweepResult, collect, draw, load_sweep, run_sweep
+from kerneq.lab.sweep import SWEEPS, GridPoint, Sweep, SweepResult, collect, draw, load_sweep, run_sweep
 from kerneq.lab.training import AbstractLogger, train
 from kerneq.solvers import Anderson
 
@@ -37,11 +37,12 @@ def test_a_grid_is_every_combination_of_its_axes_the_seed_moving_fastest(grid):
     sweep = grid("seed = [0, 1]\nmodel.norm = [0.5, 1]\noptimizer.lr = [0.1]")
     names = [cell.name for cell in sweep.cells()]
     assert names == ["norm=0.5,seed=0", "norm=0.5,seed=1", "norm=1,seed=0", "norm=1,seed=1"]  # lr does not vary
-    found = [sweep.config(cell) for cell in sweep.cells()]
+    found = [cell.config for cell in sweep.cells()]
     assert [(config.model.settings.norm, config.seed) for config in found] == [(0.5, 0), (0.5, 1), (1, 0), (1, 1)]
     assert all(config.optimizer.lr == 0.1 and config.training.epochs == 1 for config in found)
     Path("mine").write_bytes(Path("mine.toml").read_bytes())
-    assert load_sweep("mine").cells() == load_sweep("mine.toml").cells() == sweep.cells()
+    for name in ("mine", "mine.toml"):
+        assert [cell.config for cell in load_sweep(name).cells()] == found
 
 
 def test_values_may_be_tables_of_settings_or_other_experiments(grid):
@@ -53,7 +54,7 @@ def test_values_may_be_tables_of_settings_or_other_experiments(grid):
         ]
         """
     )
-    first, second = (sweep.config(cell) for cell in sweep.cells())
+    first, second = (cell.config for cell in sweep.cells())
     assert write(first).count('name = "phantom"') == 1 and first.model.name == "geq-dense-tiny"
     assert second.model.name == "opteq-tiny" and second.training.epochs == 1
     assert [cell.name for cell in sweep.cells()] == ["what=phantom", "what=opt-eq"]
@@ -64,25 +65,25 @@ def test_on_the_command_line_commas_part_values_and_a_single_value_is_a_setting(
         "geq-tiny-digits", ["model.features=[8,8],[8,16]", "seed=3", "model.solver.name=picard,anderson"]
     )
     assert [cell.name for cell in sweep.cells()][::3] == ["features=8,8,solver=picard", "features=8,16,solver=anderson"]
-    configs = [sweep.config(cell) for cell in sweep.cells()]
+    configs = [cell.config for cell in sweep.cells()]
     assert [config.model.settings.features for config in configs] == [(8, 8)] * 2 + [(8, 16)] * 2
     assert all(config.seed == 3 for config in configs)
     quoted = load_sweep("geq-tiny-digits", ['data.name="folder:a,b", folder:Jill\'s', "seed=0,1"])
-    names = [quoted.config(cell).data.name for cell in quoted.cells()]
+    names = [cell.config.data.name for cell in quoted.cells()]
     assert names == ["folder:a,b", "folder:a,b", "folder:Jill's", "folder:Jill's"]
     digits = load_sweep("digits", ["model.norm=0.7", "training.epochs=2"])
-    assert {digits.config(cell).model.settings.norm for cell in digits.cells()} == {0.7}
+    assert {cell.config.model.settings.norm for cell in digits.cells()} == {0.7}
 
 
 def test_a_table_on_the_command_line_changes_what_stands_there(grid):
     sweep = grid('model.solver.name = ["anderson"]', "model.solver={memory=2},{memory=4}")
-    assert [sweep.config(cell).model.settings.solver for cell in sweep.cells()] == [Anderson(2), Anderson(4)]
+    assert [cell.config.model.settings.solver for cell in sweep.cells()] == [Anderson(2), Anderson(4)]
 
 
 def test_an_axis_of_kernels_drops_what_the_file_says_of_another_kernel(tmp_path):
     (tmp_path / "mine.toml").write_text('base = "geq-tiny-cifar10"\nmodel.kernel.split = 4\n')
     sweep = load_sweep(str(tmp_path / "mine.toml"), ["model.kernel.name=gaussian,linear"])
-    gaussian, linear = (sweep.config(cell).model.settings.kernel for cell in sweep.cells())
+    gaussian, linear = (cell.config.model.settings.kernel for cell in sweep.cells())
     assert gaussian == dataclasses.replace(load("geq-tiny-cifar10").model.settings.kernel, split=4)
     assert linear == Linear()
 
@@ -110,7 +111,7 @@ def test_every_sweep_of_the_package_can_be_configured(name):
     sweep = load_sweep(name, ["seed=0", "model.width=16", "device=cpu"])
     assert len(sweep.cells()) >= 2
     for cell in sweep.cells():
-        sweep.config(cell)
+        assert cell.config.device == "cpu"
 
 
 def test_the_grids_of_the_papers_hold_the_published_choice():
@@ -118,7 +119,7 @@ def test_the_grids_of_the_papers_hold_the_published_choice():
         sweep = load_sweep(name)
         assert choice in sweep.axes[f"model.kernel.{name}"]
     cell = next(cell for cell in load_sweep("patch").cells() if cell.name == "base=geq-5m-cifar100,patch=2,seed=0")
-    assert load_sweep("patch").config(cell) == load("geq-5m-cifar100")
+    assert cell.config == load("geq-5m-cifar100")
 
 
 def test_a_failed_cell_says_why_the_others_go_on_and_finished_ones_are_left_alone(grid, tmp_path):
@@ -203,7 +204,7 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(grid, tmp_path):
     result = run_sweep(sweep, tmp_path / "runs")
     assert [cell.epochs for cell in result.cells] == [2, 2]
     assert [len(Run(tmp_path / "runs" / f"seed={seed}").environment()["resumed"]) for seed in (0, 1)] == [0, 1]
-    whole = train(sweep.config(sweep.cells()[1]), tmp_path / "whole")
+    whole = train(sweep.cells()[1].config, tmp_path / "whole")
     again = Run(tmp_path / "runs" / "seed=1").rows()
     assert [row["validation"] for row in again] == [row["validation"] for row in whole]
     last.write_bytes(behind)  # as after a kill between the last row and its checkpoint
@@ -212,8 +213,8 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(grid, tmp_path):
 
 
 def test_the_figure_has_a_place_for_each_value_and_a_line_for_each_of_the_rest():
-    def point(norm: str, kernel: str) -> Point:
-        return Point({"kernel": kernel, "norm": norm}, 3, float(norm) / 20, 0.01)
+    def point(norm: str, kernel: str) -> GridPoint:
+        return GridPoint({"kernel": kernel, "norm": norm}, 3, float(norm) / 20, 0.01)
 
     axes = {"kernel": ["linear", "cauchy"], "norm": ["8", "0.5", "1"]}
     points = [point(norm, kernel) for kernel in axes["kernel"] for norm in axes["norm"]]
@@ -224,7 +225,7 @@ def test_the_figure_has_a_place_for_each_value_and_a_line_for_each_of_the_rest()
     assert [text.get_text() for text in canvas.figure.legends[0].get_texts()] == ["linear", "cauchy"]
     line = plot.containers[0].lines[0]
     assert list(line.get_xdata()) == [0.5, 1, 8] and list(line.get_ydata()) == pytest.approx([2.5, 5, 40])
-    canvas = draw(SweepResult("s", "test", {"kernel": ["a", "b"]}, [Point({"kernel": "b"}, 1, 0.5, None)], []))
+    canvas = draw(SweepResult("s", "test", {"kernel": ["a", "b"]}, [GridPoint({"kernel": "b"}, 1, 0.5, None)], []))
     assert [tick.get_text() for tick in canvas.axes[0].get_xticklabels()] == ["a", "b"] and not canvas.figure.legends
 
 

@@ -1,0 +1,173 @@
+"""The commands that train: one run, a sweep, and the demo."""
+
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from ..console import about_run, complain, printable, say, show_table
+from .arguments import RUNS, RunsFolder, complete
+
+if TYPE_CHECKING:
+    from ..run import Run
+    from ..run.config import Config
+    from ..training import AbstractLogger
+
+DEMO_MODELS = ("geq-tiny", "mopteq-tiny", "opteq-tiny", "geq-dense-tiny", "resnet-tiny")
+
+
+def train(
+    file: Annotated[
+        str,
+        Argument(
+            metavar="FILE",
+            autocompletion=complete("experiments/*.toml"),
+            help="An experiment by its name or its file, or a run folder to --resume.",
+        ),
+    ] = "",
+    changes: Annotated[
+        list[str] | None,
+        Argument(metavar="KEY=VALUE", help="Settings to change, for example optimizer.lr=0.2 seed=1."),
+    ] = None,
+    resume: Annotated[bool, Option("--resume", help="Continue the run from its last checkpoint.")] = False,
+    name: Annotated[str, Option(help="Name of the run folder; by default that of FILE.")] = "",
+    runs: RunsFolder = RUNS,
+    show_config: Annotated[bool, Option("--show-config", help="Print every setting as TOML and stop.")] = False,
+) -> None:
+    """Train a model; everything about the run goes into runs/NAME."""
+    began = time.monotonic()
+    from ..run import Run
+    from ..run.config import check, write
+    from ..training import train as train_model
+
+    settings = list(changes or [])
+    if "=" in file and not os.path.exists(file):  # False, not an error, for a name that is too long
+        file, settings = "", [file, *settings]
+    config, folder = plan_run(file, settings, resume, name, runs)
+    check(config)
+    if show_config:
+        print(write(config, comments=True), end="")
+        return
+    loggers = open_loggers(folder)
+    train_model(config, folder, resume=resume, loggers=loggers, began=began)
+    if loggers:
+        best = Run(folder).best_accuracy()
+        words = f"best validation accuracy {best:.2%}" if best is not None else "no accuracy on held-out images"
+        epochs = "1 epoch" if config.training.epochs == 1 else f"{config.training.epochs} epochs"
+        say(f"{folder}: {epochs}, {words}. Next: kerneq evaluate {shlex.quote(str(folder))}")
+
+
+def plan_run(file: str, changes: Sequence[str], resume: bool, name: str, runs: Path) -> "tuple[Config, Path]":
+    """The configuration and the run folder that the arguments of `kerneq train` mean."""
+    from ..run.config import ConfigError, load
+
+    path = Path(file)
+    if file and path.is_dir():
+        if not resume:
+            raise ConfigError(f"{path} is a folder: add --resume to continue the run in it, or name a TOML file.")
+        if name or runs != RUNS:
+            raise ConfigError(f"--name and --runs say where a new run goes: {path} is continued where it is.")
+        return load(path / "config.toml", changes), path
+    config = load(file or None, changes)
+    file_name = path.resolve().parent.name if path.name == "config.toml" else path.name  # of a run, which has a name
+    name = name or file_name.removesuffix(".toml") or config.model.name
+    if name in (".", "..") or "/" in name:
+        raise ConfigError(f"--name is the name of a folder in {runs}, without slashes, got `{name}`.")
+    return config, runs / name
+
+
+def open_loggers(folder: Path) -> "list[AbstractLogger]":
+    """Terminal and TensorBoard, if this is the only process or the first of those that torchrun started."""
+    from ..training.logger import TensorBoardLogger, TerminalLogger
+
+    if os.environ.get("RANK", "0") != "0":
+        return []
+    return [TerminalLogger(title=printable(folder.name)), TensorBoardLogger(folder / "tensorboard")]
+
+
+def sweep(
+    file: Annotated[
+        str,
+        Argument(
+            metavar="FILE",
+            autocompletion=complete("experiments/sweeps/*.toml", "experiments/*.toml"),
+            help="A sweep or an experiment by its name, or a TOML file with a table `grid`.",
+        ),
+    ],
+    axes: Annotated[
+        list[str] | None,
+        Argument(metavar="KEY=A,B,C", help="What to vary, for example model.norm=1,2 seed=0,1,2."),
+    ] = None,
+    name: Annotated[str, Option(help="Name of the folder of all its runs; by default that of FILE.")] = "",
+    runs: RunsFolder = RUNS,
+    test: Annotated[bool, Option("--test", help="Evaluate each run on the test images, too.")] = False,
+    show: Annotated[bool, Option("--list", help="Train nothing: show the runs, and how far they are.")] = False,
+) -> None:
+    """Train an experiment over a grid of settings and draw it; finished runs are skipped, killed ones go on."""
+    from ..sweep import collect, load_sweep, run_sweep
+
+    grid = load_sweep(file, axes or [])
+    folder = runs / (name or grid.name)
+    result = collect(grid, folder) if show else run_sweep(grid, folder, test=test, loggers=open_loggers)
+    show_table(result.table())
+    for sentence in result.summary():
+        say(sentence)
+    failed = [cell for cell in result.cells if cell.problem]
+    for cell in failed:
+        complain(about_run(folder / cell.name, cell.problem))
+    if not show:
+        say(f"Written to {folder / 'sweep.json'}" + (f" and {folder / 'sweep.svg'}" if result.points else ""))
+    if failed:
+        sys.exit(1)
+
+
+def demo(
+    output: Annotated[Path, Option(help="Where the runs and the report go.")] = Path("runs/demo"),
+    epochs: Annotated[int, Option(help="Epochs for each model.", min=1)] = 6,
+) -> None:
+    """Train small models on the embedded digits and compare them: a few minutes on a CPU, no downloads."""
+    import torch
+
+    from ..evaluate import PARTS, NotApplicableError, TrainedRun, measure_part
+    from ..report import gather, render
+    from ..run import Run
+    from ..run.config import load
+    from ..tables import demo_table
+    from ..training import train as train_model
+
+    configs = {output / name: load(f"{name}-digits", [f"training.epochs={epochs}"]) for name in DEMO_MODELS}
+    earlier = [Run(folder) for folder in configs if folder.exists()]
+    for run in earlier:
+        check_demo(run, configs[run.path])
+    for run in earlier:
+        with run.locked():
+            shutil.rmtree(run.path)
+    torch.set_num_threads(1)  # these models are too small to share between threads
+    for folder, config in configs.items():
+        train_model(config, folder, loggers=open_loggers(folder))
+        trained = TrainedRun.open(folder, device="cpu")
+        for name in ("scores", "behaviour"):
+            with suppress(NotApplicableError):  # a model without equilibria has no behaviour
+                measure_part(trained, name, PARTS[name]).write()
+    page, folders = output / "report.html", list(configs)
+    render(folders, page)
+    show_table(demo_table([reported.run for reported in gather(folders)]))
+    say(f"Curves, calibration, mistakes, equilibria: {page}")
+
+
+def check_demo(run: "Run", config: "Config") -> None:
+    """Refuse a folder that the demo may not replace: no run, or one with other settings than its own, epochs aside."""
+    from ..run import TrainingError
+    from ..run.config import ConfigError, differences
+
+    with suppress(ConfigError, TrainingError):  # no settings, or none that can be read
+        if set(differences(run.config(), config)) <= {"training.epochs"}:
+            return
+    raise ConfigError(f"{run.path} exists but is not a run of the demo; choose another --output.")

@@ -35,6 +35,7 @@ LAYERS = [
     "settings",
     "models",
     "certificates",
+    "loading",
     "lab.data",
     "lab.run",
     "lab.training",

@@ -7,10 +7,10 @@ import math
 import os
 import platform
 import re
-import shlex
 import subprocess
 import sys
 import time
+import tomllib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,13 +21,12 @@ import torch
 from torch import Tensor
 
 from ... import __version__
-from ...settings import values
+from ...loading import FREE, CheckpointError, TrainingError, check_settings, config_file, read_checkpoint, read_weights
 from ..data import fingerprint
 from . import checkpoint
-from .checkpoint import CheckpointError, TrainingError, write_atomically
-from .config import Config, ConfigError, differences, load, parse, write
+from .checkpoint import write_atomically
+from .config import Config, ConfigError, differences, load, write
 
-FREE = ("device", "training.checkpoint_epochs", "training.checkpoint_steps")  # may change between two starts
 _WAYS = ("compile", "graph", "channels_last", "deterministic", "validate_epochs")
 INCIDENTAL = (*FREE, "data.memory", *(f"training.{name}" for name in _WAYS))  # how it is computed, not what it learns
 
@@ -64,9 +63,7 @@ class Run:
 
     def config(self) -> Config:
         """The settings of an existing run; a folder that is none is a `TrainingError`."""
-        if not self.exists:
-            raise TrainingError(f"{self.path} is not a run folder: it has no config.toml. kerneq train makes one.")
-        return load(self.path / "config.toml")
+        return load(config_file(self.path))
 
     def environment(self) -> dict[str, Any]:
         """Where the run came from, as in environment.json; empty if it was not recorded, or is damaged."""
@@ -172,16 +169,8 @@ class Run:
 
         Those of other settings than config.toml's are refused.
         """
-        if which not in ("best", "last"):
-            raise ConfigError(f"`checkpoint` must be 'best' or 'last', got {which!r}.")
-        path = self.checkpoint(which)
-        if not path.exists():
-            there = [name for name in ("best", "last") if self.checkpoint(name).exists()]
-            command = shlex.join(["kerneq", "train", str(self.path), "--resume"])
-            remedy = f"ask for the {there[0]} one" if there else f"{command} makes it"
-            raise CheckpointError(f"There is no checkpoint {path}: {remedy}.")
-        weights, facts = checkpoint.trained_weights(path)
-        check_belongs(path, facts, self.config())
+        path, weights, facts = read_weights(self.path, which)
+        check_settings(path, facts, tomllib.loads(write(self.config())))
         return weights, int(facts["epoch"]), facts.get("step")
 
     @contextmanager
@@ -247,7 +236,7 @@ class Run:
         for which in ("previous", "best"):
             file = self.checkpoint(which)
             with suppress(CheckpointError):
-                step = checkpoint.load(file)[1]["step"]
+                step = read_checkpoint(file)[1]["step"]
                 if which == "previous" and damaged != file:
                     return f"Remove it to continue from {file}, which is whole (step {step})."
                 return f"{file} is whole and can be evaluated."
@@ -359,28 +348,6 @@ class Run:
 
     def _write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         write_atomically(self.path / "metrics.jsonl", "".join(to_json(row) + "\n" for row in rows).encode())
-
-
-def check_belongs(path: Path, facts: Mapping[str, Any], config: Config) -> None:
-    """Refuse the checkpoint at `path` where the settings it was saved with are not these; old ones do not say.
-
-    Its weights would fit all the same, and give the answers of a model that nobody trained. A folder of pictures may
-    have moved.
-    """
-    try:
-        before = parse(facts["config"])
-    except (KeyError, ConfigError):
-        return
-    moved = all(each.data.name.startswith("folder:") for each in (before, config))
-    free = (*FREE, "data.name") if moved else FREE
-    changed = [key for key in differences(before, config) if key not in free]
-    if changed:
-        then, now = (values(each).get(changed[0], "absent") for each in (before, config))
-        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-        raise CheckpointError(
-            f"{path} was trained with other settings than the run's config.toml has: `{changed[0]}` was {then!r} and "
-            f"is {now!r}{more}. Put back the config.toml or the checkpoint that belongs there."
-        )
 
 
 def write_json(path: Path, table: Mapping[str, Any]) -> None:

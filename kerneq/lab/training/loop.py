@@ -3,6 +3,7 @@
 import math
 import os
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -14,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
+from ...loading import check_settings
 from ...solution import NonfiniteInputError
 from ..data import Batches
 from ..run import CheckpointError, Run, Stopped, TrainingError
 from ..run.checkpoint import Writer, read_facts
-from ..run.config import Config
-from ..run.folder import check_belongs
+from ..run.config import Config, write
 from .build import Builder, build_model, class_counts, place, training_batches
 from .logger import AbstractLogger, Clock, Progress
 from .metrics import validate
@@ -199,7 +200,9 @@ def open_run(
             if file.exists() and file.stat().st_size:
                 raise TrainingError(f"{file} is of no run, and would be overwritten: choose another --name.")
     if newest is not None:
-        check_belongs(newest, read_facts(newest), state.config)  # says itself what to do: nothing is to be removed
+        check_settings(
+            newest, read_facts(newest), tomllib.loads(write(state.config))
+        )  # says itself what to do: nothing is to be removed
         try:
             state.restore(newest)
         except CheckpointError as error:

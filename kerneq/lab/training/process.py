@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +17,8 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from ...fused.layers import pool
-from ..run import TrainingError
+from ...loading import TrainingError
+from ...loading import choose_device as choose_device
 
 
 @final
@@ -129,23 +129,6 @@ def finish() -> None:
     """Leave the other processes."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
-
-
-def choose_device(device: str, local_rank: int = 0) -> torch.device:
-    """The device named by a setting; `auto` and `cuda` take the GPU of this process's local rank."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    named = re.fullmatch(r"cpu|cuda(?::(\d+))?", device)
-    if named is None:
-        raise TrainingError(f"`device` must be auto, cpu, cuda or cuda:N, got `{device}`.")
-    if device == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise TrainingError(f"`device` is {device}, but PyTorch sees no GPU here; use device=cpu.")
-    index = local_rank if named[1] is None else int(named[1])
-    if index >= torch.cuda.device_count():
-        raise TrainingError(f"`device` asks for GPU {index}, but there are {torch.cuda.device_count()}.")
-    return torch.device("cuda", index)
 
 
 @contextmanager

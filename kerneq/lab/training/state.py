@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from ...graphs import capture
+from ...loading import load_weights, read_checkpoint, select
 from ...models import AbstractModel
 from ..run import CheckpointError, Run, TrainingError, checkpoint
 from ..run.config import Config, write
@@ -93,10 +94,10 @@ class State:
 
     def restore(self, path: Path) -> None:
         """Continue from the checkpoint at `path`: afterwards everything is bit for bit as it was saved."""
-        tensors, facts = checkpoint.load(path)
+        tensors, facts = read_checkpoint(path)
         if self.average is not None:
-            checkpoint.load_weights(self.average, checkpoint.part(tensors, "average."), path)
-        checkpoint.load_weights(self.model, checkpoint.part(tensors, "model."), path)
+            load_weights(self.average, select(tensors, "average."), path)
+        load_weights(self.model, select(tensors, "model."), path)
         try:
             for name, parameter in self.model.named_parameters():
                 if f"momentum.{name}" in tensors:  # in the memory layout of its parameter

@@ -66,11 +66,10 @@ def split(images: Images, config: Config) -> tuple[Images, Images | None]:
     return split_validation(images, count, config.seed) if count > 0 else (images, None)
 
 
-def class_counts(*parts: Images | None) -> list[int]:
+def class_counts(*parts: Images) -> list[int]:
     """How many images of each class, by label, some parts of a data set have together."""
-    images = [part for part in parts if part is not None]
-    labels = torch.cat([part.labels.cpu() for part in images])
-    return labels.bincount(minlength=len(images[0].classes)).tolist()
+    labels = torch.cat([part.labels.cpu() for part in parts])
+    return labels.bincount(minlength=len(parts[0].classes)).tolist()
 
 
 def hold(images: Images, config: Config, process: Process) -> Images:

@@ -2,13 +2,12 @@
 
 import abc
 import dataclasses
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -32,32 +31,6 @@ class Progress:
     rate: float  # learning rate
     images_per_second: float  # in this epoch so far
     scores: metrics.Scores
-
-
-@final
-class Clock:
-    """Where the time of a run goes: every second since `began` (of `time.monotonic`) belongs to one phase."""
-
-    START: ClassVar = ("imports", "device", "data", "model", "first steps")
-
-    def __init__(self, began: float):
-        self.last = began
-        self.seconds: dict[str, float] = {}
-
-    def lap(self, phase: str) -> None:
-        """What has passed since the last call was spent on this phase."""
-        now = time.monotonic()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.last
-        self.last = now
-
-    def __str__(self) -> str:
-        def text(phases: Sequence[str]) -> str:
-            return ", ".join(f"{phase} {self.seconds[phase]:.1f}" for phase in phases)
-
-        start = [phase for phase in self.seconds if phase in self.START]
-        others = [phase for phase in self.seconds if phase not in self.START]
-        total, first = (sum(self.seconds[phase] for phase in phases) for phases in (self.seconds, start))
-        return f"{total:.1f} s: start {first:.1f} ({text(start)}), {text(others)}"
 
 
 class AbstractLogger(abc.ABC):

@@ -2,12 +2,6 @@
 
 import dataclasses
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from types import FrameType
 from typing import final
 
 import torch
@@ -16,7 +10,6 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from ...fused.layers import pool
 from ...loading import TrainingError
 from ...loading import choose_device as choose_device
 
@@ -94,29 +87,6 @@ def start(device: str) -> Process:
     return Process(chosen, rank, world, restarts)
 
 
-@contextmanager
-def waking(device: torch.device, amp: bool) -> Iterator[None]:
-    """Meanwhile, a thread does for a GPU what takes seconds and needs neither data nor model; its error comes last.
-
-    After the seeds are set: those set while a context is being made would be lost.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    with ThreadPoolExecutor(1) as thread:
-        touched = thread.submit(_touch, device, amp)
-        yield
-    touched.result()
-
-
-def _touch(device: torch.device, amp: bool) -> None:
-    """Make the context and load the libraries: a convolution, a matrix product and a Triton program, all tiny."""
-    x = torch.zeros(1, 8, 8, 8, device=device, dtype=torch.bfloat16 if amp else torch.float32)
-    x = x.to(memory_format=torch.channels_last)
-    torch.matmul(x[0, 0], torch.conv2d(x, x, padding=4)[0, 0, 1:])
-    pool(x, 2)
-
-
 def _variable(name: str, default: int = 0) -> int:
     """A whole number that torchrun put into the environment."""
     text = os.environ.get(name, str(default))
@@ -129,33 +99,3 @@ def finish() -> None:
     """Leave the other processes."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
-
-
-@contextmanager
-def stopping(active: bool, announce: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM as a question asked between two steps, so that a step is never cut in half.
-
-    That it was asked is announced at once: a step may take a while. Yields a function that says whether the user asked
-    to stop; a second Ctrl-C stops at once. Not active under torchrun, whose agent ends its workers itself, nor outside
-    the main thread.
-    """
-    asked = threading.Event()
-    if not active or threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
-        return
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-        # Who reads our output through a pipe, as `| tee`, may have died of the same Ctrl-C: rich then wants to exit.
-        # Or rich is just importing a part of itself, which it cannot do twice at once.
-        with suppress(Exception, SystemExit):
-            announce("stopping after this step …")
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked.is_set
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -121,6 +121,14 @@ class State:
         if self.process.device.type == "cuda" and f"random.cuda.{rank}" in tensors:
             torch.cuda.set_rng_state(tensors[f"random.cuda.{rank}"], self.process.device)
 
+    def read_scores(self, sums: Tensor) -> dict[str, float | None]:
+        """The scores of the epoch so far, of `sums` as `Accumulator.read` takes them; a loss that is infinite or NaN
+        ends the run."""
+        scores = self.accumulator.read(sums)
+        if scores["loss"] is not None and not math.isfinite(scores["loss"]):
+            self.refuse(f"The loss became {scores['loss']}")
+        return scores
+
     def check_weights(self) -> None:
         """Refuse to go on, and above all to save, once a weight is infinite or NaN; waits for the device."""
         found = (*parameters_and_buffers(self.model), *parameters_and_buffers(self.candidate))

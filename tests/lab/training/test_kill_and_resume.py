@@ -8,7 +8,7 @@ import torch
 from toys import StopAt, build_toy, metrics, resumptions, same_state
 
 from kerneq.lab.run import Run, Stopped
-from kerneq.lab.training import loop, train
+from kerneq.lab.training import loop, supervisor, train
 from kerneq.lab.training.build import build_model
 from kerneq.loading import read_checkpoint
 
@@ -58,7 +58,7 @@ def test_control_c_saves_the_step_in_hand_where_it_ends_the_reader_of_the_output
 
 def test_a_stop_asked_for_between_two_looks_saves_the_step_all_the_same(tmp_path, run, monkeypatch):
     answers = iter([False, True, True])
-    monkeypatch.setattr(loop, "stopping", lambda active, announce: nullcontext(lambda: next(answers)))
+    monkeypatch.setattr(supervisor, "catch_stop", lambda active, announce: nullcontext(lambda: next(answers)))
     with pytest.raises(Stopped, match="Stopped after step 2;"):
         run()
     assert read_checkpoint(tmp_path / "run" / "checkpoints" / "last.safetensors")[1]["step"] == 2

@@ -5,7 +5,7 @@ from ...loading import TrainingError as TrainingError
 from .checkpoint import Stopped as Stopped
 from .checkpoint import write_atomically as write_atomically
 from .folder import Run as Run
-from .folder import machine as machine
+from .origin import machine as machine
 from .weights import SHIPPED as SHIPPED
 from .weights import find_run as find_run
 from .weights import find_runs as find_runs

@@ -5,9 +5,7 @@ import fcntl
 import json
 import math
 import os
-import platform
 import re
-import subprocess
 import sys
 import time
 import tomllib
@@ -15,17 +13,17 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TextIO, final
 
 import torch
 from torch import Tensor
 
-from ... import __version__
 from ...loading import FREE, CheckpointError, TrainingError, check_settings, config_file, read_checkpoint, read_weights
 from ..data import fingerprint
 from . import checkpoint
 from .checkpoint import write_atomically
 from .config import Config, ConfigError, differences, load, write
+from .origin import machine
 
 _WAYS = ("compile", "graph", "channels_last", "deterministic", "validate_epochs")
 INCIDENTAL = (*FREE, "data.memory", *(f"training.{name}" for name in _WAYS))  # how it is computed, not what it learns
@@ -190,20 +188,7 @@ class Run:
         # A worker of a data loader, which may live on for seconds after a kill, would hold the lock with its parent.
         os.register_at_fork(after_in_child=file.close)
         with file:
-            deadline = time.monotonic() + patience
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        file.seek(0)
-                        used = f"{self.path} is in use by process {file.read().strip() or 'another process'}"
-                        raise TrainingError(f"{used}; wait for it, or choose another --name.") from None
-                time.sleep(0.1)
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
+            _wait_for_lock(file, self.path, patience)
             try:
                 yield
             finally:
@@ -242,8 +227,36 @@ class Run:
                 return f"{file} is whole and can be evaluated."
         return "No other checkpoint of this run is whole; start again under another --name."
 
+    def find_start(
+        self, config: Config, classes: Sequence[str], counts: Sequence[int], resume: bool
+    ) -> tuple[bool, Path | None]:
+        """Whether a run was begun here, and the checkpoint to continue from, if there is one.
+
+        Refuse a folder that holds another run or something else, or a run that is not to be resumed. `counts` are the
+        training images of each class, those held out among them.
+        """
+        newest, best, rows = self.newest(), self.checkpoint("best"), self.rows()
+        if newest is None and not best.exists() and not rows:
+            for file in (self.path / name for name in ("config.toml", "metrics.jsonl")):
+                if not self.environment() and file.exists() and file.stat().st_size:
+                    raise TrainingError(f"{file} is of no run, and would be overwritten: choose another --name.")
+            return False, None
+        if not resume:
+            raise TrainingError(f"{self.path} already holds a run; add --resume to continue it, or --name for another.")
+        self.check_same(config)
+        self._check_images(classes, counts)
+        if newest is not None:
+            check_settings(newest, checkpoint.read_facts(newest), tomllib.loads(write(config)))
+        elif best.exists() and (self.finished or len(rows) > self.config().training.checkpoint_epochs):
+            # One that was killed before its first checkpoint has no more epochs than lie between two, and repeats them.
+            raise TrainingError(
+                f"{self.path} has its best weights of {len(rows)} epochs, but no last checkpoint to go on from: it "
+                "would begin anew and overwrite them. Start again under another --name."
+            )
+        return True, newest
+
     def check_same(self, config: Config) -> None:
-        """A run that is continued with other settings would be neither the old one nor the new one: refuse."""
+        """Refuse other settings than the run's: continued with them, it would be neither the old run nor a new one."""
         if not self.exists:
             raise TrainingError(
                 f"{self.path} holds checkpoints or metrics, but no config.toml that says of what: put it back, or take "
@@ -260,28 +273,27 @@ class Run:
                 "resume it with the settings in its config.toml, or choose another --name."
             )
 
-    def check_images(self, classes: Sequence[str], counts: Sequence[int]) -> None:
-        """Refuse to go on with other training images than the run was started on.
+    def _check_images(self, classes: Sequence[str], counts: Sequence[int]) -> None:
+        """Refuse other training images than those the run was started on.
 
         Other classes, or another order, are not what the labels of the weights stand for; with other numbers of images
         (`counts`, by class) others are held out, and some of them have been trained on.
         """
+        problem = ""
         if self.classes() not in ((), tuple(classes)):
             raise TrainingError(
                 f"{self.path} was started on the classes {', '.join(self.classes())}, and its data set now has "
                 f"{', '.join(classes)}: bring them back, or start again under another --name."
             )
         for name, then, now in zip(classes, self.counts() or counts, counts, strict=False):
-            if then != now:
-                raise TrainingError(
-                    f"{self.path} was started on {then} training images of the class {name}, and its data set now has "
-                    f"{now}: others would be held out, of those it was trained on. Bring them back, or start again "
-                    "under another --name."
-                )
-        if self.renamed():
+            if then != now and not problem:
+                problem = f"{then} training images of the class {name}, and its data set now has {now}"
+        if not problem and self.renamed():
+            problem = "training pictures of other names"
+        if problem:
             raise TrainingError(
-                f"{self.path} was started on training pictures of other names: others would be held out, of those it "
-                "was trained on. Bring the names back, or start again under another --name."
+                f"{self.path} was started on {problem}: others would be held out, of those it was trained on. Bring "
+                "them back as they were, or start again under another --name."
             )
 
     def begin(
@@ -350,6 +362,24 @@ class Run:
         write_atomically(self.path / "metrics.jsonl", "".join(to_json(row) + "\n" for row in rows).encode())
 
 
+def _wait_for_lock(file: TextIO, folder: Path, patience: float) -> None:
+    """Lock the open file and write this process's number into it; refused if another still holds it after a while."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                file.seek(0)
+                used = f"{folder} is in use by process {file.read().strip() or 'another process'}"
+                raise TrainingError(f"{used}; wait for it, or choose another --name.") from None
+        time.sleep(0.1)
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+
+
 def write_json(path: Path, table: Mapping[str, Any]) -> None:
     """Make `path` hold the table, atomically."""
     write_atomically(path, (to_json(table, indent=2) + "\n").encode())
@@ -398,37 +428,6 @@ def _are_scores(found: Any) -> bool:
     if not isinstance(found, dict) or not all(isinstance(value, int | float | None) for value in found.values()):
         return False
     return 0 <= (found.get("accuracy") or 0) <= 1 and (found.get("images") or 0) >= 0
-
-
-def machine(device: torch.device) -> dict[str, Any]:
-    """What numbers are computed by: versions, revision of the source, device and threads, as every record has them."""
-    return {
-        "kerneq": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "revision": revision(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})",
-        "threads": torch.get_num_threads(),
-    }
-
-
-def revision() -> str | None:
-    """The git revision of the package's source, with `+changes` if files differ; None outside a checkout."""
-    source = Path(__file__).resolve().parents[3]
-    head = _git(source, "rev-parse", "HEAD")
-    if head is None or not (source / "pyproject.toml").exists():
-        return None
-    return head + ("+changes" if _git(source, "status", "--porcelain", "--untracked-files=no", "kerneq") else "")
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    """What git prints, None where there is no git or it refuses; without a lock, which a kill would leave behind."""
-    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return result.stdout.strip() if result.returncode == 0 else None
 
 
 def read_json(path: Path, needed: bool = True) -> dict[str, Any]:

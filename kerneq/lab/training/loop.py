@@ -2,7 +2,6 @@
 
 import os
 import time
-import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -14,11 +13,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
-from ...loading import check_settings
 from ..data import Batches
 from ..run import CheckpointError, Run, TrainingError
-from ..run.checkpoint import read_facts
-from ..run.config import Config, write
+from ..run.config import Config
 from .build import Builder, build_model, class_counts, place, training_batches
 from .gpu import GraphedStep, prefetch, wake
 from .logger import AbstractLogger
@@ -178,42 +175,16 @@ def open_run(
     """Bring `state` to where the run stands (its start, or its newest checkpoint), and write down this start of it."""
     classes = batches.images.classes
     counts = class_counts(*(part.images for part in (batches, held_out) if part is not None))
-    newest = run.newest()
-    if newest is not None or run.checkpoint("best").exists() or run.rows():
-        if not resume:
-            raise TrainingError(f"{run.path} already holds a run; add --resume to continue it, or --name for another.")
-        run.check_same(state.config)
-        run.check_images(classes, counts)
-        if newest is None:
-            check_expendable(run)
-            announce(f"{run.path} has no checkpoint to go on from: it begins anew")
-    elif not run.environment():
-        for file in (run.path / name for name in ("config.toml", "metrics.jsonl")):
-            if file.exists() and file.stat().st_size:
-                raise TrainingError(f"{file} is of no run, and would be overwritten: choose another --name.")
+    begun, newest = run.find_start(state.config, classes, counts, resume)
     if newest is not None:
-        check_settings(
-            newest, read_facts(newest), tomllib.loads(write(state.config))
-        )  # says itself what to do: nothing is to be removed
         try:
             state.restore(newest)
         except CheckpointError as error:
             raise CheckpointError(f"{error} {run.advice(newest)}") from None
+    elif begun:
+        announce(f"{run.path} has no checkpoint to go on from: it begins anew")
     if state.process.leads:
         run.begin(state.config, classes, counts, state.process.device, state.process.world, state.epoch, state.step)
-
-
-def check_expendable(run: Run) -> None:
-    """Refuse to begin a run anew that has lost its checkpoints.
-
-    One that was killed before its first has no more epochs than lie between two, and makes them again.
-    """
-    epochs = len(run.rows())
-    if run.checkpoint("best").exists() and (run.finished or epochs > run.config().training.checkpoint_epochs):
-        raise TrainingError(
-            f"{run.path} has its best weights of {epochs} epochs, but no last checkpoint to go on from: it would begin "
-            "anew and overwrite them. Start again under another --name."
-        )
 
 
 def choose_algorithms(deterministic: bool) -> None:

@@ -28,6 +28,15 @@ from .origin import machine
 _WAYS = ("compile", "graph", "channels_last", "deterministic", "validate_epochs")
 INCIDENTAL = (*FREE, "data.memory", *(f"training.{name}" for name in _WAYS))  # how it is computed, not what it learns
 
+ROW: Mapping[str, Any] = {  # a line of metrics.jsonl; the values in its tables are numbers, or None
+    "epoch": int,
+    "step": int,
+    "seconds": int | float,
+    "train": dict,
+    "validation": dict | None,
+    "diagnostics": dict,
+}
+
 
 @final
 @dataclasses.dataclass(frozen=True)
@@ -277,24 +286,22 @@ class Run:
         """Refuse other training images than those the run was started on.
 
         Other classes, or another order, are not what the labels of the weights stand for; with other numbers of images
-        (`counts`, by class) others are held out, and some of them have been trained on.
+        (`counts`, by class) or other names, others are held out, and some of those have been trained on.
         """
-        problem = ""
+        numbers = zip(classes, self.counts() or counts, counts, strict=False)
+        changed = [(name, then, now) for name, then, now in numbers if then != now]
         if self.classes() not in ((), tuple(classes)):
-            raise TrainingError(
-                f"{self.path} was started on the classes {', '.join(self.classes())}, and its data set now has "
-                f"{', '.join(classes)}: bring them back, or start again under another --name."
-            )
-        for name, then, now in zip(classes, self.counts() or counts, counts, strict=False):
-            if then != now and not problem:
-                problem = f"{then} training images of the class {name}, and its data set now has {now}"
-        if not problem and self.renamed():
-            problem = "training pictures of other names"
-        if problem:
-            raise TrainingError(
-                f"{self.path} was started on {problem}: others would be held out, of those it was trained on. Bring "
-                "them back as they were, or start again under another --name."
-            )
+            then_and_now = f"the classes {', '.join(self.classes())}, and its data set now has {', '.join(classes)}"
+        elif changed:
+            name, then, now = changed[0]
+            then_and_now = f"{then} training images of the class {name}, and its data set now has {now}"
+        elif self.renamed():
+            then_and_now = "training pictures of other names"
+        else:
+            return
+        raise TrainingError(
+            f"{self.path} was started on {then_and_now}: bring them back, or start again under another --name."
+        )
 
     def begin(
         self,
@@ -306,20 +313,8 @@ class Run:
         epoch: int,
         step: int,
     ) -> None:
-        """Write down this start of the run, from its beginning (step 0) or from where a checkpoint left it.
-
-        The metrics of epochs past `epoch`, which will be trained again, are forgotten.
-        """
-        if not self.checkpoint("last").exists() and self.checkpoint("fresh").exists():
-            os.replace(self.checkpoint("fresh"), self.checkpoint("last"))  # what a kill left undone
-        for stray in (self.path / "checkpoints").glob(".*.tmp"):  # and half done: only who holds the lock writes there
-            stray.unlink(missing_ok=True)
-        lines = self._lines()
-        damaged = [str(number) for number, row in enumerate(lines, start=1) if row is None]
-        if damaged:
-            path = self.path / "metrics.jsonl"
-            warnings.warn(f"{path}: skipped what is no row of metrics, line {', '.join(damaged)}.", stacklevel=2)
-        self._write_rows([row for row in lines if row is not None and row["epoch"] <= epoch])
+        """Write down this start of the run, from its beginning (step 0) or from where a checkpoint left it."""
+        self._repair(epoch)
         write_json(self.path / "classes.json", {"classes": list(classes)})
         origin = {
             **machine(device),
@@ -339,6 +334,19 @@ class Run:
             written = {**before, "resumed": [*before["resumed"], {**origin, "step": step}]}
         write_json(self.path / "environment.json", written)
         write_atomically(self.path / "config.toml", write(config).encode())  # last: with it the folder is a run
+
+    def _repair(self, epoch: int) -> None:
+        """Finish or remove what a kill left undone, and forget the metrics past `epoch`, which is trained again."""
+        if not self.checkpoint("last").exists() and self.checkpoint("fresh").exists():
+            os.replace(self.checkpoint("fresh"), self.checkpoint("last"))
+        for stray in (self.path / "checkpoints").glob(".*.tmp"):  # only who holds the lock writes there
+            stray.unlink(missing_ok=True)
+        lines = self._lines()
+        damaged = [str(number) for number, row in enumerate(lines, start=1) if row is None]
+        if damaged:
+            path = self.path / "metrics.jsonl"
+            warnings.warn(f"{path}: skipped what is no row of metrics, line {', '.join(damaged)}.", stacklevel=3)
+        self._write_rows([row for row in lines if row is not None and row["epoch"] <= epoch])
 
     def finish(self, seconds: Mapping[str, float]) -> None:
         """Write down where the time of this start of the run went."""
@@ -412,15 +420,14 @@ def _row(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(row, dict) or type(row.get("epoch")) is not int or type(row.get("step")) is not int:
+    if not isinstance(row, dict):
         return None
-    if not isinstance(row.get("seconds"), int | float) or not isinstance(row.get("train"), dict):
+    row.setdefault("validation", None)
+    row.setdefault("diagnostics", {})
+    if not all(isinstance(row.get(key), kind) for key, kind in ROW.items()):
         return None
-    parts = [row["train"], row.setdefault("validation", None) or {}, row.setdefault("diagnostics", {})]
-    if not all(isinstance(part, dict) for part in parts):
-        return None
-    numbers = [value for part in parts for value in part.values()]
-    return row if all(value is None or isinstance(value, int | float) for value in numbers) else None
+    numbers = [value for key in ("train", "validation", "diagnostics") for value in (row[key] or {}).values()]
+    return row if all(isinstance(value, int | float | None) for value in numbers) else None
 
 
 def _are_scores(found: Any) -> bool:

@@ -44,7 +44,7 @@ class Written(str):
 
 
 def written(text: str) -> Any:
-    """What stands after `key=` on a command line: a table or a text in quotes as TOML has them, else `Written`."""
+    """Read what is after `key=` on a command line: a table or a text in quotes as TOML, anything else as `Written`."""
     with suppress(RecursionError, ValueError):
         value = _toml(text)
         if isinstance(value, dict | str):
@@ -65,7 +65,7 @@ def setting(
 def build(cls: type[T], table: Mapping[str, Any], path: str = "", standing: T | None = None, named: bool = False) -> T:
     """An instance of the dataclass `cls`; an unknown key, a wrong type or a value out of range is a `ConfigError`.
 
-    `path` ("model.") stands before every key in an error message. What the table does not say is as in `standing`, or
+    `path` ("model.") is put before every key in an error message. What the table does not say is as in `standing`, or
     the default. `named`: list `name` among the valid keys in an error message.
     """
     where = f"[{path.rstrip('.')}]" if path else ""
@@ -201,7 +201,7 @@ def _refuse_choice(key: str, value: Any, known: Iterable[str]) -> NoReturn:
 
 
 def _convert_table(key: str, value: Any, kind: Any, standing: Any) -> Any:
-    """The value of a table: of the one class it can be, of the class it names, or of the class that stands there."""
+    """The value of a table: of the one class it can be, of the class it names, or of the class of `standing`."""
     classes, named = choices(kind), not dataclasses.is_dataclass(kind)
     cls = type(standing) if named else kind
     if not isinstance(value, Mapping):

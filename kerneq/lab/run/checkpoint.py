@@ -40,7 +40,7 @@ def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @final
 class Writer:
-    """Writes files while the run goes on: what is submitted together in that order, and all before the next comes.
+    """Writes files in a thread while the run continues: those submitted together in that order, before the next ones.
 
     So a kill at any time leaves what one without the thread could have left. A write that fails ends the run at the
     next `submit`, or when the `with` is left.

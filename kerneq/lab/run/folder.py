@@ -1,4 +1,4 @@
-"""The folder of a run: how training writes it, so that a kill loses nothing, and how all others read it."""
+"""The folder of a run: training writes it, so that a kill loses nothing; everything else reads it."""
 
 import dataclasses
 import fcntl
@@ -190,7 +190,7 @@ class Run:
         try:
             made = [folder for folder in folders if not folder.exists()]
             folders[0].mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # a link might lead to somebody's file
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # a link might lead to another file
             file = os.fdopen(os.open(self.path / "lock", flags, 0o644), "r+", encoding="utf-8")
         except OSError as error:
             raise TrainingError(f"The run folder {self.path} cannot be used: {error.strerror}.") from None

@@ -1,6 +1,7 @@
 """Runs by the names people give: their folders, folders that hold some, and weights that ship."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ...loading import SHIPPED as SHIPPED
@@ -23,16 +24,22 @@ def find_runs(paths: Sequence[Path | str]) -> list[Run]:
     for path in (find_run(path).path for path in paths):
         if not path.is_dir():
             raise TrainingError(f"{path} is not a run folder: it has no config.toml. kerneq train makes one.")
-        runs = _runs_in(path)
+        runs = list(_runs_in(path, depth=3))
         found |= {run.path.resolve(): run for run in runs if run.path.resolve() not in found}
         if not runs:
             raise TrainingError(f"{path} holds no run: neither it nor a folder in it has a config.toml.")
     return list(found.values())
 
 
-def _runs_in(folder: Path, depth: int = 3) -> list[Run]:
-    """The runs in a folder and in those in it, `depth` levels down, hidden ones left out; a sweep may lie in the folder
-    of the run that it was named after."""
-    found = {path.parent for level in range(depth + 1) for path in folder.glob("*/" * level + "config.toml")}
-    hidden = {path for path in found if any(part.startswith(".") for part in path.relative_to(folder).parts)}
-    return [Run(path) for path in sorted(found - hidden)]
+def _runs_in(folder: Path, depth: int) -> Iterator[Run]:
+    """The run that is this folder, and those in its folders; what may not be entered or listed is passed over."""
+    with suppress(OSError):
+        if Run(folder).exists:
+            yield Run(folder)
+    if depth == 0:
+        return
+    inner: list[Path] = []
+    with suppress(OSError):
+        inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+    for path in inner:  # a sweep may lie in the folder of the run that it was named after
+        yield from _runs_in(path, depth - 1)

@@ -1,4 +1,4 @@
-"""Who follows a run: the terminal, TensorBoard, or a logger of one's own."""
+"""Loggers of a run: the terminal, TensorBoard, or a class of your own."""
 
 import abc
 import dataclasses
@@ -44,7 +44,7 @@ class AbstractLogger(abc.ABC):
         """Called a few times a second."""
 
     def log_message(self, text: str) -> None:  # noqa: B027
-        """Called with a sentence for whoever watches: what the run will take, that it is about to stop."""
+        """Called with a sentence: how long the run will take, that it is about to stop."""
 
     def close(self) -> None:  # noqa: B027
         """Called once, however the run ended."""
@@ -159,6 +159,6 @@ class TensorBoardLogger(AbstractLogger):
             for name, value in numbers.items():
                 if value is not None:
                     self.writer.add_scalar(f"{group}/{name}", value, step)
-        except OSError as error:  # a full disk, say: whoever watches must not end the run
+        except OSError as error:  # a full disk, say: a logger must not end the run
             self.lost = True
             warnings.warn(f"TensorBoard's curves end here: {error.strerror}. The run goes on.", stacklevel=1)

@@ -39,8 +39,8 @@ def train(
 
     With `resume` a run that `path` already holds goes on from its last checkpoint, bit for bit as if it had not been
     interrupted; without it, such a folder is refused. Ctrl-C saves the step in hand and raises `Stopped`, also where
-    that was the last one. Where the time went, since `began` if that is given (as `time.monotonic` has it), is told to
-    the loggers and written to environment.json.
+    that was the last one. Where the time went, since `began` if that is given (as `time.monotonic` has it), is
+    announced to the loggers and written to environment.json.
     """
     run = Run(Path(path))
     clock = Clock(time.monotonic() if began is None else began)

@@ -185,5 +185,5 @@ def update_average(average: nn.Module, model: nn.Module, decay: float, step: int
 
 
 def parameters_and_buffers(model: nn.Module) -> list[Tensor]:
-    """The parameters and buffers of a model; unlike a state dict they cost no look at the device."""
+    """The parameters and buffers of a model; unlike a state dict, they do not make the host wait for the device."""
     return [*model.parameters(), *model.buffers()]

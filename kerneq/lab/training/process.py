@@ -1,4 +1,4 @@
-"""Which of the processes this is, how they talk, and how they are asked to stop: alone, or one of N under torchrun."""
+"""The processes that train together: one alone, or N under torchrun."""
 
 import dataclasses
 import os
@@ -34,7 +34,7 @@ class Process:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=amp and self.device.type == "cuda")
 
     def synchronise(self) -> None:
-        """Wait until the device has done what it was asked to."""
+        """Wait until the device has finished its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 

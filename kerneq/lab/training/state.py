@@ -1,4 +1,4 @@
-"""Everything that changes while a model trains, and its checkpoints: weights, average, momentum, place."""
+"""The state of a training run (weights, average, momentum, position) and its checkpoints."""
 
 import copy
 import math

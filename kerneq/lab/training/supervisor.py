@@ -46,14 +46,14 @@ class Clock:
 
 
 def announce(loggers: Sequence[AbstractLogger], text: str) -> None:
-    """Give the loggers a sentence for whoever watches."""
+    """Send a sentence to every logger."""
     for logger in loggers:
         logger.log_message(text)
 
 
 @final
 class Supervisor:
-    """Follows the steps of a run that are taken in the context of `follow`; told of them as they happen."""
+    """Does what is due between the steps of a run, which are taken in the context of `follow`."""
 
     def __init__(self, state: State, run: Run, loggers: Sequence[AbstractLogger], clock: Clock, steps_per_epoch: int):
         self.state, self.run, self.loggers, self.clock = state, run, loggers, clock
@@ -66,7 +66,7 @@ class Supervisor:
 
     @contextmanager
     def follow(self) -> Iterator[None]:
-        """Follow what is done meanwhile; at the end of the run, write down and announce where the time went."""
+        """Catch Ctrl-C and write files meanwhile; at the end, write down and announce where the time went."""
         stop = catch_stop(self.state.process.world == 1, partial(announce, self.loggers))
         with self.writer, stop as self.stop_asked, explain_errors(self.state):
             yield
@@ -74,11 +74,11 @@ class Supervisor:
         if self.state.process.leads:
             self.run.finish(self.clock.seconds)
         announce(self.loggers, str(self.clock))
-        if self.stop_asked():  # after the last step: whoever called may have more to do than this run
+        if self.stop_asked():  # after the last step: the caller may have more to do than this run
             raise Stopped(f"Stopped after step {self.state.step}, the last one; {self.run.path} is complete.")
 
     def begin_epoch(self) -> None:
-        """Start to count the seconds of an epoch, or go on with it."""
+        """Start to count the seconds of an epoch, or continue with one."""
         self.started = time.monotonic()
         self.epoch_began = self.started - self.state.seconds
 
@@ -95,7 +95,9 @@ class Supervisor:
         if now - self.reported >= INTERVAL:
             self._report()
             self.reported = time.monotonic()
-        stop = self.stop_asked()  # once: asked for between two questions, it would stop without saving this step
+        stop = (
+            self.stop_asked()
+        )  # ask once: a stop that came between two calls would end the run without saving this step
         every = settings.checkpoint_steps
         if stop or (every > 0 and state.step % every == 0 and state.batch < self.steps_per_epoch):
             self.writer.submit(state.checkpoint(self.run))
@@ -103,7 +105,7 @@ class Supervisor:
             raise Stopped(f"Stopped after step {state.step}; {self.run.path} continues with --resume.")
 
     def end_training(self) -> None:
-        """Count the seconds of the epoch's steps, all of them done."""
+        """Wait for the device, and count the seconds of the epoch's steps."""
         self.state.process.synchronise()
         self.state.seconds = time.monotonic() - self.epoch_began
         self.clock.lap("training")

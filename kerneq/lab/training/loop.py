@@ -17,11 +17,10 @@ from ..data import Batches
 from ..run import CheckpointError, Run, TrainingError
 from ..run.config import Config
 from .build import Builder, build_model, class_counts, place, training_batches
-from .gpu import GraphedStep, prefetch, wake
 from .logger import AbstractLogger
 from .metrics import validate
 from .optimizer import rate_multiple, set_rate, update_average
-from .process import Process, finish, start
+from .process import GraphedStep, Process, finish, prefetch, start, wake
 from .state import State, Write
 from .supervisor import Clock, Supervisor, announce
 

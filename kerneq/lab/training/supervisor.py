@@ -14,8 +14,8 @@ from ...loading import TrainingError
 from ...solution import NonfiniteInputError
 from ..run import Run, Stopped
 from ..run.checkpoint import Writer
-from .gpu import EAGER_STEPS
 from .logger import AbstractLogger, Progress
+from .process import EAGER_STEPS
 from .state import State, Write
 
 SHORT, LONG = 60.0, 600.0  # seconds that need no announcement, and those from which on it also names what takes less

@@ -11,7 +11,7 @@ from kerneq.lab.evaluate import TrainedRun
 from kerneq.lab.evaluate.scores import score
 from kerneq.lab.run import Run
 from kerneq.lab.run.config import parse
-from kerneq.lab.training import gpu, train
+from kerneq.lab.training import process, train
 from kerneq.lab.training.process import Process
 from kerneq.loading import read_checkpoint
 
@@ -70,8 +70,8 @@ def test_an_error_of_the_thread_that_wakes_a_gpu_is_raised(monkeypatch):
     def fail(device, amp):
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(gpu, "_touch", fail)
-    with gpu.wake(torch.device("cpu"), amp=True):
+    monkeypatch.setattr(process, "_touch", fail)
+    with process.wake(torch.device("cpu"), amp=True):
         pass  # nothing to wake
-    with pytest.raises(torch.OutOfMemoryError, match="no room"), gpu.wake(torch.device("cuda"), amp=True):
+    with pytest.raises(torch.OutOfMemoryError, match="no room"), process.wake(torch.device("cuda"), amp=True):
         pass

@@ -8,7 +8,7 @@ from toys import Toy, build_toy
 
 from kerneq.lab.data import Augment, Batches, load
 from kerneq.lab.run import Run, checkpoint
-from kerneq.lab.training import gpu, loop, train
+from kerneq.lab.training import loop, process, train
 from kerneq.lab.training.build import training_batches
 from kerneq.lab.training.loop import with_margin
 from kerneq.lab.training.process import Process
@@ -102,7 +102,7 @@ def test_batches_made_beside_the_steps_are_the_same(device):
     expected = [(x.cpu(), target.cpu()) for x, target in batches.epoch(1, start=2)]
     work = torch.randn(*(2048, 2048) if device == "cuda" else (2, 2), device=device)
     found = []
-    for x, target in gpu.prefetch(batches.epoch(1, start=2), torch.device(device)):
+    for x, target in process.prefetch(batches.epoch(1, start=2), torch.device(device)):
         work = torch.tanh(work @ work / 64)  # a step, which on a GPU is still running when the next batch is made
         found.append((x + 0 * work[0, 0], target.clone()))
     assert len(found) == len(expected) == len(batches) - 2

@@ -58,6 +58,8 @@ class Run:
 
     path: Path
 
+    # What the run is.
+
     @property
     def name(self) -> str:
         """The name of its folder."""
@@ -76,13 +78,6 @@ class Run:
         """Where the run came from, as in environment.json; empty if it was not recorded, or is damaged."""
         return read_json(self.path / "environment.json", needed=False)
 
-    @property
-    def finished(self) -> bool:
-        """Whether its training is known to have come to its end; earlier versions did not write that down."""
-        environment = self.environment()
-        starts = environment.get("resumed") or [environment]
-        return isinstance(starts, list) and isinstance(starts[-1], dict) and "seconds" in starts[-1]
-
     def classes(self) -> tuple[str, ...]:
         """The names of the classes it was trained on, by label; empty if they were not stored, or are damaged."""
         names = read_json(self.path / "classes.json", needed=False).get("classes")
@@ -100,6 +95,52 @@ class Run:
         """
         names = self.environment().get("names")
         return names is not None and names != fingerprint(self.config().data.name)
+
+    @property
+    def finished(self) -> bool:
+        """Whether its training is known to have come to its end; earlier versions did not write that down."""
+        environment = self.environment()
+        starts = environment.get("resumed") or [environment]
+        return isinstance(starts, list) and isinstance(starts[-1], dict) and "seconds" in starts[-1]
+
+    # What training measured and saved.
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The metrics of each completed epoch, as in metrics.jsonl; a line that is damaged is left out."""
+        return [row for row in self._lines() if row is not None]
+
+    def _lines(self) -> list[dict[str, Any] | None]:
+        """Every line of metrics.jsonl, None where it is not the row of an epoch."""
+        path = self.path / "metrics.jsonl"
+        return [_row(line) for line in path.read_bytes().splitlines()] if path.is_file() else []
+
+    def seconds(self) -> float:
+        """Time spent training, validation left out."""
+        return float(sum(row["seconds"] for row in self.rows()))
+
+    def best_accuracy(self) -> float | None:
+        """The best accuracy on held-out images among the epochs of the run; None if nothing was held out."""
+        found = [(row["validation"] or {}).get("accuracy") for row in self.rows()]
+        return max((accuracy for accuracy in found if accuracy is not None), default=None)
+
+    def checkpoint(self, which: str) -> Path:
+        """The file of the `last`, `previous` or `best` checkpoint."""
+        return self.path / "checkpoints" / f"{which}.safetensors"
+
+    def trained_weights(self, which: str) -> tuple[dict[str, Tensor], int, int | None]:
+        """The best or last weights by name, their epoch, and their step (None where that was not written down).
+
+        Those of other settings than config.toml's are refused.
+        """
+        path, weights, facts = read_weights(self.path, which)
+        check_settings(path, facts, tomllib.loads(write(self.config())))
+        return weights, int(facts["epoch"]), facts.get("step")
+
+    # What evaluation measured.
+
+    def test(self) -> Mapping[str, Any]:
+        """Scores on the test images; empty if the run was not evaluated."""
+        return self.evaluation().get("scores", {}).get("test", {})
 
     def evaluation(self) -> dict[str, Any]:
         """The scores on the test images and what they belong to, as `part` gives them."""
@@ -145,40 +186,7 @@ class Run:
         write_atomically(self.path / "evaluation" / f"{name}.png", png)
         return f"evaluation/{name}.png"
 
-    def test(self) -> Mapping[str, Any]:
-        """Scores on the test images; empty if the run was not evaluated."""
-        return self.evaluation().get("scores", {}).get("test", {})
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The metrics of each completed epoch, as in metrics.jsonl; a line that is damaged is left out."""
-        return [row for row in self._lines() if row is not None]
-
-    def _lines(self) -> list[dict[str, Any] | None]:
-        """Every line of metrics.jsonl, None where it is not the row of an epoch."""
-        path = self.path / "metrics.jsonl"
-        return [_row(line) for line in path.read_bytes().splitlines()] if path.is_file() else []
-
-    def seconds(self) -> float:
-        """Time spent training, validation left out."""
-        return float(sum(row["seconds"] for row in self.rows()))
-
-    def best_accuracy(self) -> float | None:
-        """The best accuracy on held-out images among the epochs of the run; None if nothing was held out."""
-        found = [(row["validation"] or {}).get("accuracy") for row in self.rows()]
-        return max((accuracy for accuracy in found if accuracy is not None), default=None)
-
-    def checkpoint(self, which: str) -> Path:
-        """The file of the `last`, `previous` or `best` checkpoint."""
-        return self.path / "checkpoints" / f"{which}.safetensors"
-
-    def trained_weights(self, which: str) -> tuple[dict[str, Tensor], int, int | None]:
-        """The best or last weights by name, their epoch, and their step (None where that was not written down).
-
-        Those of other settings than config.toml's are refused.
-        """
-        path, weights, facts = read_weights(self.path, which)
-        check_settings(path, facts, tomllib.loads(write(self.config())))
-        return weights, int(facts["epoch"]), facts.get("step")
+    # Training, in the order of a run.
 
     @contextmanager
     def locked(self, patience: float = 0.0) -> Iterator[None]:
@@ -207,35 +215,6 @@ class Run:
                         for folder in made:
                             folder.rmdir()
 
-    def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Make this the last checkpoint and keep the one before it; at every moment there is a last one."""
-        fresh, last, spare = (self.checkpoint(which) for which in ("fresh", "last", "spare"))
-        checkpoint.save(fresh, tensors, facts)
-        if last.exists():
-            spare.unlink(missing_ok=True)
-            try:
-                os.link(last, spare)
-            except OSError:  # a file system without links
-                spare = last
-            os.replace(spare, self.checkpoint("previous"))
-        os.replace(fresh, last)
-        self.checkpoint("spare").unlink(missing_ok=True)  # a rename onto another link of the same file does nothing
-
-    def newest(self) -> Path | None:
-        """The checkpoint to continue from: the last, or the previous if a kill fell between two renames."""
-        return next((p for p in (self.checkpoint(w) for w in ("last", "fresh", "previous")) if p.exists()), None)
-
-    def advice(self, damaged: Path) -> str:
-        """What to do about a checkpoint that does not load."""
-        for which in ("previous", "best"):
-            file = self.checkpoint(which)
-            with suppress(CheckpointError):
-                step = read_checkpoint(file)[1]["step"]
-                if which == "previous" and damaged != file:
-                    return f"Remove it to continue from {file}, which is whole (step {step})."
-                return f"{file} is whole and can be evaluated."
-        return "No other checkpoint of this run is whole; start again under another --name."
-
     def find_start(
         self, config: Config, classes: Sequence[str], counts: Sequence[int], resume: bool
     ) -> tuple[bool, Path | None]:
@@ -263,6 +242,10 @@ class Run:
                 "would begin anew and overwrite them. Start again under another --name."
             )
         return True, newest
+
+    def newest(self) -> Path | None:
+        """The checkpoint to continue from: the last, or the previous if a kill fell between two renames."""
+        return next((p for p in (self.checkpoint(w) for w in ("last", "fresh", "previous")) if p.exists()), None)
 
     def check_same(self, config: Config) -> None:
         """Refuse other settings than the run's: continued with them, it would be neither the old run nor a new one."""
@@ -302,6 +285,17 @@ class Run:
         raise TrainingError(
             f"{self.path} was started on {then_and_now}: bring them back, or start again under another --name."
         )
+
+    def advice(self, damaged: Path) -> str:
+        """What to do about a checkpoint that does not load."""
+        for which in ("previous", "best"):
+            file = self.checkpoint(which)
+            with suppress(CheckpointError):
+                step = read_checkpoint(file)[1]["step"]
+                if which == "previous" and damaged != file:
+                    return f"Remove it to continue from {file}, which is whole (step {step})."
+                return f"{file} is whole and can be evaluated."
+        return "No other checkpoint of this run is whole; start again under another --name."
 
     def begin(
         self,
@@ -348,12 +342,6 @@ class Run:
             warnings.warn(f"{path}: skipped what is no row of metrics, line {', '.join(damaged)}.", stacklevel=3)
         self._write_rows([row for row in lines if row is not None and row["epoch"] <= epoch])
 
-    def finish(self, seconds: Mapping[str, float]) -> None:
-        """Write down where the time of this start of the run went."""
-        written = self.environment()
-        (written.get("resumed") or [written])[-1]["seconds"] = {name: round(s, 3) for name, s in seconds.items()}
-        write_json(self.path / "environment.json", written)
-
     def add_row(self, row: Mapping[str, Any]) -> None:
         """Add the metrics of an epoch; they are on the disk when this returns.
 
@@ -368,6 +356,26 @@ class Run:
 
     def _write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         write_atomically(self.path / "metrics.jsonl", "".join(to_json(row) + "\n" for row in rows).encode())
+
+    def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Make this the last checkpoint and keep the one before it; at every moment there is a last one."""
+        fresh, last, spare = (self.checkpoint(which) for which in ("fresh", "last", "spare"))
+        checkpoint.save(fresh, tensors, facts)
+        if last.exists():
+            spare.unlink(missing_ok=True)
+            try:
+                os.link(last, spare)
+            except OSError:  # a file system without links
+                spare = last
+            os.replace(spare, self.checkpoint("previous"))
+        os.replace(fresh, last)
+        self.checkpoint("spare").unlink(missing_ok=True)  # a rename onto another link of the same file does nothing
+
+    def finish(self, seconds: Mapping[str, float]) -> None:
+        """Write down where the time of this start of the run went."""
+        written = self.environment()
+        (written.get("resumed") or [written])[-1]["seconds"] = {name: round(s, 3) for name, s in seconds.items()}
+        write_json(self.path / "environment.json", written)
 
 
 def _wait_for_lock(file: TextIO, folder: Path, patience: float) -> None:

@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
 from ..data import Batches
-from ..run import CheckpointError, Run, TrainingError
+from ..run import CheckpointError, Run
 from ..run.config import Config
 from .build import Builder, build_model, class_counts, place, training_batches
 from .logger import AbstractLogger
 from .metrics import validate
 from .optimizer import rate_multiple, set_rate, update_average
-from .process import GraphedStep, Process, finish, prefetch, start, wake
+from .process import GraphedStep, Process, join_processes, prefetch, wake
 from .state import State, Write
 from .supervisor import Clock, Supervisor, announce
 
@@ -45,20 +44,15 @@ def train(
     clock = Clock(time.monotonic() if began is None else began)
     clock.lap("imports")
     try:
-        process = start(config.device)
-        # A worker that torchrun restarts may have to wait until the killed one is gone.
-        held = run.locked(patience=30.0 if process.restarts else 0.0) if process.leads else nullcontext()
-        with held:
-            resume = resume or process.restarts > 0
-            return _train(config, run, process, resume, build, loggers if process.leads else (), clock)
-    except RuntimeError as error:
-        if "closed by peer" not in str(error) and "reset by peer" not in str(error):
-            raise
-        raise TrainingError("Another process of this run has died; see its own message.") from None
+        with join_processes(config.device) as process:
+            if not process.leads:
+                return _train(config, run, process, resume or process.restarts > 0, build, (), clock)
+            # A worker that torchrun restarts may have to wait until the killed one is gone.
+            with run.locked(patience=30.0 if process.restarts else 0.0):
+                return _train(config, run, process, resume or process.restarts > 0, build, loggers, clock)
     finally:
         for logger in loggers:
             logger.close()
-        finish()
 
 
 def _train(

@@ -71,8 +71,22 @@ class Process:
         return DistributedDataParallel(model, device_ids=ids)
 
 
-def start(device: str) -> Process:
-    """Join the processes that torchrun started, if it did, and choose this one's device."""
+@contextmanager
+def join_processes(device: str) -> Iterator[Process]:
+    """Join the processes that torchrun started, if it did; leave them at the end. Another's death is a sentence."""
+    try:
+        yield _start(device)
+    except RuntimeError as error:
+        if "closed by peer" not in str(error) and "reset by peer" not in str(error):
+            raise
+        raise TrainingError("Another process of this run has died; see its own message.") from None
+    finally:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+def _start(device: str) -> Process:
+    """Connect to the other processes, if there are any, and choose this one's device."""
     world, rank, restarts = _variable("WORLD_SIZE", 1), _variable("RANK"), _variable("TORCHELASTIC_RESTART_COUNT")
     if rank >= world:
         raise TrainingError(f"RANK is {rank}, but WORLD_SIZE is {world}: start several processes with torchrun.")
@@ -100,12 +114,6 @@ def _variable(name: str, default: int = 0) -> int:
     if not text.isdecimal():
         raise TrainingError(f"The environment variable {name} must be a whole number, got {text!r}: unset it.")
     return int(text)
-
-
-def finish() -> None:
-    """Leave the other processes."""
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
 
 
 @contextmanager

@@ -43,7 +43,7 @@ class Written(str):
     """A value as it was written after `key=` on a command line: which kind it is, only its setting can tell."""
 
 
-def read_value(text: str) -> Any:
+def written(text: str) -> Any:
     """Read what is after `key=` on a command line: a table or a text in quotes as TOML, anything else as `Written`."""
     with suppress(RecursionError, ValueError):
         value = _toml(text)

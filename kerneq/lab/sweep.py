@@ -26,7 +26,7 @@ from typing import Any, Literal, final
 
 import torch
 
-from ..settings import Written, read_value, suggestion
+from ..settings import Written, suggestion, written
 from .data import DataError
 from .evaluate import evaluate
 from .evaluate.scores import spread
@@ -148,7 +148,7 @@ def _axis(key: str, values: Sequence[Any]) -> Axis:
             label, table = value["label"], {name: entry for name, entry in value.items() if name != "label"}
         else:
             label = str(value)
-            put(table, key, read_value(value) if isinstance(value, Written) else value)
+            put(table, key, written(value) if isinstance(value, Written) else value)
         if label in found:
             raise ConfigError(f"`grid.{key}` has the value {label} twice.")
         found[label] = table

@@ -12,7 +12,7 @@ from jinja2 import Template, UndefinedError
 
 from ..data import find
 from ..run import Run, TrainingError, write_atomically
-from ..run.checkpoint import copy_to_host, save
+from ..run.checkpoint import copied, save
 from ..run.config import write
 from ..run.folder import read_json
 from .trained import TrainedRun
@@ -50,7 +50,7 @@ def export(path: Path | str, folder: Path, checkpoint: str = "best") -> Run:
                 measured = read_json(file, needed) if file.suffix == ".json" else {}
                 if measured.get("epoch") in (None, trained.epoch) and measured.get("step") in (None, trained.step):
                     shutil.copyfile(file, partial.path / file.relative_to(trained.run.path))
-            save(partial.checkpoint("best"), copy_to_host(weights), facts)
+            save(partial.checkpoint("best"), copied(weights), facts)
             try:
                 shown = card(partial)
             except (KeyError, TypeError, ValueError, UndefinedError) as error:

@@ -27,13 +27,13 @@ class Stopped(TrainingError):
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Write tensors, as `copy_to_host` makes them, and JSON-able facts to `path`, atomically."""
+    """Write tensors, as `copied` makes them, and JSON-able facts to `path`, atomically."""
     text = json.dumps(dict(facts))
     header = {"format": FORMAT, "facts": text, "sha256": compute_digest(tensors, text)}
     write_atomically(path, serialise(dict(tensors), metadata=header))
 
 
-def copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors as they are now, on the host; each its own and contiguous, as safetensors wants them."""
     return {name: torch.empty(t.shape, dtype=t.dtype).copy_(t.detach()) for name, t in tensors.items()}
 

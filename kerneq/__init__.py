@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from .lab import data as data
     from .lab import evaluate as evaluate
     from .lab import verify as theory  # noqa: F401
-    from .lab.prediction import load as load
     from .lab.prediction import predict as predict
+    from .loading import load as load
     from .solution import EquilibriumError as EquilibriumError
     from .solution import Solution as Solution
     from .solution import Status as Status
@@ -54,7 +54,7 @@ _HOME = {
     "gradients": "gradients",
     "kernels": "kernels",
     "kglm": "kglm",
-    "load": "lab.prediction:load",
+    "load": "loading:load",
     "models": "models",
     "predict": "lab.prediction:predict",
     "prox": "prox",

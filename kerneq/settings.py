@@ -1,16 +1,17 @@
 """Tables of settings ↔ frozen dataclasses: every key known, every value of its type and in its range.
 
-A table is what TOML gives: names → numbers, texts, lists, tables. `build` makes a dataclass of one, `write` goes back.
-A field's annotation says what may stand there:
+A table is what TOML gives. `build` makes a dataclass of one, `write` goes back. A field's annotation says what may
+stand there:
 
     steps: int = setting(5, "what it means", low=1)     steps = 5
     split: int | None = None                            split = 8, or "none"
     data: Data                                          [data], a table with the fields of Data
     solver: AbstractSolver = Proximal()                 [solver] name = "anderson", memory = 3
 
-Under an abstract class `name` chooses among the final classes that the package of the abstract class exports, so that a
-new one is known as soon as that package's `__init__` names it. A table without `name` changes the value that stands
-there, as does one with the name of its class; under another name the table starts from that class's defaults.
+Under an abstract class `name` chooses among the final classes that the package of the abstract class exports. A table
+without `name`, or with the name of the present value's class, changes that value; under another name it starts from
+the defaults of that class. By hand: cattrs and pydantic have neither that rule nor errors of one sentence, and the
+library needs torch, numpy and safetensors only.
 """
 
 import dataclasses
@@ -43,7 +44,7 @@ class Written(str):
 
 
 def written(text: str) -> Any:
-    """What stands after `key=` on a command line: a table or a text in quotes as TOML has them, else `Written`."""
+    """Read what is after `key=` on a command line: a table or a text in quotes as TOML, anything else as `Written`."""
     with suppress(RecursionError, ValueError):
         value = _toml(text)
         if isinstance(value, dict | str):
@@ -64,23 +65,25 @@ def setting(
 def build(cls: type[T], table: Mapping[str, Any], path: str = "", standing: T | None = None, named: bool = False) -> T:
     """An instance of the dataclass `cls`; an unknown key, a wrong type or a value out of range is a `ConfigError`.
 
-    `path` ("model.") stands before every key that a sentence names. What the table does not say is as in `standing`, or
-    the default. `named` only says that the table also had a `name`, which whoever called has read.
+    `path` ("model.") is put before every key in an error message. What the table does not say is as in `standing`, or
+    the default. `named`: list `name` among the valid keys in an error message.
     """
     where = f"[{path.rstrip('.')}]" if path else ""
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    unknown = next((name for name in table if name not in fields), None)
+    if unknown is not None:
+        known = settings_of(cls, named)
+        hint, owner = suggestion(unknown, known, path), where or "The configuration"
+        raise ConfigError(f"There is no setting `{path}{unknown}`.{hint} {owner} has: {', '.join(known)}.")
     hints = typing.get_type_hints(cls)
-    values = {name: _default(field) if standing is None else getattr(standing, name) for name, field in fields.items()}
-    for name, value in table.items():
-        key = path + name
-        if name not in fields:
-            known, where = settings_of(cls, named), where or "The configuration"
-            hint = suggestion(name, known, path)
-            raise ConfigError(f"There is no setting `{key}`.{hint} {where} has: {', '.join(known)}.")
-        values[name] = convert(key, value, hints[name], values[name])
-        _check_range(key, values[name], fields[name].metadata)
-    for name, value in values.items():
-        if value is dataclasses.MISSING:
+    values = {}
+    for name, field in fields.items():
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        values[name] = default if standing is None else getattr(standing, name)
+        if name in table:
+            values[name] = convert(path + name, table[name], hints[name], values[name])
+            _check_range(path + name, values[name], field.metadata)
+        if values[name] is dataclasses.MISSING:
             raise ConfigError(f"`{path}{name}` has no default: it must be given.")
     try:
         return cls(**values)
@@ -112,34 +115,22 @@ def convert(key: str, value: Any, kind: Any, standing: Any = None) -> Any:
         return _convert_table(key, value, kind, standing)
     if type(None) in members and value in (None, NOTHING):
         return None
-    for member in members:
-        origin, arguments = typing.get_origin(member), typing.get_args(member)
-        if type(value) is member or (origin is typing.Literal and value in arguments):
-            return value
-        if origin is tuple and isinstance(value, list | tuple):
-            return tuple(convert(f"{key}[{index}]", entry, arguments[0]) for index, entry in enumerate(value))
-        if member is float and type(value) is int and abs(value) <= sys.float_info.max:
-            return float(value)
-    if kind is float and type(value) is int:
-        raise ConfigError(f"`{key}` is too large for a number of 64 bits.")
-    if typing.get_origin(kind) is typing.Literal:
-        _refuse_choice(key, value, map(str, typing.get_args(kind)))
-    raise ConfigError(f"`{key}` must be {' or '.join(dict.fromkeys(map(_describe, members)))}, got {value!r}.")
+    return _convert_plain(key, value, kind)
 
 
 def choices(kind: Any) -> dict[str, type]:
     """The dataclasses that a table under this annotation may stand for, by name; none where it is a plain value."""
-    found: dict[str, type] = {}
+    found: list[Any] = []
     for member in _members(kind):
         cls = typing.get_origin(member) or member  # AbstractSolver[Any] → AbstractSolver
-        candidates: Iterable[Any] = [cls]
         if isinstance(cls, type) and cls.__name__.startswith("Abstract"):
             package = importlib.import_module(cls.__module__).__package__ or cls.__module__
-            candidates = vars(importlib.import_module(package)).values()
-        for value in candidates:
-            if isinstance(value, type) and dataclasses.is_dataclass(value) and issubclass(value, cls):
-                found[name_of(value)] = value
-    return {name: value for name, value in found.items() if not value.__name__.startswith("Abstract")}
+            exported = vars(importlib.import_module(package)).values()
+            found += [value for value in exported if isinstance(value, type) and issubclass(value, cls)]
+        else:
+            found.append(cls)
+    classes = [cls for cls in found if isinstance(cls, type) and dataclasses.is_dataclass(cls)]
+    return {name_of(cls): cls for cls in classes if not cls.__name__.startswith("Abstract")}
 
 
 def name_of(cls: type) -> str:
@@ -199,10 +190,6 @@ def write(section: Any, comments: bool = False) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _default(field: dataclasses.Field) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-
-
 def _members(kind: Any) -> tuple[Any, ...]:
     """The kinds that a union allows; what is no union is its own only member."""
     return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
@@ -214,7 +201,7 @@ def _refuse_choice(key: str, value: Any, known: Iterable[str]) -> NoReturn:
 
 
 def _convert_table(key: str, value: Any, kind: Any, standing: Any) -> Any:
-    """The value of a table: of the one class it can be, of the class it names, or of the class that stands there."""
+    """The value of a table: of the one class it can be, of the class it names, or of the class of `standing`."""
     classes, named = choices(kind), not dataclasses.is_dataclass(kind)
     cls = type(standing) if named else kind
     if not isinstance(value, Mapping):
@@ -229,6 +216,23 @@ def _convert_table(key: str, value: Any, kind: Any, standing: Any) -> Any:
     elif not dataclasses.is_dataclass(cls):
         raise ConfigError(f"[{key}] must say its `name`, one of {', '.join(classes)}.")
     return build(cls, table, f"{key}.", standing if type(standing) is cls else None, named)
+
+
+def _convert_plain(key: str, value: Any, kind: Any) -> Any:
+    """The value as the first of the kind's plain types that it fits: a number, a text, a list, one of some literals."""
+    for member in _members(kind):
+        if type(value) is member or (member is float and type(value) is int and abs(value) <= sys.float_info.max):
+            return member(value)
+        arguments = typing.get_args(member)
+        if typing.get_origin(member) is typing.Literal and value in arguments:
+            return value
+        if typing.get_origin(member) is tuple and isinstance(value, list | tuple):
+            return tuple(convert(f"{key}[{index}]", entry, arguments[0]) for index, entry in enumerate(value))
+    if kind is float and type(value) is int:
+        raise ConfigError(f"`{key}` is too large for a number of 64 bits.")
+    if typing.get_origin(kind) is typing.Literal:
+        _refuse_choice(key, value, map(str, typing.get_args(kind)))
+    raise ConfigError(f"`{key}` must be {' or '.join(dict.fromkeys(map(_describe, _members(kind))))}, got {value!r}.")
 
 
 def _describe(kind: Any) -> str:

@@ -35,6 +35,7 @@ LAYERS = [
     "settings",
     "models",
     "certificates",
+    "loading",
     "lab.console",
     "lab.data",
     "lab.run",

@@ -17,7 +17,7 @@ from mnist import Mnist, binarised, corrupt, kernel_matrix
 from torch import Tensor
 
 from kerneq.kglm.initialisation import uniform
-from kerneq.lab.training.loop import GraphedStep
+from kerneq.lab.training.process import GraphedStep
 from kerneq.settings import setting
 
 SCHEMES = ("kernel", "random")

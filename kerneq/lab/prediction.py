@@ -15,7 +15,7 @@ from rich import box
 from rich.progress import Progress
 from rich.table import Column, Table
 from rich.text import Text
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..certificates import certify
 from ..solution import Solution, Status
@@ -88,16 +88,6 @@ def predict(
     predictor = Predictor(run, checkpoint, device)
     files = [file for path in named for file in find_pictures(Path(path))]
     return predictor.predict([(path, predictor.read(path)) for path in files], top)
-
-
-def load(run: Path | str, checkpoint: str = "best", device: str | torch.device = "cpu") -> nn.Module:
-    """The trained model of a run folder, or one that ships with kerneq by its name, in `eval()`.
-
-    `kerneq.load("geq-5m-cifar10")` takes normalised pictures (batch, 3, 32, 32) and gives logits: pixels in [0, 1],
-    less the `mean` of `kerneq.data.find("cifar10")` and divided by its `std`. `kerneq.predict` takes picture files and
-    gives classes.
-    """
-    return TrainedRun.open(run, checkpoint, str(device)).model
 
 
 @final

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from ... import __version__
 from ...graphs import Captured, capture
+from ...loading import load_weights
 from ...solution import Solution
 from ..data import Batches, DataError, Images, find, is_cut
-from ..run import CheckpointError, Run, TrainingError, find_run
-from ..run.checkpoint import load_weights
+from ..run import Run, TrainingError, find_run
 from ..run.config import Config
 from ..training.build import Builder, build_model, class_counts, hold, make_batches, place, read_images, split
 from ..training.process import Process, choose_device
@@ -64,8 +64,6 @@ class TrainedRun:
         config, process = run.config(), Process(choose_device(device))
         file = run.checkpoint(checkpoint)
         weights, epoch, step = run.trained_weights(checkpoint)
-        if "head.bias" not in weights:
-            raise CheckpointError(f"{file} belongs to another run: it has no `head.bias`.")
         seen, named = trained_on(config, len(weights["head.bias"]), run.classes())
         model = place(build(config, seen), config, process)
         load_weights(model, weights, file)

@@ -150,17 +150,17 @@ def load(path: Path | str | None, overrides: Iterable[str] = ()) -> Config:
 
 
 def parse(text: str, overrides: Iterable[str] = ()) -> Config:
-    """The configuration in a text, changed by `key=value` overrides; a `base` is looked for from where we are."""
+    """The configuration in a text, changed by `key=value` overrides; a `base` is relative to the working directory."""
     return _config([*_layers([_toml(text)], Path(), ()), _changes(overrides)])
 
 
 def resolve(tables: Sequence[Mapping[str, Any]], folder: Path) -> Config:
-    """The configuration of tables as files have them, each laid over the last; a `base` is looked for from `folder`."""
+    """The configuration of tables as files have them, each laid over the last; a `base` is relative to `folder`."""
     return _config(_layers(tables, folder, ()))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What a file says itself, its `base` not yet looked for."""
+    """The table in a file, without that of its `base`."""
     try:
         return _toml(path.read_text(encoding="utf-8-sig"))  # Windows' editors begin a file with a mark
     except FileNotFoundError:

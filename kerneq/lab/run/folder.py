@@ -1,35 +1,41 @@
-"""The folder of a run: how training writes it, so that a kill loses nothing, and how all others read it."""
+"""The folder of a run: training writes it, so that a kill loses nothing; everything else reads it."""
 
 import dataclasses
 import fcntl
 import json
 import math
 import os
-import platform
 import re
-import shlex
-import subprocess
 import sys
 import time
+import tomllib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TextIO, final
 
 import torch
 from torch import Tensor
 
-from ... import __version__
-from ...settings import values
+from ...loading import FREE, CheckpointError, TrainingError, check_settings, config_file, read_checkpoint, read_weights
 from ..data import fingerprint
 from . import checkpoint
-from .checkpoint import CheckpointError, TrainingError, write_atomically
-from .config import Config, ConfigError, differences, load, parse, write
+from .checkpoint import write_atomically
+from .config import Config, ConfigError, differences, load, write
+from .origin import machine
 
-FREE = ("device", "training.checkpoint_epochs", "training.checkpoint_steps")  # may change between two starts
 _WAYS = ("compile", "graph", "channels_last", "deterministic", "validate_epochs")
 INCIDENTAL = (*FREE, "data.memory", *(f"training.{name}" for name in _WAYS))  # how it is computed, not what it learns
+
+ROW: Mapping[str, Any] = {  # a line of metrics.jsonl; the values in its tables are numbers, or None
+    "epoch": int,
+    "step": int,
+    "seconds": int | float,
+    "train": dict,
+    "validation": dict | None,
+    "diagnostics": dict,
+}
 
 
 @final
@@ -52,6 +58,8 @@ class Run:
 
     path: Path
 
+    # What the run is.
+
     @property
     def name(self) -> str:
         """The name of its folder."""
@@ -64,20 +72,11 @@ class Run:
 
     def config(self) -> Config:
         """The settings of an existing run; a folder that is none is a `TrainingError`."""
-        if not self.exists:
-            raise TrainingError(f"{self.path} is not a run folder: it has no config.toml. kerneq train makes one.")
-        return load(self.path / "config.toml")
+        return load(config_file(self.path))
 
     def environment(self) -> dict[str, Any]:
         """Where the run came from, as in environment.json; empty if it was not recorded, or is damaged."""
         return read_json(self.path / "environment.json", needed=False)
-
-    @property
-    def finished(self) -> bool:
-        """Whether its training is known to have come to its end; earlier versions did not write that down."""
-        environment = self.environment()
-        starts = environment.get("resumed") or [environment]
-        return isinstance(starts, list) and isinstance(starts[-1], dict) and "seconds" in starts[-1]
 
     def classes(self) -> tuple[str, ...]:
         """The names of the classes it was trained on, by label; empty if they were not stored, or are damaged."""
@@ -96,6 +95,52 @@ class Run:
         """
         names = self.environment().get("names")
         return names is not None and names != fingerprint(self.config().data.name)
+
+    @property
+    def finished(self) -> bool:
+        """Whether its training is known to have come to its end; earlier versions did not write that down."""
+        environment = self.environment()
+        starts = environment.get("resumed") or [environment]
+        return isinstance(starts, list) and isinstance(starts[-1], dict) and "seconds" in starts[-1]
+
+    # What training measured and saved.
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The metrics of each completed epoch, as in metrics.jsonl; a line that is damaged is left out."""
+        return [row for row in self._lines() if row is not None]
+
+    def _lines(self) -> list[dict[str, Any] | None]:
+        """Every line of metrics.jsonl, None where it is not the row of an epoch."""
+        path = self.path / "metrics.jsonl"
+        return [_row(line) for line in path.read_bytes().splitlines()] if path.is_file() else []
+
+    def seconds(self) -> float:
+        """Time spent training, validation left out."""
+        return float(sum(row["seconds"] for row in self.rows()))
+
+    def best_accuracy(self) -> float | None:
+        """The best accuracy on held-out images among the epochs of the run; None if nothing was held out."""
+        found = [(row["validation"] or {}).get("accuracy") for row in self.rows()]
+        return max((accuracy for accuracy in found if accuracy is not None), default=None)
+
+    def checkpoint(self, which: str) -> Path:
+        """The file of the `last`, `previous` or `best` checkpoint."""
+        return self.path / "checkpoints" / f"{which}.safetensors"
+
+    def trained_weights(self, which: str) -> tuple[dict[str, Tensor], int, int | None]:
+        """The best or last weights by name, their epoch, and their step (None where that was not written down).
+
+        Those of other settings than config.toml's are refused.
+        """
+        path, weights, facts = read_weights(self.path, which)
+        check_settings(path, facts, tomllib.loads(write(self.config())))
+        return weights, int(facts["epoch"]), facts.get("step")
+
+    # What evaluation measured.
+
+    def test(self) -> Mapping[str, Any]:
+        """Scores on the test images; empty if the run was not evaluated."""
+        return self.evaluation().get("scores", {}).get("test", {})
 
     def evaluation(self) -> dict[str, Any]:
         """The scores on the test images and what they belong to, as `part` gives them."""
@@ -141,48 +186,7 @@ class Run:
         write_atomically(self.path / "evaluation" / f"{name}.png", png)
         return f"evaluation/{name}.png"
 
-    def test(self) -> Mapping[str, Any]:
-        """Scores on the test images; empty if the run was not evaluated."""
-        return self.evaluation().get("scores", {}).get("test", {})
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The metrics of each completed epoch, as in metrics.jsonl; a line that is damaged is left out."""
-        return [row for row in self._lines() if row is not None]
-
-    def _lines(self) -> list[dict[str, Any] | None]:
-        """Every line of metrics.jsonl, None where it is not the row of an epoch."""
-        path = self.path / "metrics.jsonl"
-        return [_row(line) for line in path.read_bytes().splitlines()] if path.is_file() else []
-
-    def seconds(self) -> float:
-        """Time spent training, validation left out."""
-        return float(sum(row["seconds"] for row in self.rows()))
-
-    def best_accuracy(self) -> float | None:
-        """The best accuracy on held-out images among the epochs of the run; None if nothing was held out."""
-        found = [(row["validation"] or {}).get("accuracy") for row in self.rows()]
-        return max((accuracy for accuracy in found if accuracy is not None), default=None)
-
-    def checkpoint(self, which: str) -> Path:
-        """The file of the `last`, `previous` or `best` checkpoint."""
-        return self.path / "checkpoints" / f"{which}.safetensors"
-
-    def trained_weights(self, which: str) -> tuple[dict[str, Tensor], int, int | None]:
-        """The best or last weights by name, their epoch, and their step (None where that was not written down).
-
-        Those of other settings than config.toml's are refused.
-        """
-        if which not in ("best", "last"):
-            raise ConfigError(f"`checkpoint` must be 'best' or 'last', got {which!r}.")
-        path = self.checkpoint(which)
-        if not path.exists():
-            there = [name for name in ("best", "last") if self.checkpoint(name).exists()]
-            command = shlex.join(["kerneq", "train", str(self.path), "--resume"])
-            remedy = f"ask for the {there[0]} one" if there else f"{command} makes it"
-            raise CheckpointError(f"There is no checkpoint {path}: {remedy}.")
-        weights, facts = checkpoint.trained_weights(path)
-        check_belongs(path, facts, self.config())
-        return weights, int(facts["epoch"]), facts.get("step")
+    # Training, in the order of a run.
 
     @contextmanager
     def locked(self, patience: float = 0.0) -> Iterator[None]:
@@ -194,27 +198,14 @@ class Run:
         try:
             made = [folder for folder in folders if not folder.exists()]
             folders[0].mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # a link might lead to somebody's file
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # a link might lead to another file
             file = os.fdopen(os.open(self.path / "lock", flags, 0o644), "r+", encoding="utf-8")
         except OSError as error:
             raise TrainingError(f"The run folder {self.path} cannot be used: {error.strerror}.") from None
         # A worker of a data loader, which may live on for seconds after a kill, would hold the lock with its parent.
         os.register_at_fork(after_in_child=file.close)
         with file:
-            deadline = time.monotonic() + patience
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        file.seek(0)
-                        used = f"{self.path} is in use by process {file.read().strip() or 'another process'}"
-                        raise TrainingError(f"{used}; wait for it, or choose another --name.") from None
-                time.sleep(0.1)
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
+            _wait_for_lock(file, self.path, patience)
             try:
                 yield
             finally:
@@ -224,37 +215,40 @@ class Run:
                         for folder in made:
                             folder.rmdir()
 
-    def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Make this the last checkpoint and keep the one before it; at every moment there is a last one."""
-        fresh, last, spare = (self.checkpoint(which) for which in ("fresh", "last", "spare"))
-        checkpoint.save(fresh, tensors, facts)
-        if last.exists():
-            spare.unlink(missing_ok=True)
-            try:
-                os.link(last, spare)
-            except OSError:  # a file system without links
-                spare = last
-            os.replace(spare, self.checkpoint("previous"))
-        os.replace(fresh, last)
-        self.checkpoint("spare").unlink(missing_ok=True)  # a rename onto another link of the same file does nothing
+    def find_start(
+        self, config: Config, classes: Sequence[str], counts: Sequence[int], resume: bool
+    ) -> tuple[bool, Path | None]:
+        """Whether a run was begun here, and the checkpoint to continue from, if there is one.
+
+        Refuse a folder that holds another run or something else, or a run that is not to be resumed. `counts` are the
+        training images of each class, those held out among them.
+        """
+        newest, best, rows = self.newest(), self.checkpoint("best"), self.rows()
+        if newest is None and not best.exists() and not rows:
+            for file in (self.path / name for name in ("config.toml", "metrics.jsonl")):
+                if not self.environment() and file.exists() and file.stat().st_size:
+                    raise TrainingError(f"{file} is of no run, and would be overwritten: choose another --name.")
+            return False, None
+        if not resume:
+            raise TrainingError(f"{self.path} already holds a run; add --resume to continue it, or --name for another.")
+        self.check_same(config)
+        self._check_images(classes, counts)
+        if newest is not None:
+            check_settings(newest, checkpoint.read_facts(newest), tomllib.loads(write(config)))
+        elif best.exists() and (self.finished or len(rows) > self.config().training.checkpoint_epochs):
+            # One that was killed before its first checkpoint has no more epochs than lie between two, and repeats them.
+            raise TrainingError(
+                f"{self.path} has its best weights of {len(rows)} epochs, but no last checkpoint to go on from: it "
+                "would begin anew and overwrite them. Start again under another --name."
+            )
+        return True, newest
 
     def newest(self) -> Path | None:
         """The checkpoint to continue from: the last, or the previous if a kill fell between two renames."""
         return next((p for p in (self.checkpoint(w) for w in ("last", "fresh", "previous")) if p.exists()), None)
 
-    def advice(self, damaged: Path) -> str:
-        """What to do about a checkpoint that does not load."""
-        for which in ("previous", "best"):
-            file = self.checkpoint(which)
-            with suppress(CheckpointError):
-                step = checkpoint.load(file)[1]["step"]
-                if which == "previous" and damaged != file:
-                    return f"Remove it to continue from {file}, which is whole (step {step})."
-                return f"{file} is whole and can be evaluated."
-        return "No other checkpoint of this run is whole; start again under another --name."
-
     def check_same(self, config: Config) -> None:
-        """A run that is continued with other settings would be neither the old one nor the new one: refuse."""
+        """Refuse other settings than the run's: continued with them, it would be neither the old run nor a new one."""
         if not self.exists:
             raise TrainingError(
                 f"{self.path} holds checkpoints or metrics, but no config.toml that says of what: put it back, or take "
@@ -271,29 +265,37 @@ class Run:
                 "resume it with the settings in its config.toml, or choose another --name."
             )
 
-    def check_images(self, classes: Sequence[str], counts: Sequence[int]) -> None:
-        """Refuse to go on with other training images than the run was started on.
+    def _check_images(self, classes: Sequence[str], counts: Sequence[int]) -> None:
+        """Refuse other training images than those the run was started on.
 
         Other classes, or another order, are not what the labels of the weights stand for; with other numbers of images
-        (`counts`, by class) others are held out, and some of them have been trained on.
+        (`counts`, by class) or other names, others are held out, and some of those have been trained on.
         """
+        numbers = zip(classes, self.counts() or counts, counts, strict=False)
+        changed = [(name, then, now) for name, then, now in numbers if then != now]
         if self.classes() not in ((), tuple(classes)):
-            raise TrainingError(
-                f"{self.path} was started on the classes {', '.join(self.classes())}, and its data set now has "
-                f"{', '.join(classes)}: bring them back, or start again under another --name."
-            )
-        for name, then, now in zip(classes, self.counts() or counts, counts, strict=False):
-            if then != now:
-                raise TrainingError(
-                    f"{self.path} was started on {then} training images of the class {name}, and its data set now has "
-                    f"{now}: others would be held out, of those it was trained on. Bring them back, or start again "
-                    "under another --name."
-                )
-        if self.renamed():
-            raise TrainingError(
-                f"{self.path} was started on training pictures of other names: others would be held out, of those it "
-                "was trained on. Bring the names back, or start again under another --name."
-            )
+            then_and_now = f"the classes {', '.join(self.classes())}, and its data set now has {', '.join(classes)}"
+        elif changed:
+            name, then, now = changed[0]
+            then_and_now = f"{then} training images of the class {name}, and its data set now has {now}"
+        elif self.renamed():
+            then_and_now = "training pictures of other names"
+        else:
+            return
+        raise TrainingError(
+            f"{self.path} was started on {then_and_now}: bring them back, or start again under another --name."
+        )
+
+    def advice(self, damaged: Path) -> str:
+        """What to do about a checkpoint that does not load."""
+        for which in ("previous", "best"):
+            file = self.checkpoint(which)
+            with suppress(CheckpointError):
+                step = read_checkpoint(file)[1]["step"]
+                if which == "previous" and damaged != file:
+                    return f"Remove it to continue from {file}, which is whole (step {step})."
+                return f"{file} is whole and can be evaluated."
+        return "No other checkpoint of this run is whole; start again under another --name."
 
     def begin(
         self,
@@ -305,20 +307,8 @@ class Run:
         epoch: int,
         step: int,
     ) -> None:
-        """Write down this start of the run, from its beginning (step 0) or from where a checkpoint left it.
-
-        The metrics of epochs past `epoch`, which will be trained again, are forgotten.
-        """
-        if not self.checkpoint("last").exists() and self.checkpoint("fresh").exists():
-            os.replace(self.checkpoint("fresh"), self.checkpoint("last"))  # what a kill left undone
-        for stray in (self.path / "checkpoints").glob(".*.tmp"):  # and half done: only who holds the lock writes there
-            stray.unlink(missing_ok=True)
-        lines = self._lines()
-        damaged = [str(number) for number, row in enumerate(lines, start=1) if row is None]
-        if damaged:
-            path = self.path / "metrics.jsonl"
-            warnings.warn(f"{path}: skipped what is no row of metrics, line {', '.join(damaged)}.", stacklevel=2)
-        self._write_rows([row for row in lines if row is not None and row["epoch"] <= epoch])
+        """Write down this start of the run, from its beginning (step 0) or from where a checkpoint left it."""
+        self._repair(epoch)
         write_json(self.path / "classes.json", {"classes": list(classes)})
         origin = {
             **machine(device),
@@ -339,11 +329,18 @@ class Run:
         write_json(self.path / "environment.json", written)
         write_atomically(self.path / "config.toml", write(config).encode())  # last: with it the folder is a run
 
-    def finish(self, seconds: Mapping[str, float]) -> None:
-        """Write down where the time of this start of the run went."""
-        written = self.environment()
-        (written.get("resumed") or [written])[-1]["seconds"] = {name: round(s, 3) for name, s in seconds.items()}
-        write_json(self.path / "environment.json", written)
+    def _repair(self, epoch: int) -> None:
+        """Finish or remove what a kill left undone, and forget the metrics past `epoch`, which is trained again."""
+        if not self.checkpoint("last").exists() and self.checkpoint("fresh").exists():
+            os.replace(self.checkpoint("fresh"), self.checkpoint("last"))
+        for stray in (self.path / "checkpoints").glob(".*.tmp"):  # only who holds the lock writes there
+            stray.unlink(missing_ok=True)
+        lines = self._lines()
+        damaged = [str(number) for number, row in enumerate(lines, start=1) if row is None]
+        if damaged:
+            path = self.path / "metrics.jsonl"
+            warnings.warn(f"{path}: skipped what is no row of metrics, line {', '.join(damaged)}.", stacklevel=3)
+        self._write_rows([row for row in lines if row is not None and row["epoch"] <= epoch])
 
     def add_row(self, row: Mapping[str, Any]) -> None:
         """Add the metrics of an epoch; they are on the disk when this returns.
@@ -360,27 +357,43 @@ class Run:
     def _write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         write_atomically(self.path / "metrics.jsonl", "".join(to_json(row) + "\n" for row in rows).encode())
 
+    def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Make this the last checkpoint and keep the one before it; at every moment there is a last one."""
+        fresh, last, spare = (self.checkpoint(which) for which in ("fresh", "last", "spare"))
+        checkpoint.save(fresh, tensors, facts)
+        if last.exists():
+            spare.unlink(missing_ok=True)
+            try:
+                os.link(last, spare)
+            except OSError:  # a file system without links
+                spare = last
+            os.replace(spare, self.checkpoint("previous"))
+        os.replace(fresh, last)
+        self.checkpoint("spare").unlink(missing_ok=True)  # a rename onto another link of the same file does nothing
 
-def check_belongs(path: Path, facts: Mapping[str, Any], config: Config) -> None:
-    """Refuse the checkpoint at `path` where the settings it was saved with are not these; old ones do not say.
+    def finish(self, seconds: Mapping[str, float]) -> None:
+        """Write down where the time of this start of the run went."""
+        written = self.environment()
+        (written.get("resumed") or [written])[-1]["seconds"] = {name: round(s, 3) for name, s in seconds.items()}
+        write_json(self.path / "environment.json", written)
 
-    Its weights would fit all the same, and give the answers of a model that nobody trained. A folder of pictures may
-    have moved.
-    """
-    try:
-        before = parse(facts["config"])
-    except (KeyError, ConfigError):
-        return
-    moved = all(each.data.name.startswith("folder:") for each in (before, config))
-    free = (*FREE, "data.name") if moved else FREE
-    changed = [key for key in differences(before, config) if key not in free]
-    if changed:
-        then, now = (values(each).get(changed[0], "absent") for each in (before, config))
-        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-        raise CheckpointError(
-            f"{path} was trained with other settings than the run's config.toml has: `{changed[0]}` was {then!r} and "
-            f"is {now!r}{more}. Put back the config.toml or the checkpoint that belongs there."
-        )
+
+def _wait_for_lock(file: TextIO, folder: Path, patience: float) -> None:
+    """Lock the open file and write this process's number into it; refused if another still holds it after a while."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                file.seek(0)
+                used = f"{folder} is in use by process {file.read().strip() or 'another process'}"
+                raise TrainingError(f"{used}; wait for it, or choose another --name.") from None
+        time.sleep(0.1)
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
 
 
 def write_json(path: Path, table: Mapping[str, Any]) -> None:
@@ -415,15 +428,14 @@ def _row(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(row, dict) or type(row.get("epoch")) is not int or type(row.get("step")) is not int:
+    if not isinstance(row, dict):
         return None
-    if not isinstance(row.get("seconds"), int | float) or not isinstance(row.get("train"), dict):
+    row.setdefault("validation", None)
+    row.setdefault("diagnostics", {})
+    if not all(isinstance(row.get(key), kind) for key, kind in ROW.items()):
         return None
-    parts = [row["train"], row.setdefault("validation", None) or {}, row.setdefault("diagnostics", {})]
-    if not all(isinstance(part, dict) for part in parts):
-        return None
-    numbers = [value for part in parts for value in part.values()]
-    return row if all(value is None or isinstance(value, int | float) for value in numbers) else None
+    numbers = [value for key in ("train", "validation", "diagnostics") for value in (row[key] or {}).values()]
+    return row if all(isinstance(value, int | float | None) for value in numbers) else None
 
 
 def _are_scores(found: Any) -> bool:
@@ -431,37 +443,6 @@ def _are_scores(found: Any) -> bool:
     if not isinstance(found, dict) or not all(isinstance(value, int | float | None) for value in found.values()):
         return False
     return 0 <= (found.get("accuracy") or 0) <= 1 and (found.get("images") or 0) >= 0
-
-
-def machine(device: torch.device) -> dict[str, Any]:
-    """What numbers are computed by: versions, revision of the source, device and threads, as every record has them."""
-    return {
-        "kerneq": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "revision": revision(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})",
-        "threads": torch.get_num_threads(),
-    }
-
-
-def revision() -> str | None:
-    """The git revision of the package's source, with `+changes` if files differ; None outside a checkout."""
-    source = Path(__file__).resolve().parents[3]
-    head = _git(source, "rev-parse", "HEAD")
-    if head is None or not (source / "pyproject.toml").exists():
-        return None
-    return head + ("+changes" if _git(source, "status", "--porcelain", "--untracked-files=no", "kerneq") else "")
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    """What git prints, None where there is no git or it refuses; without a lock, which a kill would leave behind."""
-    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return result.stdout.strip() if result.returncode == 0 else None
 
 
 def read_json(path: Path, needed: bool = True) -> dict[str, Any]:

@@ -1,38 +1,18 @@
-"""Runs by the names people give: their folders, folders that hold some, and weights that ship.
-
-Weights that ship are run folders like any other, as `kerneq export` writes them, in the installation.
-"""
+"""Runs by the names people give: their folders, folders that hold some, and weights that ship."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ...settings import suggestion
-from .checkpoint import TrainingError
+from ...loading import SHIPPED as SHIPPED
+from ...loading import TrainingError, find_folder
+from ...loading import names as names
 from .folder import Run
-
-SHIPPED = Path(__file__).parents[2] / "weights"
-
-
-def names() -> tuple[str, ...]:
-    """The names of the models whose weights are part of the installation."""
-    return tuple(sorted(path.parent.name for path in SHIPPED.glob("*/config.toml")))
 
 
 def find_run(name: Path | str) -> Run:
-    """The run in a folder, or the one that ships under this name; a folder goes first."""
-    if not isinstance(name, Path | str):
-        raise TypeError(f"A run is a folder, or the name of weights that ship, got {name!r}.")
-    path = Path(name)
-    if path.exists() or len(path.parts) != 1:
-        return Run(path)
-    if str(name) not in names():
-        hint = suggestion(str(name), names())
-        raise TrainingError(
-            f"There is no run folder {path}, and no weights of that name ship with kerneq.{hint} There are: "
-            f"{', '.join(names())}."
-        )
-    return Run(SHIPPED / str(name))
+    """The run in a folder, or the one that ships under this name; a folder of one's own goes first."""
+    return Run(find_folder(name))
 
 
 def find_runs(paths: Sequence[Path | str]) -> list[Run]:

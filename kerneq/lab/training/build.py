@@ -1,4 +1,4 @@
-"""From a configuration to what a run is made of: its images, their batches, its model."""
+"""Build what a configuration describes: the images, their batches, the model."""
 
 import dataclasses
 import math
@@ -51,7 +51,7 @@ def training_batches(
     images = read_images(config, "train").to(process.device)
     if config.data.memory and not isinstance(images.pixels, torch.Tensor):
         announce(f"decoding {len(images):,} pictures into memory, {math.prod(images.pixels.shape) / 1e9:.2f} GB")
-    images, held_out = split(images, config)  # on the device, in no time
+    images, held_out = split(images, config)  # fast, since the images are on the device
     batches = make_batches(hold(images, config, process), config, process, train=True)
     if held_out is None:
         return batches, None
@@ -66,15 +66,14 @@ def split(images: Images, config: Config) -> tuple[Images, Images | None]:
     return split_validation(images, count, config.seed) if count > 0 else (images, None)
 
 
-def class_counts(*parts: Images | None) -> list[int]:
+def class_counts(*parts: Images) -> list[int]:
     """How many images of each class, by label, some parts of a data set have together."""
-    images = [part for part in parts if part is not None]
-    labels = torch.cat([part.labels.cpu() for part in images])
-    return labels.bincount(minlength=len(images[0].classes)).tolist()
+    labels = torch.cat([part.labels.cpu() for part in parts])
+    return labels.bincount(minlength=len(parts[0].classes)).tolist()
 
 
 def hold(images: Images, config: Config, process: Process) -> Images:
-    """The images as `data.memory` wants them: picture files decoded now, or left for every batch to decode."""
+    """Decode picture files into memory if `data.memory` says so; otherwise every batch decodes its own."""
     if not config.data.memory or isinstance(images.pixels, torch.Tensor):
         return images
     needed, free = math.prod(images.pixels.shape), free_memory(process.device)

@@ -1,14 +1,13 @@
-"""Who follows a run: the terminal, TensorBoard, or a logger of one's own."""
+"""Loggers of a run: the terminal, TensorBoard, or a class of your own."""
 
 import abc
 import dataclasses
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -34,32 +33,6 @@ class Progress:
     scores: metrics.Scores
 
 
-@final
-class Clock:
-    """Where the time of a run goes: every second since `began` (of `time.monotonic`) belongs to one phase."""
-
-    START: ClassVar = ("imports", "device", "data", "model", "first steps")
-
-    def __init__(self, began: float):
-        self.last = began
-        self.seconds: dict[str, float] = {}
-
-    def lap(self, phase: str) -> None:
-        """What has passed since the last call was spent on this phase."""
-        now = time.monotonic()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.last
-        self.last = now
-
-    def __str__(self) -> str:
-        def text(phases: Sequence[str]) -> str:
-            return ", ".join(f"{phase} {self.seconds[phase]:.1f}" for phase in phases)
-
-        start = [phase for phase in self.seconds if phase in self.START]
-        others = [phase for phase in self.seconds if phase not in self.START]
-        total, first = (sum(self.seconds[phase] for phase in phases) for phases in (self.seconds, start))
-        return f"{total:.1f} s: start {first:.1f} ({text(start)}), {text(others)}"
-
-
 class AbstractLogger(abc.ABC):
     """Told about a run while it happens; must not change it. To write one: `log_epoch`, and what else it listens to."""
 
@@ -71,7 +44,7 @@ class AbstractLogger(abc.ABC):
         """Called a few times a second."""
 
     def log_message(self, text: str) -> None:  # noqa: B027
-        """Called with a sentence for whoever watches: what the run will take, that it is about to stop."""
+        """Called with a sentence: how long the run will take, that it is about to stop."""
 
     def close(self) -> None:  # noqa: B027
         """Called once, however the run ended."""
@@ -186,6 +159,6 @@ class TensorBoardLogger(AbstractLogger):
             for name, value in numbers.items():
                 if value is not None:
                     self.writer.add_scalar(f"{group}/{name}", value, step)
-        except OSError as error:  # a full disk, say: whoever watches must not end the run
+        except OSError as error:  # a full disk, say: a logger must not end the run
             self.lost = True
             warnings.warn(f"TensorBoard's curves end here: {error.strerror}. The run goes on.", stacklevel=1)

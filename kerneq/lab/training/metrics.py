@@ -1,4 +1,4 @@
-"""Every number a run measures, in one table: its name, how it is accumulated, how it is written, who shows it.
+"""Every number a run measures, in one table: its name, how it is accumulated, how it is written, where it is shown.
 
 The table is `METRICS`; a new metric is one more entry. metrics.jsonl, evaluation.json, the terminal, TensorBoard,
 `kerneq evaluate`, the report and the demo read it. Scores are plain dictionaries from names to numbers, as JSON has
@@ -26,7 +26,7 @@ Over = Literal["images", "solves", "adjoints"]  # adjoints: the backward solves,
 @final
 @dataclasses.dataclass(frozen=True)
 class BatchOutput:
-    """What a metric may look at: one batch after its forward pass. Nothing in it has left the device."""
+    """What a metric is computed from: one batch after its forward pass, all on the device."""
 
     loss: Tensor  # () mean over the samples
     logits: Tensor  # (samples, classes)

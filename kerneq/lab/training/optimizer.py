@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, final
 
 import torch
@@ -24,6 +25,7 @@ class Descent(torch.optim.SGD):
 
         b ← μb + g,   w ← (1 − ηδ)w − η √max(1, outputs / (inputs · size²)) UVᵀ   of M = b, or g + μb (Nesterov)
 
+    By hand: torch.optim.Muon is newer than the oldest PyTorch that kerneq supports, and takes matrices only, singly.
     The methods are PyTorch's without the wrappers that keep its compiler out: they import the compiler to do so, which
     takes longer than importing PyTorch itself.
     """
@@ -39,11 +41,11 @@ class Descent(torch.optim.SGD):
                 loss = closure()  # now: it makes the gradients that Muon replaces
         for group in self.param_groups:
             if "muon" in group:
-                self._orthogonalise(group)
+                self._set_directions(group)
         inspect.unwrap(torch.optim.SGD.step)(self)
         return loss
 
-    def _orthogonalise(self, group: dict[str, Any]) -> None:
+    def _set_directions(self, group: dict[str, Any]) -> None:
         """Replace the gradients of a group by Muon's directions: without momentum SGD then takes Muon's step."""
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         if not parameters:
@@ -59,19 +61,31 @@ class Descent(torch.optim.SGD):
             torch._foreach_add_(gradients, momenta, alpha=group["muon"])
         else:
             torch._foreach_copy_(gradients, momenta)
-        alike = defaultdict(list)  # by the shape of their matrices: one product for all of them
-        for gradient in gradients:
-            alike[tuple(sorted((len(gradient), gradient[0].numel())))].append(gradient)
-        for found in alike.values():
-            matrices = [gradient.flatten(1) for gradient in found]
-            wide = torch.stack([m if len(m) <= m.shape[1] else m.mT for m in matrices])
-            for gradient, m, direction in zip(found, matrices, orthogonalised(wide), strict=True):
-                tallness = len(m) / m.shape[1]
-                direction = direction if tallness <= 1 else tallness**0.5 * direction.mT
-                gradient.copy_(direction.reshape(gradient.shape))
+        for gradient, direction in zip(gradients, find_directions(gradients), strict=True):
+            gradient.copy_(direction)
 
 
-def orthogonalised(m: Tensor) -> Tensor:
+def find_directions(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """√max(1, outputs / (inputs · size²)) UVᵀ of each gradient of a convolution, in its shape.
+
+    Matrices of one shape, or its transpose, share their products.
+    """
+    matrices = [gradient.flatten(1) for gradient in gradients]
+    wide = [m if len(m) <= m.shape[1] else m.mT for m in matrices]
+    alike = defaultdict(list)
+    for index, m in enumerate(wide):
+        alike[m.shape].append(index)
+    directions = [*gradients]
+    for indices in alike.values():
+        products = orthogonalise(torch.stack([wide[index] for index in indices]))
+        for index, direction in zip(indices, products, strict=True):
+            tallness = len(matrices[index]) / matrices[index].shape[1]
+            scaled = direction if tallness <= 1 else tallness**0.5 * direction.mT
+            directions[index] = scaled.reshape(gradients[index].shape)
+    return directions
+
+
+def orthogonalise(m: Tensor) -> Tensor:
     """UVᵀ of every M = UΣVᵀ of m (count, rows, columns), rows ≤ columns, with singular values of 0.7 to 1.2 for 1.
 
     By an odd polynomial of M, x ← ax + b(xxᵀ)x + c(xxᵀ)²x, which moves the singular values alone: matrix products, on a
@@ -95,27 +109,30 @@ def make_optimizer(model: nn.Module, settings: Optimizer, captured: bool = False
     `decay_all = true` decays everything, as plain SGD does. Convolutions are Muon's where it has a rate. Inside a CUDA
     graph (`captured`) a rate is a number on the device, which only the fused form of SGD takes.
     """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    convolutions = [p for p in parameters if p.dim() == 4 and settings.muon > 0]
+    convolutions, decayed, spared = [], [], []
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            continue
+        if settings.muon > 0 and parameter.dim() == 4:
+            convolutions.append(parameter)
+        elif settings.decay_all or parameter.dim() > 1:
+            decayed.append(parameter)
+        else:
+            spared.append(parameter)
     if settings.muon > 0 and not convolutions:
         raise ConfigError("`optimizer.muon` is for convolutions, and this model has none: set it to 0.")
-    others = [p for p in parameters if p.dim() != 4 or settings.muon == 0]
-    decayed = [p for p in others if p.dim() > 1 or settings.decay_all]
-    spared = [p for p in others if p.dim() <= 1 and not settings.decay_all]
     muon = {"muon": settings.momentum, "along_nesterov": settings.nesterov, "momentum": 0.0, "nesterov": False}
     groups: list[dict[str, Any]] = [
         {"params": decayed, "peak": settings.lr, "weight_decay": settings.weight_decay},
         {"params": spared, "peak": settings.lr, "weight_decay": 0.0},
         {"params": convolutions, "peak": settings.muon, "weight_decay": settings.muon_decay} | muon,
     ]
+    groups = [group for group in groups if group["params"]]
     for group in groups:
-        group["lr"] = torch.tensor(group["peak"], device=parameters[0].device) if captured else group["peak"]
-    return Descent(
-        [group for group in groups if group["params"]],
-        momentum=settings.momentum,
-        nesterov=settings.nesterov,
-        fused=True if captured else None,
-    )
+        device = group["params"][0].device
+        group["lr"] = torch.tensor(group["peak"], device=device) if captured else group["peak"]
+    fused = True if captured else None
+    return Descent(groups, momentum=settings.momentum, nesterov=settings.nesterov, fused=fused)
 
 
 def set_rate(optimizer: Descent, multiple: float) -> None:
@@ -168,5 +185,5 @@ def update_average(average: nn.Module, model: nn.Module, decay: float, step: int
 
 
 def parameters_and_buffers(model: nn.Module) -> list[Tensor]:
-    """The parameters and buffers of a model; unlike a state dict they cost no look at the device."""
+    """The parameters and buffers of a model; unlike a state dict, they do not make the host wait for the device."""
     return [*model.parameters(), *model.buffers()]

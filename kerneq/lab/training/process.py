@@ -1,14 +1,10 @@
-"""Which of the processes this is, how they talk, and how they are asked to stop: alone, or one of N under torchrun."""
+"""One of the processes that train together, and its device: joining the others, and what keeps a GPU busy."""
 
 import dataclasses
 import os
-import re
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from types import FrameType
+from contextlib import contextmanager
 from typing import final
 
 import torch
@@ -18,7 +14,11 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from ...fused.layers import pool
-from ..run import TrainingError
+from ...loading import TrainingError
+from ...loading import choose_device as choose_device
+
+Step = Callable[[Tensor, Tensor], None]  # of a batch: x (samples, channels, height, width), labels or probabilities
+EAGER_STEPS = 3  # before a step is captured: libraries choose their algorithms, optimizers make their buffers
 
 
 @final
@@ -41,7 +41,7 @@ class Process:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=amp and self.device.type == "cuda")
 
     def synchronise(self) -> None:
-        """Wait until the device has done what it was asked to."""
+        """Wait until the device has finished its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -71,8 +71,22 @@ class Process:
         return DistributedDataParallel(model, device_ids=ids)
 
 
-def start(device: str) -> Process:
-    """Join the processes that torchrun started, if it did, and choose this one's device."""
+@contextmanager
+def join_processes(device: str) -> Iterator[Process]:
+    """Join the processes that torchrun started, if it did; leave them at the end. Another's death is a sentence."""
+    try:
+        yield _start(device)
+    except RuntimeError as error:
+        if "closed by peer" not in str(error) and "reset by peer" not in str(error):
+            raise
+        raise TrainingError("Another process of this run has died; see its own message.") from None
+    finally:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+def _start(device: str) -> Process:
+    """Connect to the other processes, if there are any, and choose this one's device."""
     world, rank, restarts = _variable("WORLD_SIZE", 1), _variable("RANK"), _variable("TORCHELASTIC_RESTART_COUNT")
     if rank >= world:
         raise TrainingError(f"RANK is {rank}, but WORLD_SIZE is {world}: start several processes with torchrun.")
@@ -94,11 +108,19 @@ def start(device: str) -> Process:
     return Process(chosen, rank, world, restarts)
 
 
-@contextmanager
-def waking(device: torch.device, amp: bool) -> Iterator[None]:
-    """Meanwhile, a thread does for a GPU what takes seconds and needs neither data nor model; its error comes last.
+def _variable(name: str, default: int = 0) -> int:
+    """A whole number that torchrun put into the environment."""
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise TrainingError(f"The environment variable {name} must be a whole number, got {text!r}: unset it.")
+    return int(text)
 
-    After the seeds are set: those set while a context is being made would be lost.
+
+@contextmanager
+def wake(device: torch.device, amp: bool) -> Iterator[None]:
+    """Meanwhile, a thread starts the GPU, which takes seconds and needs neither data nor model; its error comes last.
+
+    Call it after the seeds are set: those set while a context is being made would be lost.
     """
     if device.type != "cuda":
         yield
@@ -117,62 +139,63 @@ def _touch(device: torch.device, amp: bool) -> None:
     pool(x, 2)
 
 
-def _variable(name: str, default: int = 0) -> int:
-    """A whole number that torchrun put into the environment."""
-    text = os.environ.get(name, str(default))
-    if not text.isdecimal():
-        raise TrainingError(f"The environment variable {name} must be a whole number, got {text!r}: unset it.")
-    return int(text)
-
-
-def finish() -> None:
-    """Leave the other processes."""
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
-
-
-def choose_device(device: str, local_rank: int = 0) -> torch.device:
-    """The device named by a setting; `auto` and `cuda` take the GPU of this process's local rank."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    named = re.fullmatch(r"cpu|cuda(?::(\d+))?", device)
-    if named is None:
-        raise TrainingError(f"`device` must be auto, cpu, cuda or cuda:N, got `{device}`.")
-    if device == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise TrainingError(f"`device` is {device}, but PyTorch sees no GPU here; use device=cpu.")
-    index = local_rank if named[1] is None else int(named[1])
-    if index >= torch.cuda.device_count():
-        raise TrainingError(f"`device` asks for GPU {index}, but there are {torch.cuda.device_count()}.")
-    return torch.device("cuda", index)
-
-
-@contextmanager
-def stopping(active: bool, announce: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM as a question asked between two steps, so that a step is never cut in half.
-
-    That it was asked is announced at once: a step may take a while. Yields a function that says whether the user asked
-    to stop; a second Ctrl-C stops at once. Not active under torchrun, whose agent ends its workers itself, nor outside
-    the main thread.
-    """
-    asked = threading.Event()
-    if not active or threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
+def prefetch(batches: Iterator[tuple[Tensor, Tensor]], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same batches; on a GPU each is made on a stream of its own, beside the step before it."""
+    if device.type != "cuda":
+        yield from batches
         return
+    here, aside = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    aside.wait_stream(here)
+    while True:
+        with torch.cuda.stream(aside):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        here.wait_stream(aside)
+        for t in batch:
+            t.record_stream(here)
+        yield batch
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-        # Who reads our output through a pipe, as `| tee`, may have died of the same Ctrl-C: rich then wants to exit.
-        # Or rich is just importing a part of itself, which it cannot do twice at once.
-        with suppress(Exception, SystemExit):
-            announce("stopping after this step …")
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked.is_set
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+@final
+class GraphedStep:
+    """Runs `step(x, target)`, the first few times as it is, then as one CUDA graph: hundreds of launches become one.
+
+    The step may not read a number from the device, and every batch must have the shapes of the first one.
+    """
+
+    def __init__(self, step: Step):
+        self.step = step
+        self.taken = 0
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.x = self.target = torch.empty(0)
+
+    def __call__(self, x: Tensor, target: Tensor) -> None:
+        self.taken += 1
+        if self.taken <= EAGER_STEPS:
+            here = torch.cuda.current_stream()
+            self.stream.wait_stream(here)
+            with torch.cuda.stream(self.stream):  # as the capture will be
+                self.step(x, target)
+            here.wait_stream(self.stream)
+            return
+        if self.graph is None:
+            self.x, self.target = x.clone(), target.clone()
+            self.graph = self._capture()
+        self.x.copy_(x)
+        self.target.copy_(target)
+        self.graph.replay()
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        try:
+            with torch.cuda.graph(graph, stream=self.stream):
+                self.step(self.x, self.target)
+        except RuntimeError as error:
+            raise TrainingError(
+                f"The step cannot be captured as a CUDA graph ({str(error).splitlines()[0]}). A solve may not look at "
+                "its residual: set model.check_every to at least max_steps, or training.graph=false."
+            ) from None
+        return graph

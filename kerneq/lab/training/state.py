@@ -1,4 +1,4 @@
-"""Everything that changes while a model trains, and its checkpoints: weights, average, momentum, place."""
+"""The state of a training run (weights, average, momentum, position) and its checkpoints."""
 
 import copy
 import math
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from ...graphs import capture
+from ...loading import load_weights, read_checkpoint, select
 from ...models import AbstractModel
 from ..run import CheckpointError, Run, TrainingError, checkpoint
 from ..run.config import Config, write
@@ -93,10 +94,10 @@ class State:
 
     def restore(self, path: Path) -> None:
         """Continue from the checkpoint at `path`: afterwards everything is bit for bit as it was saved."""
-        tensors, facts = checkpoint.load(path)
+        tensors, facts = read_checkpoint(path)
         if self.average is not None:
-            checkpoint.load_weights(self.average, checkpoint.part(tensors, "average."), path)
-        checkpoint.load_weights(self.model, checkpoint.part(tensors, "model."), path)
+            load_weights(self.average, select(tensors, "average."), path)
+        load_weights(self.model, select(tensors, "model."), path)
         try:
             for name, parameter in self.model.named_parameters():
                 if f"momentum.{name}" in tensors:  # in the memory layout of its parameter
@@ -119,6 +120,14 @@ class State:
         torch.set_rng_state(tensors[f"random.cpu.{rank}"])
         if self.process.device.type == "cuda" and f"random.cuda.{rank}" in tensors:
             torch.cuda.set_rng_state(tensors[f"random.cuda.{rank}"], self.process.device)
+
+    def read_scores(self, sums: Tensor) -> dict[str, float | None]:
+        """The scores of the epoch so far, of `sums` as `Accumulator.read` takes them; a loss that is infinite or NaN
+        ends the run."""
+        scores = self.accumulator.read(sums)
+        if scores["loss"] is not None and not math.isfinite(scores["loss"]):
+            self.refuse(f"The loss became {scores['loss']}")
+        return scores
 
     def check_weights(self) -> None:
         """Refuse to go on, and above all to save, once a weight is infinite or NaN; waits for the device."""

@@ -15,6 +15,7 @@ from kerneq.lab import cli
 from kerneq.lab.cli import main, training
 from kerneq.lab.run import Run, checkpoint
 from kerneq.lab.run.config import load, write
+from kerneq.loading import read_checkpoint
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 QUICK = ["model.name=resnet-tiny", "training.epochs=1", "training.batch_size=256"]
@@ -161,7 +162,8 @@ def test_help_comes_without_importing_torch():
 def test_without_the_laboratory_the_program_says_what_to_install(program):
     code = f"import sys; sys.modules |= dict(typer=None, rich=None); {program}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("The program kerneq needs rich, typer: install it by `pip ")
+    assert done.returncode == 2
+    assert done.stderr.startswith("The program kerneq needs rich, typer: install them by `pip ")
 
 
 def test_help_swallows_no_word_and_names_what_it_wants_in_capitals(kerneq):
@@ -230,7 +232,7 @@ def test_a_diverged_training_ends_in_its_sentence(kerneq):
 def test_features_that_are_no_numbers_are_a_sentence_in_evaluation(kerneq):
     assert kerneq("train", "model.name=geq-tiny", *QUICK[1:], "--name", "a")[0] == 0
     path = Run(Path("runs/a")).checkpoint("best")
-    tensors, facts = checkpoint.load(path)
+    tensors, facts = read_checkpoint(path)
     huge = {name: torch.full_like(tensor, 3e38) for name, tensor in tensors.items() if tensor.dim() > 1}
     checkpoint.save(path, tensors | huge, facts)
     code, said = kerneq("evaluate", "runs/a")

@@ -20,6 +20,7 @@ from kerneq.lab.evaluate.scores import draw_mistakes
 from kerneq.lab.run import Run, TrainingError, checkpoint, find_runs
 from kerneq.lab.training import build
 from kerneq.lab.training.metrics import validate
+from kerneq.loading import read_checkpoint
 from kerneq.maps import Function
 
 
@@ -167,7 +168,7 @@ def test_what_was_measured_before_the_training_went_on_does_not_count(kerneq, ru
     run = Run(Path(shutil.copytree(runs / "seeds" / "dense-0", tmp_path / "run")))
     assert kerneq("evaluate", run.path, "--part", "scores", "--part", "behaviour", "--device", "cpu")[0] == 0
     assert run.test()["accuracy"] > 0 and run.part("behaviour")["epoch"] == 1
-    tensors, facts = checkpoint.load(run.checkpoint("best"))
+    tensors, facts = read_checkpoint(run.checkpoint("best"))
     checkpoint.save(run.checkpoint("best"), tensors, facts | {"epoch": 2})  # as training that went on would
     with pytest.warns(UserWarning, match="is of the weights of epoch 1, step .* and the best ones are of epoch 2"):
         assert run.test() == {} and run.part("behaviour") == {}
@@ -180,7 +181,7 @@ def test_what_was_measured_before_the_training_went_on_does_not_count(kerneq, ru
 def test_what_was_measured_earlier_in_the_same_epoch_does_not_count_where_the_step_is_known(kerneq, runs, tmp_path):
     run = Run(Path(shutil.copytree(runs / "seeds" / "dense-0", tmp_path / "run")))
     assert kerneq("evaluate", run.path, "--checkpoint", "last", "--part", "scores", "--device", "cpu")[0] == 0
-    tensors, facts = checkpoint.load(run.checkpoint("last"))
+    tensors, facts = read_checkpoint(run.checkpoint("last"))
     assert run.evaluation()["step"] == facts["step"]
     checkpoint.save(run.checkpoint("last"), tensors, facts | {"step": facts["step"] + 1})
     with pytest.warns(UserWarning, match=f"the last ones are of epoch 1, step {facts['step'] + 1} now"):

@@ -20,11 +20,11 @@ from kerneq.lab.console import show_table
 from kerneq.lab.data import DataError, load, normalise
 from kerneq.lab.evaluate import evaluate
 from kerneq.lab.prediction import Prediction, Predictor, make_table, predict
-from kerneq.lab.prediction import load as load_model
-from kerneq.lab.run import Run, checkpoint
 from kerneq.lab.run.config import load as load_config
 from kerneq.lab.training.build import build_model
 from kerneq.lab.verify import certify
+from kerneq.loading import load as load_model
+from kerneq.loading import read_weights
 from kerneq.solution import Status
 
 
@@ -33,7 +33,7 @@ def test_a_prediction_is_what_the_model_itself_says_about_the_same_pixels(digits
     found = predict(digits_run, paths, top=10, device="cpu")
     config, images = load_config(digits_run / "config.toml"), load("digits", "test")
     model = build_model(config, images).eval()
-    model.load_state_dict(checkpoint.trained_weights(Run(digits_run).checkpoint("best"))[0])
+    model.load_state_dict(read_weights(digits_run, "best")[1])
     mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (images.mean, images.std))
     with torch.no_grad():
         logits, solutions = model(normalise(images.pixels[:70], mean, std), solutions=True)

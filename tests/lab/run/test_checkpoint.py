@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from kerneq.lab.run import CheckpointError, TrainingError, checkpoint, write_atomically
+from kerneq.loading import read_checkpoint
 
 TENSORS = {
     "model.w": torch.randn(3, 4, generator=torch.Generator().manual_seed(0)),
@@ -20,7 +21,7 @@ FACTS = {"epoch": 3, "best": None, "name": "ü"}
 
 def test_what_is_loaded_is_what_was_saved_bit_for_bit(tmp_path):
     checkpoint.save(tmp_path / "c.safetensors", TENSORS, FACTS)
-    tensors, facts = checkpoint.load(tmp_path / "c.safetensors")
+    tensors, facts = read_checkpoint(tmp_path / "c.safetensors")
     assert facts == FACTS
     assert tensors.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
@@ -31,7 +32,7 @@ def test_what_is_loaded_is_what_was_saved_bit_for_bit(tmp_path):
 def test_tied_and_channels_last_weights_are_saved(tmp_path):
     weight = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
     checkpoint.save(tmp_path / "c.safetensors", checkpoint.copied({"a": weight, "b": weight}), {})
-    tensors, _ = checkpoint.load(tmp_path / "c.safetensors")
+    tensors, _ = read_checkpoint(tmp_path / "c.safetensors")
     assert torch.equal(tensors["a"], weight) and torch.equal(tensors["b"], weight)
 
 
@@ -54,7 +55,7 @@ def test_a_truncated_or_altered_file_is_refused_in_one_sentence(whole, tmp_path_
         damaged = whole[:place] + bytes([whole[place] ^ flip]) + whole[place + 1 :]
     path.write_bytes(damaged)
     try:
-        tensors, facts = checkpoint.load(path)
+        tensors, facts = read_checkpoint(path)
     except CheckpointError as error:
         assert str(path) in str(error) and "\n" not in str(error)
     else:  # only a change that leaves the content alone may pass
@@ -66,15 +67,15 @@ def test_a_truncated_or_altered_file_is_refused_in_one_sentence(whole, tmp_path_
 def test_a_foreign_file_is_refused(tmp_path, content):
     (tmp_path / "c.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError, match="damaged or is no checkpoint"):
-        checkpoint.load(tmp_path / "c.safetensors")
+        read_checkpoint(tmp_path / "c.safetensors")
 
 
 def test_no_file_and_a_safetensors_file_of_another_program_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="There is no checkpoint"):
-        checkpoint.load(tmp_path / "c.safetensors")
+        read_checkpoint(tmp_path / "c.safetensors")
     save_file({"weight": torch.zeros(2)}, tmp_path / "c.safetensors")
     with pytest.raises(CheckpointError, match="not a checkpoint that kerneq wrote"):
-        checkpoint.load(tmp_path / "c.safetensors")
+        read_checkpoint(tmp_path / "c.safetensors")
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_rubbish(tmp_path, monkeypatch):

@@ -7,9 +7,10 @@ import pytest
 import torch
 from toys import StopAt, build_toy, metrics, resumptions, same_state
 
-from kerneq.lab.run import Run, Stopped, checkpoint
-from kerneq.lab.training import loop, train
+from kerneq.lab.run import Run, Stopped
+from kerneq.lab.training import loop, supervisor, train
 from kerneq.lab.training.build import build_model
+from kerneq.loading import read_checkpoint
 
 HERE = Path(__file__).parent
 
@@ -51,16 +52,16 @@ class PipeToTee(StopAt):
 def test_control_c_saves_the_step_in_hand_where_it_ends_the_reader_of_the_output_too(tmp_path, run):
     with pytest.raises(Stopped):
         run(loggers=[PipeToTee(1)])
-    facts = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.safetensors")[1]
+    facts = read_checkpoint(tmp_path / "run" / "checkpoints" / "last.safetensors")[1]
     assert facts["epoch"] == 1 and facts["batch"] == 1
 
 
 def test_a_stop_asked_for_between_two_looks_saves_the_step_all_the_same(tmp_path, run, monkeypatch):
     answers = iter([False, True, True])
-    monkeypatch.setattr(loop, "stopping", lambda active, announce: nullcontext(lambda: next(answers)))
+    monkeypatch.setattr(supervisor, "catch_stop", lambda active, announce: nullcontext(lambda: next(answers)))
     with pytest.raises(Stopped, match="Stopped after step 2;"):
         run()
-    assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.safetensors")[1]["step"] == 2
+    assert read_checkpoint(tmp_path / "run" / "checkpoints" / "last.safetensors")[1]["step"] == 2
 
 
 def test_control_c_after_the_last_step_ends_what_comes_after_a_run_that_is_complete(tmp_path, run):
@@ -71,10 +72,10 @@ def test_control_c_after_the_last_step_ends_what_comes_after_a_run_that_is_compl
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path, run):
     run()
-    before = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.safetensors")[0]
+    before = read_checkpoint(tmp_path / "run" / "checkpoints" / "last.safetensors")[0]
     assert len(run(resume=True)) == 3
     assert resumptions(tmp_path / "run") == [30]
-    after = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.safetensors")[0]
+    after = read_checkpoint(tmp_path / "run" / "checkpoints" / "last.safetensors")[0]
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 

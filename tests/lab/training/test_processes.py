@@ -9,10 +9,11 @@ from worker import SETTINGS, build_plain
 
 from kerneq.lab.evaluate import TrainedRun
 from kerneq.lab.evaluate.scores import score
-from kerneq.lab.run import Run, checkpoint
+from kerneq.lab.run import Run
 from kerneq.lab.run.config import parse
 from kerneq.lab.training import process, train
 from kerneq.lab.training.process import Process
+from kerneq.loading import read_checkpoint
 
 WORKER = str(Path(__file__).parent / "worker.py")
 
@@ -33,7 +34,7 @@ def close(first: Run, second: Run) -> None:
         for group in ("train", "validation"):
             assert a[group]["loss"] == pytest.approx(b[group]["loss"], rel=1e-4)
             assert a[group]["accuracy"] == pytest.approx(b[group]["accuracy"], abs=1.5 / 144)
-    tensors, others = (checkpoint.load(folder.checkpoint("last"))[0] for folder in (first, second))
+    tensors, others = (read_checkpoint(folder.checkpoint("last"))[0] for folder in (first, second))
     for name in (name for name in tensors if name.startswith(("model.", "average.", "momentum."))):
         torch.testing.assert_close(tensors[name], others[name], rtol=1e-3, atol=1e-4)
 
@@ -70,7 +71,7 @@ def test_an_error_of_the_thread_that_wakes_a_gpu_is_raised(monkeypatch):
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(process, "_touch", fail)
-    with process.waking(torch.device("cpu"), amp=True):
+    with process.wake(torch.device("cpu"), amp=True):
         pass  # nothing to wake
-    with pytest.raises(torch.OutOfMemoryError, match="no room"), process.waking(torch.device("cuda"), amp=True):
+    with pytest.raises(torch.OutOfMemoryError, match="no room"), process.wake(torch.device("cuda"), amp=True):
         pass

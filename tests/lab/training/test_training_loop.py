@@ -8,10 +8,11 @@ from toys import Toy, build_toy
 
 from kerneq.lab.data import Augment, Batches, load
 from kerneq.lab.run import Run, checkpoint
-from kerneq.lab.training import loop, train
+from kerneq.lab.training import loop, process, train
 from kerneq.lab.training.build import training_batches
 from kerneq.lab.training.loop import with_margin
 from kerneq.lab.training.process import Process
+from kerneq.loading import read_checkpoint
 
 without_dropout = functools.partial(build_toy, dropout=0.0)
 
@@ -29,7 +30,7 @@ def test_a_run_folder_may_be_a_text_as_everywhere_else(tmp_path, small):
 def test_a_step_is_that_of_plain_sgd_on_the_same_batch(tmp_path, small):
     config = small("training.epochs=1", "training.batch_size=1293", "optimizer.nesterov=false")
     train(config, tmp_path / "run", build=without_dropout)
-    got, _ = checkpoint.load(Run(tmp_path / "run").checkpoint("last"))
+    got, _ = read_checkpoint(Run(tmp_path / "run").checkpoint("last"))
     torch.manual_seed(0)
     batches, _ = training_batches(config, Process(torch.device("cpu")))
     model = without_dropout(config, batches.images)
@@ -46,10 +47,10 @@ def test_the_best_weights_are_the_averaged_ones_that_were_validated(tmp_path, ru
     with monkeypatch.context() as patch:
         patch.setattr(loop, "validate", lambda *given: validate(*given) | {"accuracy": next(accuracies)})
         run("training.ema=0.99", "training.epochs=4")
-    _, facts = checkpoint.load(Run(tmp_path / "run").checkpoint("best"))
+    _, facts = read_checkpoint(Run(tmp_path / "run").checkpoint("best"))
     assert facts["best"] == 0.6 and facts["epoch"] == 2
     run("training.ema=0.99", "training.epochs=1", folder="short")
-    best, last = (checkpoint.load(Run(tmp_path / "short").checkpoint(w))[0] for w in ("best", "last"))
+    best, last = (read_checkpoint(Run(tmp_path / "short").checkpoint(w))[0] for w in ("best", "last"))
     assert all(torch.equal(best[f"model.{n}"], last[f"average.{n}"]) for n in Toy(1, 10).state_dict())
 
 
@@ -59,7 +60,7 @@ def test_with_nothing_held_out_every_image_trains_and_the_last_weights_are_the_b
     rows = run("data.validation=0", "training.epochs=2", "training.batch_size=100")
     assert [row["validation"] for row in rows] == [None, None]
     assert rows[0]["train"]["images"] == 1400
-    assert checkpoint.load(Run(tmp_path / "run").checkpoint("best"))[1]["epoch"] == 2
+    assert read_checkpoint(Run(tmp_path / "run").checkpoint("best"))[1]["epoch"] == 2
     assert saved == ["fresh", "best", "fresh"]
 
 
@@ -101,7 +102,7 @@ def test_batches_made_beside_the_steps_are_the_same(device):
     expected = [(x.cpu(), target.cpu()) for x, target in batches.epoch(1, start=2)]
     work = torch.randn(*(2048, 2048) if device == "cuda" else (2, 2), device=device)
     found = []
-    for x, target in loop.made_beside(batches.epoch(1, start=2), torch.device(device)):
+    for x, target in process.prefetch(batches.epoch(1, start=2), torch.device(device)):
         work = torch.tanh(work @ work / 64)  # a step, which on a GPU is still running when the next batch is made
         found.append((x + 0 * work[0, 0], target.clone()))
     assert len(found) == len(expected) == len(batches) - 2
@@ -114,4 +115,4 @@ def test_a_run_is_validated_every_so_many_epochs_and_at_its_end(tmp_path, run):
     measured = [(row["validation"] is not None, bool(row["diagnostics"])) for row in rows]
     assert measured == [(False, False), (True, True), (False, False), (True, True), (True, True)]
     best = max(row["validation"]["accuracy"] for row in rows if row["validation"])
-    assert checkpoint.load(Run(tmp_path / "run").checkpoint("best"))[1]["best"] == best
+    assert read_checkpoint(Run(tmp_path / "run").checkpoint("best"))[1]["best"] == best

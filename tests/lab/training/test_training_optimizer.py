@@ -12,7 +12,7 @@ from torch import nn
 from toys import Toy
 
 from kerneq.lab.run.config import ConfigError, Optimizer, Schedule
-from kerneq.lab.training.optimizer import make_optimizer, orthogonalised, rate_multiple, set_rate, update_average
+from kerneq.lab.training.optimizer import make_optimizer, orthogonalise, rate_multiple, set_rate, update_average
 
 
 def rates(steps: int = 100, **settings) -> list[float]:
@@ -89,14 +89,14 @@ def reference_direction(m: torch.Tensor) -> torch.Tensor:
     return max(1, len(m) / m.shape[1]) ** 0.5 * (u * x) @ v
 
 
-def test_orthogonalised_moves_the_singular_values_alone_and_near_one():
+def test_orthogonalise_moves_the_singular_values_alone_and_near_one():
     torch.manual_seed(0)
     m = torch.randn(3, 12, 40, dtype=torch.float64) * torch.tensor([1e-20, 1.0, 1e6])[:, None, None]
-    got = orthogonalised(m)
+    got = orthogonalise(m)
     torch.testing.assert_close(got, torch.stack([reference_direction(one) for one in m]))
     values = torch.linalg.svdvals(got)
     assert values.min() > 0.6 and values.max() < 1.3
-    assert not orthogonalised(torch.zeros(1, 2, 3)).any()
+    assert not orthogonalise(torch.zeros(1, 2, 3)).any()
 
 
 @pytest.mark.parametrize("nesterov", [True, False])

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from kerneq.lab.data import Images
-from kerneq.lab.run import checkpoint
 from kerneq.lab.run.config import Config
 from kerneq.lab.training import AbstractLogger
+from kerneq.loading import read_checkpoint
 from kerneq.models import AbstractModel
 from kerneq.solution import Solution, Status
 
@@ -54,7 +54,7 @@ def build_toy(config: Config, images: Images, dropout: float = 0.1, norm: bool =
 def same_state(first: Path, second: Path) -> bool:
     """Whether two run folders hold the same tensors (weights, average, momentum, ...), bit for bit."""
     for which in ("last", "best"):
-        a, b = (checkpoint.load(folder / "checkpoints" / f"{which}.safetensors")[0] for folder in (first, second))
+        a, b = (read_checkpoint(folder / "checkpoints" / f"{which}.safetensors")[0] for folder in (first, second))
         if a.keys() != b.keys() or not all(torch.equal(a[name], b[name]) for name in a):
             return False
     return True

@@ -1,0 +1,228 @@
+"""Trained models from run folders, and those that ship with kerneq.
+
+A run folder has a config.toml, whose `[model]` table says what the weights are of, and
+checkpoints/{best,last}.safetensors. Weights that ship are run folders in the installation.
+"""
+
+import hashlib
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from .models import ModelConfig, find, from_config
+from .settings import ConfigError, build, convert, rows, suggestion
+
+SHIPPED = Path(__file__).parent / "weights"
+FORMAT = "kerneq checkpoint 1"
+FREE = ("device", "training.checkpoint_epochs", "training.checkpoint_steps")  # may change between two starts of a run
+
+
+class TrainingError(RuntimeError):
+    """A run that cannot start, go on or be used; nothing already saved is lost. The message is shown to people."""
+
+
+@final
+class CheckpointError(TrainingError):
+    """A checkpoint that is damaged, or that does not belong to this run."""
+
+
+def load(run: Path | str, checkpoint: str = "best", device: str | torch.device = "cpu") -> nn.Module:
+    """Return the trained model of a run folder, or one that ships with kerneq by its name, in `eval()`.
+
+    `kerneq.load("geq-5m-cifar10")` takes normalised pictures (batch, 3, 32, 32) and gives logits (batch, 10): pixels in
+    [0, 1], less the `mean` of `kerneq.data.find("cifar10")` and divided by its `std`. `kerneq.predict` takes picture
+    files and gives classes.
+    """
+    folder, target = find_folder(run), choose_device(str(device))
+    config = _read_toml(config_file(folder))
+    model_config = _read_model(config)
+    path, weights, facts = read_weights(folder, checkpoint)
+    check_settings(path, facts, config)
+    classes = len(weights["head.bias"])
+    for channels in (3, 1):  # the pictures were coloured or grey; which of the two, only the weights say
+        model = from_config(model_config, classes, channels).to(target)
+        if all(name not in weights or weights[name].shape == p.shape for name, p in model.named_parameters()):
+            break
+    if config.get("training", {}).get("channels_last", True):  # a layout that a GPU computes convolutions faster in
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    load_weights(model, weights, path)
+    return model.eval()
+
+
+def names() -> tuple[str, ...]:
+    """The names of the models whose weights are part of the installation."""
+    return tuple(sorted(path.parent.name for path in SHIPPED.glob("*/config.toml")))
+
+
+def find_folder(run: Path | str) -> Path:
+    """The folder of a run, or of the weights that ship under this name; a folder of one's own goes first."""
+    if not isinstance(run, Path | str):
+        raise TypeError(f"A run is a folder, or the name of weights that ship, got {run!r}.")
+    path = Path(run)
+    if path.exists() or len(path.parts) != 1:
+        return path
+    if str(run) not in names():
+        hint = suggestion(str(run), names())
+        raise TrainingError(
+            f"There is no run folder {path}, and no weights of that name ship with kerneq.{hint} There are: "
+            f"{', '.join(names())}."
+        )
+    return SHIPPED / str(run)
+
+
+def config_file(folder: Path) -> Path:
+    """The config.toml of a run folder; a folder without one is a `TrainingError`."""
+    path = folder / "config.toml"
+    if not path.exists():
+        raise TrainingError(f"{folder} is not a run folder: it has no config.toml. kerneq train makes one.")
+    return path
+
+
+def choose_device(device: str, local_rank: int = 0) -> torch.device:
+    """The device named by a setting; `auto` and `cuda` take the GPU of this process's local rank."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    named = re.fullmatch(r"cpu|cuda(?::(\d+))?", device)
+    if named is None:
+        raise TrainingError(f"`device` must be auto, cpu, cuda or cuda:N, got `{device}`.")
+    if device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise TrainingError(f"`device` is {device}, but PyTorch sees no GPU here; use device=cpu.")
+    index = local_rank if named[1] is None else int(named[1])
+    if index >= torch.cuda.device_count():
+        raise TrainingError(f"`device` asks for GPU {index}, but there are {torch.cuda.device_count()}.")
+    return torch.device("cuda", index)
+
+
+def read_weights(folder: Path, which: str) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
+    """Read the best or last checkpoint of a run: its file, its weights by name, its facts.
+
+    The weights are their running average, where there is one; those with infinite or NaN entries are refused.
+    """
+    if which not in ("best", "last"):
+        raise ConfigError(f"`checkpoint` must be 'best' or 'last', got {which!r}.")
+    files = {name: folder / "checkpoints" / f"{name}.safetensors" for name in ("best", "last")}
+    path = files[which]
+    if not path.exists():
+        others = [name for name in files if files[name].exists()]
+        command = shlex.join(["kerneq", "train", str(folder), "--resume"])
+        remedy = f"ask for the {others[0]} one" if others else f"{command} makes it"
+        raise CheckpointError(f"There is no checkpoint {path}: {remedy}.")
+    tensors, facts = read_checkpoint(path)
+    weights = select(tensors, "average.") or select(tensors, "model.")
+    for name, value in weights.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise CheckpointError(f"{path} is of no use: its `{name}` has infinite or NaN entries. Train it anew.")
+    if "head.bias" not in weights:
+        raise CheckpointError(f"{path} belongs to another run: it has no `head.bias`.")
+    return path, weights, facts
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read the tensors and facts in `path`; a damaged or foreign file is a `CheckpointError`."""
+    try:
+        if path.exists() and not path.is_file():  # reading from a pipe would wait for its writer
+            raise CheckpointError(f"{path} is a folder or a device, not a checkpoint.")
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+        if header.get("format") != FORMAT:
+            raise CheckpointError(f"{path} is a safetensors file, but not a checkpoint that kerneq wrote.")
+        if compute_digest(tensors, header["facts"]) != header["sha256"]:
+            raise CheckpointError(f"{path} is damaged: its contents do not match its own SHA-256.")
+        facts = json.loads(header["facts"])
+    except FileNotFoundError:
+        raise CheckpointError(f"There is no checkpoint {path}.") from None
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged or is no checkpoint ({error}).") from None
+    return tensors, facts
+
+
+def compute_digest(tensors: Mapping[str, Tensor], facts: str) -> str:
+    """SHA-256 over the facts and every tensor's name, shape, type and bytes, in the order of the names."""
+    hasher = hashlib.sha256(facts.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        hasher.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
+        hasher.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
+
+
+def select(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors under a prefix such as `model.`, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Put the weights found in `path` into a model; other names or shapes than the model's are a `CheckpointError`."""
+    try:
+        found = model.load_state_dict(weights, strict=False)
+    except RuntimeError as error:  # PyTorch lists every mismatch on a line of its own
+        raise CheckpointError(f"{path} belongs to another run: {str(error).splitlines()[-1].strip()}") from None
+    unmatched = sorted([*found.missing_keys, *found.unexpected_keys])
+    if unmatched:
+        raise CheckpointError(f"{path} belongs to another run: only one of the two has `{unmatched[0]}`.")
+
+
+def check_settings(path: Path, facts: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Refuse the checkpoint at `path` if it was saved with other settings than the tables of `config` state.
+
+    Its weights might fit all the same, and give the answers of a model that nobody trained. Settings that only one of
+    the two states are those of another version of kerneq; for those of the model there are defaults. A folder of
+    pictures may have moved.
+    """
+    try:
+        before, now = _list_settings(tomllib.loads(facts["config"])), _list_settings(config)
+    except (KeyError, ValueError):  # an older version saved it
+        return
+    moved = all(str(each.get("data.name")).startswith("folder:") for each in (before, now))
+    free = (*FREE, "data.name") if moved else FREE
+    shared = [key for key in {**before, **now} if key.startswith("model.") or (key in before and key in now)]
+    pairs = {key: (before.get(key, "absent"), now.get(key, "absent")) for key in shared if key not in free}
+    changed = [key for key, (then, current) in pairs.items() if then != current]
+    if changed:
+        then, current = pairs[changed[0]]
+        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        raise CheckpointError(
+            f"{path} was trained with other settings than the run's config.toml has: `{changed[0]}` was {then!r} and "
+            f"is {current!r}{more}. Put back the config.toml or the checkpoint that belongs there."
+        )
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    """The tables in a run's config.toml, which states every setting."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as a configuration file: {error}.") from None
+    if "base" in table or not isinstance(table.get("model"), dict):
+        raise ConfigError(f"{path} is not as kerneq train writes it: with every setting, and no `base`.")
+    return table
+
+
+def _read_model(config: Mapping[str, Any]) -> ModelConfig:
+    """The settings of the model in a run's configuration."""
+    table = dict(config["model"])
+    standing = find(convert("model.name", table.pop("name", None), str)).config
+    return build(type(standing), table, "model.", standing, named=True)
+
+
+def _list_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Every setting by its dotted key; those of the model with its defaults."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if name != "model":
+            found |= (
+                {f"{name}.{key}": entry for key, entry in value.items()} if isinstance(value, dict) else {name: value}
+            )
+    found["model.name"] = config["model"].get("name")
+    return found | {key: value for key, value, _ in rows(_read_model(config), "model.")}

@@ -30,6 +30,9 @@ class Classification:
     confusion: tuple[tuple[int, ...], ...]  # row: the label, column: the prediction
     wrong: tuple[int, ...]  # the places of the images whose likeliest class is not theirs
 
+    def interval_text(self) -> str:
+        return f"95 % interval {self.interval[0]:.2%} … {self.interval[1]:.2%}"
+
 
 @final
 @dataclasses.dataclass(frozen=True)

@@ -62,31 +62,31 @@ class EvaluationResult:
     mistakes: tuple[Mistake, ...]  # the most confident first
 
     def summary(self) -> list[tuple[str, str]]:
-        test, found = self.scores["test"], self.classification["test"]
+        found = self.classification["test"]
         lines = [("model, data", f"{self.model}, {self.data}"), ("test images", str(found.images))]
         for metric in metrics.METRICS:
-            if metric.over == "adjoints":  # those are of training
-                continue
-            lines.append((metric.title, metric.text(test)))
             if metric.name == "accuracy":
-                lines[-1] = (metric.title, f"{metric.text(test)}, {_interval(found)}")
+                lines.append((metric.title, f"{metric.text(self.scores['test'])}, {found.interval_text()}"))
                 lines += [("top-5 accuracy", f"{found.top5:.2%}")] if found.top5 is not None else []
+            elif metric.over != "adjoints":  # those are of training
+                lines.append((metric.title, metric.text(self.scores["test"])))
         if "unknown" in self.classification:
             unknown = self.classification["unknown"]
-            lines.append(("unseen sub-classes", f"{unknown.accuracy:.2%}, {_interval(unknown)}"))
+            lines.append(("unseen sub-classes", f"{unknown.accuracy:.2%}, {unknown.interval_text()}"))
         rates = [(rate, name) for rate, name in zip(found.per_class, self.classes, strict=True) if rate is not None]
         (low, worst), (high, best) = min(rates), max(rates)
         lines.append(("classes", f"from {low:.1%} ({worst}) to {high:.1%} ({best})"))
-        steps = [step for step in (self.calibration, self.scaled) if step is not None]
-        fitted = f"T = {steps[-1].temperature:.3f}, fitted on the held-out images; figures before → after"
-        lines.append(("temperature", fitted if self.scaled is not None else self.unscaled or ""))
-        numbers = [f"{step.nll:.4f}, {step.brier:.4f}" for step in steps]
-        errors = [f"{step.ece:.4f}, {step.adaptive_ece:.4f}, {step.mce:.4f}" for step in steps]
-        return [*lines, ("NLL, Brier score", " → ".join(numbers)), ("ECE, adaptive ECE, MCE", " → ".join(errors))]
+        return lines + self._calibration_lines()
 
-
-def _interval(found: Classification) -> str:
-    return f"95 % interval {found.interval[0]:.2%} … {found.interval[1]:.2%}"
+    def _calibration_lines(self) -> list[tuple[str, str]]:
+        steps, temperature = [self.calibration], self.unscaled or ""
+        if self.scaled is not None:
+            steps.append(self.scaled)
+            fitted = "fitted on the held-out images; figures before → after"
+            temperature = f"T = {self.scaled.temperature:.3f}, {fitted}"
+        numbers = " → ".join(f"{step.nll:.4f}, {step.brier:.4f}" for step in steps)
+        errors = " → ".join(f"{step.ece:.4f}, {step.adaptive_ece:.4f}, {step.mce:.4f}" for step in steps)
+        return [("temperature", temperature), ("NLL, Brier score", numbers), ("ECE, adaptive ECE, MCE", errors)]
 
 
 def evaluate(

@@ -22,7 +22,7 @@ from ...equilibrium import Equilibrium, layers_of, solving, watching
 from ...maps import AbstractMap
 from ...solution import Solution
 from ..data import Images
-from .attack import frozen
+from .attack import freeze
 from .trained import TrainedRun
 
 PATH = 32  # points on the way from the baseline to the picture
@@ -33,7 +33,7 @@ TILE = 112  # pixels of a picture's side on a contact sheet
 @contextlib.contextmanager
 def _exact(model: nn.Module) -> Iterator[None]:
     """Equilibria to a residual of 1e-5, their exact gradient, and none for the parameters."""
-    with solving(model, tol=1e-5, max_steps=100, exact=True), frozen(model):
+    with solving(model, tol=1e-5, max_steps=100, exact=True), freeze(model):
         yield
 
 

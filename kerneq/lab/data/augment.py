@@ -53,7 +53,7 @@ class Augment:
         return self.mixup > 0 or self.cutmix > 0
 
     def check_fits(self, shape: tuple[int, int, int], batch: int) -> None:
-        """A ValueError where pictures of this shape (channels, height, width), `batch` on a rank, cannot be changed so."""
+        """A ValueError if it does not suit pictures (channels, height, width), `batch` of them on each rank."""
         channels, *sides = shape
         if self.crop >= min(sides):
             raise ValueError(f"`crop` must be below the pictures' side {min(sides)}, got {self.crop}.")

@@ -239,8 +239,8 @@ class Batches:
         for x, labels in batches.epoch(0):
             ...
 
-    Everything random depends on (seed, epoch, batch, position in the global batch) only, so that an epoch can be resumed
-    in the middle, and any number of ranks together see what one process would see."""
+    Everything random depends on (seed, epoch, batch, position in the global batch) only, so an epoch can be resumed in
+    the middle, and any number of ranks together see what one process would see."""
 
     images: Images
     batch_size: int

@@ -31,9 +31,7 @@ Parts = Iterator[tuple[Path, np.ndarray, np.ndarray]]  # path, pixels, labels
 @final
 @dataclasses.dataclass(frozen=True)
 class File:
-    """A published file and what is known of it; where there is no NAME, NAME.gz does as well.
-
-    The size on disk of a packed file says nothing, but no more than `size` bytes of it are ever unpacked."""
+    """A published file with its size and MD5s; NAME.gz is read where there is no NAME."""
 
     name: str
     size: int  # bytes, unpacked
@@ -110,7 +108,7 @@ class Release:
         files = self.train if split == "train" else self.test
         pixels: list[np.ndarray] = []
         labels: list[np.ndarray] = []
-        with ThreadPoolExecutor(len(files)) as pool:  # to be read and hashed side by side
+        with ThreadPoolExecutor(len(files)) as pool:  # reads and hashes files in parallel
             contents = pool.map(lambda file: file.read(folder), files)
             for path, rows, numbers in _PARSERS[self.format](contents, shape, key):
                 values = numbers.astype(np.int64)

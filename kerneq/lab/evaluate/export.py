@@ -18,6 +18,7 @@ from ..run import Run, TrainingError, write_atomically
 from ..run.checkpoint import copied, save
 from ..run.config import write
 from ..run.folder import read_json
+from .classification import extreme_classes
 from .trained import TrainedRun
 
 RECORDS = ("config.toml", "classes.json", "environment.json", "metrics.jsonl", "evaluation.json", "evaluation/*.json")
@@ -98,20 +99,13 @@ def card(run: Run) -> str:
         data_set=find(config.data.name),
         scores=evaluation.get("scores", {}).get("test"),
         test=test,
-        rates=class_rates(test["per_class"], evaluation["classes"]) if test else None,
+        rates=extreme_classes(test["per_class"], evaluation["classes"]) if test else None,
         calibration=calibration,
         confidence=mean_confidence(calibration["bins"]) if calibration else None,
         parameters=evaluation.get("parameters", "unknown"),
         size=len(weights) / 1e6,
         digest=hashlib.sha256(weights).hexdigest(),
     )
-
-
-def class_rates(rates: Sequence[float | None], classes: Sequence[str]) -> list[tuple[float, str]]:
-    """The lowest and the highest accuracy among the classes, each with the names of the classes that have it."""
-    known = [(rate, name) for rate, name in zip(rates, classes, strict=True) if rate is not None]
-    ends = min(rate for rate, _ in known), max(rate for rate, _ in known)
-    return [(end, ", ".join(name for rate, name in known if rate == end)) for end in ends]
 
 
 def mean_confidence(bins: Sequence[Mapping[str, Any]]) -> float:

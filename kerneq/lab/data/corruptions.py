@@ -50,7 +50,7 @@ def corrupt(
     """The pictures, uint8 (n, 3, h, w) or (n, 1, h, w), after the corruption of that name, severity 1 to 5.
 
     The result depends on the seed and the number of each picture (`first`, `first` + 1, …) only; CPU and GPU may
-    differ by a level. Grey pictures are corrupted in colour and made grey again. `frost` is what `read_frost` returns."""
+    differ by a level. Grey pictures are corrupted in colour and made grey again. `frost` is from `read_frost`."""
     if name not in NAMES:
         raise ValueError(f"There is no corruption {name!r}. There are: {', '.join(NAMES)}.")
     if severity not in range(1, 6):

@@ -24,6 +24,7 @@ from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from ...tensors import check_whole
 from .augment import (
     Augment,
     Place,
@@ -255,8 +256,8 @@ class Batches:
     workers: int | None = None  # processes that decode; None: one for each core, eight at most
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"`batch_size` must be at least 1, got {self.batch_size}.")
+        check_whole("batch_size", self.batch_size)
+        check_whole("seed", self.seed, 0)
         if not 0 <= self.rank < self.world:
             raise ValueError(f"`rank` must lie between 0 and {self.world - 1}, got {self.rank}.")
         if self.batch_size % self.world:
@@ -264,8 +265,6 @@ class Batches:
         if len(self) == 0:
             have = f"there are only {len(self.images)} pictures"
             raise ValueError(f"`batch_size` {self.batch_size} gives no whole batch, {have}: lower it.")
-        if self.seed < 0:
-            raise ValueError(f"`seed` must not be negative, got {self.seed}.")
         if self.augment.mixes and not (self.drop_last and self.shuffle):
             raise ValueError("mixup and cutmix pair neighbours of a shuffled batch: set `shuffle` and `drop_last`.")
         self.augment.check_fits(self.images.shape, self.batch_size // self.world)

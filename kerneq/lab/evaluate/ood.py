@@ -1,4 +1,4 @@
-"""Out-of-distribution detection: test images of known and of unknown classes (KerDEQ, Table 3).
+"""Out-of-distribution detection: test images of known and of unknown classes (KerDEQ (13), Table 3).
 
 A model trained on the first five classes should be confident about their test images only. Two of the scores come from
 the equilibrium alone: −E(z*), and the mean weight ω of the patches.

@@ -171,11 +171,11 @@ def draw_mistakes(trained: TrainedRun, result: EvaluationResult) -> dict[str, Im
         sheet.paste(enlarge(picture, TILE), (left, top))
         words = (f"{names[mistake.predicted]} ({mistake.confidence:.0%})", f"label: {names[mistake.label]}")
         for line, (text, colour) in enumerate(zip(words, ("#b03000", "#404040"), strict=True)):
-            pen.text((left, top + TILE + 2 + line * LINE), _fitted(text, font), colour, font)
+            pen.text((left, top + TILE + 2 + line * LINE), _fit_text(text, font), colour, font)
     return {"mistakes": sheet}
 
 
-def _fitted(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+def _fit_text(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
     """The text without unprintable characters, cut to the width of a picture."""
     text = "".join(c if c.isprintable() else "\ufffd" for c in text)
     if font.getlength(text) <= TILE:

@@ -66,7 +66,7 @@ class TrainedRun:
         weights, epoch, step = run.trained_weights(checkpoint)
         if "head.bias" not in weights:
             raise CheckpointError(f"{file} belongs to another run: it has no `head.bias`.")
-        seen, named = trained_on(config, len(weights["head.bias"]), run.classes())
+        seen, named = describe_images(config, len(weights["head.bias"]), run.classes())
         model = place(build(config, seen), config, process)
         load_weights(model, weights, file)
         return cls(run, config, process, model.eval(), seen, named, checkpoint, epoch, step, progress)
@@ -83,9 +83,9 @@ class TrainedRun:
         A folder without test images of its own, whose pictures were added, removed or renamed since, is a `DataError`:
         images of the training would be among them.
         """
-        images = self._checked(read_images(self.config, "test"))
+        images = self._check_classes(read_images(self.config, "test"))
         if is_cut(self.config.data.name):
-            self._trained_on()
+            self._training_images()
         return hold(images, self.config, self.process)
 
     def unknown(self) -> Images | None:
@@ -102,12 +102,12 @@ class TrainedRun:
         """
         if self.config.data.validation == 0:
             return None
-        held_out = split(self._trained_on(), self.config)[1]
+        held_out = split(self._training_images(), self.config)[1]
         return None if held_out is None else hold(held_out, self.config, self.process)
 
-    def _trained_on(self) -> Images:
+    def _training_images(self) -> Images:
         """The training images; a `DataError` if their numbers by class or their names have changed since the start."""
-        images = self._checked(read_images(self.config, "train"))
+        images = self._check_classes(read_images(self.config, "train"))
         if self.run.counts() not in ((), tuple(class_counts(images))) or self.run.renamed():
             raise DataError(
                 f"{self.config.data.name} has other training images than {self.run.path} was started on, so that "
@@ -115,7 +115,7 @@ class TrainedRun:
             )
         return images
 
-    def _checked(self, images: Images) -> Images:
+    def _check_classes(self, images: Images) -> Images:
         """The images; a `TrainingError` if their classes are not those that the run was trained on."""
         if len(images.classes) != len(self.classes) or (self.named and images.classes != self.classes):
             pairs = itertools.zip_longest(self.classes, images.classes)
@@ -163,7 +163,7 @@ class TrainedRun:
             yield x, labels, logits.float(), solutions
 
 
-def trained_on(config: Config, outputs: int, stored: tuple[str, ...] = ()) -> tuple[Images, bool]:
+def describe_images(config: Config, outputs: int, stored: tuple[str, ...] = ()) -> tuple[Images, bool]:
     """`TrainedRun.seen`, and whether the names of its classes are known.
 
     `outputs` is the number of the model's classes, `stored` their names in the run's folder. Folders of earlier

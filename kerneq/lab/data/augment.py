@@ -1,12 +1,11 @@
-"""Training-time augmentation: its settings, its random numbers, and what it does to a batch.
+"""Training-time augmentation: its settings, its random numbers, and its functions of a batch.
 
-Random resized crop, shift and flip and cutout work picture by picture; mixup (Zhang et al., 2018) and CutMix (Yun et
-al., 2019) on pairs: picture 2k is mixed with picture 2k + 1 of the batch and the other way round. In a shuffled batch
-the neighbour is as random as any other picture, and it is on the same rank. The policies are in `operations`.
+Random resized crop, shift, flip and cutout change each picture by itself. mixup (Zhang et al., 2018) and CutMix (Yun et
+al., 2019) mix pictures 2k and 2k + 1 of the shuffled batch with each other. The policies are in `operations`.
 
 All random numbers are drawn on the host, for the whole global batch, from a generator keyed by (purpose, seed, epoch,
-batch); a rank then keeps its own rows. So a resumed run and a run on more processes see the same pictures, and the CPU
-and the GPU too; and the host knows which picture gets which operation, so that no device has to be asked.
+batch); each rank keeps its own rows. A resumed run, more processes and another device thus see the same pictures.
+By hand, since torchvision draws from one global generator and changes all pictures of a batch alike.
 """
 
 import dataclasses
@@ -27,8 +26,8 @@ from .operations import RANDAUGMENT, TRIVIAL_WIDE, Operation, fetch, operate, to
 class Augment:
     """Random changes to every training picture, each picture with its own draws, in the order below.
 
-    Up to `share` they work on bytes and give bytes; cutout, mixup and CutMix work on normalised pictures, in which the
-    mean is 0. Everything is off by default: `Augment()` changes nothing."""
+    The changes up to `share` map bytes to bytes; cutout, mixup and CutMix change normalised pictures, whose mean is 0.
+    Everything is off by default: `Augment()` changes nothing."""
 
     area: float = setting(1.0, "smallest share of a picture that a random resized crop keeps; 1: off", above=0, high=1)
     crop: int = setting(0, "shift by up to so many pixels each way (pad and crop); 0: off", low=0)
@@ -53,10 +52,22 @@ class Augment:
         """Whether targets become soft: a distribution over the classes for each picture."""
         return self.mixup > 0 or self.cutmix > 0
 
+    def check_fits(self, shape: tuple[int, int, int], batch: int) -> None:
+        """A ValueError if it does not suit pictures (channels, height, width), `batch` of them on each rank."""
+        channels, *sides = shape
+        if self.crop >= min(sides):
+            raise ValueError(f"`crop` must be below the pictures' side {min(sides)}, got {self.crop}.")
+        if self.cutout > 2 * max(sides):  # it covers every picture, wherever its centre is
+            raise ValueError(f"`cutout` must be at most {2 * max(sides)} here, got {self.cutout}.")
+        if (self.randaugment or self.trivial) and channels not in (1, 3):
+            raise ValueError(f"`randaugment` and `trivial` need 1 or 3 channels, these pictures have {channels}.")
+        if self.mixes and batch % 2:
+            raise ValueError(f"mixup and cutmix need an even batch on every rank, got {batch}.")
+
 
 @final
 class Purpose(enum.IntEnum):
-    """Separate streams, so that switching one augmentation on leaves the others' numbers alone."""
+    """One stream of random numbers for each purpose: switching one augmentation on leaves the others' numbers alone."""
 
     VALIDATION = 1
     ORDER = 2
@@ -101,10 +112,10 @@ class Place:
 
 
 def random_boxes(place: Place, area: float) -> np.ndarray:
-    """For each picture left, top, right, bottom, as shares of its sides, of a part of it, (batch, 4).
+    """A random part of each picture: left, top, right, bottom as shares of its sides, (batch, 4).
 
-    The part has `area` … 1 of the surface and is up to 4:3 out of the picture's own proportions. A side longer than the
-    picture's is cut to it, so that from an `area` of ¾ on a part may be smaller (at 0.9: 0.82)."""
+    The part has `area` … 1 of the surface, and its proportions differ from the picture's by up to 4:3. A side longer
+    than the picture's is cut to it, so that from an `area` of ¾ on a part may be smaller (at 0.9: 0.82)."""
     surface, ratio, y, x = place.uniform(Purpose.AREA, 4)
     side = np.sqrt(area + (1 - area) * surface)
     stretch = np.exp((ratio - 0.5) * np.log(4 / 3))  # (3/4)^½ … (4/3)^½, of width to √surface
@@ -124,19 +135,8 @@ def resized_crop(pixels: Tensor, boxes: np.ndarray) -> Tensor:
     return found.round_().to(torch.uint8)
 
 
-def augment_bytes(pixels: Tensor, settings: Augment, place: Place) -> Tensor:
-    """Shift, flip and change the levels of the batch at `place`, uint8 to uint8; the crop has been taken before."""
-    if settings.crop or settings.flip:
-        pixels = crop_and_flip(pixels, settings, place)
-    if settings.randaugment or settings.trivial:
-        pixels = random_operations(pixels, settings, place)
-    return pixels
-
-
 def crop_and_flip(pixels: Tensor, settings: Augment, place: Place) -> Tensor:
-    """Shift each picture by up to `crop` whole pixels each way, as pad-and-crop does, and mirror every second one.
-
-    What comes in from outside is the picture's reflection or black."""
+    """Shift each picture by up to `crop` whole pixels each way, as pad-and-crop does, and mirror every second one."""
     down, right, side = place.uniform(Purpose.CROP, 3)
     down, right = (np.floor(u * (2 * settings.crop + 1)) - settings.crop for u in (down, right))
     flip = (side < 0.5) & settings.flip
@@ -156,7 +156,7 @@ def _reflect(index: Tensor, size: int) -> Tensor:
 
 
 def random_operations(pixels: Tensor, settings: Augment, place: Place) -> Tensor:
-    """What the policy of `settings` does to about `share` of the pictures.
+    """Apply the policy of `settings` to about `share` of the pictures.
 
     RandAugment: `randaugment` operations after one another, drawn for each picture, at level `magnitude` / 30.
     TrivialAugment: one operation at one of 31 levels, both drawn for each picture."""

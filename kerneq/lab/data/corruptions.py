@@ -1,12 +1,13 @@
 """The 19 corruptions of CIFAR-10-C at 5 severities (Hendrycks and Dietterich, 2019), generated or read.
 
 A corruption is a function of pictures x in [0, 1], float32 (n, 3, h, w), of random numbers and of the published
-parameters of its severity, which are made for 32×32 pictures. Whole batches at once, on the device of the pictures;
-only JPEG is compressed picture by picture.
+parameters of its severity, made for 32×32 pictures. It works on whole batches on their device; only JPEG compresses
+picture by picture. By hand, since the published program needs OpenCV, scikit-image and ImageMagick, and takes pictures
+one by one.
 
-The published arrays cannot be made again, since no seed was set; these are another draw from the same distributions.
-Ours, not the published program's: the rim of the drops of `spatter` in place of Canny's edges, the four neighbours of a
-point in the clouds of `fog`, and where the frost pictures are not there, a frost that resembles them.
+The published arrays were made without a seed; ours are another draw from the same distributions. Three details differ
+from the published program: `spatter` uses the rim of the drops in place of Canny's edges, `fog` the four
+neighbours of a point in its clouds, and `frost`, where its pictures are missing, an imitation of them.
 """
 
 import hashlib
@@ -40,7 +41,7 @@ from .filters import (
 from .images import FORMATS, DataError
 from .operations import fetch, grey, to_device
 
-CHUNK = {"cpu": 2**17, "cuda": 2**20}  # pixels of a channel worked on at once: what a cache holds, what fills a card
+CHUNK = {"cpu": 2**17, "cuda": 2**20}  # pixels of a channel per step: what fits a CPU's cache, what fills a GPU
 
 
 def corrupt(
@@ -48,9 +49,8 @@ def corrupt(
 ) -> Tensor:
     """The pictures, uint8 (n, 3, h, w) or (n, 1, h, w), after the corruption of that name, severity 1 to 5.
 
-    What happens to a picture depends on the seed and its number only (`first`, `first` + 1, …), not on those beside it;
-    CPU and GPU agree up to a level here and there. Grey pictures are corrupted as colour ones and made grey again.
-    `frost` are the pictures that `read_frost` found."""
+    The result depends on the seed and the number of each picture (`first`, `first` + 1, …) only; CPU and GPU may
+    differ by a level. Grey pictures are corrupted in colour and made grey again. `frost` is from `read_frost`."""
     if name not in NAMES:
         raise ValueError(f"There is no corruption {name!r}. There are: {', '.join(NAMES)}.")
     if severity not in range(1, 6):
@@ -77,12 +77,12 @@ def gaussian_noise(x: Tensor, draws: Draws, sigma: float) -> Tensor:
 
 
 def shot_noise(x: Tensor, draws: Draws, photons: float) -> Tensor:
-    """Poisson(cx)/c: each value counts photons. By a table of the distribution functions of all 256 levels."""
+    """Poisson(cx)/c: each value counts photons; drawn by a table of the distribution functions of all 256 levels."""
     most = math.ceil(photons + 8 * math.sqrt(photons))
     levels, counts = torch.arange(256, device=x.device)[:, None], torch.arange(most, device=x.device)
     rate = (levels * (photons / 255)).to(torch.float64)
     below = torch.special.gammaincc((counts + 1).to(rate), rate)  # P(Poisson(rate) ≤ count), (256, most)
-    ladder = (levels + below).flatten()  # level + probability rises throughout: one search finds both
+    ladder = (levels + below).flatten()  # level + probability is increasing: one search finds both
     level = to_bytes(x).to(torch.int64)
     found = torch.searchsorted(ladder, level + draws.uniform(0, *x.shape[1:]).to(torch.float64))
     return (found - level * most).to(torch.float32) / photons
@@ -115,10 +115,10 @@ def defocus_blur(x: Tensor, draws: Draws, radius: float, sigma: float) -> Tensor
 
 
 def glass_blur(x: Tensor, draws: Draws, sigma: float, passes: int) -> Tensor:
-    """Blur, let every pixel be its own or its upper or left neighbour (or both) in each pass, blur.
+    """Blur; in each pass, replace every pixel by itself or its upper or left neighbour (or both); blur.
 
-    The published program swaps from the last pixel to the first, but its swap leaves a copy, and it copies from pixels
-    that come later: all of a pass can be done at once."""
+    The swap of the published program leaves a copy, and it copies from pixels that it visits later, so that all pixels
+    of a pass can be replaced at once."""
     height, width = x.shape[2:]
     x = quantise(blur(x, sigma))
     row, column = torch.arange(height, device=x.device)[:, None], torch.arange(width, device=x.device)

@@ -1,7 +1,6 @@
-"""Data sets: what they are, which of them kerneq knows, and one of them by its name.
+"""Data sets by name: published sets packed into a few files, scikit-learn's digits, and folders of pictures.
 
-There are three kinds: published sets packed into a few files, scikit-learn's digits, and folders of pictures. The known
-ones are the tables of catalogue.toml; one in files of a new form is a parser in `readers` as well.
+The known ones are the tables of catalogue.toml. A file format that is new also needs a parser in `readers`.
 """
 
 import abc
@@ -32,8 +31,7 @@ _SPLITS = {"train": ("train", "training"), "test": ("test", "testing", "val", "v
 class AbstractDataSet(abc.ABC):
     """A data set that may lie under the data root, and what is known of its images without reading them.
 
-    `mean` and `std` per channel are those of the training images scaled to [0, 1], so that testing need not read them;
-    unless others are given they are ImageNet's, as is usual for photographs."""
+    `mean` and `std` per channel are those of the training images scaled to [0, 1], by default ImageNet's."""
 
     name: str
     size: int  # side of its images; pictures in folders can be resized to another
@@ -53,7 +51,7 @@ class AbstractDataSet(abc.ABC):
         """One split in pictures of side `size`; the other split's files are never opened."""
 
     def locate(self, root: Path) -> str:
-        """Which of its folders is there; a DataError where none is."""
+        """The first of `folders` that exists; a DataError where none does."""
         for folder in self.folders:
             if (root / folder).is_dir():
                 return folder
@@ -78,8 +76,7 @@ class PackedDataSet(AbstractDataSet):
 
     def load(self, split: Split, root: Path, size: int) -> Images:
         folder = self.locate(root)
-        release = self.releases[self.folders.index(folder)]
-        shape = len(self.mean), size, size
+        release, shape = self.releases[self.folders.index(folder)], (len(self.mean), size, size)
         pixels, labels = release.read(root / folder, split, shape, self.labels, len(self.class_names))
         return Images(torch.from_numpy(pixels), torch.from_numpy(labels), self.class_names, self.mean, self.std)
 
@@ -97,7 +94,7 @@ class DigitsDataSet(AbstractDataSet):
         """Nothing to check: the images are part of an installed package."""
 
     def load(self, split: Split, root: Path, size: int) -> Images:
-        # Its file, not its function: to import scikit-learn takes seconds, longer than most that is done with digits.
+        # The file itself, since importing scikit-learn takes seconds.
         package = importlib.util.find_spec("sklearn")
         assert package is not None and package.origin is not None
         file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
@@ -126,35 +123,48 @@ class FolderDataSet(AbstractDataSet):
     class_count: int | None = None  # … of so many classes
 
     def check(self, root: Path) -> None:
-        folder = root / self.locate(root)
-        classes = self._classes(folder, root)
-        self._split_folder(folder, "train", classes)
-        self._split_folder(folder, "test", classes)
+        self._split(root, "train")
+        self._split(root, "test")
 
     def load(self, split: Split, root: Path, size: int) -> Images:
-        folder = root / self.locate(root)
-        classes = self._classes(folder, root)
-        place = self._split_folder(folder, split, classes)
-        paths: list[Path] = []
-        labels: list[int] = []
+        place, classes = self._split(root, split)
+        cut = self.is_cut(root)
+        files: list[tuple[Path, int]] = []  # with their labels
         for label, entry in enumerate(classes):
             found = pictures_in(place / entry)
-            if place == folder:
+            if cut:
                 found = _split_by_hash(place / entry, found, split)
             if not found and split == "train":
                 raise DataError(f"{place / entry} holds no pictures: put some there or remove the class.")
-            paths += found
-            labels += [label] * len(found)
-        if not paths:
+            files += [(path, label) for path in found]
+        if not files:
             raise DataError(f"{place} holds no pictures: put some into its folders of classes.")
-        files = ImageFiles(tuple(paths), size)
-        return Images(files, torch.tensor(labels), tuple(classes.values()), self.mean, self.std)
+        paths, labels = zip(*files, strict=True)
+        return Images(ImageFiles(paths, size), torch.tensor(labels), tuple(classes.values()), self.mean, self.std)
+
+    def is_cut(self, root: Path) -> bool:
+        """Whether there is no train/, so that the splits are cut from one set of files."""
+        folder = root / self.locate(root)
+        return _find_split(folder, "train") == folder
+
+    def _split(self, root: Path, split: Split) -> tuple[Path, dict[str, str]]:
+        """The folder that holds the split's classes, all of them, and the classes as `_classes` gives them."""
+        folder = root / self.locate(root)
+        classes = self._classes(folder, root)
+        place = _find_split(folder, split)
+        there = {path.name for path in _entries(place) if path.is_dir()}
+        if absent := sorted(classes.keys() - there):
+            raise DataError(f"{place} has no folder {absent[0]} for that class: add it, or correct the classes.")
+        listed = self.class_folders is not None or self.class_list is not None or (folder / _CLASS_LIST).exists()
+        if not listed and (strange := sorted(there - classes.keys())):
+            raise DataError(f"{place} has a folder {strange[0]} that train/ has not: remove it, or add the class.")
+        return place, classes
 
     def _classes(self, folder: Path, root: Path) -> dict[str, str]:
         """The folder of each class and the name to show, in the order of the labels."""
         if self.class_folders is not None and self.class_names is not None:
             return dict(zip(self.class_folders, self.class_names, strict=True))
-        lists = [folder / _CLASS_LIST, *([root / self.class_list] if self.class_list is not None else [])]
+        lists = [folder / _CLASS_LIST] + ([root / self.class_list] if self.class_list is not None else [])
         for path in lists:
             if path.exists():
                 return _read_class_list(path, self.class_count)
@@ -167,32 +177,18 @@ class FolderDataSet(AbstractDataSet):
             raise DataError(f"{place} holds {len(found)} folders of classes: put one there for each class.")
         return {entry: entry for entry in found}
 
-    def _split_folder(self, folder: Path, split: Split, classes: Mapping[str, str]) -> Path:
-        """The folder that holds the split's classes, all of them."""
-        place = _find_split(folder, split)
-        there = {path.name for path in _entries(place) if path.is_dir()}
-        absent = sorted(classes.keys() - there)
-        if absent:
-            raise DataError(f"{place} has no folder {absent[0]} for that class: add it, or correct the classes.")
-        strange = sorted(there - classes.keys())
-        listed = self.class_folders is not None or self.class_list is not None or (folder / _CLASS_LIST).exists()
-        if strange and not listed:
-            raise DataError(f"{place} has a folder {strange[0]} that train/ has not: remove it, or add the class.")
-        return place
-
 
 def _find_split(folder: Path, split: Split) -> Path:
-    """train/, or test/ or else val/, of the folder, in any case; the folder itself if it has none of them."""
+    """train/, or test/ or else val/, of the folder, in upper or lower case; the folder itself if it has neither."""
     there = {path.name.lower(): path for path in _entries(folder) if path.is_dir()}
-    places = {name: there[name] for names in _SPLITS.values() for name in names if name in there}
-    if not places:
+    places = {split: [there[name] for name in names if name in there] for split, names in _SPLITS.items()}
+    if places[split]:
+        return places[split][0]
+    others = [path.name for paths in places.values() for path in paths]
+    if not others:
         return folder
-    for name in _SPLITS[split]:
-        if name in places:
-            return places[name]
     wanted = "train/" if split == "train" else "test/ nor val/"
-    beside = "/, ".join(place.name for place in places.values())
-    raise DataError(f"{folder} has no {wanted} beside {beside}/: put that split's pictures there.")
+    raise DataError(f"{folder} has no {wanted} beside {'/, '.join(others)}/: put that split's pictures there.")
 
 
 def _split_by_hash(folder: Path, files: list[Path], split: Split) -> list[Path]:
@@ -213,20 +209,22 @@ def _read_class_list(path: Path, count: int | None) -> dict[str, str]:
         raise DataError(f"{path} is not a readable text file: write one folder name on each line.") from None
     rows = [row for row in lines if row and not row[0].startswith("#")]
     classes = {row[0]: row[-1].strip() for row in rows}
-    if any("/" in entry or "\\" in entry or entry == ".." for entry in classes):
-        raise DataError(f"{path} names folders elsewhere: write plain folder names, one on each line.")
-    if len(classes) != len(rows):
-        raise DataError(f"{path} names a class twice: write each folder name once.")
-    if len(classes) < 2 or (count is not None and len(classes) != count):
-        wanted = "at least two" if count is None else str(count)
-        raise DataError(f"{path} names {len(classes)} classes, not {wanted}: write one folder name on each line.")
+    problem = None
+    if any(set(entry) & {"/", "\\"} or entry == ".." for entry in classes):
+        problem = "names folders elsewhere"
+    elif len(classes) != len(rows):
+        problem = "names a class twice"
+    elif len(classes) < 2 or count not in (None, len(classes)):
+        problem = f"names {len(classes)} classes, not {count or 'at least two'}"
+    if problem:
+        raise DataError(f"{path} {problem}: write one plain folder name on each line.")
     return classes
 
 
 def pictures_in(folder: Path, unlisted: bool = False) -> list[Path]:
-    """The picture files of a folder and of the folders in it, sorted, hidden ones left out.
+    """The picture files of a folder and of the folders in it, sorted, without hidden ones.
 
-    A folder in it that cannot be listed is a `DataError` or, `unlisted`, stands among them."""
+    A folder in it that cannot be listed is a `DataError`, or with `unlisted` one of the paths returned."""
     found: list[Path] = []
     for path in _entries(folder):
         if path.is_dir():  # whatever its name
@@ -237,7 +235,7 @@ def pictures_in(folder: Path, unlisted: bool = False) -> list[Path]:
                     raise
                 found.append(path)
         elif path.suffix.lower() in SUFFIXES and (path.is_file() or not path.exists()):
-            found.append(path)  # a link that leads nowhere, too: whoever reads it will say so
+            found.append(path)  # also a broken link: reading it raises an error that names it
     return found
 
 
@@ -270,7 +268,7 @@ DATA_SETS = _read_catalogue()
 
 def data_root(root: str | Path | None = None) -> Path:
     """Where data sets lie: `root`, else $KERNEQ_DATA, else ~/.cache/kerneq."""
-    # Not Path.expanduser, to which ~NAME of somebody who does not exist is an error and not a folder that is missing.
+    # Path.expanduser would raise for the ~NAME of a user who does not exist.
     return Path(os.path.expanduser(root or os.environ.get("KERNEQ_DATA") or "~/.cache/kerneq"))
 
 
@@ -287,26 +285,20 @@ def find(name: str) -> AbstractDataSet:
 
 
 def is_cut(name: str) -> bool:
-    """Whether its splits are cut from one heap of files, so that one more or less moves others between them."""
-    data_set, place = find(name), data_root()
-    if not isinstance(data_set, FolderDataSet):
-        return False
-    folder = place / data_set.locate(place)
-    return _find_split(folder, "train") == folder
+    """Whether its splits are cut from one set of files, so that a file more or less moves others between them."""
+    data_set = find(name)
+    return isinstance(data_set, FolderDataSet) and data_set.is_cut(data_root())
 
 
 def fingerprint(name: str) -> str | None:
-    """A hash of the training pictures' paths below their classes, in their order, by which a folder is cut into splits.
-
-    None of other sets.
-    """
-    data_set, place = find(name), data_root()
+    """A hash of a folder's training pictures: their labels and paths inside the split's folder; None of other sets."""
+    data_set, root = find(name), data_root()
     if not isinstance(data_set, FolderDataSet):
         return None
-    images = data_set.load("train", place, data_set.size)
+    images = data_set.load("train", root, data_set.size)
     assert isinstance(images.pixels, ImageFiles)
     rows = zip(images.labels.tolist(), images.pixels.paths, strict=True)
-    depth = len(_find_split(place / data_set.locate(place), "train").parts) + 1  # of the folder of a class
+    depth = len(_find_split(root / data_set.locate(root), "train").parts) + 1  # of the folder of a class
     lines = "".join(f"{label} {'/'.join(path.parts[depth:])}\n" for label, path in rows)
     return hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()
 
@@ -318,9 +310,9 @@ def load(name: str, split: Split, root: str | Path | None = None, size: int | No
         images = load("folder:~/birds", "test", size=64)
 
     `root` is where data sets lie (by default $KERNEQ_DATA, else ~/.cache/kerneq); `size` is the side to which pictures
-    of a folder are resized. Small published sets are read into memory whole, every file checked by its size and, where
-    one was published, its MD5; pictures in folders are only listed. The other split's files are never opened. What is
-    missing or damaged is a DataError that says what to do."""
+    of a folder are resized. Small published sets are read into memory, every file checked by its size and published
+    MD5; pictures in folders are only listed. The other split's files are never opened. A missing or damaged file is a
+    DataError that says what to do."""
     if split not in ("train", "test"):
         raise DataError(f"There is no split {split!r}: ask for 'train' or 'test'.")
     if size is not None and size < 1:
@@ -340,10 +332,10 @@ def load(name: str, split: Split, root: str | Path | None = None, size: int | No
 @final
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """What was found of a data set."""
+    """The state of a data set on the disk."""
 
     name: str
-    found: bool  # whole, as far as names and sizes of files tell
+    found: bool  # complete, judged by names and sizes of files
     path: Path | None  # its folder, if there is one
     problem: str | None  # what is wrong with it, a sentence
     get: str  # how to get it
@@ -351,9 +343,7 @@ class Description:
 
 
 def describe(root: str | Path | None = None) -> list[Description]:
-    """A row for every data set of DATA_SETS, there or not.
-
-    Looks at names and sizes of files only, so it is quick; MD5s are for `load` to check."""
+    """A row for every data set of DATA_SETS. Only names and sizes of files are checked; `load` checks MD5s."""
     found, place = [], data_root(root)
     for entry in DATA_SETS.values():
         path, problem = None, None

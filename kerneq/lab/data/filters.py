@@ -1,7 +1,7 @@
-"""What corruptions are made of: random numbers for each picture, linear filters, trails, clouds and drops.
+"""The building blocks of corruptions: random numbers for each picture, linear filters, trails, clouds and drops.
 
-Pictures x are float32 (n, channels, h, w) with values in [0, 1]. Blurs, enlargements and changes of size are matrices
-on either side, x ↦ AxBᵀ, which takes any border and runs as fast as the device multiplies."""
+Pictures x are float32 (n, channels, h, w) with values in [0, 1]. Blurs, enlargements and changes of size are matrix
+products AxBᵀ, which allow any border and are fast on every device."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from .operations import fetch
 
-MARGIN = 1e-3  # of a level: what float32 may lose before a value is cut to the level below
+MARGIN = 1e-3  # of a level: rounding error of float32 that must not lower a value by a level
 
 
 @final
@@ -50,12 +50,12 @@ class Draws:
 
 
 def to_bytes(x: Tensor) -> Tensor:
-    """Levels 0 to 255, cut and not rounded, as published."""
+    """Levels 0 to 255, truncated as in the published program."""
     return x.clamp(0, 1).mul(255).add(MARGIN).to(torch.uint8)
 
 
 def quantise(x: Tensor) -> Tensor:
-    """What is left of x as bytes."""
+    """x rounded down to a level of a byte."""
     return to_bytes(x).to(x) / 255
 
 

@@ -1,9 +1,7 @@
-"""Images with their labels, in memory or in files, and the batches of an epoch that are made of them.
+"""Images with their labels, in memory or in picture files, and the batches of an epoch.
 
-Images are values that can be selected, moved, decoded and split. Batches are the same whoever asks for them and
-whenever: images in memory are moved to the device once, and a batch is gathered, augmented and normalised there; the
-host only draws random numbers, runs ahead and never waits. Images in files are decoded by worker processes, ahead of
-the batch that needs them or, where they fit into memory, once.
+Images in memory are moved to the device once, and batches are gathered, augmented and normalised there; the host draws
+random numbers, runs ahead and never waits. Images in files are decoded by worker processes ahead of their batch.
 """
 
 import dataclasses
@@ -26,15 +24,27 @@ from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from .augment import Augment, Place, Purpose, augment_bytes, cut_out, generator, mix, random_boxes, resized_crop
+from ...tensors import check_whole
+from .augment import (
+    Augment,
+    Place,
+    Purpose,
+    crop_and_flip,
+    cut_out,
+    generator,
+    mix,
+    random_boxes,
+    random_operations,
+    resized_crop,
+)
 from .operations import to_device
 
-# What is opened, whatever the file's name says: no format whose reader starts another program, as EPS does.
+# Formats that are opened, whatever the file's name; none whose reader starts another program, as EPS does.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-# Pixels that are decoded of one file: more may be an attack on the memory. A JPEG may have twice as many, Pillow's own
-# limit, since it decodes to a half, a quarter or an eighth of its sides without ever being whole.
+# Most pixels decoded of one file: more may be an attack on the memory. A JPEG, which decodes to a fraction of its sides
+# without being whole in memory, may have twice as many, Pillow's own limit.
 LARGEST = 89_000_000
-CHUNK = 64  # files that a worker decodes at a time, if all are to be in memory
+CHUNK = 64  # files that a worker decodes at a time
 Box = tuple[float, float, float, float]  # left, top, right, bottom, as shares of a picture's largest central square
 WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 Request = tuple[np.ndarray, np.ndarray | None]  # which files, int64 (n), and their boxes, (n, 4)
@@ -50,7 +60,7 @@ class DataError(Exception):
 class ImageFiles:
     """Pixels that lie in picture files and stand for a tensor uint8 (count, 3, size, size).
 
-    They are decoded when a batch needs them. Indexing with int64 (n) selects n files and opens none."""
+    They are decoded when a batch needs them. Indexing with int64 (n) selects n files without opening them."""
 
     paths: tuple[Path, ...]
     size: int
@@ -74,12 +84,10 @@ class ImageFiles:
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class Images:
-    """Labelled images, in memory or, if they are too many or too large for it, in files.
+    """Labelled images, in memory or in picture files; `to`, `select` and `split_validation` return new values.
 
-    A value: `to`, `select` and `split_validation` give new ones, and copy no picture file. Pixels are bytes until a
-    batch normalises them, (pixels / 255 − mean) / std.
-
-    `mean` and `std` per channel, for pixels scaled to [0, 1], are those of the whole training split, or ImageNet's."""
+    Pixels are bytes until a batch normalises them, (pixels / 255 − mean) / std. `mean` and `std` per channel, for
+    pixels scaled to [0, 1], are those of the whole training split, or ImageNet's."""
 
     pixels: Tensor | ImageFiles  # uint8 (count, channels, height, width)
     labels: Tensor  # int64 (count)
@@ -118,9 +126,7 @@ class Images:
         return dataclasses.replace(self, pixels=pixels, labels=self.labels.to(device))
 
     def in_memory(self) -> Tensor:
-        """The pixels, uint8; those in files are decoded, where they are many by a process on every core.
-
-        Not by threads: Pillow keeps Python's lock while it decodes WebP."""
+        """The pixels, uint8; many files are decoded by processes, since Pillow decodes WebP under Python's lock."""
         files = self.pixels
         if isinstance(files, Tensor):
             return files
@@ -147,14 +153,14 @@ def decode(path: Path, size: int, box: Box = WHOLE) -> Tensor:
     that is not one readable picture, or one of more than 89 megapixels (a JPEG: 178), is a DataError."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # odd metadata, say, which do not matter here
+            warnings.simplefilter("ignore")  # about odd metadata
             with Image.open(path, formats=FORMATS) as picture:
                 count = picture.width * picture.height
                 if box == WHOLE or count > LARGEST:  # a JPEG decodes straight to the smallest sufficient size
                     enough = int(size / min(box[2] - box[0], box[3] - box[1]))
                     picture.draft("RGB", (enough, enough))
                 if picture.width * picture.height > LARGEST:
-                    raise DataError(_too_large(path, count))
+                    raise DataError(_too_large(path, f"{count / 1e6:.1f}"))
                 pixels = _upright(path, picture)
                 side = min(pixels.size)
                 corner = [(length - side) / 2 for length in pixels.size]
@@ -163,17 +169,21 @@ def decode(path: Path, size: int, box: Box = WHOLE) -> Tensor:
     except DataError:
         raise
     except Image.DecompressionBombError:
-        raise DataError(_too_large(path, None)) from None
+        raise DataError(_too_large(path, "more than 178")) from None
     except Exception as error:  # Pillow's decoders raise errors of every kind on damaged files
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{path} is not a readable picture ({reason}): replace or remove it.") from None
     return torch.from_numpy(np.array(part)).permute(2, 0, 1)
 
 
-def _upright(path: Path, picture: Image.Image) -> Image.Image:
-    """The picture turned as its EXIF data say, in 8-bit colours, on white where one could see through it.
+def _too_large(path: Path, megapixels: str) -> str:
+    return f"{path} has {megapixels} megapixels, and at most 89 are read, of a JPEG 178: save it smaller."
 
-    A file whose picture or whose brightness is ambiguous is refused.
+
+def _upright(path: Path, picture: Image.Image) -> Image.Image:
+    """The picture turned as its EXIF data say, in 8-bit colours, on white where it is transparent.
+
+    A file of several pictures, or of which no value is known to be white, is a DataError.
     """
     frames = getattr(picture, "n_frames", 1)
     if frames > 1 and picture.format != "MPO":  # a camera's JPEG with a second view behind the first
@@ -182,7 +192,7 @@ def _upright(path: Path, picture: Image.Image) -> Image.Image:
     if picture.mode in ("I", "F"):
         raise DataError(f"{path} opens with 32 bits a pixel, and nothing says which value is white: save it with 8.")
     picture.load()
-    with suppress(Exception):  # of every kind, about damaged EXIF data: they turn nothing, and the picture is sound
+    with suppress(Exception):  # damaged EXIF data raise errors of every kind, and the picture is readable without them
         ImageOps.exif_transpose(picture, in_place=True)
     if picture.mode.startswith("I;16"):  # Pillow would cut off whatever is brighter than 255
         values, tags = np.array(picture).astype(np.int32), getattr(picture, "tag_v2", {})
@@ -197,16 +207,10 @@ def _upright(path: Path, picture: Image.Image) -> Image.Image:
     return white.convert("RGB")
 
 
-def _too_large(path: Path, count: int | None) -> str:
-    has = f"{count / 1e6:.1f}" if count is not None else "more than 178"
-    return f"{path} has {has} megapixels, and at most 89 are read, of a JPEG 178: save it smaller."
-
-
 def split_validation(images: Images, count: int, seed: int) -> tuple[Images, Images]:
-    """The training and the validation part, the latter of `count` images, class by class in proportion.
+    """The training part and a validation part of `count` images, each class in proportion, in the original order.
 
-    Which images go where depends on the labels, `count` and `seed` alone. Both parts keep the order of the
-    original."""
+    The choice depends on the labels, `count` and `seed` only."""
     labels = images.labels.cpu().numpy()
     if not 0 < count < len(labels):
         raise ValueError(f"`count` must lie between 1 and {len(labels) - 1} for this data set, got {count}.")
@@ -219,9 +223,7 @@ def split_validation(images: Images, count: int, seed: int) -> tuple[Images, Ima
 
 
 def _quotas(sizes: np.ndarray, count: int) -> np.ndarray:
-    """Images to take of each class: proportional to its size, whole, summing to `count`.
-
-    The method of largest remainders: every quota is within 1 of the exact share."""
+    """Whole numbers of images to take of each class, summing to `count`: the method of largest remainders."""
     exact = sizes * (count / sizes.sum())
     quotas = np.floor(exact).astype(np.int64)
     order = np.argsort(quotas - exact, kind="stable")  # largest remainder first, the lower label on a tie
@@ -238,9 +240,8 @@ class Batches:
         for x, labels in batches.epoch(0):
             ...
 
-    Everything random depends on (seed, epoch, batch, position in the global batch) only, so an epoch can be entered in
-    the middle and any number of ranks together see what one process would see. Pixels in memory live on the device;
-    files are decoded by worker processes while the model computes."""
+    Everything random depends on (seed, epoch, batch, position in the global batch) only, so an epoch can be resumed in
+    the middle, and any number of ranks together see what one process would see."""
 
     images: Images
     batch_size: int
@@ -255,8 +256,8 @@ class Batches:
     workers: int | None = None  # processes that decode; None: one for each core, eight at most
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"`batch_size` must be at least 1, got {self.batch_size}.")
+        check_whole("batch_size", self.batch_size)
+        check_whole("seed", self.seed, 0)
         if not 0 <= self.rank < self.world:
             raise ValueError(f"`rank` must lie between 0 and {self.world - 1}, got {self.rank}.")
         if self.batch_size % self.world:
@@ -264,20 +265,9 @@ class Batches:
         if len(self) == 0:
             have = f"there are only {len(self.images)} pictures"
             raise ValueError(f"`batch_size` {self.batch_size} gives no whole batch, {have}: lower it.")
-        if self.seed < 0:
-            raise ValueError(f"`seed` must not be negative, got {self.seed}.")
-        channels, *sides = self.images.shape
-        if self.augment.crop >= min(sides):
-            raise ValueError(f"`crop` must be below the pictures' side {min(sides)}, got {self.augment.crop}.")
-        if self.augment.cutout > 2 * max(sides):  # it covers every picture, wherever its centre is
-            raise ValueError(f"`cutout` must be at most {2 * max(sides)} here, got {self.augment.cutout}.")
-        if (self.augment.randaugment or self.augment.trivial) and channels not in (1, 3):
-            raise ValueError(f"`randaugment` and `trivial` need 1 or 3 channels, these pictures have {channels}.")
         if self.augment.mixes and not (self.drop_last and self.shuffle):
             raise ValueError("mixup and cutmix pair neighbours of a shuffled batch: set `shuffle` and `drop_last`.")
-        if self.augment.mixes and self.batch_size // self.world % 2:
-            share = self.batch_size // self.world
-            raise ValueError(f"mixup and cutmix need an even batch on every rank, got {share}.")
+        self.augment.check_fits(self.images.shape, self.batch_size // self.world)
         self.images = self.images.to(self.device)
         self._mean = torch.tensor(self.images.mean, device=self.device)[:, None, None]
         self._std = torch.tensor(self.images.std, device=self.device)[:, None, None]
@@ -290,8 +280,8 @@ class Batches:
     def epoch(self, n: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches (x, target) of epoch `n` from number `start` on.
 
-        x is normalised, float32 (batch, channels, height, width); target holds labels, int64 (batch), or with
-        mixup and cutmix a row of class probabilities for each image, float32 (batch, classes)."""
+        x is normalised, float32 (batch, channels, height, width). target is the labels, int64 (batch), or with mixup
+        and cutmix the class probabilities of each image, float32 (batch, classes)."""
         if not 0 <= start <= len(self):
             raise ValueError(f"`start` must lie between 0 and {len(self)}, got {start}.")
         order = np.arange(len(self.images))
@@ -315,9 +305,7 @@ class Batches:
         return Place(self.seed, epoch, batch, count, first, last)
 
     def _decoded(self, files: ImageFiles, indices: list[np.ndarray], places: list[Place]) -> Iterator[Tensor]:
-        """The batches at `indices` of pixels in files, decoded in worker processes, in order.
-
-        A random resized crop is taken here from the picture in its own resolution, before it becomes small."""
+        """The batches at `indices` of picture files, in order; a random crop is taken at the file's own resolution."""
         area = self.augment.area
         boxes = [random_boxes(place, area) if area < 1 else None for place in places]
         workers = min(8, _cores()) if self.workers is None else self.workers
@@ -326,15 +314,19 @@ class Batches:
             yield pinned.to(self.device, non_blocking=True)
 
     def _finish(self, pixels: Tensor, labels: Tensor, place: Place) -> tuple[Tensor, Tensor]:
-        """From bytes to what a model trains on: crop, augment, normalise, cut out, mix."""
-        if self.augment.area < 1 and isinstance(self.images.pixels, Tensor):  # of a file it has been decoded
-            pixels = resized_crop(pixels, random_boxes(place, self.augment.area))
-        x = normalise(augment_bytes(pixels, self.augment, place), self._mean, self._std)
-        target = labels
-        if self.augment.cutout:
-            x = cut_out(x, self.augment.cutout, place)
-        if self.augment.mixes:
-            x, target = mix(x, labels, len(self.images.classes), self.augment, place)
+        """Augment and normalise the pixels of a batch; returns (x, target)."""
+        augment = self.augment
+        if augment.area < 1 and isinstance(self.images.pixels, Tensor):  # files were cropped when they were decoded
+            pixels = resized_crop(pixels, random_boxes(place, augment.area))
+        if augment.crop or augment.flip:
+            pixels = crop_and_flip(pixels, augment, place)
+        if augment.randaugment or augment.trivial:
+            pixels = random_operations(pixels, augment, place)
+        x, target = normalise(pixels, self._mean, self._std), labels
+        if augment.cutout:
+            x = cut_out(x, augment.cutout, place)
+        if augment.mixes:
+            x, target = mix(x, labels, len(self.images.classes), augment, place)
         return (x.contiguous(memory_format=torch.channels_last) if self.channels_last else x), target
 
 
@@ -344,7 +336,7 @@ def normalise(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def _decode_ahead(files: ImageFiles, requests: list[Request], workers: int) -> Iterator[Tensor]:
-    """The files at each index, cut to their boxes, decoded in worker processes (none: here), in order."""
+    """The files of each request, cut to their boxes, in order; decoded in this process where `workers` is 0."""
     loader: DataLoader[np.ndarray | str] = DataLoader(
         requests,  # type: ignore[arg-type]
         batch_size=None,
@@ -360,9 +352,10 @@ def _decode_ahead(files: ImageFiles, requests: list[Request], workers: int) -> I
 
 
 def _serve(worker: int) -> None:
-    """Make a worker process end with the process that it decodes for, and for no other reason.
+    """Make a worker process end with its parent and for no other reason.
 
-    Ctrl-C, or a SIGTERM to the whole group, asks that process to stop, which still needs the batch in hand.
+    It ignores Ctrl-C and a SIGTERM to the whole group: the parent stops in its own time and still needs the batch. It
+    watches the parent itself: with PyTorch's watch alone, a worker blocked on a full pipe would wait for ever.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -370,7 +363,6 @@ def _serve(worker: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """PyTorch's own watch is not enough: a worker whose batch nobody takes out of the pipe would wait for ever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -378,11 +370,10 @@ def _end_with_parent() -> None:
 
 
 def _decode_batch(files: ImageFiles, request: Request) -> np.ndarray | str:
-    """The files at an index, each cut to its box: a whole batch, decoded inside a worker.
+    """The pixels of one request, decoded inside a worker, or the sentence about a file that cannot be read.
 
-    An array, since it travels through a pipe: a tensor needs shared memory, and where that is full the worker loses the
-    batch, for which the run would wait for ever. A file that cannot be read gives the sentence that says so instead: an
-    exception would come out of a worker process wrapped in that process's traceback."""
+    An array, which goes through a pipe: a tensor needs shared memory, and where that is full the batch is lost and the
+    run waits for ever. A sentence: an exception would arrive wrapped in the worker's traceback."""
     index, boxes = request
     try:
         return files[index].decode(None if boxes is None else boxes.tolist()).numpy()
@@ -391,5 +382,5 @@ def _decode_batch(files: ImageFiles, request: Request) -> np.ndarray | str:
 
 
 def _cores() -> int:
-    """Those this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -1,9 +1,8 @@
 """RandAugment (Cubuk et al., 2020) and TrivialAugmentWide (Müller and Hutter, 2021), picture by picture.
 
-Which picture gets which operation is drawn on the host. The pictures are sorted by operation there, so the device
-gathers once, works on contiguous groups of known size and puts the result back: no masks, no operation computed for a
-picture that does not get it, and nothing the host must wait for. The five geometric operations are one group, since
-each is a matrix. Results are those of Pillow to the bit (autocontrast: to one level), whatever the device.
+The host draws which picture gets which operation and sorts the pictures by operation. The device gathers once, works
+on contiguous groups of known size and writes the result back, without masks and without waiting. The five geometric
+operations form one group, as each is a matrix. Results equal Pillow's to the bit (autocontrast: to one level).
 
 Pixels are uint8 (batch, channels, height, width), amounts of the colour operations float32 (batch, 1, 1, 1).
 """
@@ -19,7 +18,7 @@ from torch import Tensor
 
 @final
 class Operation(enum.IntEnum):
-    """The fourteen operations, equally likely: nothing, five moves of pixels, eight changes of their levels."""
+    """The fourteen operations, equally likely: identity, five geometric ones, eight changes of levels."""
 
     IDENTITY = 0
     SHEAR_X = 1
@@ -40,9 +39,7 @@ class Operation(enum.IntEnum):
 @final
 @dataclasses.dataclass(frozen=True)
 class Ranges:
-    """What each operation does at full level; at level 0 it does nothing, and in between it is proportional.
-
-    Autocontrast and equalize have no level."""
+    """The amount of each operation at full level, to which other levels are proportional; two operations have none."""
 
     shear: float
     pixels: float  # translation in pixels …
@@ -52,7 +49,7 @@ class Ranges:
     bits: int  # taken away by posterize
 
     def amounts(self, operation: np.ndarray, level: np.ndarray, sign: np.ndarray, sides: tuple[int, int]) -> np.ndarray:
-        """The number that each operation takes, for levels in [0, 1], signs ±1 and (height, width)."""
+        """The amount of each picture's operation, for levels in [0, 1], signs ±1 and sides (height, width)."""
         table = np.zeros((len(Operation), len(level)))
         table[[Operation.SHEAR_X, Operation.SHEAR_Y]] = sign * level * self.shear
         for kind, side in zip((Operation.TRANSLATE_Y, Operation.TRANSLATE_X), sides, strict=True):
@@ -88,9 +85,8 @@ def operate(pixels: Tensor, operation: np.ndarray, amount: np.ndarray) -> Tensor
 def move(pixels: Tensor, operation: np.ndarray, amount: np.ndarray) -> Tensor:
     """The geometric operations, rotation about the centre, by nearest-neighbour resampling.
 
-    Each is an inverse map (a, b, c, d, e, f), which fetches from (ax + by + c, dx + ey + f). As in Pillow's
-    Image.transform, the coordinates are those of pixel centres in 16.16 fixed point. Whole numbers make the result
-    exact and the same on every device, which a float grid_sample would not."""
+    Each is an inverse map (a, b, c, d, e, f), which fetches from (ax + by + c, dx + ey + f), at pixel centres in 16.16
+    fixed point as in Pillow's Image.transform. Whole numbers give the same result on every device."""
     height, width = pixels.shape[2:]
     maps = np.tile(np.array([1.0, 0.0, 0.0, 0.0, 1.0, 0.0]), (len(operation), 1))
     entries = {Operation.SHEAR_X: 1, Operation.SHEAR_Y: 3, Operation.TRANSLATE_X: 2, Operation.TRANSLATE_Y: 5}
@@ -171,10 +167,10 @@ def autocontrast(pixels: Tensor, amount: Tensor) -> Tensor:
 
 
 def equalize(pixels: Tensor, amount: Tensor) -> Tensor:
-    """Level the histogram of each channel; `amount` is unused.
+    """Equalise the histogram of each channel; `amount` is unused.
 
-    A level v becomes (s / 2 + count of levels below v) / s, where s is a 255th of the pixels, the brightest left out;
-    a channel for which s = 0 stays as it is."""
+    A level v becomes (s / 2 + count of levels below v) / s, where s is a 255th of the pixels without the brightest
+    ones; a channel with s = 0 stays as it is."""
     flat = pixels.flatten(2).long()
     counts = flat.new_zeros((*flat.shape[:2], 256))
     counts.scatter_add_(2, flat, torch.ones_like(flat))

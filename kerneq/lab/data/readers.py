@@ -1,17 +1,19 @@
-"""Published files to arrays: whole, checked by size and MD5 before anything looks inside, and then parsed.
+"""Published files to arrays: read whole, checked by size and MD5, and then parsed.
 
-A parser takes the files of a split, one after another as (path, content), the shape (channels, height, width) of the
-images and the name of their labels. It trusts no file: whatever the bytes, it yields parts (path to blame, pixels as
-bytes, as many labels), or raises a DataError. Nothing that a file asks for is ever run.
+A parser takes the files of a split one after another as (path, content), the shape (channels, height, width) of the
+images and the name of their labels. It yields (path to blame, pixels as bytes, as many labels) or raises a DataError,
+whatever the bytes are, and never runs what a file asks for.
 """
 
 import dataclasses
+import gzip
 import hashlib
+import io
 import math
 import pickle
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, final
@@ -23,15 +25,13 @@ from .images import DataError
 Split = Literal["train", "test"]
 Contents = Iterable[tuple[Path, bytes]]
 Shape = tuple[int, int, int]  # channels, height, width
-Parts = Iterator[tuple[Path, np.ndarray, Sequence[int] | np.ndarray]]  # path, pixels, labels
+Parts = Iterator[tuple[Path, np.ndarray, np.ndarray]]  # path, pixels, labels
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class File:
-    """A published file and what is known of it; where there is no NAME, NAME.gz does as well.
-
-    The size on disk of a packed file says nothing, but no more than `size` bytes of it are ever unpacked."""
+    """A published file with its size and MD5s; NAME.gz is read where there is no NAME."""
 
     name: str
     size: int  # bytes, unpacked
@@ -78,15 +78,12 @@ def _check_md5(path: Path, content: bytes, md5: str | None) -> None:
 
 def _gunzip(path: Path, content: bytes, limit: int) -> bytes:
     """Unpack gzip content of at most `limit` bytes, so that a small hostile file cannot fill the memory."""
-    machine = zlib.decompressobj(wbits=31)  # 31: gzip header and trailing checksum
     try:
-        plain = machine.decompress(content, limit + 1)
-    except zlib.error:
-        raise DataError(f"{path} is not a sound gzip file: download it again.") from None
+        plain = gzip.GzipFile(fileobj=io.BytesIO(content)).read(limit + 1)
+    except (EOFError, OSError, zlib.error):
+        raise DataError(f"{path} is not a whole gzip file: download it again.") from None
     if len(plain) > limit:
         raise DataError(f"{path} unpacks to more than the {limit} bytes it should hold: download it again.")
-    if not machine.eof:
-        raise DataError(f"{path} is cut short: download it again.")
     return plain
 
 
@@ -111,10 +108,10 @@ class Release:
         files = self.train if split == "train" else self.test
         pixels: list[np.ndarray] = []
         labels: list[np.ndarray] = []
-        with ThreadPoolExecutor(len(files)) as pool:  # to be read and hashed side by side
+        with ThreadPoolExecutor(len(files)) as pool:  # reads and hashes files in parallel
             contents = pool.map(lambda file: file.read(folder), files)
             for path, rows, numbers in _PARSERS[self.format](contents, shape, key):
-                values = np.asarray(numbers, dtype=np.int64)
+                values = numbers.astype(np.int64)
                 if len(values) and not 0 <= values.min() <= values.max() < classes:
                     found = f"{values.min()} … {values.max()}"
                     raise DataError(f"{path} holds labels {found}, not 0 … {classes - 1}: download it again.")
@@ -123,7 +120,7 @@ class Release:
         return np.concatenate(pixels), np.concatenate(labels)
 
 
-def _parse_idx(contents: Contents, shape: Shape, key: str) -> Parts:
+def parse_idx(contents: Contents, shape: Shape, key: str) -> Parts:
     """MNIST's idx files (LeCun et al., 1998), pictures then labels: a magic number, the sizes, the bytes."""
     (path, pixels), (label_path, numbers) = contents
     count = max(0, len(numbers) - 8)
@@ -138,7 +135,7 @@ def _idx_array(path: Path, content: bytes, shape: tuple[int, ...]) -> np.ndarray
     return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape)
 
 
-def _parse_cifar_binary(contents: Contents, shape: Shape, key: str) -> Parts:
+def parse_cifar_binary(contents: Contents, shape: Shape, key: str) -> Parts:
     """CIFAR's binary version: records of one label byte, or in CIFAR-100 a coarse and a fine one, and 3072 pixels."""
     names = ("labels",) if key == "labels" else ("coarse_labels", "fine_labels")
     record = len(names) + math.prod(shape)
@@ -149,59 +146,47 @@ def _parse_cifar_binary(contents: Contents, shape: Shape, key: str) -> Parts:
         yield path, table[:, len(names) :], table[:, names.index(key)]
 
 
-def _parse_cifar_python(contents: Contents, shape: Shape, key: str) -> Parts:
+def parse_cifar_python(contents: Contents, shape: Shape, key: str) -> Parts:
     """CIFAR's python version (Krizhevsky, 2009): pickled dictionaries.
 
     Pictures are a table of bytes (count, 3072) under `data`, labels a list of whole numbers under their name."""
     for path, content in contents:
-        pixels, numbers = scan_pickle(path, content)
-        if len(pixels) % math.prod(shape):
-            raise DataError(f"{path} has no table of 32×32 colour pictures: download it again.")
-        table = pixels.reshape(-1, math.prod(shape))
-        if len(numbers.get(key, ())) != len(table):
-            raise DataError(f"{path} has no label for each of its {len(table)} pictures: download it again.")
-        yield path, table, numbers[key]
+        try:
+            table = RestrictedUnpickler(io.BytesIO(content), encoding="bytes").load()
+            rows = np.frombuffer(table[b"data"].content, np.uint8).reshape(-1, math.prod(shape))
+            labels = np.array(table[key.encode()], dtype=np.int64)
+        except Exception:  # of every kind, whatever damage makes of the pickle's instructions
+            raise DataError(f"{path} is not a CIFAR file in the python version: download it again.") from None
+        if labels.shape != (len(rows),):
+            raise DataError(f"{path} has no label for each of its {len(rows)} pictures: download it again.")
+        yield path, rows, labels
 
 
-# The opcodes of the published files, and how many bytes stand behind each: its argument, or the length of that.
-_ARGUMENTS = {bytes([opcode]): 0 for opcode in b"()]}NRbcetu\x85\x86\x87\x89"}
-_ARGUMENTS |= {pickle.PROTO: 1, pickle.BINPUT: 1, pickle.LONG_BINPUT: 4, pickle.SHORT_BINSTRING: 1, pickle.BINSTRING: 4}
-_ARGUMENTS |= {pickle.BININT1: 1, pickle.BININT2: 2, pickle.BININT: 4}
+@final
+class PickledArray:
+    """Stands for the functions and types of NumPy that a CIFAR file names, and keeps the bytes of its array.
+
+    NumPy's own would trust the file: they would allocate an array of whatever size it asks for.
+    """
+
+    def __init__(self, *arguments: object):
+        self.content: object = None
+
+    def __setstate__(self, state: tuple[object, ...]) -> None:
+        self.content = state[-1]  # of an array: version, shape, type, order, bytes
 
 
-def scan_pickle(path: Path, content: bytes) -> tuple[np.ndarray, dict[str, list[int]]]:
-    """The pixels in the content of a CIFAR file, and the whole numbers that follow each of its short strings.
+@final
+class RestrictedUnpickler(pickle._Unpickler):
+    """An unpickler to which no function is known but the three names of NumPy in CIFAR's files.
 
-    A pickle is a program, and this one is never run: its instructions are only read, one after another, so that the
-    worst a hostile file can do is to be refused. In the published files, which are of protocol 2, every key is a short
-    string, a list of labels follows its key number by number, and the one long string holds the bytes of `data`."""
-    pixels: np.ndarray | None = None
-    numbers: dict[str, list[int]] = {}
-    latest: list[int] = []
-    at = 0
-    try:
-        while (opcode := content[at : at + 1]) != pickle.STOP:
-            start = at + 1
-            at = start + _ARGUMENTS[opcode]
-            if opcode in (pickle.BININT, pickle.BININT1, pickle.BININT2):
-                latest.append(int.from_bytes(content[start:at], "little"))
-            elif opcode == pickle.SHORT_BINSTRING:
-                at += content[start]
-                latest = numbers.setdefault(content[start + 1 : at].decode("latin-1"), [])
-            elif opcode == pickle.BINSTRING:
-                pixels = np.frombuffer(content, np.uint8, int.from_bytes(content[start:at], "little"), at)
-                at += len(pixels)
-            elif opcode == pickle.GLOBAL:  # two lines: a module, and a name in it
-                at = content.index(b"\n", content.index(b"\n", start) + 1) + 1
-            elif opcode == pickle.PROTO and content[start] != 2:
-                raise ValueError("Python 2 wrote protocol 2.")
-    except (IndexError, KeyError, ValueError):
-        raise DataError(f"{path} is not a CIFAR file in the python version: download it again.") from None
-    if "data" not in numbers:
-        raise DataError(f"{path} does not hold the dictionary of a CIFAR file: download it again.")
-    if pixels is None:
-        raise DataError(f"{path} does not hold a table of bytes where its pictures should be: download it again.")
-    return pixels, numbers
+    It is Python's own rather than C's, whose memo grows to whatever index a damaged file names.
+    """
+
+    def find_class(self, module: str, name: str) -> type[PickledArray]:
+        if (module, name) in (("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")):
+            return PickledArray
+        raise pickle.UnpicklingError(f"{module}.{name} has no place in a CIFAR file.")
 
 
-_PARSERS = {"idx": _parse_idx, "cifar-binary": _parse_cifar_binary, "cifar-python": _parse_cifar_python}
+_PARSERS = {"idx": parse_idx, "cifar-binary": parse_cifar_binary, "cifar-python": parse_cifar_python}

@@ -1,7 +1,7 @@
-"""What a trained run is worth: each chapter measures one kind of evidence on a `TrainedRun`, and writes it down.
+"""Measurements of a trained run, one file for each kind of evidence.
 
-A chapter has a pure core, functions of tensors or of a model and a batch, and one `measure_X(trained) -> XResult`. Its
-line in `PARTS` makes it a part of `kerneq evaluate`, which writes RUN/evaluation/X.json (scores: RUN/evaluation.json).
+A file has functions of tensors, or of a model and a batch, and one `measure_X(trained) -> XResult`. Its line in `PARTS`
+makes it a part of `kerneq evaluate`, which writes RUN/evaluation/X.json (of the scores: RUN/evaluation.json).
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ from .trained import measure_part as measure_part
 PARTS: dict[str, Part[Any]] = {
     "scores": SCORES,
     "ood": Part(measure_ood, "known against unknown classes: KL and AUROC (KerDEQ, Table 3)", usual=True),
-    "behaviour": Part(measure_behaviour, "the solver: traces, contraction, and what the equilibrium is worth"),
+    "behaviour": Part(measure_behaviour, "the solver: traces, contraction, and accuracy after fewer steps"),
     "corruptions": Part(measure_corruptions, "accuracy under the 19 corruptions of CIFAR-10-C (KerDEQ, Figure 2)"),
     "saliency": Part(measure_saliency, "where the model looks: maps, deletion and insertion", draw=draw_saliency),
     "attack": Part(measure_attack, "accuracy under PGD, and whether its gradient is masked"),

@@ -1,10 +1,13 @@
-"""Adversarial pictures: projected gradient ascent through the equilibrium, and whether its gradient can be trusted.
+"""Adversarial pictures: projected gradient ascent (PGD) through the equilibrium, and tests of its gradient.
 
-Radii are in pixel units, pictures in [0, 1], whatever normalisation a model wants (`InPixels`). A robust accuracy is an
-upper bound: a better attack may find more. So each comes with the usual tests for a masked gradient (Athalye et al.,
-2018): the loss must rise along the steps, a large ball must leave nothing, and neither as many random points of the
-ball, nor the gradient of the unrolled iterations, nor, where one is given, another model's pictures may fool the model
-more often. Logits that are no numbers are no answer: they count as fooled.
+Radii are in pixel units, for pictures in [0, 1] (`InPixels`). A robust accuracy is an upper bound: a better attack may
+find more. Each therefore comes with the usual tests for a masked gradient (Athalye et al., 2018): the loss rises along
+the steps, a large ball leaves nothing, and neither random points, the gradient of the unrolled iterations, nor another
+model's pictures fool the model more often. Logits that are NaN or infinite count as fooled.
+
+By hand, since torchattacks 3.5.1 and pyautoattack 0.2.0 have no attack that is seeded on the host, keeps the best point
+of all steps and restarts, can leave the box [0, 1] (certificates), and reports its losses; torchattacks also requires
+torchvision.
 """
 
 import contextlib
@@ -25,22 +28,25 @@ from .trained import TrainedRun
 
 Norm = Literal["linf", "l2"]
 Pictures = Sequence[tuple[Tensor, Tensor]]  # batches of pictures in [0, 1] and their labels
-Box = tuple[float, float] | None  # what every number of a picture lies between
-Objective = Callable[[Tensor, Tensor], Tensor]  # logits and labels ↦ what is climbed, (batch,)
+Box = tuple[float, float] | None  # the range of a pixel value; None: no limits
+Objective = Callable[[Tensor, Tensor], Tensor]  # logits and labels ↦ the function to maximise, (batch,)
 
 _cross_entropies: Objective = functools.partial(cross_entropy, reduction="none")
 
-STRIDE = 2.5  # the steps together are this many radii long (Madry et al., 2018)
-UNROLLED = 30  # proximal steps that the unrolled gradient is taken through
-TOGETHER = 16  # pictures whose unrolled steps a CPU remembers at once: 0.15 GB each in GEQ-5M; a card as many as it can
-TESTED = 128  # pictures the tests for a masked gradient look at
-FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0)  # of the radius: hardly anything may be left at the last
-SLACK = 0.02  # share of the pictures by which a test may be missed by chance
+STRIDE = 2.5  # length of all steps together, in radii (Madry et al., 2018)
+UNROLLED = 30  # proximal steps that the unrolled gradient goes through
+TOGETHER = 16  # pictures per unrolled attack on a CPU, 0.15 GB each in GEQ-5M; a GPU takes as many as fit
+TESTED = 128  # pictures used in the tests for a masked gradient
+FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0)  # of the radius; the accuracy at the last should be close to 0
+SLACK = 0.02  # share of the pictures by which a test may fail by chance
 
 
 @final
 class InPixels(nn.Module):
-    """A model of normalised pictures as one of pictures in [0, 1]: x ↦ model((x − mean) / std)."""
+    """A model of normalised pictures as a model of pictures in [0, 1]: x ↦ model((x − mean) / std)."""
+
+    mean: Tensor  # (channels, 1, 1), as std
+    std: Tensor
 
     def __init__(self, model: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]):
         super().__init__()
@@ -50,33 +56,38 @@ class InPixels(nn.Module):
         self.register_buffer("std", torch.tensor(std).to(reference)[:, None, None])
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.model((x - self.get_buffer("mean")) / self.get_buffer("std"))
+        logits: Tensor = self.model((x - self.mean) / self.std)
         return logits
 
     def pixels(self, x: Tensor) -> Tensor:
         """Normalised pictures back in [0, 1]."""
-        return (x * self.get_buffer("std") + self.get_buffer("mean")).clamp(0, 1)
+        return (x * self.std + self.mean).clamp(0, 1)
 
 
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class Adversarial:
-    """What an attack found: for each sample the picture with the largest margin, the clean one among them."""
+    """The result of an attack: for each sample the picture with the largest margin, which may be the clean one."""
 
-    x: Tensor  # like the pictures it started from
-    margin: Tensor  # (batch,) largest other logit minus that of the label
-    losses: tuple[float, ...]  # mean cross-entropy before each step and after the last, in the first restart
+    x: Tensor  # (batch, ...)
+    margin: Tensor  # (batch,), the largest other logit minus that of the label
+    losses: tuple[float, ...] = ()  # mean cross-entropy before each step and after the last, in the first restart
 
     @property
     def fooled(self) -> Tensor:
-        """Where the model sees another class than the label, (batch,) of bool."""
+        """Where the model predicts another class than the label, (batch,) of bool."""
         return self.margin > 0
+
+    def or_better(self, x: Tensor, margin: Tensor) -> "Adversarial":
+        """For each sample, this picture or the one in `x`, whichever has the larger margin."""
+        better = margin > self.margin
+        return Adversarial(torch.where(per_sample(better, x), x, self.x), torch.where(better, margin, self.margin))
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Threat:
-    """A ball ‖x′ − x‖ ≤ radius, in pixel units, and how hard it is searched."""
+    """A ball ‖x′ − x‖ ≤ radius, in pixel units, and the number of steps and restarts of the attack in it."""
 
     norm: Norm = "linf"
     radius: float = 8 / 255
@@ -92,7 +103,7 @@ class Threat:
         check_whole("restarts", self.restarts)
 
     def random_offset(self, x: Tensor, noise: torch.Generator) -> Tensor:
-        """A point of the ball around zero for each sample, uniformly; drawn on the host, whatever the device."""
+        """A uniformly random point of the ball around zero for each sample, drawn on the host for every device."""
         if self.norm == "linf":
             return (self.radius * (2 * torch.rand(x.shape, generator=noise) - 1)).to(x)
         direction = torch.randn(x.shape, generator=noise)
@@ -100,7 +111,7 @@ class Threat:
         return (direction * per_sample(self.radius * share / _lengths(direction), direction)).to(x)
 
     def project(self, x: Tensor, offset: Tensor, box: Box) -> Tensor:
-        """The picture at x + offset, brought back; cutting to a box that holds x makes no offset longer."""
+        """x + offset, projected into the ball and cut to the box, which shortens an offset where the box holds x."""
         if self.norm == "linf":
             offset = offset.clamp(-self.radius, self.radius)
         else:
@@ -109,10 +120,10 @@ class Threat:
 
     def steepest(self, g: Tensor) -> Tensor:
         """The offset of length 1 along which a function with gradient g rises fastest."""
-        g = g.nan_to_num()  # a backward solve that failed must not end the attack
+        g = g.nan_to_num()  # of a backward solve that failed
         if self.norm == "linf":
             return g.sign()
-        g = g / magnitude(g)  # the square of a saturated loss's slope would be zero
+        g = g / magnitude(g)  # squares of a saturated loss's slopes would underflow
         return g / per_sample(_lengths(g), g)
 
 
@@ -132,12 +143,12 @@ def pgd(
     box: Box = (0.0, 1.0),
     gradient: AbstractGradient | None = None,
 ) -> Adversarial:
-    """Projected gradient ascent from some random points of the threat's ball, cut to the box.
+    """Projected gradient ascent from random points of the threat's ball, cut to the box.
 
-    `model` maps x (batch, ...), in the units of the radius, to logits, and is in `eval()`. Restarts climb the
-    cross-entropy and the margin in turn: the second has a slope where the first is saturated. Only samples not yet
-    fooled are tried again. The same seed gives the same attack. The gradient of equilibrium layers is the exact one,
-    whatever they were trained with, unless `gradient` says otherwise.
+    `model` maps x (batch, ...), in the units of the radius, to logits, and is in `eval()`. Restarts maximise the
+    cross-entropy and the margin in turn, since the margin has a slope where the cross-entropy is saturated, and leave
+    out the samples already fooled. The same seed gives the same attack. The gradient of equilibrium layers is the exact
+    one, whatever they were trained with, unless `gradient` is given.
     """
     if model.training:
         raise ValueError("The model is in training mode, where batch norms mix the samples: call `model.eval()` first.")
@@ -146,7 +157,7 @@ def pgd(
     losses: tuple[float, ...] = ()
     with torch.no_grad():
         best, margin = x.clone(), margins(model(x), labels)
-    with solving(model, gradient=gradient, exact=gradient is None), frozen(model):
+    with solving(model, gradient=gradient, exact=gradient is None), freeze(model):
         for restart in range(threat.restarts):
             offset = threat.random_offset(x, noise)
             left = torch.arange(len(x), device=x.device) if restart == 0 else (margin <= 0).nonzero().flatten()
@@ -163,36 +174,33 @@ def pgd(
 def _ascend(
     model: nn.Module, x: Tensor, labels: Tensor, threat: Threat, box: Box, offset: Tensor, objective: Objective
 ) -> Adversarial:
-    """Steps along the gradient of the objective, back into the ball after each."""
-    at = best = threat.project(x, offset, box)
-    margin = at.new_full((len(at),), -torch.inf)
+    """One restart, from x + offset: steps along the gradient of the objective, each projected back into the ball."""
+    at = threat.project(x, offset, box)
+    best = Adversarial(at, at.new_full((len(at),), -torch.inf))
     losses: list[Tensor] = []
     for step in range(threat.steps + 1):
         with torch.set_grad_enabled(step < threat.steps):
             at = at.detach().requires_grad_(step < threat.steps)
             logits = model(at)
-        found = margins(logits.detach(), labels)
-        better = found > margin
-        best = torch.where(per_sample(better, at), at.detach(), best)
-        margin = torch.where(better, found, margin)
+        best = best.or_better(at.detach(), margins(logits.detach(), labels))
         losses.append(_cross_entropies(logits.detach(), labels).mean())
         if step < threat.steps:
             (g,) = torch.autograd.grad(objective(logits, labels).sum(), at)
             move = STRIDE * threat.radius / threat.steps * threat.steepest(g)
             at = threat.project(x, at.detach() - x + move, box)
-    return Adversarial(best, margin, tuple(torch.stack(losses).tolist()))
+    return dataclasses.replace(best, losses=tuple(torch.stack(losses).tolist()))
 
 
 def margins(logits: Tensor, labels: Tensor) -> Tensor:
-    """The largest other logit minus that of the label, (batch,); ∞ where the logits are no numbers."""
+    """The largest other logit minus that of the label, (batch,); ∞ where logits are NaN."""
     own = logits.gather(1, labels[:, None])
     others = logits.scatter(1, labels[:, None], -torch.inf)
     return (others.amax(1) - own[:, 0]).nan_to_num(torch.inf, torch.inf, -torch.inf)
 
 
 @contextlib.contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
-    """Inside, no parameter has a gradient: those of inputs cost half without them."""
+def freeze(model: nn.Module) -> Iterator[None]:
+    """Inside, parameters need no gradient, which halves the cost of the gradient of inputs."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trainable:
         parameter.requires_grad_(False)
@@ -206,18 +214,20 @@ def frozen(model: nn.Module) -> Iterator[None]:
 def carry_out(
     threat: Threat, model: nn.Module, pictures: Pictures, gradient: AbstractGradient | None = None
 ) -> tuple[Pictures, list[float]]:
-    """The pictures as the attack leaves them, and the mean loss along its steps."""
-    left, losses = [], torch.zeros(threat.steps + 1)
+    """Attack batch by batch: the attacked pictures, and the mean loss before each step and after the last."""
+    attacked, losses = [], torch.zeros(threat.steps + 1)
     for number, (x, labels) in enumerate(pictures):
         found = pgd(model, x, labels, dataclasses.replace(threat, seed=threat.seed + number), gradient=gradient)
-        left.append((found.x, labels))
+        attacked.append((found.x, labels))
         losses += len(labels) * torch.tensor(found.losses)
-    return left, (losses / sum(len(labels) for _, labels in pictures)).tolist()
+    return attacked, (losses / sum(len(labels) for _, labels in pictures)).tolist()
 
 
 def carry_out_unrolled(threat: Threat, model: nn.Module, pictures: Pictures, together: int) -> Pictures:
-    """The pictures as an attack by the gradient of the unrolled iterations leaves them; so many pictures at once, or
-    half of them, and so on, if the card has too little memory."""
+    """The pictures attacked with the gradient of the unrolled iterations, `together` of them at once.
+
+    Where GPU memory runs out, it tries again with half as many at once, and so on.
+    """
     parts = ((x, labels, slice(i, i + together)) for x, labels in pictures for i in range(0, len(labels), together))
     try:
         return carry_out(threat, model, [(x[at], labels[at]) for x, labels, at in parts], Unrolled(UNROLLED))[0]
@@ -228,37 +238,35 @@ def carry_out_unrolled(threat: Threat, model: nn.Module, pictures: Pictures, tog
 
 
 @torch.no_grad()
-def among_random_points(threat: Threat, model: nn.Module, pictures: Pictures) -> Pictures:
-    """Of as many random points of the ball as the attack has steps, for each picture that with the largest margin."""
+def try_random_points(threat: Threat, model: nn.Module, pictures: Pictures) -> Pictures:
+    """For each picture, of as many random points of the ball as the attack has steps, that with the largest margin."""
     noise = torch.Generator().manual_seed(threat.seed)
-    left = []
+    chosen = []
     for x, labels in pictures:
-        best, margin = x, x.new_full((len(x),), -torch.inf)
+        best = Adversarial(x, x.new_full((len(x),), -torch.inf))
         for _ in range(threat.steps):
             at = threat.project(x, threat.random_offset(x, noise), (0.0, 1.0))
-            found = margins(model(at), labels)
-            best = torch.where(per_sample(found > margin, at), at, best)
-            margin = torch.maximum(margin, found)
-        left.append((best, labels))
-    return left
+            best = best.or_better(at, margins(model(at), labels))
+        chosen.append((best.x, labels))
+    return chosen
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class ThreatResult:
-    """The accuracy left by one threat, and what the tests for a masked gradient gave."""
+    """The accuracy under one threat, and under the tests for a masked gradient, which use the first pictures only."""
 
     threat: Threat
-    accuracy: float  # share of the pictures classified rightly wherever the attack looked
+    accuracy: float  # share of all pictures whose class the attack did not change
     losses: list[float]  # mean cross-entropy along the steps
-    random: float  # share right at all random points of the ball that were tried, of the pictures tested, as all below
-    tested: float  # accuracy under the attack itself
+    random: float  # accuracy on the tested pictures at the worst of the random points
+    tested: float  # accuracy on the tested pictures under the attack itself
     radii: list[tuple[float, float]]  # radius and accuracy, one restart each
-    unrolled: float | None  # accuracy with the gradient of the unrolled iterations
-    transfer: float | None  # accuracy on what was made for another model
+    unrolled: float | None  # accuracy under the gradient of the unrolled iterations
+    transfer: float | None  # accuracy on pictures made for another model
 
     def concerns(self) -> list[str]:
-        """Signs of a masked gradient, in words; none where the accuracy can be trusted."""
+        """Signs of a masked gradient, in words; empty where the accuracy can be trusted."""
         accuracies = [accuracy for _, accuracy in self.radii]
         signs = {
             "the loss does not rise along the steps": not self.losses[-1] > self.losses[0],
@@ -277,7 +285,7 @@ class AttackResult:
     """Accuracy of a trained run on clean and on adversarial test pictures, in float32."""
 
     images: int
-    tested: int  # pictures the tests for a masked gradient looked at
+    tested: int  # pictures used in the tests for a masked gradient
     clean: float
     threats: list[ThreatResult]
     concerns: list[str]  # signs of a masked gradient under any of the threats
@@ -302,11 +310,9 @@ def measure_attack(
     model = InPixels(trained.model, chosen.mean, chosen.std).eval()
     source = None if other is None else InPixels(other, chosen.mean, chosen.std).eval()
     pictures = [(model.pixels(x), labels) for x, labels in trained.batches(chosen).epoch(0)]
-    tracked = trained.track(threats, "attacks", len(threats))
-    found = [attack(model, pictures, threat, source) for threat in tracked]
+    found = [attack(model, pictures, threat, source) for threat in trained.track(threats, "attacks", len(threats))]
     concerns = [f"{result.threat.norm}: {words}" for result in found for words in result.concerns()]
-    tested = sum(len(labels) for _, labels in _tested(pictures))
-    return AttackResult(len(chosen), tested, accuracy(model, pictures), found, concerns)
+    return AttackResult(len(chosen), min(TESTED, len(chosen)), accuracy(model, pictures), found, concerns)
 
 
 def attack(model: nn.Module, pictures: Pictures, threat: Threat, source: nn.Module | None = None) -> ThreatResult:
@@ -314,35 +320,34 @@ def attack(model: nn.Module, pictures: Pictures, threat: Threat, source: nn.Modu
 
     `source` is another model of such pictures, for the transfer.
     """
-    left, losses = carry_out(threat, model, pictures)
-    some = _tested(pictures)
+    attacked, losses = carry_out(threat, model, pictures)
+    some = first_pictures(pictures, TESTED)
     radii = [(0.0, accuracy(model, some))]
     for factor in FACTORS:
         wider = dataclasses.replace(threat, radius=factor * threat.radius, restarts=1)
         radii.append((wider.radius, accuracy(model, carry_out(wider, model, some)[0])))
-    unrolled = transfer = None
-    if layers_of(model):
-        together = TOGETHER if some[0][0].device.type == "cpu" else TESTED
-        unrolled = accuracy(model, carry_out_unrolled(threat, model, some, together))
-    if source is not None:
-        transfer = accuracy(model, carry_out(threat, source, some)[0])
-    random, tested = accuracy(model, among_random_points(threat, model, some)), accuracy(model, _tested(left))
-    return ThreatResult(threat, accuracy(model, left), losses, random, tested, radii, unrolled, transfer)
+    together = TOGETHER if some[0][0].device.type == "cpu" else TESTED
+    return ThreatResult(
+        threat=threat,
+        accuracy=accuracy(model, attacked),
+        losses=losses,
+        random=accuracy(model, try_random_points(threat, model, some)),
+        tested=accuracy(model, first_pictures(attacked, TESTED)),
+        radii=radii,
+        unrolled=accuracy(model, carry_out_unrolled(threat, model, some, together)) if layers_of(model) else None,
+        transfer=accuracy(model, carry_out(threat, source, some)[0]) if source is not None else None,
+    )
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, pictures: Pictures) -> float:
-    """Share of the pictures that `model` classifies rightly."""
+    """The share of the pictures whose class the model predicts."""
     right = torch.stack([(margins(model(x), labels) <= 0).sum() for x, labels in pictures]).sum()
     return int(right) / sum(len(labels) for _, labels in pictures)
 
 
-def _tested(pictures: Pictures) -> Pictures:
-    """The first of the pictures, in batches like theirs."""
-    some: list[tuple[Tensor, Tensor]] = []
-    left = TESTED
-    for x, labels in pictures:
-        if left > 0:
-            some.append((x[:left], labels[:left]))
-            left -= len(some[-1][1])
-    return some
+def first_pictures(pictures: Pictures, count: int) -> Pictures:
+    """The first `count` of the pictures, in the same batches."""
+    starts = itertools.accumulate((len(labels) for _, labels in pictures), initial=0)
+    parts = ((x, labels, count - start) for (x, labels), start in zip(pictures, starts, strict=False))
+    return [(x[:left], labels[:left]) for x, labels, left in parts if left > 0]

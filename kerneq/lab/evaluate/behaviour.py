@@ -1,7 +1,7 @@
-"""How a trained model finds its equilibria, and what they are worth to it.
+"""Solver behaviour of a trained model.
 
-Residual and E along the iterations, steps and failures as deployed, how fast the equation contracts at its equilibrium
-beside what its bound promises, and the accuracy of the same model stopped after 1, 2, 4, … steps.
+Residual and E along the iterations, steps and failures as deployed, the contraction factor at the equilibrium next to
+its bound, and the accuracy of the same model stopped after 1, 2, 4, … steps.
 """
 
 import dataclasses
@@ -23,16 +23,16 @@ from ...tensors import per_sample, per_sample_norm
 from ..data import Images
 from .trained import NotApplicableError, TrainedRun
 
-POWER_STEPS = 30  # products with the Jacobian; the factor is then known to a few percent
+POWER_STEPS = 30  # products with the Jacobian, enough for an error of a few percent
 SETTLED = 1e-5  # residual of an equilibrium at which the Jacobian is taken
 FLOOR = 1e-6  # residual at which a trace ends
-LONGEST = 100  # steps that are followed, or taken to settle, at most
+LONGEST = 100  # most steps of a trace, or of the solve before a Jacobian
 
 
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class Watched(AbstractSolver[Any]):
-    """Another solver's rule; it records residual and E in `f` of every point it steps from."""
+    """Another solver's steps, recording in `seen` the residual and E of every point it steps from."""
 
     solver: AbstractSolver[Any]
     f: AbstractMap
@@ -57,7 +57,7 @@ def trace(f: Map, z0: Tensor | None, solver: AbstractSolver[Any], steps: int) ->
     With `InFeatures` these are the z of every v.
     """
     watched = Watched(solver, as_map(f), [])
-    # One step more than is wanted, since the loop takes none from its last point; without a check, nothing stops it.
+    # One step more than wanted, since the loop takes none from its last point; the first check is at the end.
     solve(f, z0, watched, max_steps=steps + 1, check_every=steps + 1)
     residuals, energies = zip(*watched.seen, strict=True)
     known = [energy for energy in energies if energy is not None]
@@ -66,10 +66,10 @@ def trace(f: Map, z0: Tensor | None, solver: AbstractSolver[Any], steps: int) ->
 
 @torch.no_grad()
 def contraction(f: AbstractMap, z: Tensor, steps: int = POWER_STEPS) -> Tensor:
-    """The spectral radius of J = ∂f/∂z at z, (batch,), by power iteration: by it a plain step shrinks errors near z*.
+    """The spectral radius of J = ∂f/∂z at z, (batch,), by power iteration: a Picard step shrinks errors by it near z*.
 
-    For the equation of a cell J = DH has the eigenvalues of the symmetric DHD, so that the estimate only rises towards
-    the radius, and that is at most L (`f.bound`). For any other map it is the growth over the second half of the steps.
+    For the equation of a cell J = DH has the eigenvalues of the symmetric DHD, so that the estimate rises towards the
+    radius, which is at most L (`f.bound`). For any other map it is the growth over the second half of the steps.
     """
     adjoint = open_adjoint(f, Point(z)) if isinstance(f, Equation) else None
     u = torch.randn(z.shape, generator=torch.Generator().manual_seed(0)).to(z)
@@ -95,7 +95,7 @@ def contraction(f: AbstractMap, z: Tensor, steps: int = POWER_STEPS) -> Tensor:
 class LayerBehaviour:
     """One equilibrium layer. Steps, residual and failures are as deployed, over all pictures; the rest is in float32.
 
-    Not every number is finite (null in JSON): E where a solver left the domain of φ, a trace that ran away.
+    Numbers may be infinite (null in JSON): E outside the domain of φ, a trace that diverged.
     """
 
     name: str
@@ -117,9 +117,9 @@ class LayerBehaviour:
 @final
 @dataclasses.dataclass(frozen=True)
 class StoppedScore:
-    """What the trained model scores when every solve ends after so many steps."""
+    """The score of the trained model when every solve ends after at most `steps` steps."""
 
-    steps: int  # evaluations of f; most solvers return the last point they measured, so that two see what one made
+    steps: int  # evaluations of f; most solvers return the last point they evaluated f at
     accuracy: float
     loss: float
     residual: float
@@ -128,7 +128,7 @@ class StoppedScore:
 @final
 @dataclasses.dataclass(frozen=True)
 class BehaviourResult:
-    """The solver behaviour of a trained run on test images, layer by layer, and its worth."""
+    """The solver behaviour of a trained run on test images, layer by layer."""
 
     images: int
     traced: int
@@ -151,7 +151,7 @@ class BehaviourResult:
 def measure_behaviour(
     trained: TrainedRun, *, images: int = 10_000, traced: int = 32, shown: int = 4
 ) -> BehaviourResult:
-    """How the run's layers are solved on test images; `traced` of them are followed, `shown` of these one by one."""
+    """Measure the run's solves on test images; `traced` of them get traces, `shown` of these are also kept singly."""
     layers = layers_of(trained.model)
     if not layers or any(isinstance(layer.gradient, Unrolled) for layer in layers):
         what = "layers of unrolled steps" if layers else "no equilibrium layer"
@@ -173,7 +173,7 @@ def measure_behaviour(
 
 
 def _stopped(trained: TrainedRun, images: Images, limit: int) -> tuple[StoppedScore, dict[str, Tensor]]:
-    """The score with at most `limit` steps a solve; and steps, residual and failure of every layer, (images, 3)."""
+    """The score with at most `limit` steps a solve, and of each layer steps, residual and failure, (images, 3)."""
     right, loss = 0, 0.0
     solves: dict[str, list[Tensor]] = {}
     with solving(trained.model, max_steps=limit):
@@ -189,9 +189,9 @@ def _stopped(trained: TrainedRun, images: Images, limit: int) -> tuple[StoppedSc
 
 
 def _behaviour(name: str, layer: Equilibrium, f: AbstractMap, z: Tensor, solves: Tensor, shown: int) -> LayerBehaviour:
-    """What one layer does, given its equation and equilibria for the traced pictures and `solves` for all."""
+    """One layer, given its equation and equilibria of the traced pictures, and `solves` of all pictures."""
     residual, energy = trace(f, layer.cell.initial(f), layer.solver, min(max(2 * layer.max_steps, 16), LONGEST))
-    above = int((~(residual <= FLOOR)).any(1).sum())  # what follows is rounding
+    above = int((~(residual <= FLOOR)).any(1).sum())  # below, residuals are rounding errors
     residual, energy = residual[: above + 1], None if energy is None else energy[: above + 1]
     factor = contraction(f, solve(f, z, layer.solver, tol=SETTLED, max_steps=LONGEST).value)
     steps, gap, failed = solves.mean(0).tolist()

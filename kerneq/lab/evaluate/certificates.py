@@ -1,6 +1,6 @@
-"""Certified accuracy: the share of test pictures that no perturbation of a given length can make the model get wrong.
+"""Certified accuracy: the share of pictures classified rightly under every perturbation up to a given length.
 
-Next to it, the shortest perturbation that an attack finds: the exact radius lies between the two.
+Next to it stands the shortest perturbation that an attack finds: the exact radius lies between the two.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ from .attack import InPixels, Threat, pgd
 from .trained import NotApplicableError, TrainedRun
 
 RADII = (0.0, 36 / 255, 72 / 255, 108 / 255, 0.5, 1.0)  # ℓ2, for pixels in [0, 1]: those of the literature
-BALLS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # radii at which the attack is tried, until it succeeds
-HALVINGS = 8  # of the way from a picture to where the attack found a change
+BALLS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # radii of the attack, one after the other until it succeeds
+HALVINGS = 8  # bisection steps between a picture and the changed one
 
 
 @final
@@ -29,16 +29,16 @@ class CertificateResult:
     accuracy: float
     layers: list[LayerBound]  # why each equilibrium is unique
     unique: bool
-    error: float | None  # the largest distance of a computed equilibrium from the exact one, where that is unique
+    error: float | None  # largest distance of a computed equilibrium from the exact one, where that is unique
     lipschitz: float  # the largest constant of a difference of two logits, for normalised pictures
     radii: list[float]
-    certified: list[float]  # share of the pictures that are right, and certified to stay so within the radius
+    certified: list[float]  # share of the pictures that are right, and certified to stay right within the radius
     mean_radius: float  # over all pictures; 0 for those that are wrong
-    attacked: int  # of the pictures that are right
+    attacked: int  # pictures attacked, of those that are right
     attacked_radius: float  # the mean certified radius of these
     found_radius: float | None  # the mean distance at which an attack changes their class, where it does
     unfound: int  # pictures for which the attack found nothing
-    broken: int  # pictures changed within their certified radius: there is an error somewhere if this is not 0
+    broken: int  # pictures changed within their certified radius; not 0 only if there is an error somewhere
 
     def summary(self) -> list[tuple[str, str]]:
         worst = min(self.layers, key=lambda layer: layer.convexity)
@@ -58,13 +58,13 @@ class CertificateResult:
 def measure_certificates(
     trained: TrainedRun, *, images: int = 1000, attacked: int = 64, steps: int = 20
 ) -> CertificateResult:
-    """Certify a random choice of test pictures, and attack some that are right, by PGD of so many steps."""
+    """Certify a random choice of test pictures, and attack `attacked` of the right ones by PGD of `steps` steps."""
     chosen = trained.test.sample(images)
     batches = list(trained.batches(chosen).epoch(0))
     x, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     try:
         found = certify(trained.model, x, std=chosen.std)
-    except TypeError as error:  # of a kind, or with a kernel, that has no certificates
+    except TypeError as error:  # the model or its kernel has no certificates
         raise NotApplicableError(str(error)) from None
     assert found.pixel_radius is not None
     right = found.prediction == labels
@@ -94,8 +94,8 @@ def measure_certificates(
 def nearest_change(model: nn.Module, x: Tensor, labels: Tensor, *, steps: int = 20) -> Tensor:
     """The ℓ2 distance of the nearest picture of another class that an attack finds, (batch,); ∞ where it finds none.
 
-    PGD with two restarts in balls that grow until it succeeds, then bisection of the way there. `model` maps pictures
-    in the units of the distance to logits; what leaves [0, 1] is not cut off, as a certificate knows of no box.
+    PGD with two restarts in growing balls until it succeeds, then bisection towards x. `model` maps pictures in the
+    units of the distance to logits. Pictures may leave [0, 1], as certificates do not use these limits.
     """
     nearest = torch.full((len(x),), torch.inf, dtype=torch.float64, device=x.device)
     with solving(model, tol=1e-5, max_steps=200, exact=True):
@@ -113,7 +113,7 @@ def nearest_change(model: nn.Module, x: Tensor, labels: Tensor, *, steps: int = 
 
 @torch.no_grad()
 def _shortened(model: nn.Module, x: Tensor, changed: Tensor, labels: Tensor) -> Tensor:
-    """How far from x on the way to `changed` the class changes, (batch,), by bisection."""
+    """The distance from x, on the line to `changed`, at which the class changes, (batch,), by bisection."""
     same, other = torch.zeros(len(x), device=x.device), torch.ones(len(x), device=x.device)
     for _ in range(HALVINGS):
         middle = (same + other) / 2

@@ -1,9 +1,11 @@
-"""How good predictions are, from logits and labels alone: accuracy with its uncertainty, and calibration.
+"""Accuracy with its uncertainty, and calibration, from logits (images, classes) and labels (images), in float64.
 
-Every function takes logits (images, classes) and labels (images), and computes in float64.
+By hand, since torchmetrics, against which the tests check this, has no adaptive calibration error and does not give the
+bins that the report draws.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -13,8 +15,8 @@ from torch.nn.functional import cross_entropy, one_hot
 from ..run import TrainingError
 
 BINS = 15  # as is usual since Guo et al. (2017)
-TEMPERATURES = (0.05, 20.0)  # where the temperature is sought; a network without a mistake would want 0
-NORMAL = 1.959963984540054  # 97.5 % of a normal distribution lie below
+TEMPERATURES = (0.05, 20.0)  # range of the temperature; for a network without mistakes the best would be 0
+NORMAL = 1.959963984540054  # the 97.5 % quantile of a normal distribution
 
 
 @final
@@ -28,13 +30,16 @@ class Classification:
     top5: float | None  # whether the right class is among the five likeliest; None for five classes or fewer
     per_class: tuple[float | None, ...]  # accuracy on the images of each class; None where there are none
     confusion: tuple[tuple[int, ...], ...]  # row: the label, column: the prediction
-    wrong: tuple[int, ...]  # the places of the images whose likeliest class is not theirs
+    wrong: tuple[int, ...]  # indices of the images whose likeliest class is not the label
+
+    def interval_text(self) -> str:
+        return f"95 % interval {self.interval[0]:.2%} … {self.interval[1]:.2%}"
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class ReliabilityBin:
-    """Predictions of about the same confidence, and how many of them are right."""
+    """Predictions with a confidence between `low` and `high`."""
 
     low: float
     high: float
@@ -51,7 +56,7 @@ class ReliabilityBin:
 @final
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """Whether a probability of 80 % is right in 80 % of the cases, at one temperature of the softmax."""
+    """How well probabilities match frequencies of right predictions, at one temperature of the softmax."""
 
     temperature: float
     nll: float  # −log of the probability of the right class, mean
@@ -77,7 +82,7 @@ def classify(logits: Tensor, labels: Tensor) -> Classification:
 
 
 def wilson_interval(hits: int, trials: int) -> tuple[float, float]:
-    """The shares that `hits` of `trials` do not contradict (Wilson, 1927): right for shares near 0 and 1, too.
+    """Wilson's 95 % interval of a share (1927), which is valid near 0 and 1, too.
 
     (h + q²/2 ± q √(h(n − h)/n + q²/4)) / (n + q²)
     """
@@ -85,6 +90,13 @@ def wilson_interval(hits: int, trials: int) -> tuple[float, float]:
     spread = NORMAL * (hits * (trials - hits) / trials + square / 4) ** 0.5
     low, high = ((hits + square / 2 + sign * spread) / (trials + square) for sign in (-1, 1))
     return max(low, 0.0), min(high, 1.0)
+
+
+def extreme_classes(rates: Sequence[float | None], classes: Sequence[str]) -> list[tuple[float, str]]:
+    """The lowest and the highest accuracy among the classes, each with the names of the classes that have it."""
+    known = [(rate, name) for rate, name in zip(rates, classes, strict=True) if rate is not None]
+    ends = min(rate for rate, _ in known), max(rate for rate, _ in known)
+    return [(end, ", ".join(name for rate, name in known if rate == end)) for end in ends]
 
 
 def calibrate(logits: Tensor, labels: Tensor, temperature: float = 1.0, bins: int = BINS) -> Calibration:
@@ -122,7 +134,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     for _ in range(50):
         middle = (cold + hot) / 2
         expected = ((logits / middle.exp().to(logits)).softmax(1) * logits).sum(1)
-        if float((expected - own).mean()) > 0:  # a smaller β, a higher temperature, would be better
+        if float((expected - own).mean()) > 0:  # a smaller β, that is a higher temperature, is better
             cold = middle
         else:
             hot = middle
@@ -136,7 +148,7 @@ def _bin(inside: Tensor, confidence: Tensor, correct: Tensor, low: float, high: 
 
 
 def _check(logits: Tensor, labels: Tensor) -> None:
-    """Refuse what has no accuracy: no images, or logits that are no numbers."""
+    """Raise an error where there are no images, or where logits are infinite or NaN."""
     if logits.dim() != 2 or labels.shape != logits.shape[:1] or len(labels) == 0:
         got = f"{tuple(logits.shape)} and {tuple(labels.shape)}"
         raise ValueError(

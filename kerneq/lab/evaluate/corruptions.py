@@ -13,18 +13,18 @@ from ..data.corruptions import NAMES, STANDARD, corrupt, read_frost, read_publis
 from .scores import score
 from .trained import TrainedRun
 
-PUBLISHED = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}  # folders under the data root, if they are there
+PUBLISHED = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}  # folders under the data root
 SEVERITIES = (1, 2, 3, 4, 5)
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class CorruptionResult:
-    """Accuracy on the test images, as they are and corrupted; errors are shares of wrong answers."""
+    """Accuracy on the test images, clean and corrupted; errors are shares of wrong predictions."""
 
     source: str  # where the corrupted pictures come from
     images: int
-    clean: float  # accuracy on the pictures as they are
+    clean: float  # accuracy on the pictures without corruption
     accuracy: Mapping[str, Sequence[float]]  # by corruption, then by severity
     mean_accuracy: float  # over all corruptions and severities: Figure 2's average
     mean_error: float  # the mean corruption error, not normalised: over the 15 standard corruptions
@@ -44,9 +44,9 @@ class CorruptionResult:
 
 
 def mean_corruption_error(accuracy: Mapping[str, Sequence[float]]) -> float:
-    """The mean error over the standard corruptions that were measured (all, if none of them was) and severities.
+    """The mean error over severities and the standard corruptions that were measured, or all if none of them was.
 
-    Not normalised: Hendrycks and Dietterich divide that of each corruption by AlexNet's."""
+    Not normalised: Hendrycks and Dietterich divide the error of each corruption by AlexNet's."""
     names = [name for name in STANDARD if name in accuracy] or list(accuracy)
     return fmean(fmean(1 - value for value in accuracy[name]) for name in names)
 
@@ -57,7 +57,7 @@ def measure_corruptions(
     """Accuracy under each corruption at each severity, on the test images or the first `most` of them.
 
     The pictures are the published ones where their folder (CIFAR-10-C) is under the data root and the run was trained
-    on all classes, else made here; the frost pictures are those in the folder `frost` there, if it has some."""
+    on all classes; else they are generated, with the frost pictures of the folder `frost` there, if it exists."""
     images = trained.test if most is None else trained.test.select(torch.arange(min(most, len(trained.test))))
     images = dataclasses.replace(images, pixels=images.in_memory()).to(trained.process.device)
     source, corrupted = _pictures(trained, images.in_memory(), seed)
@@ -79,7 +79,7 @@ def measure_corruptions(
 
 
 def _pictures(trained: TrainedRun, pixels: Tensor, seed: int) -> tuple[str, Callable[[str, int], Tensor]]:
-    """Where the corrupted pictures come from, and a function that gives those of a name and severity."""
+    """The source of the corrupted pictures in words, and a function from name and severity to the pictures."""
     root, data = data_root(), trained.config.data
     folder = root / PUBLISHED.get(data.name, data.name)
     if data.name in PUBLISHED and data.subset == "all" and folder.is_dir():

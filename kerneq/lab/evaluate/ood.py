@@ -1,7 +1,7 @@
-"""Does a model know what it has not learned? Known and unknown classes side by side (KerDEQ, Table 3).
+"""Out-of-distribution detection: test images of known and of unknown classes (KerDEQ (13), Table 3).
 
-Trained on the first five classes, a model should be sure of their test images and unsure of the others'. Two scores
-need no label and no softmax, only the equilibrium: E(z*), and how well W explains the patches of the input.
+A model trained on the first five classes should be confident about their test images only. Two of the scores come from
+the equilibrium alone: −E(z*), and the mean weight ω of the patches.
 """
 
 import dataclasses
@@ -24,20 +24,20 @@ TITLES = {"confidence": "largest probability", "energy": "−E(z*)", "weight": "
 @final
 @dataclasses.dataclass(frozen=True)
 class Familiarity:
-    """A score that one would like to be higher on known images than on unknown ones."""
+    """A score that should be higher on known images than on unknown ones."""
 
     known: float  # the mean on known images
     unknown: float
-    auroc: float  # how often a known image has the higher score of two, ties counted half
+    auroc: float
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class OodResult:
-    """Accuracy and sureness on test images of known and of unknown classes; KL in nats, lower is better.
+    """Accuracy and confidence on test images of known and of unknown classes; KL in nats, lower is better.
 
-    Of the last two KerDEQ's Table 3 gives one; its text does not say which (docs/errata.md). KL(q ‖ uniform) is at most
-    log K for K classes, KL(uniform ‖ q) has no limit and punishes a single probability near zero.
+    KerDEQ's Table 3 gives one KL for unknown classes and does not say which (docs/errata.md). KL(q ‖ uniform) is at
+    most log K for K classes; KL(uniform ‖ q) is unbounded, and large for a single probability near zero.
     """
 
     known_images: int
@@ -71,7 +71,7 @@ def measure_ood(trained: TrainedRun) -> OodResult:
         wanted = "a run that was trained on some of the classes, data.subset = first-five-classes"
         got = f"this one has {'all' if subset == 'first-five-classes' else subset}"  # there were no more than five
         raise NotApplicableError(f"Out-of-distribution calibration needs {wanted}, and {got}.")
-    (logits, known), (others, strange) = (look_at(trained, images) for images in (trained.test, unknown))
+    (logits, known), (others, strange) = (score_images(trained, images) for images in (trained.test, unknown))
     found = classify(logits, trained.test.labels)
     return OodResult(
         known_images=len(logits),
@@ -88,12 +88,12 @@ def measure_ood(trained: TrainedRun) -> OodResult:
     )
 
 
-def look_at(trained: TrainedRun, images: Images) -> tuple[Tensor, dict[str, Tensor]]:
-    """The logits (images, classes), and of each image (images,) the scores of `familiarity` that the model has."""
+def score_images(trained: TrainedRun, images: Images) -> tuple[Tensor, dict[str, Tensor]]:
+    """The logits, (images, classes), and the scores of `familiarity` that the model has, (images,) each."""
     every: list[Tensor] = []
     parts: list[dict[str, Tensor]] = []
     seen: list[dict[str, Tensor]] = []
-    with watching(trained.model, lambda layer, f, z: seen.append(explain(f, z))):
+    with watching(trained.model, lambda layer, f, z: seen.append(equilibrium_scores(f, z))):
         for _, _, logits, _ in trained.outputs(images):
             every.append(logits.cpu())
             parts.append({"confidence": logits.double().softmax(1).amax(1).cpu(), **_joined(seen)})
@@ -102,9 +102,10 @@ def look_at(trained: TrainedRun, images: Images) -> tuple[Tensor, dict[str, Tens
 
 
 @torch.no_grad()
-def explain(f: AbstractMap, z: Tensor) -> dict[str, Tensor]:
-    """−E(z) and the mean weight ω(sᵢ) of the patches, (batch,) each, where the equation f has them; at σ(d(z)), as a
-    mixture of iterates may lie outside the range of σ, where E is infinite."""
+def equilibrium_scores(f: AbstractMap, z: Tensor) -> dict[str, Tensor]:
+    """−E and the mean weight ω(sᵢ) of the patches, (batch,) each, where the equation f has them.
+
+    At f(z) in place of z, since a mixture of iterates may lie outside the range of σ, where E is infinite."""
     if not isinstance(f, Equation):
         return {}
     z = f(z)
@@ -114,7 +115,7 @@ def explain(f: AbstractMap, z: Tensor) -> dict[str, Tensor]:
 
 
 def _joined(layers: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Of all layers of a model the sum of the energies, which is the energy of all, and the mean of the weights."""
+    """Over all layers of a model, the sum of the energies and the mean of the weights."""
     names = set[str]().union(*layers)
     rows = {name: torch.stack([layer[name].double().cpu() for layer in layers if name in layer]) for name in names}
     return {name: rows[name].sum(0) if name == "energy" else rows[name].mean(0) for name in TITLES if name in rows}
@@ -132,7 +133,9 @@ def kl_q_uniform(logits: Tensor) -> Tensor:
 
 
 def auroc(known: Tensor, unknown: Tensor) -> float:
-    """The share of pairs of a known and an unknown image in which the known one scores higher; ties count half."""
+    """The share of pairs of a known and an unknown image in which the known one scores higher; ties count half.
+
+    Four lines here: importing scikit-learn takes seconds."""
     ranked = unknown.sort().values
     below, up_to = (torch.searchsorted(ranked, known, right=right) for right in (False, True))
     return float((below + up_to).double().mean() / (2 * len(ranked)))

@@ -1,8 +1,10 @@
-"""Where a model looks: Grad-CAM through the equilibrium, integrated gradients, the model's own patch weights.
+"""Saliency maps: Grad-CAM through the equilibrium, integrated gradients, and the model's own patch weights.
 
-A map is (batch, height, width), as large as the pictures, higher where a pixel matters more. Maps are compared by
-number: deletion and insertion replace the pixels in the order of the map and watch the probability of the class.
-Pictures are normalised as the model wants them; gradients are in float32 (or the model's dtype) and exact.
+A map is (batch, height, width), of the size of the pictures, and higher where a pixel matters more. Maps are compared
+by the areas of deletion and insertion. Pictures are normalised; gradients are exact, in the model's dtype.
+
+By hand, since captum knows modules that return tensors (an equilibrium layer returns a `Solution`) and takes one pass
+for each layer of Grad-CAM.
 """
 
 import contextlib
@@ -22,18 +24,18 @@ from ...equilibrium import Equilibrium, layers_of, solving, watching
 from ...maps import AbstractMap
 from ...solution import Solution
 from ..data import Images
-from .attack import frozen
+from .attack import freeze
 from .trained import TrainedRun
 
-PATH = 32  # points on the way from the baseline to the picture
+PATH = 32  # points on the line from the baseline to the picture
 SHOWN = 8  # pictures on a contact sheet
 TILE = 112  # pixels of a picture's side on a contact sheet
 
 
 @contextlib.contextmanager
 def _exact(model: nn.Module) -> Iterator[None]:
-    """Equilibria to a residual of 1e-5, their exact gradient, and none for the parameters."""
-    with solving(model, tol=1e-5, max_steps=100, exact=True), frozen(model):
+    """Inside, equilibria have a residual of 1e-5 and exact gradients, and parameters need none."""
+    with solving(model, tol=1e-5, max_steps=100, exact=True), freeze(model):
         yield
 
 
@@ -42,9 +44,8 @@ def grad_cam(
 ) -> dict[str, Tensor]:
     """Grad-CAM (Selvaraju et al., 2017) at some modules, by one pass: relu(Σ_c α_c A_c), α_c the mean of ∂y/∂A_c.
 
-    y is the logit of each picture's class, A the feature map a module gives, (batch, channels, h, w), the z* of an
-    equilibrium layer; or, of the modules named in `before`, the one it is given. Of an equilibrium layer the gradient
-    then comes through the equilibrium, this one and no other.
+    y is the logit of each picture's class, and A a module's output (batch, channels, h, w), of an equilibrium layer
+    z*; or, of the modules named in `before`, its input. The gradient of a layer's input comes through its equilibrium.
     """
     maps: dict[str, Tensor] = {}
 
@@ -52,7 +53,7 @@ def grad_cam(
         maps[name] = output.value if isinstance(output, Solution) else output
 
     def keep_input(name: str, module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-        maps[name] = inputs[0].view_as(inputs[0])  # its own, where several layers are given the same
+        maps[name] = inputs[0].view_as(inputs[0])  # a tensor of its own: several layers may share an input
         return (maps[name],)
 
     with _exact(model), torch.enable_grad(), contextlib.ExitStack() as hooks:
@@ -80,10 +81,9 @@ def _resized(maps: Tensor, x: Tensor) -> Tensor:
 def integrated_gradients(
     model: nn.Module, x: Tensor, classes: Tensor, baseline: Tensor | float = 0.0, steps: int = PATH
 ) -> Tensor:
-    """(x − b) ⊙ ∫₀¹ ∂y/∂x at b + t(x − b) dt, like x (Sundararajan et al., 2017), by the midpoints of `steps` pieces.
+    """(x − b) ⊙ ∫₀¹ ∂y/∂x at b + t(x − b) dt, of the shape of x (Sundararajan et al., 2017), by the midpoint rule.
 
-    The numbers of a picture sum to y(x) − y(b), y the logit of its class: all of the difference is accounted for. The
-    baseline 0 is the data set's mean colour.
+    The numbers of a picture sum to y(x) − y(b), y the logit of its class. The baseline 0 is the data set's mean colour.
     """
     start = torch.as_tensor(baseline).to(x).expand_as(x)
     total = torch.zeros_like(x)
@@ -96,12 +96,11 @@ def integrated_gradients(
 
 @torch.no_grad()
 def patch_weights(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """ω(sᵢ) of every patch at the equilibrium, mean over its groups of channels: the model's own attention, per layer.
+    """The weight ω(sᵢ) of every patch at the equilibrium, mean over groups of channels, for each layer by name.
 
-    A radial kernel weighs each patch of the input by it: 1 where W explains the patch, towards 0 where it does not, and
-    there the patch hardly acts. So flat ground, which is easily explained, ranks high: deletion and insertion tell
-    whether a model's weights are where its decisions come from. No gradient is needed. Layers without patches, or of
-    vectors, are left out.
+    A radial kernel weighs each patch of its input by ω: near 1 where W fits the patch, towards 0 where it does not. A
+    uniform background, which is easy to fit, ranks high, so deletion and insertion tell whether the weights show what
+    decides. No gradient is needed. Layers without patches, or of vectors, are left out.
     """
     found: dict[nn.Module, Tensor | None] = {}
 
@@ -118,9 +117,8 @@ def patch_weights(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
 def replace_pixels(model: nn.Module, x: Tensor, classes: Tensor, maps: Tensor, steps: int = 16) -> Tensor:
     """The areas of deletion and of insertion (Petsiuk et al., 2018), (2, batch): under the probability of the class.
 
-    In `steps` equal parts and in the order of the map pixels, all channels at once, are replaced: in deletion those of
-    the picture by the baseline 0, the data set's mean colour (the probability should fall early, the area be small), in
-    insertion those of the baseline by the picture's (it should be large).
+    Pixels are replaced in the order of the map, in `steps` equal parts, all channels at once. Deletion replaces those
+    of the picture by 0, the data set's mean colour (a small area is good), insertion the other way round (a large one).
     """
     rank = maps.flatten(1).argsort(dim=1, descending=True, stable=True).argsort(dim=1).view(len(x), 1, *x.shape[2:])
     curves = []
@@ -132,13 +130,13 @@ def replace_pixels(model: nn.Module, x: Tensor, classes: Tensor, maps: Tensor, s
 
 
 def feature_layers(model: nn.Module, x: Tensor) -> dict[str, nn.Module]:
-    """The modules of a model whose Grad-CAM is worth a look, by name.
+    """The modules of a model at which to take Grad-CAM, by name.
 
-    "Grad-CAM": the last feature map. "Grad-CAM stem": what the stem gives, through all equilibria at once.
-    "Grad-CAM branch…": an equilibrium layer of several.
+    "Grad-CAM": the last feature map. "Grad-CAM stem": the stem's output, through all equilibria at once.
+    "Grad-CAM branch…": one equilibrium layer of several.
     """
     last: list[nn.Module] = []
-    maps: set[nn.Module] = set()  # the equilibrium layers that give one
+    maps: set[nn.Module] = set()  # the equilibrium layers whose output is a feature map
 
     def note(module: nn.Module, inputs: object, output: object) -> None:
         if isinstance(module, Equilibrium) and isinstance(output, Solution) and output.value.dim() == 4:
@@ -160,10 +158,7 @@ def feature_layers(model: nn.Module, x: Tensor) -> dict[str, nn.Module]:
 
 
 def all_maps(model: nn.Module, x: Tensor, classes: Tensor) -> dict[str, Tensor]:
-    """Every map that is known of pictures x for these classes, by the name of its method.
-
-    Grad-CAM of a branch is taken twice: at its z*, and at its input, through the equilibrium.
-    """
+    """Every map of pictures x for these classes, by the name of its method; of a branch at z* and at its input."""
     layers = feature_layers(model, x)
     inputs = {f"{name} input": layer for name, layer in layers.items() if isinstance(layer, Equilibrium)}
     found = grad_cam(model, x, classes, layers | inputs, inputs) if layers else {}
@@ -185,18 +180,18 @@ def overlay(picture: Tensor, heat: Tensor, side: int = TILE) -> Image.Image:
     heat = heat.detach().float().cpu().clamp_min(0)
     heat = (heat - heat.min()) / (heat.max() - heat.min()).clamp_min(torch.finfo(heat.dtype).tiny)
     coloured = Image.fromarray((colormaps["inferno"](heat.numpy())[..., :3] * 255).astype(np.uint8))
-    return Image.blend(enlarged(picture, side), coloured.resize((side, side), Image.Resampling.BILINEAR), 0.6)
+    return Image.blend(enlarge(picture, side), coloured.resize((side, side), Image.Resampling.BILINEAR), 0.6)
 
 
-def enlarged(picture: Tensor, side: int = TILE) -> Image.Image:
-    """A picture, uint8 (channels, h, w), as a square of `side` pixels; small ones show theirs."""
+def enlarge(picture: Tensor, side: int = TILE) -> Image.Image:
+    """A picture, uint8 (channels, h, w), as a square of `side` pixels, without blurring the pixels of a small one."""
     tile = Image.fromarray(picture.cpu().expand(3, -1, -1).permute(1, 2, 0).numpy())
     how = Image.Resampling.NEAREST if tile.width <= side else Image.Resampling.LANCZOS
     return tile.resize((side, side), how)
 
 
 def contact_sheet(pictures: Tensor, names: Sequence[str], maps: Mapping[str, Tensor]) -> Image.Image:
-    """A row for each picture, uint8 (count, channels, h, w), with its name: as it is, then under every map."""
+    """A row for each picture, uint8 (count, channels, h, w), with its name: the picture, then each map over it."""
     font, line, gap = ImageFont.load_default(13), 18, 6
     width, height = TILE + gap, TILE + line + gap
     sheet = Image.new("RGB", ((1 + len(maps)) * width + gap, len(pictures) * height + 2 * line + gap), "white")
@@ -206,7 +201,7 @@ def contact_sheet(pictures: Tensor, names: Sequence[str], maps: Mapping[str, Ten
         pen.multiline_text((gap + column * width, gap), f"{method}\n{place}", "black", font, spacing=2)
     for row, (picture, name) in enumerate(zip(pictures, names, strict=True)):
         top = 2 * line + gap + row * height
-        sheet.paste(enlarged(picture), (gap, top))
+        sheet.paste(enlarge(picture), (gap, top))
         pen.text((gap, top + TILE + 1), name, "#404040", font)
         for column, heat in enumerate(maps.values(), start=1):
             sheet.paste(overlay(picture, heat[row]), (gap + column * width, top))
@@ -225,7 +220,7 @@ class MethodScore:
 @final
 @dataclasses.dataclass(frozen=True)
 class SaliencyResult:
-    """How well each map of a trained run tells the pixels its decisions rest on; `random` is a map of noise."""
+    """Deletion and insertion for each kind of map of a trained run; `random` is a map of noise."""
 
     images: int
     steps: int
@@ -254,14 +249,14 @@ def measure_saliency(trained: TrainedRun, *, images: int = 256, steps: int = 16)
 
 
 def map_each(trained: TrainedRun, images: Images) -> dict[str, Tensor]:
-    """Every map of each of the images, for the class that its label names; batch by batch, so that all fit."""
+    """Every map of each of the images, for the class of its label; batch by batch, to limit the memory."""
     found = [all_maps(trained.model, x, classes) for x, classes in trained.batches(images).epoch(0)]
     return {name: torch.cat([maps[name] for maps in found]) for name in found[0]}
 
 
 @torch.no_grad()
 def draw_saliency(trained: TrainedRun, result: SaliencyResult) -> dict[str, Image.Image]:
-    """Contact sheets of a few of the pictures: the maps of the whole model, and those of its branches one by one."""
+    """Contact sheets of a few pictures: the maps of the whole model, and those of its branches."""
     chosen = trained.test.sample(min(SHOWN, result.images))
     classes = torch.cat([trained.model(x).argmax(1) for x, _ in trained.batches(chosen).epoch(0)]).cpu()
     maps = map_each(trained, dataclasses.replace(chosen, labels=classes))

@@ -19,18 +19,18 @@ from ..run.folder import INCIDENTAL
 from ..training import metrics
 from ..training.build import Builder, build_model
 from ..training.metrics import Accumulator, Scores
-from .classification import Calibration, Classification, calibrate, classify, fit_temperature
-from .saliency import enlarged
+from .classification import Calibration, Classification, calibrate, classify, extreme_classes, fit_temperature
+from .saliency import enlarge
 from .trained import Part, TrainedRun, measure_part
 
-MISTAKES = 24  # shown, the most confident first
+MISTAKES = 24  # listed and drawn, the most confident first
 TILE, COLUMNS, LINE = 128, 6, 18  # pixels of a picture's side; pictures in a row; pixels of a line of text
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Mistake:
-    """A test image, by its place in the test split, that the model was sure of and wrong about."""
+    """A test image, by its index in the test split, with a confident wrong prediction."""
 
     index: int
     label: int
@@ -41,11 +41,10 @@ class Mistake:
 @final
 @dataclasses.dataclass(frozen=True)
 class EvaluationResult:
-    """What a run does on the test images; where sub-classes were kept out of training, on the `unknown` ones too.
+    """The main numbers on the test images, and on `unknown` ones where sub-classes were left out of the training.
 
-    `scaled` is the calibration after temperature scaling: the temperature is fitted on the images that the run held out
-    (which also chose the best checkpoint), never on test images. Where there are none it is None, and `unscaled` says
-    why.
+    `scaled` is the calibration after temperature scaling. The temperature is fitted on the images that the run held out
+    (which also chose the best checkpoint), never on test images; without any it is None, and `unscaled` says why.
     """
 
     model: str
@@ -53,40 +52,39 @@ class EvaluationResult:
     checkpoint: str
     epoch: int
     parameters: int
-    scores: dict[str, Scores]  # by images, `test` and `unknown`: the metrics of `training.metrics`
+    scores: dict[str, Scores]  # of `test` and `unknown` images: the metrics of `training.metrics`
     classes: tuple[str, ...]
-    classification: dict[str, Classification]  # by images, too
+    classification: dict[str, Classification]  # of `test` and `unknown` images
     calibration: Calibration  # of the test images, as trained
     scaled: Calibration | None
     unscaled: str | None
     mistakes: tuple[Mistake, ...]  # the most confident first
 
     def summary(self) -> list[tuple[str, str]]:
-        test, found = self.scores["test"], self.classification["test"]
+        found = self.classification["test"]
         lines = [("model, data", f"{self.model}, {self.data}"), ("test images", str(found.images))]
         for metric in metrics.METRICS:
-            if metric.over == "adjoints":  # those are of training
-                continue
-            lines.append((metric.title, metric.text(test)))
             if metric.name == "accuracy":
-                lines[-1] = (metric.title, f"{metric.text(test)}, {_interval(found)}")
+                lines.append((metric.title, f"{metric.text(self.scores['test'])}, {found.interval_text()}"))
                 lines += [("top-5 accuracy", f"{found.top5:.2%}")] if found.top5 is not None else []
+            elif metric.over != "adjoints":  # those are of training
+                lines.append((metric.title, metric.text(self.scores["test"])))
         if "unknown" in self.classification:
             unknown = self.classification["unknown"]
-            lines.append(("unseen sub-classes", f"{unknown.accuracy:.2%}, {_interval(unknown)}"))
-        rates = [(rate, name) for rate, name in zip(found.per_class, self.classes, strict=True) if rate is not None]
-        (low, worst), (high, best) = min(rates), max(rates)
+            lines.append(("unseen sub-classes", f"{unknown.accuracy:.2%}, {unknown.interval_text()}"))
+        (low, worst), (high, best) = extreme_classes(found.per_class, self.classes)
         lines.append(("classes", f"from {low:.1%} ({worst}) to {high:.1%} ({best})"))
-        steps = [step for step in (self.calibration, self.scaled) if step is not None]
-        fitted = f"T = {steps[-1].temperature:.3f}, fitted on the held-out images; figures before → after"
-        lines.append(("temperature", fitted if self.scaled is not None else self.unscaled or ""))
-        numbers = [f"{step.nll:.4f}, {step.brier:.4f}" for step in steps]
-        errors = [f"{step.ece:.4f}, {step.adaptive_ece:.4f}, {step.mce:.4f}" for step in steps]
-        return [*lines, ("NLL, Brier score", " → ".join(numbers)), ("ECE, adaptive ECE, MCE", " → ".join(errors))]
+        return lines + self._calibration_lines()
 
-
-def _interval(found: Classification) -> str:
-    return f"95 % interval {found.interval[0]:.2%} … {found.interval[1]:.2%}"
+    def _calibration_lines(self) -> list[tuple[str, str]]:
+        steps, temperature = [self.calibration], self.unscaled or ""
+        if self.scaled is not None:
+            steps.append(self.scaled)
+            fitted = "fitted on the held-out images; figures before → after"
+            temperature = f"T = {self.scaled.temperature:.3f}, {fitted}"
+        numbers = " → ".join(f"{step.nll:.4f}, {step.brier:.4f}" for step in steps)
+        errors = " → ".join(f"{step.ece:.4f}, {step.adaptive_ece:.4f}, {step.mce:.4f}" for step in steps)
+        return [("temperature", temperature), ("NLL, Brier score", numbers), ("ECE, adaptive ECE, MCE", errors)]
 
 
 def evaluate(
@@ -129,7 +127,7 @@ def measure_scores(trained: TrainedRun) -> EvaluationResult:
 
 
 def find_temperature(trained: TrainedRun) -> tuple[float | None, str | None]:
-    """The temperature that suits the held-out images best, or why there is none."""
+    """The temperature with the lowest NLL on the held-out images, or why there is none."""
     try:
         held_out = trained.held_out()
     except DataError as error:
@@ -157,7 +155,7 @@ def find_mistakes(logits: Tensor, labels: Tensor, count: int = MISTAKES) -> tupl
 
 
 def draw_mistakes(trained: TrainedRun, result: EvaluationResult) -> dict[str, Image.Image]:
-    """The most confident mistakes side by side, below each what the model saw, how surely, and what it is."""
+    """A sheet of the most confident mistakes, each with the prediction, its probability, and the label."""
     found, names = result.mistakes, result.classes
     pixels = trained.test.select(torch.tensor([mistake.index for mistake in found], dtype=torch.int64)).in_memory()
     rows = -(-len(found) // COLUMNS)
@@ -170,15 +168,15 @@ def draw_mistakes(trained: TrainedRun, result: EvaluationResult) -> dict[str, Im
     pen.text((8, 6), f"{title}: prediction with its probability, and the label", "black", font)
     for place, (mistake, picture) in enumerate(zip(found, pixels, strict=True)):
         left, top = 8 + place % COLUMNS * width, LINE + 12 + place // COLUMNS * height
-        sheet.paste(enlarged(picture, TILE), (left, top))
+        sheet.paste(enlarge(picture, TILE), (left, top))
         words = (f"{names[mistake.predicted]} ({mistake.confidence:.0%})", f"label: {names[mistake.label]}")
         for line, (text, colour) in enumerate(zip(words, ("#b03000", "#404040"), strict=True)):
-            pen.text((left, top + TILE + 2 + line * LINE), _fitted(text, font), colour, font)
+            pen.text((left, top + TILE + 2 + line * LINE), _fit_text(text, font), colour, font)
     return {"mistakes": sheet}
 
 
-def _fitted(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """The text, without what is no letter, cut to the width of a picture."""
+def _fit_text(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+    """The text without unprintable characters, cut to the width of a picture."""
     text = "".join(c if c.isprintable() else "\ufffd" for c in text)
     if font.getlength(text) <= TILE:
         return text
@@ -188,14 +186,14 @@ def _fitted(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> st
 
 
 def spread(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean, and standard deviation of one value, estimated from the sample (n − 1); None of a single one."""
+    """The mean and the sample standard deviation (n − 1), which is None for a single value."""
     return fmean(values), stdev(values) if len(values) > 1 else None
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class SeedSummary:
-    """Evaluated runs that differ in their seed only: of every metric on the test images its mean and deviation."""
+    """Evaluated runs that differ in their seed only, and the mean and deviation of every metric on the test images."""
 
     runs: tuple[Run, ...]
     spreads: dict[str, tuple[float, float | None]]
@@ -206,12 +204,12 @@ class SeedSummary:
 
 
 def over_seeds(runs: Sequence[Run]) -> list[SeedSummary]:
-    """The groups of at least two evaluated runs that differ in their seed, and else only in how they were computed.
+    """The groups of at least two evaluated runs that differ only in their seed and in how they were computed.
 
-    Of two with the same seed the first by its path counts: runs often come best first, and accuracy would choose. A run
-    that ended early is no seed of those that did not.
+    Of two runs with the same seed the first by path counts, since runs often come sorted by accuracy. Runs of different
+    numbers of epochs are in different groups.
     """
-    groups: dict[Any, dict[int, Run]] = {}  # by what seeds have in common, then by seed
+    groups: dict[Any, dict[int, Run]] = {}  # by common settings, then by seed
     for run in sorted(runs, key=lambda run: run.path):
         if run.test():
             groups.setdefault(but_for_seed(run), {}).setdefault(run.config().seed, run)
@@ -225,9 +223,11 @@ def over_seeds(runs: Sequence[Run]) -> list[SeedSummary]:
 
 
 def but_for_seed(run: Run) -> Hashable:
-    """What a run has in common with its other seeds: settings but how it is computed, epochs, choice of weights."""
+    """What a run has in common with its other seeds: the settings that matter, epochs, choice of weights."""
     settings = ((key, value) for key, value, _ in rows(run.config()) if key not in ("seed", *INCIDENTAL))
-    chosen = run.evaluation().get("checkpoint") if run.config().data.validation else None  # or best and last are one
+    chosen = (
+        run.evaluation().get("checkpoint") if run.config().data.validation else None
+    )  # without validation best and last are the same
     return frozenset(settings), len(run.rows()), chosen
 
 

@@ -1,6 +1,6 @@
-"""A trained run, opened once for everything that is done with it, and what a kind of evidence about it is.
+"""A trained run opened for evaluation, and the contract of a kind of evidence about it.
 
-This is the only place that reads the test images. Evidence is measured, told in a few lines, written down, drawn.
+This is the only file that reads the test images.
 """
 
 import dataclasses
@@ -36,18 +36,18 @@ T = TypeVar("T")
 class TrainedRun:
     """The model with its best or last weights on its device, in `eval()`, and the images to measure it on.
 
-    The data set is needed only by whoever asks for its images: `test`, `unknown` and `held_out` read it.
+    Only `test`, `unknown` and `held_out` read the data set.
     """
 
     run: Run
     config: Config
     process: Process
     model: nn.Module
-    seen: Images  # none: only the shape, scale and classes of those it was trained on
+    seen: Images  # no pictures, only the shape, mean, std and classes of those it was trained on
     named: bool  # whether the classes' names are known; otherwise they are numbers
     checkpoint: str  # best or last
     epoch: int
-    step: int | None  # None: not known, of weights that an earlier version exported
+    step: int | None  # None: unknown, for weights exported by an earlier version
     progress: Progress | None = None  # where `track` draws its bars
 
     @classmethod
@@ -59,35 +59,35 @@ class TrainedRun:
         build: Builder = build_model,
         progress: Progress | None = None,
     ) -> "TrainedRun":
-        """Open the run in `path`, or the one that ships under this name; its data set is not needed."""
+        """Open the run in `path`, or the shipped one of that name; its data set is not needed."""
         run = find_run(path)
         config, process = run.config(), Process(choose_device(device))
         file = run.checkpoint(checkpoint)
         weights, epoch, step = run.trained_weights(checkpoint)
-        seen, named = trained_on(config, len(weights["head.bias"]), run.classes())
+        seen, named = describe_images(config, len(weights["head.bias"]), run.classes())
         model = place(build(config, seen), config, process)
         load_weights(model, weights, file)
         return cls(run, config, process, model.eval(), seen, named, checkpoint, epoch, step, progress)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes it tells apart, by label."""
+        """The names of the classes, by label."""
         return self.seen.classes
 
     @functools.cached_property
     def test(self) -> Images:
         """Test images of the classes it was trained on.
 
-        A `DataError` where pictures were added to a folder, taken away or renamed, that has no test images of its own:
-        some of those that it was trained on would be among them.
+        A folder without test images of its own, whose pictures were added, removed or renamed since, is a `DataError`:
+        images of the training would be among them.
         """
-        images = self._checked(read_images(self.config, "test"))
+        images = self._check_classes(read_images(self.config, "test"))
         if is_cut(self.config.data.name):
-            self._trained_on()
+            self._training_images()
         return hold(images, self.config, self.process)
 
     def unknown(self) -> Images | None:
-        """Test images of the classes, or sub-classes, that were kept out of training; None if none were."""
+        """Test images of the classes, or sub-classes, left out of the training; None if none were."""
         if self.config.data.subset == "all":
             return None
         images = read_images(self.config, "test", known=False)
@@ -96,16 +96,16 @@ class TrainedRun:
     def held_out(self) -> Images | None:
         """The training images that the run held out for validation; None if it trained on all.
 
-        A `DataError` where the training images are not those that it was started on: others would be drawn.
+        A `DataError` where the training images have changed since: others would be held out.
         """
         if self.config.data.validation == 0:
             return None
-        held_out = split(self._trained_on(), self.config)[1]
+        held_out = split(self._training_images(), self.config)[1]
         return None if held_out is None else hold(held_out, self.config, self.process)
 
-    def _trained_on(self) -> Images:
-        """The training images, unless they are not as many of each class as the run was started on, or renamed."""
-        images = self._checked(read_images(self.config, "train"))
+    def _training_images(self) -> Images:
+        """The training images; a `DataError` if their numbers by class or their names have changed since the start."""
+        images = self._check_classes(read_images(self.config, "train"))
         if self.run.counts() not in ((), tuple(class_counts(images))) or self.run.renamed():
             raise DataError(
                 f"{self.config.data.name} has other training images than {self.run.path} was started on, so that "
@@ -113,8 +113,8 @@ class TrainedRun:
             )
         return images
 
-    def _checked(self, images: Images) -> Images:
-        """The images, unless their classes are not those that the run was trained on: its labels mean others now."""
+    def _check_classes(self, images: Images) -> Images:
+        """The images; a `TrainingError` if their classes are not those that the run was trained on."""
         if len(images.classes) != len(self.classes) or (self.named and images.classes != self.classes):
             pairs = itertools.zip_longest(self.classes, images.classes)
             then, now = next(pair for pair in pairs if pair[0] != pair[1])
@@ -125,11 +125,11 @@ class TrainedRun:
         return images
 
     def batches(self, images: Images) -> Batches:
-        """Every image once, in order, as the model saw pictures in training but not augmented."""
+        """Every image once, in order, prepared as in training but not augmented."""
         return make_batches(images, self.config, self.process, train=False)
 
     def track(self, items: Iterable[T], words: str, total: int) -> Iterator[T]:
-        """The items one by one, `total` of them, with a bar where somebody is watching; bars may be nested."""
+        """Iterate over `total` items, with a bar where there is a `progress`; bars may be nested."""
         if self.progress is None:
             yield from items
             return
@@ -143,15 +143,16 @@ class TrainedRun:
 
     @functools.cached_property
     def fast(self) -> Captured:
-        """The model as CUDA graphs on a GPU, for many batches without gradients; its solves take a graph's steps."""
+        """The model as CUDA graphs on a GPU, for many batches without gradients, with a fixed number of steps."""
         return capture(self.model)
 
     @torch.no_grad()
     def outputs(
         self, images: Images, captured: bool = True
     ) -> Iterator[tuple[Tensor, Tensor, Tensor, dict[str, Solution]]]:
-        """For each batch its pictures x, labels, logits (float32) and solutions, all on the device; by `fast`, or not
-        `captured`, so that every sample stops when it has converged."""
+        """For each batch its pictures x, labels, logits (float32) and solutions, all on the device.
+
+        By `fast`, or unless `captured` by the model itself, in which every sample stops when it has converged."""
         model = self.fast if captured else self.model
         batches = self.batches(images)
         for x, labels in self.track(batches.epoch(0), f"{len(images)} images", len(batches)):
@@ -160,19 +161,18 @@ class TrainedRun:
             yield x, labels, logits.float(), solutions
 
 
-def trained_on(config: Config, outputs: int, stored: tuple[str, ...] = ()) -> tuple[Images, bool]:
-    """No pictures, but the shape, scale and classes of those of the run; and whether the classes have their names.
+def describe_images(config: Config, outputs: int, stored: tuple[str, ...] = ()) -> tuple[Images, bool]:
+    """`TrainedRun.seen`, and whether the names of its classes are known.
 
-    `outputs` is how many classes the run's model tells apart, `stored` their names in its folder. Folders of earlier
-    versions have none: then the data set says, and where only a folder of pictures had them, and that is gone or has
-    changed, they are numbered.
+    `outputs` is the number of the model's classes, `stored` their names in the run's folder. Folders of earlier
+    versions have no names: then those of the data set count, or numbers if they are unknown or of another count.
     """
     data_set = find(config.data.name)
     side = config.data.size or data_set.size
     classes = stored or data_set.class_names or ()
     if not classes:
         with suppress(DataError):
-            classes = read_images(config, "train").classes  # as the folder of pictures has them now
+            classes = read_images(config, "train").classes  # those of a folder of pictures
     if config.data.subset == "first-five-classes":
         classes = classes[:5]
     named = len(classes) == outputs
@@ -187,7 +187,7 @@ class Evidence(Protocol):
     """A frozen dataclass of plain numbers, strings, lists and such dataclasses: what JSON can hold."""
 
     def summary(self) -> list[tuple[str, str]]:
-        """What a person at a terminal wants to know: names and values, a line each."""
+        """Names and values to print, a line each."""
 
 
 R = TypeVar("R", bound=Evidence)
@@ -195,30 +195,28 @@ R = TypeVar("R", bound=Evidence)
 
 @final
 class NotApplicableError(TrainingError):
-    """This evidence says nothing about this run: another kind of model, or of data, is needed. A sentence says which.
+    """A kind of evidence does not apply to this run; the message says which model or data it needs.
 
-    Raised by a `measure_…`; whoever asked for the part by its name gets the sentence, the others go without.
+    Raised by a `measure_…`. `kerneq evaluate` shows the message for a part that was asked for by name and leaves out
+    other parts.
     """
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Part(Generic[R]):
-    """One kind of evidence: its function, and a sentence about it.
-
-    `draw` makes its pictures, by the names of their files, from the run and what `measure` returned.
-    """
+    """One kind of evidence: its function, a sentence about it, and a function that draws its pictures by file name."""
 
     measure: Callable[[TrainedRun], R]
     sentence: str
     draw: Callable[[TrainedRun, R], Mapping[str, Image.Image]] | None = None
-    usual: bool = False  # measured without being asked for
+    usual: bool = False  # measured unless parts are named
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Measurements(Generic[R]):
-    """A part of a run that was measured, and what was drawn of it; nothing is on the disk yet."""
+    """A measured part of a run and its pictures, not yet written."""
 
     trained: TrainedRun
     name: str
@@ -227,7 +225,7 @@ class Measurements(Generic[R]):
     pictures: Mapping[str, Image.Image]
 
     def write(self) -> list[str]:
-        """Write the part and its pictures into the run's folder; returns the names of the files."""
+        """Write the part and its pictures into the run's folder, and return the names of the files."""
         trained, run = self.trained, self.trained.run
         header = {"checkpoint": trained.checkpoint, "epoch": trained.epoch, "step": trained.step}
         header |= {"seconds": round(self.seconds, 3), "kerneq": __version__}
@@ -238,14 +236,14 @@ class Measurements(Generic[R]):
 
 
 def png(picture: Image.Image) -> bytes:
-    """The picture as a PNG file has it."""
+    """The content of a PNG file of the picture."""
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG")
     return buffer.getvalue()
 
 
 def measure_part(trained: TrainedRun, name: str, part: Part[R]) -> Measurements[R]:
-    """Measure one part of a trained run and draw it; nothing is written."""
+    """Measure one part of a trained run and draw it, without writing."""
     began = time.monotonic()
     evidence = part.measure(trained)
     pictures = part.draw(trained, evidence) if part.draw is not None else {}

@@ -89,11 +89,11 @@ def test_a_flip_mirrors_about_half_of_the_pictures():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch_size": 0}, "`batch_size` must be at least 1"),
+        ({"batch_size": 0}, "`batch_size` must be a whole number, at least 1"),
         ({"batch_size": 100}, "no whole batch"),
         ({"batch_size": 9, "world": 2}, "does not divide among 2 ranks"),
         ({"batch_size": 8, "rank": 2, "world": 2}, "`rank` must lie between 0 and 1"),
-        ({"batch_size": 8, "seed": -1}, "`seed` must not be negative"),
+        ({"batch_size": 8, "seed": -1}, "`seed` must be a whole number, at least 0"),
         ({"batch_size": 8, "augment": Augment(crop=8)}, "`crop` must be below"),
         ({"batch_size": 6, "world": 2, "augment": Augment(mixup=0.2)}, "even batch on every rank"),
         ({"batch_size": 8, "shuffle": False, "augment": Augment(mixup=0.2)}, "set `shuffle`"),

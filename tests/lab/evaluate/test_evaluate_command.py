@@ -15,7 +15,7 @@ from PIL import Image
 from kerneq import __version__, evaluate
 from kerneq.lab.data import DataError, Images, load
 from kerneq.lab.evaluate import PARTS, NotApplicableError, Part, TrainedRun, measure_scores, over_seeds
-from kerneq.lab.evaluate.ood import explain, look_at
+from kerneq.lab.evaluate.ood import equilibrium_scores, score_images
 from kerneq.lab.evaluate.scores import draw_mistakes
 from kerneq.lab.run import Run, TrainingError, checkpoint, find_runs
 from kerneq.lab.training import build
@@ -202,7 +202,7 @@ def test_a_folder_that_cannot_be_made_costs_nobody_the_result(kerneq, runs, tmp_
 
 def test_energies_and_weights_are_those_at_the_equilibria(runs):
     trained = TrainedRun.open(runs / "five", device="cpu")
-    logits, scores = look_at(trained, trained.test)
+    logits, scores = score_images(trained, trained.test)
     x, _ = next(iter(trained.batches(trained.test).epoch(0)))
     with torch.no_grad():
         levels = trained.model.stem(x)
@@ -217,7 +217,7 @@ def test_energies_and_weights_are_those_at_the_equilibria(runs):
     torch.testing.assert_close(scores["confidence"].float(), logits.softmax(1).amax(1))
     assert all(layer.look is None for layer in trained.model.layers())
     assert evaluate.PARTS["ood"].measure(trained).familiarity.keys() == {"confidence", "energy", "weight"}
-    assert explain(Function(torch.cos), torch.zeros(1)) == {}
+    assert equilibrium_scores(Function(torch.cos), torch.zeros(1)) == {}
     with pytest.raises(NotApplicableError, match="first-five-classes, and this one has all"):
         evaluate.PARTS["ood"].measure(TrainedRun.open(runs / "seeds" / "dense-0", device="cpu"))
 

@@ -9,7 +9,7 @@ from helpers import trained
 from PIL import Image
 
 from kerneq.lab.data import DATA_SETS, DataError, fingerprint, load
-from kerneq.lab.evaluate.trained import TrainedRun, trained_on
+from kerneq.lab.evaluate.trained import TrainedRun, describe_images
 from kerneq.lab.prediction import Predictor, predict
 from kerneq.lab.run.config import parse
 
@@ -152,7 +152,7 @@ def test_the_size_and_classes_of_a_packed_data_set_are_known_without_it(name, mo
         reason = str(error)
     monkeypatch.setenv("KERNEQ_DATA", str(tmp_path))
     config = parse("", [f"data.name={name}"])
-    known, named = trained_on(config, outputs=len(DATA_SETS[name].class_names))
+    known, named = describe_images(config, outputs=len(DATA_SETS[name].class_names))
     assert named and len(known) == 0
     if images is None:
         pytest.skip(f"{reason} Its pictures' size could not be compared.")
@@ -165,7 +165,7 @@ def test_the_size_and_classes_of_a_packed_data_set_are_known_without_it(name, mo
 
 
 def test_a_run_on_some_of_the_classes_names_those():
-    some, _ = trained_on(parse("", ["data.name=cifar10", "data.subset=first-five-classes"]), outputs=5)
+    some, _ = describe_images(parse("", ["data.name=cifar10", "data.subset=first-five-classes"]), outputs=5)
     assert some.classes == ("airplane", "automobile", "bird", "cat", "deer")
-    photographs, named = trained_on(parse("", ["data.name=imagenette", "data.size=64"]), outputs=10)
+    photographs, named = describe_images(parse("", ["data.name=imagenette", "data.size=64"]), outputs=10)
     assert named and photographs.classes[0] == "tench" and photographs.shape == (3, 64, 64)

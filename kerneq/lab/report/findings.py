@@ -1,7 +1,6 @@
-"""What evaluations found, as tables and drawings: a function for each part, which gets what the runs have of it."""
+"""What evaluations found, as tables and drawings: a function for each part, which takes what the runs have of it."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any, final
@@ -33,24 +32,24 @@ class Chapter:
                 found.append(Drawing(self.file(name, one.label), f"{words} {one.label}", file.read_bytes(), wide=True))
         return [found] if found else []
 
-    def told_apart(self, count: int) -> Mapping[str, figures.Style]:
-        """How figures show so many runs or results, by their labels."""
-        several = len({one.config.model.name for one in self.runs}) > 1
-        return self.model_styles if count > MANY and several else self.styles
-
-    @functools.cached_property
+    @property
     def styles(self) -> dict[str, figures.Style]:
         """How a figure shows each run, by its label: in the same colour in all of them."""
         return {one.label: figures.Style(one.label, place) for place, one in enumerate(self.runs)}
 
-    @functools.cached_property
-    def model_styles(self) -> dict[str, figures.Style]:
-        """How a figure of too many runs shows them, by their labels: as their models, of whose results one counts."""
-        models = list(dict.fromkeys(one.config.model.name for one in self.runs))
+    def style_runs(self, count: int) -> tuple[dict[str, figures.Style], str]:
+        """How a figure of `count` runs or results shows each run, by its label, and a hint for its caption.
+
+        A figure of too many runs shows them as their models, of whose results one counts.
+        """
+        names = {one.label: one.config.model.name for one in self.runs}
+        models = list(dict.fromkeys(names.values()))
+        if count <= MANY or len(models) == 1:
+            return self.styles, ""
         first = {found.model: found for found in reversed(self.results)}.values()
         counting = {one.label for found in first for one in found.runs}
-        names = {one.label: one.config.model.name for one in self.runs}
-        return {k: figures.Style(name, models.index(name), k in counting) for k, name in names.items()}
+        styles = {label: figures.Style(name, models.index(name), label in counting) for label, name in names.items()}
+        return styles, "; filled or thick: the runs of a model that count"
 
     def file(self, *words: str) -> str:
         """The name of a drawing's file."""
@@ -58,36 +57,29 @@ class Chapter:
         return "-".join("".join(c if c.isascii() and (c.isalnum() or c in ".-") else " " for c in text).split())
 
 
-def scores(chapter: Chapter, measured: PartByRun) -> list[Block]:
-    seeds = [[one.label for one in result.runs if one.label in measured] for result in chapter.results]
+def show_scores(chapter: Chapter, measured: PartByRun) -> list[Block]:
+    groups = [[one.label for one in result.runs if one.label in measured] for result in chapter.results]
+    firsts = sorted({group[0] for group in groups if group}, key=list(measured).index)
+    styles, by_model = chapter.style_runs(len(firsts))
     reliability, confusion = [], []
-    several = sorted({some[0] for some in seeds if some}, key=list(measured).index)
-    styles = chapter.told_apart(len(several))
-    for label in (label for label in several if styles[label].counts):
+    for label in (label for label in firsts if styles[label].counts):
         found = measured[label]
-        steps = {f"as trained, ECE {found['calibration']['ece']:.3f}": found["calibration"]["bins"]}
-        if found.get("scaled"):
-            scaled = found["scaled"]
-            steps[f"T = {scaled['temperature']:.2f}, ECE {scaled['ece']:.3f}"] = scaled["bins"]
-        name = f"Reliability of {label}"
-        reliability.append(Drawing(chapter.file("reliability", label), name, figures.draw_reliability(steps)))
+        bins = {f"as trained, ECE {found['calibration']['ece']:.3f}": found["calibration"]["bins"]}
+        if scaled := found.get("scaled"):
+            bins[f"T = {scaled['temperature']:.2f}, ECE {scaled['ece']:.3f}"] = scaled["bins"]
+        svg = figures.draw_reliability(bins)
+        reliability.append(Drawing(chapter.file("reliability", label), f"Reliability of {label}", svg))
         svg = figures.draw_confusion(found["classes"], found["classification"]["test"]["confusion"])
         confusion.append(Drawing(chapter.file("confusion", label), f"Confusion of {label}", svg))
     words = "a point is a bin of predictions, larger with more of them; on the dotted line 80% means 80%."
-    words += " Of runs that differ in their seed one is drawn." if any(some[1:] for some in seeds) else ""
-    words += " Of a model's runs those that count are drawn." if styles is chapter.model_styles else ""
+    words += " Of runs that differ in their seed one is drawn." if any(group[1:] for group in groups) else ""
+    words += " Of a model's runs those that count are drawn." if by_model else ""
     counts = "rows are labels, columns predictions; blue is right, orange wrong, deeper for more of its row."
-    pictures = chapter.pictures(measured, "mistakes", "The most confident mistakes of")
-    return [
-        Paragraph(f"Reliability: {words}"),
-        reliability,
-        Paragraph(f"Confusion: {counts}"),
-        confusion,
-        *pictures,
-    ]
+    blocks = [Paragraph(f"Reliability: {words}"), reliability, Paragraph(f"Confusion: {counts}"), confusion]
+    return [*blocks, *chapter.pictures(measured, "mistakes", "The most confident mistakes of")]
 
 
-def behaviour(chapter: Chapter, measured: PartByRun) -> list[Block]:
+def show_behaviour(chapter: Chapter, measured: PartByRun) -> list[Block]:
     rows, drawings = [], []
     stopped: list[figures.Curve] = []
     for label, found in measured.items():
@@ -109,7 +101,7 @@ def behaviour(chapter: Chapter, measured: PartByRun) -> list[Block]:
     return [Paragraph(words), Table(heads, rows, ("layer",)), [worth], drawings]
 
 
-def corruptions(chapter: Chapter, measured: PartByRun) -> list[Block]:
+def show_corruptions(chapter: Chapter, measured: PartByRun) -> list[Block]:
     rows = []
     for label, found in measured.items():
         shares = (number(found[key]) for key in ("clean", "mean_accuracy", "mean_error"))
@@ -124,7 +116,7 @@ def corruptions(chapter: Chapter, measured: PartByRun) -> list[Block]:
     return [*([Paragraph(differ)] if len(sources) > 1 else []), Table(heads, rows, ("pictures",)), [drawing]]
 
 
-def attack(chapter: Chapter, measured: PartByRun) -> list[Block]:
+def show_attack(chapter: Chapter, measured: PartByRun) -> list[Block]:
     rows: list[tuple[str, ...]] = []
     curves: dict[str, list[figures.Curve]] = {}
     for label, found in measured.items():
@@ -149,7 +141,7 @@ def attack(chapter: Chapter, measured: PartByRun) -> list[Block]:
     return [Paragraph(words), Table(heads, rows, ("attack", "signs of a masked gradient")), drawings]
 
 
-def certificates(chapter: Chapter, measured: PartByRun) -> list[Block]:
+def show_certificates(chapter: Chapter, measured: PartByRun) -> list[Block]:
     rows = []
     for label, found in measured.items():
         radii = [number(found[key], ".3f") for key in ("mean_radius", "attacked_radius", "found_radius")]
@@ -166,7 +158,7 @@ def certificates(chapter: Chapter, measured: PartByRun) -> list[Block]:
     return [Paragraph(words), table, [Drawing(chapter.file("certificates"), "Certified accuracy", svg)]]
 
 
-def ood(chapter: Chapter, measured: PartByRun) -> list[Block]:
+def show_ood(chapter: Chapter, measured: PartByRun) -> list[Block]:
     rows = []
     for label, found in measured.items():
         keys = ("known_kl", "unknown_kl_uniform_q", "unknown_kl_q_uniform")
@@ -183,7 +175,7 @@ def ood(chapter: Chapter, measured: PartByRun) -> list[Block]:
     return [*published, Table(heads, rows)]
 
 
-def saliency(chapter: Chapter, measured: PartByRun) -> list[Block]:
+def show_saliency(chapter: Chapter, measured: PartByRun) -> list[Block]:
     names = list(dict.fromkeys(name for found in measured.values() for name in found["methods"]))
     rows: list[tuple[str, ...]] = [("pictures", *(f"{found['images']}" for found in measured.values()))]
     for name in names:
@@ -196,11 +188,11 @@ def saliency(chapter: Chapter, measured: PartByRun) -> list[Block]:
 
 # The sections of a chapter that show a part of an evaluation, by its name: their titles, and who makes their blocks.
 SECTIONS: dict[str, tuple[str, Callable[[Chapter, PartByRun], list[Block]]]] = {
-    "scores": ("Calibration, confusion and mistakes", scores),
-    "behaviour": ("Equilibria", behaviour),
-    "corruptions": ("Corruptions", corruptions),
-    "attack": ("Attacks", attack),
-    "certificates": ("Certificates", certificates),
-    "ood": ("Known and unknown classes", ood),
-    "saliency": ("Saliency", saliency),
+    "scores": ("Calibration, confusion and mistakes", show_scores),
+    "behaviour": ("Equilibria", show_behaviour),
+    "corruptions": ("Corruptions", show_corruptions),
+    "attack": ("Attacks", show_attack),
+    "certificates": ("Certificates", show_certificates),
+    "ood": ("Known and unknown classes", show_ood),
+    "saliency": ("Saliency", show_saliency),
 }

@@ -9,123 +9,145 @@ from ...kernels import AbstractRadialKernel, Linear
 from ...models import KernelConfig, ResNetConfig
 from ..evaluate import PARTS
 from ..run import TrainingError
-from ..training import metrics
+from ..training.metrics import METRICS, Metric
 from . import figures
-from .findings import SECTIONS, Chapter
+from .findings import SECTIONS, Chapter, PartByRun
 from .page import DASH, Block, Drawing, Page, Paragraph, Section, Table, number
-from .published import NOISE, compare
-from .results import Reported, Result, changes, results
+from .results import Reported, Result, changes
 
-HINT = "; filled or thick: the runs of a model that count"
 DAMAGES = (KeyError, TypeError, ValueError, IndexError, AttributeError)  # what a damaged record may end in
+LEAD = (
+    "Test accuracies are of the test images; validation accuracies are of images held out of training, and as the "
+    "best of all epochs they flatter a little. Device-seconds are the epochs that were trained times the median one, "
+    "on all devices together."
+)
 
 
-def compose(runs: Sequence[Reported], title: str) -> Page:
-    """The page about some runs: first beside what is published, then a chapter for each data set."""
+def compose(runs: Sequence[Reported], results: Sequence[Result], opening: Sequence[Section], title: str) -> Page:
+    """The page about some runs and their results: the sections of the `opening`, then a chapter for each data set."""
     chapters: dict[str, list[Reported]] = {}
     for one in sorted(runs, key=lambda one: one.data):
         chapters.setdefault(one.data, []).append(one)
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-    lead = f"{count} on {', '.join(chapters)}. Test accuracies are of the test images; "
-    lead += (
-        "validation accuracies are of images held out of training, and as the best of all epochs they flatter a "
-        "little. Device-seconds are the epochs that were trained times the median one, on all devices together."
-    )
-    reached = results(runs)
-    sections = compare(reached)
+    sections = list(opening)
     for data, some in chapters.items():
-        own = (found for found in reached if found.runs[0].data == data)
-        sections += sections_of(Chapter(tuple(some), tuple(own)))
-    return Page(title, lead, sections)
+        own = (found for found in results if found.runs[0].data == data)
+        sections += compose_chapter(Chapter(tuple(some), tuple(own)))
+    return Page(title, f"{count} on {', '.join(chapters)}. {LEAD}", sections)
 
 
-def sections_of(chapter: Chapter) -> list[Section]:
+def compare_published(results: Sequence[Result]) -> list[Section]:
+    """The published figures of the models, and of each model's results the one that counts, if there are any."""
+    rows = {}
+    for found in results:
+        published = found.runs[0].published(found.split)
+        if published and found.split != "validation":
+            cells = (f"{published}", f"{100 * found.accuracy:.2f}", ", ".join(one.label for one in found.runs))
+            rows.setdefault((found.model, found.runs[0].data), cells)
+    heads = ("model", "on", "published, %", "ours, %", "runs")
+    table = Table(heads, [(*key, *cells) for key, cells in rows.items()], ("on", "runs"))
+    return [Section("The papers' figures", [table], chapter=True)] if rows else []
+
+
+def compose_chapter(chapter: Chapter) -> list[Section]:
     """Results and learning curves, a section for each part that was measured, and where the runs come from."""
     reached = [found for found in chapter.results if found.split != "unknown"]
     costs, curves = draw_costs(chapter, reached), draw_metrics(chapter)
-    found = [
-        Section(chapter.runs[0].data, [], chapter=True),
-        Section("Results", [*tabulate(chapter, reached), *([costs] if costs else [])]),
-        *([Section("Learning curves", [curves])] if curves else []),
-    ]
+    found = [Section(chapter.runs[0].data, [], chapter=True)]
+    found.append(Section("Results", [*tabulate(chapter, reached), *([costs] if costs else [])]))
+    if curves:
+        found.append(Section("Learning curves", [curves]))
     absent: list[tuple[str, str, str]] = []
-    for part, (title, blocks) in SECTIONS.items():
+    for part, (title, _) in SECTIONS.items():
         tables = [(one.label, one.run.part(part)) for one in chapter.runs]
-        measured = {k: table for k, table in tables if table and (part != "scores" or "calibration" in table)}
-        runs = [one for one in chapter.runs if one.label not in measured and applies(part, one)]
-        missing = [one for one in runs if one.weights]  # of records without weights there is nothing to measure
+        measured = {label: table for label, table in tables if table and (part != "scores" or "calibration" in table)}
+        # Of records without weights there is nothing to measure.
+        missing = [one for one in chapter.runs if one.label not in measured and one.weights and applies(part, one)]
         if measured:
-            try:
-                shown = blocks(chapter, measured)
-            except DAMAGES as error:
-                some = [one for one in chapter.runs if one.label in measured]
-                guilty = [one for one in some if _fails(chapter, one, part)] or some
-                names, again = ", ".join(one.label for one in guilty), command(part, guilty)
-                raise TrainingError(f"The part {part} of {names} is damaged ({error!r}): {again}") from None
+            blocks = show_part(chapter, part, measured)
             if missing:
-                words = f"Not measured: {', '.join(one.label for one in missing)}."
-                shown.append(Paragraph(words, command(part, missing)))
-            found.append(Section(title, shown))
+                blocks.append(Paragraph(f"Not measured: {name_runs(missing)}.", command(part, missing)))
+            found.append(Section(title, blocks))
         elif missing:
             absent.append((title, PARTS[part].sentence, command(part, missing)))
-    found.append(Section("Settings and environment", [origins(chapter)]))
+    found.append(Section("Settings and environment", [tabulate_settings(chapter)]))
     if absent:
         headings = ("not measured yet", "what it is", "the command that does it")
         found.append(Section("Still to measure", [Table(headings, absent, headings)]))
     return found
 
 
-def _fails(chapter: Chapter, one: Reported, part: str) -> bool:
-    """Whether a part of a run, by itself, cannot be shown."""
+def show_part(chapter: Chapter, part: str, measured: PartByRun) -> list[Block]:
+    """What a part of the evaluation found; a damaged record is a `TrainingError` with the runs that it is of."""
+    _, show = SECTIONS[part]
     try:
-        SECTIONS[part][1](chapter, {one.label: one.run.part(part)})
-    except DAMAGES:
-        return True
-    return False
+        return show(chapter, measured)
+    except DAMAGES as error:
+        problem, damaged = error, []
+    some = [one for one in chapter.runs if one.label in measured]
+    for one in some:
+        try:
+            show(chapter, {one.label: measured[one.label]})
+        except DAMAGES:
+            damaged.append(one)
+    guilty = damaged or some
+    raise TrainingError(f"The part {part} of {name_runs(guilty)} is damaged ({problem!r}): {command(part, guilty)}")
 
 
 def tabulate(chapter: Chapter, reached: Sequence[Result]) -> list[Block]:
     """The accuracy of each run and over the seeds, what was not evaluated, and the other metrics on test images."""
     heads = ("run", "model", "seed", "parameters", "test accuracy", "95 % interval")
+    last = ("best validation", "epochs", "device-seconds")
     groups = [found for found in reached if found.std is not None]
     alone = {one for found in reached if found.std is None for one in found.runs}
-    rows: list[tuple[float, bool, tuple[str, ...]]] = []  # accuracy, whether a seed among others, cells
-    for found in groups:
-        name, size = f"{found.runs[0].label}, mean ± std", number(found.parameters, ",")
-        text = (f"{found.accuracy:.2%} ± {found.std:.2%}", DASH, DASH, f"{found.epochs}", f"{found.seconds:.0f}")
-        rows.append((found.accuracy, False, (name, found.model, f"{found.seeds} seeds", size, *text)))
+    # Accuracy, whether it can be the best (a seed among others cannot), and the cells.
+    rows = [(found.accuracy, True, seeds_row(found)) for found in groups]
     for one in chapter.runs:
-        numbers = (
-            number(one.parameters, ","),
-            number(one.test) if one.test is not None else "not evaluated",
-            f"{100 * interval[0]:.2f}–{interval[1]:.2%}" if (interval := one.interval()) else DASH,
-            number(one.validation),
-            one.epochs,
-            f"{one.seconds:.0f}",
-        )
-        cells = (one.label, one.config.model.name, f"{one.config.seed}", *numbers)
-        rows.append((-1.0 if one.test is None else one.test, one not in alone, cells))
+        accuracy = one.accuracy()
+        tested = accuracy is not None
+        rows.append((accuracy if tested else -1.0, tested and one in alone, run_row(one)))
     rows.sort(key=lambda row: row[0], reverse=True)
-    best = next((place for place, (accuracy, seed, _) in enumerate(rows) if accuracy >= 0 and not seed), None)
-    columns = (*heads, "best validation", "epochs", "device-seconds")
-    blocks: list[Block] = [Table(columns, [cells for *_, cells in rows], ("model",), best)]
-    missing = [one for one in chapter.runs if one.test is None]
+    best = next((place for place, (_, eligible, _) in enumerate(rows) if eligible), None)
+    blocks: list[Block] = [Table((*heads, *last), [cells for *_, cells in rows], ("model",), best)]
+    missing = [one for one in chapter.runs if one.accuracy() is None]
     if missing:
         here = [one for one in missing if one.weights]
         gone = " (some are records only)" if here else " (without weights: records only)"
-        words = ", ".join(one.label for one in missing) + (gone if len(here) < len(missing) else "")
-        asked = command("scores", here) if here else ""
-        blocks.append(Paragraph(f"Not evaluated on the test images: {words}.", asked))
-    details = detail(chapter)
+        words = f"Not evaluated on the test images: {name_runs(missing)}{gone if len(here) < len(missing) else ''}."
+        blocks.append(Paragraph(words, command("scores", here) if here else ""))
+    details = tabulate_metrics([one for one in chapter.runs if one.accuracy() is not None])
     return [*blocks, details] if details.rows else blocks
 
 
-def detail(chapter: Chapter) -> Table:
+def seeds_row(found: Result) -> tuple[str, ...]:
+    """The mean over seeds as a row of the table of results."""
+    first = (f"{found.runs[0].label}, mean ± std", found.model, f"{found.seeds} seeds", number(found.parameters, ","))
+    accuracy = f"{found.accuracy:.2%} ± {found.std:.2%}"
+    return (*first, accuracy, DASH, DASH, f"{found.epochs}", f"{found.seconds:.0f}")
+
+
+def run_row(one: Reported) -> tuple[str, ...]:
+    """A run as a row of the table of results."""
+    interval = one.interval()
+    return (
+        one.label,
+        one.config.model.name,
+        f"{one.config.seed}",
+        number(one.parameters, ","),
+        "not evaluated" if one.accuracy() is None else number(one.accuracy()),
+        f"{100 * interval[0]:.2f}–{interval[1]:.2%}" if interval else DASH,
+        number(one.validation),
+        one.epochs,
+        f"{one.seconds:.0f}",
+    )
+
+
+def tabulate_metrics(runs: Sequence[Reported]) -> Table:
     """Every metric on the test images, the accuracy on sub-classes that were not trained on, and calibration."""
-    columns = [metric for metric in metrics.METRICS if metric.name != "accuracy"]
+    columns = [metric for metric in METRICS if metric.name != "accuracy"]
     extra = ("unseen sub-classes", "top-5", "Brier score", "ECE", "ECE, scaled", "temperature")
     rows = []
-    for one in (one for one in chapter.runs if one.test is not None):
+    for one in runs:
         found = one.evaluation
         top5 = found.get("classification", {}).get("test", {}).get("top5")
         before, after = found.get("calibration") or {}, found.get("scaled") or {}
@@ -133,7 +155,9 @@ def detail(chapter: Chapter) -> Table:
         scores = (metric.text(one.scores("test")) for metric in columns)
         unseen = one.scores("unknown").get("accuracy")
         rows.append((one.label, *scores, number(unseen), number(top5), *(number(value, ".4f") for value in numbers)))
-    return without_empty(Table(("run", *(metric.heading for metric in columns), *extra), rows))
+    headings = ("run", *(metric.heading for metric in columns), *extra)
+    kept = [i for i in range(len(headings)) if any(row[i] != DASH for row in rows)]  # columns with a number
+    return Table(tuple(headings[i] for i in kept), [tuple(row[i] for i in kept) for row in rows])
 
 
 def draw_costs(chapter: Chapter, reached: Sequence[Result]) -> list[Drawing]:
@@ -144,55 +168,56 @@ def draw_costs(chapter: Chapter, reached: Sequence[Result]) -> list[Drawing]:
     """
     tested = [found for found in reached if found.split == "test"]
     shown = tested if len(tested) > 1 else [found for found in reached if found.split != "test"]
-    drawings, y = [], "test accuracy (bars: 95 %)" if shown is tested else "accuracy on held-out images"
-    styles = chapter.told_apart(len(shown))
-    hint = HINT if styles is chapter.model_styles else ""
-    for name, words in (("parameters", "parameters"), ("seconds", "training time in device-seconds")):
+    y = "test accuracy (bars: 95 %)" if shown is tested else "accuracy on held-out images"
+    styles, hint = chapter.style_runs(len(shown))
+    drawings = []
+    for name, x in (("parameters", "parameters"), ("seconds", "training time in device-seconds")):
         points: list[figures.Point] = []
         for found in shown:
-            style, across = styles[found.runs[0].label], found.parameters if name == "parameters" else found.seconds
+            style, cost = styles[found.runs[0].label], found.parameters if name == "parameters" else found.seconds
             if found.seeds > 1 and not hint:
                 style = dataclasses.replace(style, label=f"{style.label}, mean of {found.seeds} seeds")
-            noise = NOISE * found.variance**0.5
-            seeds = (found.accuracy - noise, found.accuracy + noise) if found.images else None
-            bar = found.runs[0].interval(found.split) if found.std is None else seeds
-            points += [(style, across, found.accuracy, bar)] if across is not None else []
+            points += [(style, cost, found.accuracy, found.interval)] if cost is not None else []
         if len(points) > 1:
-            title, wide = f"Accuracy against {words.partition(' in ')[0]}{hint}", len(points) > len(figures.COLOURS)
-            svg = figures.draw_points(sorted(points, key=lambda point: point[0].place), words, y)
-            drawings.append(Drawing(chapter.file(name), title, svg, wide))
+            svg = figures.draw_points(sorted(points, key=lambda point: point[0].place), x, y)
+            caption, wide = f"Accuracy against {x.partition(' in ')[0]}{hint}", len(points) > len(figures.COLOURS)
+            drawings.append(Drawing(chapter.file(name), caption, svg, wide))
     return drawings
 
 
 def draw_metrics(chapter: Chapter) -> list[Drawing]:
-    """Each metric that has a caption, epoch by epoch."""
-    drawings = []
-    every = {one.label: one.run.rows() for one in chapter.runs}
-    for metric in (metric for metric in metrics.METRICS if metric.caption):
-        values = {k: [(row[metric.drawn] or {}).get(metric.name) for row in rows] for k, rows in every.items()}
-        shown = [k for k, some in values.items() if any(value is not None for value in some)]
-        if shown:
-            styles = chapter.told_apart(len(shown))
-            hint = HINT if styles is chapter.model_styles else ""
-            curves = [(styles[k], [row["epoch"] for row in every[k]], values[k]) for k in shown]
-            percent = metric.format.endswith("%}")
-            svg = figures.draw_curves(curves, x="epoch", y=metric.title, log=metric.log, percent=percent)
-            drawings.append(Drawing(chapter.file(metric.name), f"{metric.caption}{hint}", svg))
-    return drawings
+    """Each metric that has a caption and was measured, epoch by epoch."""
+    drawings = [draw_metric(chapter, metric) for metric in METRICS if metric.caption]
+    return [drawing for drawing in drawings if drawing]
 
 
-def origins(chapter: Chapter) -> Table:
+def draw_metric(chapter: Chapter, metric: Metric) -> Drawing | None:
+    """A metric epoch by epoch, a curve for each run that measured it; None if no run did."""
+    found = {}
+    for one in chapter.runs:
+        values = [(row[metric.drawn] or {}).get(metric.name) for row in one.rows]
+        if any(value is not None for value in values):
+            found[one.label] = [row["epoch"] for row in one.rows], values
+    if not found:
+        return None
+    styles, hint = chapter.style_runs(len(found))
+    curves = [(styles[label], epochs, values) for label, (epochs, values) in found.items()]
+    percent = metric.format.endswith("%}")
+    svg = figures.draw_curves(curves, x="epoch", y=metric.title, log=metric.log, percent=percent)
+    return Drawing(chapter.file(metric.name), f"{metric.caption}{hint}", svg)
+
+
+def tabulate_settings(chapter: Chapter) -> Table:
     """What repeats each run, or makes it of the first one where no experiment of the package is near; and where."""
     heads = ("run", "kerneq train …", "device", "processes", "PyTorch", "kerneq", "source revision", "started")
     rows, first = [], chapter.runs[0]
     for one in chapter.runs:
-        told = shlex.join(one.settings)
-        told = told or " ".join((f"({first.label})", *map(shlex.quote, changes(first.config, one.config))))
+        settings = shlex.join(one.settings)
+        settings = settings or " ".join((f"({first.label})", *map(shlex.quote, changes(first.config, one.config))))
         origin = one.run.environment()
         facts = [str(origin.get(key) or DASH) for key in ("device", "processes", "torch", "kerneq")]
-        revision = str(origin.get("revision") or DASH)
-        revision = revision[:10] + ("+changes" if revision.endswith("+changes") else "")
-        rows.append((one.label, told, *facts, revision, str(origin.get("started") or DASH)))
+        revision, changed, _ = str(origin.get("revision") or DASH).partition("+changes")
+        rows.append((one.label, settings, *facts, revision[:10] + changed, str(origin.get("started") or DASH)))
     return Table(heads, rows, heads)
 
 
@@ -215,8 +240,6 @@ def command(part: str, runs: Sequence[Reported]) -> str:
     return shlex.join(["kerneq", "evaluate", *(str(one.run.path) for one in runs), *asked])
 
 
-def without_empty(table: Table) -> Table:
-    """The table without the columns in which nobody has a number."""
-    kept = [i for i in range(len(table.headings)) if any(row[i] != DASH for row in table.rows)]
-    rows = [tuple(row[i] for i in kept) for row in table.rows]
-    return dataclasses.replace(table, headings=tuple(table.headings[i] for i in kept), rows=rows)
+def name_runs(runs: Sequence[Reported]) -> str:
+    """The names of some runs as a list in a sentence."""
+    return ", ".join(one.label for one in runs)

@@ -1,4 +1,4 @@
-"""The papers' tables with our accuracies in them, and whether the orders they publish are found here, too."""
+"""The papers' tables with our accuracies in them, and whether the orders that they publish are found here, too."""
 
 import collections
 import dataclasses
@@ -8,15 +8,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Literal, final
 
-from ...models import MODELS, Published, task
-from ..run.config import differences
-from ..run.folder import INCIDENTAL
-from .page import DASH, Paragraph, Section, Table, number
-from .results import Result
+from kerneq.lab.report.page import DASH, Paragraph, Section, Table, number
+from kerneq.lab.report.results import NOISE, Reported, Result
+from kerneq.lab.run.config import differences
+from kerneq.lab.run.folder import INCIDENTAL
+from kerneq.models import MODELS, Published, task
 
-NOISE = 1.96  # standard errors: 95 %
-# Where a difference lies: above the noise, within it, below it; that of two models also within it and smaller than was
-# published, or of runs that do not compare. In words: of a figure, and of an order.
+# Where a difference lies: above the noise, within it or below it. The difference of two models may also be within the
+# noise and smaller than published, or of runs that do not compare. The words are those for a figure, and for an order.
 Kind = Literal["above", "within", "below", "smaller", "unlike"]
 FIGURES: dict[Kind, str] = {"above": "higher", "within": "as published", "below": "lower"}
 ORDERS: dict[Kind, str] = {
@@ -60,16 +59,17 @@ class Order:
     unlike: Sequence[str]  # settings in which the two differ, outside the model
 
     def row(self) -> tuple[str, ...]:
+        """The order as a row of a table."""
         a, b = self.ahead, self.behind
-        gaps = (signed(self.gap, "g"), signed(100 * (a.accuracy - b.accuracy)))
+        gaps = (format_points(self.gap, "g"), format_points(100 * (a.accuracy - b.accuracy)))
         words = ORDERS[self.kind] + (f": another {', '.join(self.unlike)}" if self.unlike else "")
-        return (f"{a.model} before {b.model}", self.pictures, *gaps, words, described(a), described(b))
+        return (f"{a.model} before {b.model}", self.pictures, *gaps, words, describe(a), describe(b))
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What is published on a task, and what was reached here on its test images, for each model what counts first."""
+    """What is published on a task, and what was reached here on its test images: for each model what counts first."""
 
     name: str
     pictures: str  # the name, with the side of our pictures where that is not the papers'
@@ -77,41 +77,45 @@ class Task:
 
     @property
     def published(self) -> dict[str, Published]:
+        """The papers' figures by model."""
         return {model: entry.published[self.name] for model, entry in MODELS.items() if self.name in entry.published}
 
-    def table(self) -> Table:
-        rows, kinds = [], self.reproduced()
+    def section(self) -> Section:
+        """The papers' table with ours in it."""
+        heads = ("model", "parameters", "epochs", "published, %", "ours, %", "difference")
+        last = ("verdict", "runs", "kerneq train …")
+        rows, kinds = [], self.judge_figures()
         for model, published in self.published.items():
-            nearest = {found.settings[:1]: found for found in reversed(self.reached.get(model, ()))}
+            if model not in self.reached:
+                rows.append((model, DASH, DASH, f"{published}", "not run yet", DASH, DASH, DASH, DASH))
+                continue
+            counting, *_ = self.reached[model]
+            nearest = {found.settings[:1]: found for found in reversed(self.reached[model])}
             for found in reversed(nearest.values()):
                 first, *others = found.runs
+                gap = DASH if found.published is None else format_points(100 * (found.accuracy - found.published))
+                kind = kinds.get(model) if found is counting else None
+                numbers = (number(found.parameters, ","), first.epochs, f"{published}", format_ours(found), gap)
                 names = ", ".join((first.label, *(one.label.replace(first.label, "…") for one in others)))
-                size, ours = number(found.parameters, ","), f"{100 * found.accuracy:.2f}"
-                if found.std is not None:
-                    ours += f" ± {100 * found.std:.2f}, {found.seeds} seeds"
-                elif interval := first.interval(found.split):
-                    ours += f" ({100 * interval[0]:.2f}–{100 * interval[1]:.2f})"
                 seeds = ", ".join(f"{one.config.seed}" for one in others)
-                words = (names, (shlex.join(found.settings) or DASH) + (f" (and seed={seeds})" if seeds else ""))
-                gap = DASH if found.published is None else signed(100 * (found.accuracy - found.published))
-                kind = kinds.get(model) if found is self.reached[model][0] else None
-                reached = (ours, gap, FIGURES[kind] if kind else DASH)
-                rows.append((model, size, first.epochs, str(published), *reached, *words))
-            if model not in self.reached:
-                rows.append((model, DASH, DASH, str(published), "not run yet", DASH, DASH, DASH, DASH))
-        last = ("verdict", "runs", "kerneq train …")
-        return Table(("model", "parameters", "epochs", "published, %", "ours, %", "difference", *last), rows, last)
+                command = (shlex.join(found.settings) or DASH) + (f" (and seed={seeds})" if seeds else "")
+                rows.append((model, *numbers, FIGURES[kind] if kind else DASH, names, command))
+        larger = Paragraph("The papers' pictures have another size: only orders compare.")
+        table = Table((*heads, *last), rows, last)
+        return Section(
+            f"Published and ours on {self.pictures}", [table] if self.name == self.pictures else [larger, table]
+        )
 
-    def reproduced(self) -> dict[str, Kind]:
+    def judge_figures(self) -> dict[str, Kind]:
         """Whether ours is higher than published, the same, or lower, for each model with a run on the same pictures."""
         kinds = {}
         for model, (found, *_) in self.reached.items():
             if found.published is not None:
                 variance = found.variance + self.another_seed(found) + self.spread(model)
-                kinds[model] = verdict(found.accuracy - found.published, variance)
+                kinds[model] = judge(found.accuracy - found.published, variance)
         return kinds
 
-    def orders(self) -> list[Order]:
+    def judge_orders(self) -> list[Order]:
         """Whether the order of two models with runs is found, undecided or reversed, where one is published.
 
         Undecided, the difference may still be smaller than published, if the pictures are the papers'.
@@ -126,13 +130,13 @@ class Task:
             gap = round(papers[0].percent - papers[1].percent, 2)
             if gap > math.hypot(*(paper.std or 0 for paper in papers)):
                 pairs = itertools.product(self.reached[high], self.reached[low])
-                a, b = min(pairs, key=lambda pair: (len(unlike(*pair)), sum(1 / found.seeds for found in pair)))
-                other, difference, variance = unlike(a, b), a.accuracy - b.accuracy, self.variance(a, b)
-                kind: Kind = "unlike" if other else verdict(difference, variance)
+                a, b = min(pairs, key=lambda pair: (len(list_unlike(*pair)), sum(1 / found.seeds for found in pair)))
+                unlike, difference, variance = list_unlike(a, b), a.accuracy - b.accuracy, self.variance(a, b)
+                kind: Kind = "unlike" if unlike else judge(difference, variance)
                 if kind == "within" and self.name == self.pictures:
                     theirs = self.spread(high) + self.spread(low)
-                    kind = "smaller" if verdict(difference - gap / 100, variance + theirs) == "below" else kind
-                orders.append(Order(kind, self.pictures, gap, a, b, other))
+                    kind = "smaller" if judge(difference - gap / 100, variance + theirs) == "below" else kind
+                orders.append(Order(kind, self.pictures, gap, a, b, unlike))
         return orders
 
     def spread(self, model: str) -> float:
@@ -149,7 +153,7 @@ class Task:
         Fewer seeds than are in the mean differ more, so the variance is none too small.
         """
         seeds = self.another_seed(a) + self.another_seed(b)
-        every = [[one.wrong(found.split) for one in found.runs] for found in (a, b)]
+        every = [[read_wrong(one, found.split) for one in found.runs] for found in (a, b)]
         lists = [[wrong for wrong in wrongs if wrong is not None] for wrongs in every]
         if a.images != b.images or not all(lists):
             return a.variance + b.variance + seeds
@@ -163,47 +167,68 @@ class Task:
 
 def compare(results: Sequence[Result]) -> list[Section]:
     """The chapter about the papers' figures; none where no run was evaluated on a task of theirs."""
+    names = list(dict.fromkeys(name for entry in MODELS.values() for name in entry.published))
+    tasks = sorted(group_by_task(results), key=lambda one: names.index(one.name))
+    if not tasks:
+        return []
+    orders = sorted((o for one in tasks for o in one.judge_orders()), key=lambda order: [*ORDERS].index(order.kind))
+    summary = [count("figures", FIGURES, [kind for one in tasks for kind in one.judge_figures().values()])]
+    last = [one.section() for one in tasks]
+    if orders:
+        summary.append(count("orders of two models", ORDERS, [order.kind for order in orders]))
+        heads = ("order", "on", "published", "ours", "verdict", "the first", "the second")
+        table = Table(heads, [order.row() for order in orders], ("on", *heads[4:]))
+        last.append(Section("Published orders of two models", [table]))
+    absent = [name for name in names if name not in {one.name for one in tasks}]
+    if absent:
+        summary.append(f"No run yet on {', '.join(absent)}.")
+    first = Section("The papers' figures", [Paragraph(" ".join(summary))], chapter=True)
+    return [first, *last, Section("How these tables are made", [Paragraph(text) for text in HOW])]
+
+
+def group_by_task(results: Sequence[Result]) -> list[Task]:
+    """The results on test images of models whose figures are published, by their tasks."""
     reached: dict[tuple[str, str], dict[str, list[Result]]] = {}
     for found in results:
         pictures = task(found.data, found.subset, found.split)
         name = pictures.partition(" at ")[0]
         if found.split != "validation" and found.model in MODELS and name in MODELS[found.model].published:
             reached.setdefault((name, pictures), {}).setdefault(found.model, []).append(found)
-    if not reached:
-        return []
-    names = list(dict.fromkeys(name for entry in MODELS.values() for name in entry.published))
-    tasks = [Task(*key, reached[key]) for key in sorted(reached, key=lambda key: names.index(key[0]))]
-    orders = sorted((o for one in tasks for o in one.orders()), key=lambda order: list(ORDERS).index(order.kind))
-    summary = counted("figures", FIGURES, [kind for one in tasks for kind in one.reproduced().values()])
-    if orders:
-        summary += f" {counted('orders of two models', ORDERS, [order.kind for order in orders])}"
-    absent = [name for name in names if name not in (one.name for one in tasks)]
-    summary += f" No run yet on {', '.join(absent)}." if absent else ""
-    sections = [Section("The papers' figures", [Paragraph(summary)], chapter=True)]
-    for one in tasks:
-        larger = Paragraph("The papers' pictures have another size: only orders compare.")
-        note = [larger] if one.name != one.pictures else []
-        sections.append(Section(f"Published and ours on {one.pictures}", [*note, one.table()]))
-    if orders:
-        rows = [order.row() for order in orders]
-        heads = ("order", "on", "published", "ours", "verdict", "the first", "the second")
-        sections.append(Section("Published orders of two models", [Table(heads, rows, heads[1:2] + heads[4:])]))
-    return [*sections, Section("How these tables are made", [Paragraph(text) for text in HOW])]
+    return [Task(name, pictures, models) for (name, pictures), models in reached.items()]
 
 
-def counted(what: str, words: Mapping[Kind, str], kinds: Sequence[Kind]) -> str:
-    """How many verdicts are of each kind."""
+def count(what: str, words: Mapping[Kind, str], kinds: Sequence[Kind]) -> str:
+    """How many verdicts are of each kind, as a sentence."""
     many = [f"{kinds.count(kind)} {word}" for kind, word in words.items() if kind in kinds]
     return f"Of {len(kinds)} published {what}: {', '.join(many) or 'none'}."
 
 
-def described(found: Result) -> str:
+def describe(found: Result) -> str:
     """An accuracy, and the runs it is of."""
     seeds = f", {found.seeds} seeds" if found.seeds > 1 else ""
     return f"{100 * found.accuracy:.2f} of {found.runs[0].label}{seeds}"
 
 
-def unlike(a: Result, b: Result) -> list[str]:
+def format_ours(found: Result) -> str:
+    """An accuracy in percent, with its deviation over seeds or, of one run, its 95 % interval."""
+    if found.std is not None:
+        return f"{100 * found.accuracy:.2f} ± {100 * found.std:.2f}, {found.seeds} seeds"
+    interval = found.runs[0].interval(found.split)
+    return f"{100 * found.accuracy:.2f}" + (f" ({100 * interval[0]:.2f}–{100 * interval[1]:.2f})" if interval else "")
+
+
+def format_points(points: float, form: str = ".2f") -> str:
+    """A difference in points, with its sign."""
+    return f"{points:+{form}}".replace("-", "−")
+
+
+def judge(difference: float, variance: float) -> Kind:
+    """Where a difference lies, with a noise of 95 %."""
+    noise = NOISE * math.sqrt(variance)
+    return "within" if abs(difference) <= noise else "above" if difference > 0 else "below"
+
+
+def list_unlike(a: Result, b: Result) -> list[str]:
     """The settings outside [model] in which two results differ; one may have ended before its last epoch."""
     keys = differences(a.runs[0].config, b.runs[0].config)
     if a.epochs != b.epochs and "training.epochs" not in keys:
@@ -211,11 +236,6 @@ def unlike(a: Result, b: Result) -> list[str]:
     return [key for key in keys if key not in ("seed", *INCIDENTAL) and not key.startswith("model.")]
 
 
-def verdict(difference: float, variance: float) -> Kind:
-    """Where a difference lies, with a noise of 95 %."""
-    noise = NOISE * math.sqrt(variance)
-    return "within" if abs(difference) <= noise else "above" if difference > 0 else "below"
-
-
-def signed(points: float, form: str = ".2f") -> str:
-    return f"{points:+{form}}".replace("-", "−")
+def read_wrong(one: Reported, split: str) -> Sequence[int] | None:
+    """The places of the images that a run is wrong about; None if they were not recorded."""
+    return one.evaluation.get("classification", {}).get(split, {}).get("wrong")

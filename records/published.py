@@ -167,34 +167,45 @@ class Task:
 
 def compare(results: Sequence[Result]) -> list[Section]:
     """The chapter about the papers' figures; none where no run was evaluated on a task of theirs."""
-    names = list(dict.fromkeys(name for entry in MODELS.values() for name in entry.published))
-    tasks = sorted(group_by_task(results), key=lambda one: names.index(one.name))
+    tasks = group_by_task(results)
     if not tasks:
         return []
     orders = sorted((o for one in tasks for o in one.judge_orders()), key=lambda order: [*ORDERS].index(order.kind))
-    summary = [count("figures", FIGURES, [kind for one in tasks for kind in one.judge_figures().values()])]
-    last = [one.section() for one in tasks]
+    first = Section("The papers' figures", [Paragraph(summarize_verdicts(tasks, orders))], chapter=True)
+    last = Section("How these tables are made", [Paragraph(text) for text in HOW])
+    sections = [first, *(one.section() for one in tasks)]
     if orders:
-        summary.append(count("orders of two models", ORDERS, [order.kind for order in orders]))
         heads = ("order", "on", "published", "ours", "verdict", "the first", "the second")
         table = Table(heads, [order.row() for order in orders], ("on", *heads[4:]))
-        last.append(Section("Published orders of two models", [table]))
-    absent = [name for name in names if name not in {one.name for one in tasks}]
-    if absent:
-        summary.append(f"No run yet on {', '.join(absent)}.")
-    first = Section("The papers' figures", [Paragraph(" ".join(summary))], chapter=True)
-    return [first, *last, Section("How these tables are made", [Paragraph(text) for text in HOW])]
+        sections.append(Section("Published orders of two models", [table]))
+    return [*sections, last]
+
+
+def summarize_verdicts(tasks: Sequence[Task], orders: Sequence[Order]) -> str:
+    """How many figures and orders are found here, and on which tasks there is no run."""
+    words = [count("figures", FIGURES, [kind for one in tasks for kind in one.judge_figures().values()])]
+    if orders:
+        words.append(count("orders of two models", ORDERS, [order.kind for order in orders]))
+    reached = {one.name for one in tasks}
+    if absent := [name for name in list_tasks() if name not in reached]:
+        words.append(f"No run yet on {', '.join(absent)}.")
+    return " ".join(words)
+
+
+def list_tasks() -> list[str]:
+    """The names of all tasks on which figures are published, in the order of the zoo."""
+    return list(dict.fromkeys(name for entry in MODELS.values() for name in entry.published))
 
 
 def group_by_task(results: Sequence[Result]) -> list[Task]:
-    """The results on test images of models whose figures are published, by their tasks."""
+    """The results on test images of models whose figures are published, by their tasks, in the order of the zoo."""
     reached: dict[tuple[str, str], dict[str, list[Result]]] = {}
     for found in results:
         pictures = task(found.data, found.subset, found.split)
         name = pictures.partition(" at ")[0]
         if found.split != "validation" and found.model in MODELS and name in MODELS[found.model].published:
             reached.setdefault((name, pictures), {}).setdefault(found.model, []).append(found)
-    return [Task(name, pictures, models) for (name, pictures), models in reached.items()]
+    return [Task(*key, reached[key]) for key in sorted(reached, key=lambda key: list_tasks().index(key[0]))]
 
 
 def count(what: str, words: Mapping[Kind, str], kinds: Sequence[Kind]) -> str:

@@ -115,12 +115,15 @@ def test_what_differs_in_more_than_the_model_or_ended_early_decides_nothing(run,
 
 
 def test_accuracies_on_the_same_pictures_are_compared_picture_by_picture():
+    def record(name: str) -> SimpleNamespace:
+        return SimpleNamespace(evaluation={"classification": {"test": {"wrong": wrong[name]}}})
+
     def reached(accuracy: float, *runs: str, std: float | None = None) -> Result:
         words = dict.fromkeys(("data", "subset", "device"), "")
         return Result(
             **words, model="geq-5m", split="test", accuracy=accuracy, std=std, seeds=len(runs), images=1000,
             parameters=None, published=None, epochs=1, seconds=0.0, settings=(),
-            runs=tuple(SimpleNamespace(evaluation={"classification": {"test": {"wrong": wrong[name]}}}) for name in runs),
+            runs=tuple(map(record, runs)),
         )  # fmt: skip
 
     wrong = {"a": [*range(40)], "b": [*range(30), *range(50, 70)], "twin": [*range(40)], "old": None}

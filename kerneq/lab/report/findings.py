@@ -93,7 +93,7 @@ def show_behaviour(chapter: Chapter, measured: PartByRun) -> list[Block]:
         drawings.append(Drawing(chapter.file("traces", label), f"Within a solve: {label}", svg, wide=True))
         ends, shares = ([s[key] for s in found["stopped"]] for key in ("steps", "accuracy"))
         stopped.append((chapter.styles[label], ends, shares))
-    svg = figures.draw_stopped(stopped)
+    svg = figures.draw_accuracy(stopped, "steps at most", "test accuracy", steps=True)
     worth = Drawing(chapter.file("stopped"), "What the equilibrium is worth: solves stopped early", svg)
     heads = ("run", "layer", "steps", "residual", "not converged", "contraction", "bound L", "convexity μ")
     words = "Contraction is the spectral radius of ∂f/∂z at z*, at most L; with μ > 0 the equilibrium is unique."
@@ -136,7 +136,7 @@ def show_attack(chapter: Chapter, measured: PartByRun) -> list[Block]:
     drawings = []
     for norm, some in curves.items():
         title = NORMS.get(norm, norm)
-        svg = figures.draw_radii(some, f"radius ({title}) in units of 1/255", "accuracy")
+        svg = figures.draw_accuracy(some, f"radius ({title}) in units of 1/255", "accuracy")
         drawings.append(Drawing(chapter.file("attack", norm), f"Accuracy under PGD, {title}", svg))
     return [Paragraph(words), Table(heads, rows, ("attack", "signs of a masked gradient")), drawings]
 
@@ -150,7 +150,7 @@ def show_certificates(chapter: Chapter, measured: PartByRun) -> list[Block]:
         attacked = (f"{found['attacked']}", *radii[1:], f"{found['broken']}")
         rows.append((label, unique, *whole, *attacked))
     curves = [(chapter.styles[label], found["radii"], found["certified"]) for label, found in measured.items()]
-    svg = figures.draw_radii(curves, "ℓ2 radius, pixels in [0, 1]", "certified accuracy")
+    svg = figures.draw_accuracy(curves, "ℓ2 radius, pixels in [0, 1]", "certified accuracy")
     every = ("pictures", "accuracy", "mean certified radius")
     some = ("attacked", "their certified radius", "distance an attack needs", "broken")
     words = "Attacked are pictures that are right; in the mean over all, those that are wrong have the radius 0."

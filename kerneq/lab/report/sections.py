@@ -55,68 +55,76 @@ def compose_chapter(chapter: Chapter) -> list[Section]:
     costs, curves = draw_costs(chapter, reached), draw_metrics(chapter)
     found = [Section(chapter.runs[0].data, [], chapter=True)]
     found.append(Section("Results", [*tabulate(chapter, reached), *([costs] if costs else [])]))
-    if curves:
-        found.append(Section("Learning curves", [curves]))
+    found += [Section("Learning curves", [curves])] if curves else []
     absent: list[tuple[str, str, str]] = []
     for part, (title, _) in SECTIONS.items():
-        tables = [(one.label, one.run.part(part)) for one in chapter.runs]
-        measured = {label: table for label, table in tables if table and (part != "scores" or "calibration" in table)}
-        # Of records without weights there is nothing to measure.
-        missing = [one for one in chapter.runs if one.label not in measured and one.weights and applies(part, one)]
+        measured, missing = split_runs(chapter, part)
         if measured:
-            blocks = show_part(chapter, part, measured)
-            if missing:
-                blocks.append(Paragraph(f"Not measured: {name_runs(missing)}.", command(part, missing)))
-            found.append(Section(title, blocks))
+            found.append(Section(title, show_part(chapter, part, measured, missing)))
         elif missing:
             absent.append((title, PARTS[part].sentence, command(part, missing)))
     found.append(Section("Settings and environment", [tabulate_settings(chapter)]))
-    if absent:
-        headings = ("not measured yet", "what it is", "the command that does it")
-        found.append(Section("Still to measure", [Table(headings, absent, headings)]))
-    return found
+    headings = ("not measured yet", "what it is", "the command that does it")
+    return [*found, Section("Still to measure", [Table(headings, absent, headings)])] if absent else found
 
 
-def show_part(chapter: Chapter, part: str, measured: PartByRun) -> list[Block]:
+def split_runs(chapter: Chapter, part: str) -> tuple[PartByRun, list[Reported]]:
+    """What the runs have of a part of the evaluation, by label, and the runs that it can still be measured on."""
+    tables = [(one.label, one.run.part(part)) for one in chapter.runs]
+    measured = {label: table for label, table in tables if table and (part != "scores" or "calibration" in table)}
+    # Of records without weights there is nothing to measure.
+    return measured, [one for one in chapter.runs if one.label not in measured and one.weights and applies(part, one)]
+
+
+def show_part(chapter: Chapter, part: str, measured: PartByRun, missing: Sequence[Reported]) -> list[Block]:
     """What a part of the evaluation found; a damaged record is a `TrainingError` with the runs that it is of."""
     _, show = SECTIONS[part]
     try:
-        return show(chapter, measured)
+        blocks = show(chapter, measured)
     except DAMAGES as error:
-        problem, damaged = error, []
-    some = [one for one in chapter.runs if one.label in measured]
-    for one in some:
-        try:
-            show(chapter, {one.label: measured[one.label]})
-        except DAMAGES:
-            damaged.append(one)
-    guilty = damaged or some
-    raise TrainingError(f"The part {part} of {name_runs(guilty)} is damaged ({problem!r}): {command(part, guilty)}")
+        some = [one for one in chapter.runs if one.label in measured]
+        guilty = [one for one in some if is_damaged(chapter, one, part)] or some
+        words = f"The part {part} of {name_runs(guilty)} is damaged ({error!r}): {command(part, guilty)}"
+        raise TrainingError(words) from None
+    again = [Paragraph(f"Not measured: {name_runs(missing)}.", command(part, missing))] if missing else []
+    return [*blocks, *again]
+
+
+def is_damaged(chapter: Chapter, one: Reported, part: str) -> bool:
+    """Whether a part of a run cannot be shown by itself."""
+    try:
+        SECTIONS[part][1](chapter, {one.label: one.run.part(part)})
+    except DAMAGES:
+        return True
+    return False
 
 
 def tabulate(chapter: Chapter, reached: Sequence[Result]) -> list[Block]:
     """The accuracy of each run and over the seeds, what was not evaluated, and the other metrics on test images."""
-    heads = ("run", "model", "seed", "parameters", "test accuracy", "95 % interval")
-    last = ("best validation", "epochs", "device-seconds")
-    groups = [found for found in reached if found.std is not None]
-    alone = {one for found in reached if found.std is None for one in found.runs}
-    # Accuracy, whether it can be the best (a seed among others cannot), and the cells.
-    rows = [(found.accuracy, True, seeds_row(found)) for found in groups]
-    for one in chapter.runs:
-        accuracy = one.accuracy()
-        tested = accuracy is not None
-        rows.append((accuracy if tested else -1.0, tested and one in alone, run_row(one)))
-    rows.sort(key=lambda row: row[0], reverse=True)
-    best = next((place for place, (_, eligible, _) in enumerate(rows) if eligible), None)
-    blocks: list[Block] = [Table((*heads, *last), [cells for *_, cells in rows], ("model",), best)]
-    missing = [one for one in chapter.runs if one.accuracy() is None]
+    tested = [one for one in chapter.runs if one.accuracy() is not None]
+    missing = [one for one in chapter.runs if one not in tested]
+    blocks: list[Block] = [tabulate_accuracy(chapter, reached)]
     if missing:
         here = [one for one in missing if one.weights]
         gone = " (some are records only)" if here else " (without weights: records only)"
         words = f"Not evaluated on the test images: {name_runs(missing)}{gone if len(here) < len(missing) else ''}."
         blocks.append(Paragraph(words, command("scores", here) if here else ""))
-    details = tabulate_metrics([one for one in chapter.runs if one.accuracy() is not None])
-    return [*blocks, details] if details.rows else blocks
+    return [*blocks, tabulate_metrics(tested)] if tested else blocks
+
+
+def tabulate_accuracy(chapter: Chapter, reached: Sequence[Result]) -> Table:
+    """A row for each run and each mean over seeds, the best first; a seed among others cannot be the best."""
+    heads = ("run", "model", "seed", "parameters", "test accuracy", "95 % interval")
+    groups = (found for found in reached if found.std is not None)
+    alone = {one for found in reached if found.std is None for one in found.runs if one.accuracy() is not None}
+    rows = [(found.accuracy, True, seeds_row(found)) for found in groups]  # accuracy, whether it can be best, cells
+    for one in chapter.runs:
+        accuracy = one.accuracy()
+        rows.append((-1.0 if accuracy is None else accuracy, one in alone, run_row(one)))
+    rows.sort(key=lambda row: row[0], reverse=True)
+    best = next((place for place, (_, eligible, _) in enumerate(rows) if eligible), None)
+    columns = (*heads, "best validation", "epochs", "device-seconds")
+    return Table(columns, [cells for *_, cells in rows], ("model",), best)
 
 
 def seeds_row(found: Result) -> tuple[str, ...]:
@@ -149,14 +157,18 @@ def tabulate_metrics(runs: Sequence[Reported]) -> Table:
     rows = []
     for one in runs:
         found = one.evaluation
+        scores = (metric.text(one.scores("test")) for metric in columns)
         top5 = found.get("classification", {}).get("test", {}).get("top5")
         before, after = found.get("calibration") or {}, found.get("scaled") or {}
         numbers = (before.get("brier"), before.get("ece"), after.get("ece"), after.get("temperature"))
-        scores = (metric.text(one.scores("test")) for metric in columns)
-        unseen = one.scores("unknown").get("accuracy")
-        rows.append((one.label, *scores, number(unseen), number(top5), *(number(value, ".4f") for value in numbers)))
-    headings = ("run", *(metric.heading for metric in columns), *extra)
-    kept = [i for i in range(len(headings)) if any(row[i] != DASH for row in rows)]  # columns with a number
+        shares = number(one.accuracy("unknown")), number(top5)
+        rows.append((one.label, *scores, *shares, *(number(value, ".4f") for value in numbers)))
+    return drop_empty(("run", *(metric.heading for metric in columns), *extra), rows)
+
+
+def drop_empty(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
+    """The table without the columns in which no row has a number."""
+    kept = [i for i in range(len(headings)) if any(row[i] != DASH for row in rows)]
     return Table(tuple(headings[i] for i in kept), [tuple(row[i] for i in kept) for row in rows])
 
 

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Literal, final
 
-from kerneq.lab.report.page import DASH, Paragraph, Section, Table, number
+from kerneq.lab.report.page import DASH, Paragraph, Section, Table, format_number
 from kerneq.lab.report.results import NOISE, Reported, Result
 from kerneq.lab.run.config import differences
 from kerneq.lab.run.folder import INCIDENTAL
@@ -95,7 +95,7 @@ class Task:
                 first, *others = found.runs
                 gap = DASH if found.published is None else format_points(100 * (found.accuracy - found.published))
                 kind = kinds.get(model) if found is counting else None
-                numbers = (number(found.parameters, ","), first.epochs, f"{published}", format_ours(found), gap)
+                numbers = (format_number(found.parameters, ","), first.epochs, f"{published}", format_ours(found), gap)
                 names = ", ".join((first.label, *(one.label.replace(first.label, "…") for one in others)))
                 seeds = ", ".join(f"{one.config.seed}" for one in others)
                 command = (shlex.join(found.settings) or DASH) + (f" (and seed={seeds})" if seeds else "")
@@ -183,9 +183,9 @@ def compare(results: Sequence[Result]) -> list[Section]:
 
 def summarize_verdicts(tasks: Sequence[Task], orders: Sequence[Order]) -> str:
     """How many figures and orders are found here, and on which tasks there is no run."""
-    words = [count("figures", FIGURES, [kind for one in tasks for kind in one.judge_figures().values()])]
+    words = [count_verdicts("figures", FIGURES, [kind for one in tasks for kind in one.judge_figures().values()])]
     if orders:
-        words.append(count("orders of two models", ORDERS, [order.kind for order in orders]))
+        words.append(count_verdicts("orders of two models", ORDERS, [order.kind for order in orders]))
     reached = {one.name for one in tasks}
     if absent := [name for name in list_tasks() if name not in reached]:
         words.append(f"No run yet on {', '.join(absent)}.")
@@ -208,7 +208,7 @@ def group_by_task(results: Sequence[Result]) -> list[Task]:
     return [Task(*key, reached[key]) for key in sorted(reached, key=lambda key: list_tasks().index(key[0]))]
 
 
-def count(what: str, words: Mapping[Kind, str], kinds: Sequence[Kind]) -> str:
+def count_verdicts(what: str, words: Mapping[Kind, str], kinds: Sequence[Kind]) -> str:
     """How many verdicts are of each kind, as a sentence."""
     many = [f"{kinds.count(kind)} {word}" for kind, word in words.items() if kind in kinds]
     return f"Of {len(kinds)} published {what}: {', '.join(many) or 'none'}."

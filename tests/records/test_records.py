@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from run_folders import make_run, write_test_scores
 
 from kerneq.lab.report import render
-from kerneq.lab.report.results import Reported, Result, experiments
+from kerneq.lab.report.results import Reported, Result, load_experiments
 from kerneq.lab.run.config import EXPERIMENTS, ConfigError, load
 from kerneq.models import MODELS, our_accuracies, task
 from records.__main__ import ACCURACIES, FOLDERS, PAGE, main, write_results
@@ -142,14 +142,14 @@ def test_accuracies_on_the_same_pictures_are_compared_picture_by_picture():
 
 
 def test_the_first_line_of_an_experiment_names_the_published_figure():
-    for name, config in experiments().items():
+    for name, config in load_experiments().items():
         said = (EXPERIMENTS / f"{name}.toml").read_text().splitlines()[0]
         entry, data = MODELS[config.model.name], config.data
         if ", published " in said:
             assert f"{entry.published[task(data.name, data.subset)]}" in said, name
         if data.subset == "four-of-five-subclasses":
             assert f"unknown {entry.published['unseen-classes']} %" in said, name
-    named = {(config.model.name, task(config.data.name, config.data.subset)) for config in experiments().values()}
+    named = {(config.model.name, task(config.data.name, config.data.subset)) for config in load_experiments().values()}
     published = {(model, name) for model, entry in MODELS.items() for name in entry.published}
     assert {(model, name) for model, name in published if name != "unseen-classes"} <= named
 
@@ -169,7 +169,7 @@ def test_a_run_that_no_experiment_can_be_made_into_is_reported_and_counts_last(r
 
     run("a-stranger", 0.9, settings=["augment.cutout=16"], base="geq-5m-cifar10")
     run("known", 0.8, base="geq-5m-cifar10")
-    experiments()  # they are read once, before `load` refuses anything
+    load_experiments()  # they are read once, before `load` refuses anything
     monkeypatch.setattr(sys.modules[Reported.__module__], "load", refuse)
     write_results([tmp_path], tmp_path / "page.md", tmp_path / "page.json")
     text = (tmp_path / "page.md").read_text()

@@ -111,8 +111,8 @@ def plot(axes: Axes, curves: Sequence[Curve], *, log: bool = False, marker: str 
         low, high = axes.get_ylim()
         # Where there may be no power of ten, the numbers between are named, too.
         between = range(1, 10) if high / low < 6 else (1, 2, 5) if high / low < 20 else ()
-        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: scientific(value, (1,))))
-        axes.yaxis.set_minor_formatter(ticker.FuncFormatter(lambda value, _: scientific(value, between)))
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: format_power(value, (1,))))
+        axes.yaxis.set_minor_formatter(ticker.FuncFormatter(lambda value, _: format_power(value, between)))
 
 
 def positive_pairs(xs: Sequence[float], ys: Trace) -> list[tuple[float, float]]:
@@ -120,7 +120,7 @@ def positive_pairs(xs: Sequence[float], ys: Trace) -> list[tuple[float, float]]:
     return [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None and y > 0]
 
 
-def scientific(value: float, digits: Sequence[int]) -> str:
+def format_power(value: float, digits: Sequence[int]) -> str:
     """10⁻³ or 2·10⁻³; nothing for other digits."""
     exponent = math.floor(math.log10(value) + 1e-9)
     digit = round(value / 10**exponent)

@@ -83,17 +83,17 @@ class Reported:
         """
 
         def distance(name: str) -> tuple[bool, int, int]:
-            data, own = experiments()[name].data, self.config.data
+            data, own = load_experiments()[name].data, self.config.data
             elsewhere = (data.name, data.subset) != (own.name, own.subset)
-            return elsewhere, len(changes(experiments()[name], self.config)), len(name)
+            return elsewhere, len(list_changes(load_experiments()[name], self.config)), len(name)
 
-        same = (name for name, config in experiments().items() if config.model.name == self.config.model.name)
+        same = (name for name, config in load_experiments().items() if config.model.name == self.config.model.name)
         nearest, words = min(same, key=distance, default=None), list[str]()
         if nearest is None:
             return ()
         # Again, as another `name` in a table takes what stands beside it back to its defaults.
         try:
-            while more := [word for word in changes(load(nearest, words), self.config) if word not in words]:
+            while more := [word for word in list_changes(load(nearest, words), self.config) if word not in words]:
                 words += more
         except ConfigError:
             return ()
@@ -152,12 +152,12 @@ def shorten(paths: Sequence[Path]) -> list[str]:
 
 
 @functools.cache
-def experiments() -> dict[str, Config]:
+def load_experiments() -> dict[str, Config]:
     """The experiments of the package by name."""
     return {file.stem: load(file.stem) for file in sorted(EXPERIMENTS.glob("*.toml"))}
 
 
-def changes(first: Config, second: Config) -> list[str]:
+def list_changes(first: Config, second: Config) -> list[str]:
     """The `key=value` that make the second run of the first, but for how it is computed."""
     wanted = {key: NOTHING if value is None else value for key, value in values(second).items()}
     keys = (key for key in differences(first, second) if key in wanted and key not in INCIDENTAL)
@@ -223,7 +223,7 @@ def summarize(runs: Sequence[Reported]) -> list[Result]:
         for split in splits or ["validation"]:
             shares = {one: share for one in group if (share := one.accuracy(split)) is not None}
             found += [_average(split, shares)] if shares else []
-    return sorted(found, key=_place)
+    return sorted(found, key=_rank)
 
 
 def group_seeds(runs: Sequence[Reported]) -> list[list[Reported]]:
@@ -263,7 +263,7 @@ def _average(split: str, shares: Mapping[Reported, float]) -> Result:
     )
 
 
-def _place(found: Result) -> tuple[Any, ...]:
+def _rank(found: Result) -> tuple[Any, ...]:
     """Where a result stands among others: by its task and model, then by what counts."""
     first, words = found.runs[0], found.settings
     changed = sum(not word.startswith("seed=") for word in words)

@@ -12,8 +12,8 @@ from ..run import TrainingError
 from ..training.metrics import METRICS, Metric
 from . import figures
 from .findings import SECTIONS, Chapter, PartByRun
-from .page import DASH, Block, Drawing, Page, Paragraph, Section, Table, number
-from .results import Reported, Result, changes
+from .page import DASH, Block, Drawing, Page, Paragraph, Section, Table, format_number
+from .results import Reported, Result, list_changes
 
 DAMAGES = (KeyError, TypeError, ValueError, IndexError, AttributeError)  # what a damaged record may end in
 LEAD = (
@@ -62,7 +62,7 @@ def compose_chapter(chapter: Chapter) -> list[Section]:
         if measured:
             found.append(Section(title, show_part(chapter, part, measured, missing)))
         elif missing:
-            absent.append((title, PARTS[part].sentence, command(part, missing)))
+            absent.append((title, PARTS[part].sentence, format_command(part, missing)))
     found.append(Section("Settings and environment", [tabulate_settings(chapter)]))
     headings = ("not measured yet", "what it is", "the command that does it")
     return [*found, Section("Still to measure", [Table(headings, absent, headings)])] if absent else found
@@ -73,7 +73,9 @@ def split_runs(chapter: Chapter, part: str) -> tuple[PartByRun, list[Reported]]:
     tables = [(one.label, one.run.part(part)) for one in chapter.runs]
     measured = {label: table for label, table in tables if table and (part != "scores" or "calibration" in table)}
     # Of records without weights there is nothing to measure.
-    return measured, [one for one in chapter.runs if one.label not in measured and one.weights and applies(part, one)]
+    return measured, [
+        one for one in chapter.runs if one.label not in measured and one.weights and applies_to(part, one)
+    ]
 
 
 def show_part(chapter: Chapter, part: str, measured: PartByRun, missing: Sequence[Reported]) -> list[Block]:
@@ -84,9 +86,9 @@ def show_part(chapter: Chapter, part: str, measured: PartByRun, missing: Sequenc
     except DAMAGES as error:
         some = [one for one in chapter.runs if one.label in measured]
         guilty = [one for one in some if is_damaged(chapter, one, part)] or some
-        words = f"The part {part} of {name_runs(guilty)} is damaged ({error!r}): {command(part, guilty)}"
+        words = f"The part {part} of {name_runs(guilty)} is damaged ({error!r}): {format_command(part, guilty)}"
         raise TrainingError(words) from None
-    again = [Paragraph(f"Not measured: {name_runs(missing)}.", command(part, missing))] if missing else []
+    again = [Paragraph(f"Not measured: {name_runs(missing)}.", format_command(part, missing))] if missing else []
     return [*blocks, *again]
 
 
@@ -108,7 +110,7 @@ def tabulate(chapter: Chapter, reached: Sequence[Result]) -> list[Block]:
         here = [one for one in missing if one.weights]
         gone = " (some are records only)" if here else " (without weights: records only)"
         words = f"Not evaluated on the test images: {name_runs(missing)}{gone if len(here) < len(missing) else ''}."
-        blocks.append(Paragraph(words, command("scores", here) if here else ""))
+        blocks.append(Paragraph(words, format_command("scores", here) if here else ""))
     return [*blocks, tabulate_metrics(tested)] if tested else blocks
 
 
@@ -117,34 +119,41 @@ def tabulate_accuracy(chapter: Chapter, reached: Sequence[Result]) -> Table:
     heads = ("run", "model", "seed", "parameters", "test accuracy", "95 % interval")
     groups = (found for found in reached if found.std is not None)
     alone = {one for found in reached if found.std is None for one in found.runs if one.accuracy() is not None}
-    rows = [(found.accuracy, True, seeds_row(found)) for found in groups]  # accuracy, whether it can be best, cells
+    rows = [
+        (found.accuracy, True, make_seeds_row(found)) for found in groups
+    ]  # accuracy, whether it can be best, cells
     for one in chapter.runs:
         accuracy = one.accuracy()
-        rows.append((-1.0 if accuracy is None else accuracy, one in alone, run_row(one)))
+        rows.append((-1.0 if accuracy is None else accuracy, one in alone, make_run_row(one)))
     rows.sort(key=lambda row: row[0], reverse=True)
     best = next((place for place, (_, eligible, _) in enumerate(rows) if eligible), None)
     columns = (*heads, "best validation", "epochs", "device-seconds")
     return Table(columns, [cells for *_, cells in rows], ("model",), best)
 
 
-def seeds_row(found: Result) -> tuple[str, ...]:
+def make_seeds_row(found: Result) -> tuple[str, ...]:
     """The mean over seeds as a row of the table of results."""
-    first = (f"{found.runs[0].label}, mean ± std", found.model, f"{found.seeds} seeds", number(found.parameters, ","))
+    first = (
+        f"{found.runs[0].label}, mean ± std",
+        found.model,
+        f"{found.seeds} seeds",
+        format_number(found.parameters, ","),
+    )
     accuracy = f"{found.accuracy:.2%} ± {found.std:.2%}"
     return (*first, accuracy, DASH, DASH, f"{found.epochs}", f"{found.seconds:.0f}")
 
 
-def run_row(one: Reported) -> tuple[str, ...]:
+def make_run_row(one: Reported) -> tuple[str, ...]:
     """A run as a row of the table of results."""
     interval = one.interval()
     return (
         one.label,
         one.config.model.name,
         f"{one.config.seed}",
-        number(one.parameters, ","),
-        "not evaluated" if one.accuracy() is None else number(one.accuracy()),
+        format_number(one.parameters, ","),
+        "not evaluated" if one.accuracy() is None else format_number(one.accuracy()),
         f"{100 * interval[0]:.2f}–{interval[1]:.2%}" if interval else DASH,
-        number(one.validation),
+        format_number(one.validation),
         one.epochs,
         f"{one.seconds:.0f}",
     )
@@ -161,8 +170,8 @@ def tabulate_metrics(runs: Sequence[Reported]) -> Table:
         top5 = found.get("classification", {}).get("test", {}).get("top5")
         before, after = found.get("calibration") or {}, found.get("scaled") or {}
         numbers = (before.get("brier"), before.get("ece"), after.get("ece"), after.get("temperature"))
-        shares = number(one.accuracy("unknown")), number(top5)
-        rows.append((one.label, *scores, *shares, *(number(value, ".4f") for value in numbers)))
+        shares = format_number(one.accuracy("unknown")), format_number(top5)
+        rows.append((one.label, *scores, *shares, *(format_number(value, ".4f") for value in numbers)))
     return drop_empty(("run", *(metric.heading for metric in columns), *extra), rows)
 
 
@@ -193,7 +202,7 @@ def draw_costs(chapter: Chapter, reached: Sequence[Result]) -> list[Drawing]:
         if len(points) > 1:
             svg = figures.draw_points(sorted(points, key=lambda point: point[0].place), x, y)
             caption, wide = f"Accuracy against {x.partition(' in ')[0]}{hint}", len(points) > len(figures.COLOURS)
-            drawings.append(Drawing(chapter.file(name), caption, svg, wide))
+            drawings.append(Drawing(chapter.name_file(name), caption, svg, wide))
     return drawings
 
 
@@ -216,7 +225,7 @@ def draw_metric(chapter: Chapter, metric: Metric) -> Drawing | None:
     curves = [(styles[label], epochs, values) for label, (epochs, values) in found.items()]
     percent = metric.format.endswith("%}")
     svg = figures.draw_curves(curves, x="epoch", y=metric.title, log=metric.log, percent=percent)
-    return Drawing(chapter.file(metric.name), f"{metric.caption}{hint}", svg)
+    return Drawing(chapter.name_file(metric.name), f"{metric.caption}{hint}", svg)
 
 
 def tabulate_settings(chapter: Chapter) -> Table:
@@ -225,7 +234,7 @@ def tabulate_settings(chapter: Chapter) -> Table:
     rows, first = [], chapter.runs[0]
     for one in chapter.runs:
         settings = shlex.join(one.settings)
-        settings = settings or " ".join((f"({first.label})", *map(shlex.quote, changes(first.config, one.config))))
+        settings = settings or " ".join((f"({first.label})", *map(shlex.quote, list_changes(first.config, one.config))))
         origin = one.run.environment()
         facts = [str(origin.get(key) or DASH) for key in ("device", "processes", "torch", "kerneq")]
         revision, changed, _ = str(origin.get("revision") or DASH).partition("+changes")
@@ -233,7 +242,7 @@ def tabulate_settings(chapter: Chapter) -> Table:
     return Table(heads, rows, heads)
 
 
-def applies(part: str, one: Reported) -> bool:
+def applies_to(part: str, one: Reported) -> bool:
     """Whether a part of the evaluation says something about a run."""
     if part == "ood":
         return one.config.data.subset == "first-five-classes"
@@ -246,7 +255,7 @@ def applies(part: str, one: Reported) -> bool:
     return part == "behaviour" or known
 
 
-def command(part: str, runs: Sequence[Reported]) -> str:
+def format_command(part: str, runs: Sequence[Reported]) -> str:
     """The command that measures a part of some runs."""
     asked = [] if part == "scores" else ["--part", part]
     return shlex.join(["kerneq", "evaluate", *(str(one.run.path) for one in runs), *asked])

@@ -29,9 +29,8 @@ class Chapter:
         for one in self.runs:
             file = one.run.path / "evaluation" / f"{name}.png"
             if one.label in measured and file.is_file():
-                found.append(
-                    Drawing(self.name_file(name, one.label), f"{words} {one.label}", file.read_bytes(), wide=True)
-                )
+                caption = f"{words} {one.label}"
+                found.append(Drawing(self.name_file(name, one.label), caption, file.read_bytes(), wide=True))
         return [found] if found else []
 
     @property

@@ -18,7 +18,7 @@ from ...tensors import per_sample_norm
 @final
 @dataclasses.dataclass(frozen=True)
 class Constants:
-    """Norms of z = σ(βWᵀ(a − Wz)), a = Ux + b, and of the classifier W_c z + b_c behind it.
+    """Norms of z = σ(βWᵀ(a − Wz)), a = Ux + b, and of the classifier W_c z + b_c behind it; `reach` is by fact 12.
 
     W_h is folded into W and U, which changes neither z nor any statement: every norm is that of the folded map.
     """

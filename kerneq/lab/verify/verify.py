@@ -19,6 +19,7 @@ from ...gradients import Implicit
 from ...kernels import AbstractRadialKernel, Gaussian
 from ...solvers import Newton
 from .constants import Constants
+from .propositions import geq_map, multiply, opteq_map
 
 ROUNDING = 1e-6  # a ratio above 1 by no more than this is rounding
 RESTARTS = 32  # of a search, side by side
@@ -159,24 +160,14 @@ def scale_to_norm(raw: Tensor, norm: float) -> Tensor:
     return raw * (norm / torch.linalg.matrix_norm(raw, 2))[:, None, None]
 
 
-def multiply(W: Tensor, z: Tensor) -> Tensor:
-    """Wz for W (restarts, rows, columns) and z (restarts, columns)."""
-    return (W @ z[:, :, None])[:, :, 0]
-
-
 def solve_geq(W: Tensor, a: Tensor, gamma: float, kernel: type[AbstractRadialKernel] = Gaussian) -> Tensor:
-    """z = σ(ωWᵀr), r = a − Wz, with weights of its own for each restart; NaN where it was not found.
+    """z = σ(ωWᵀr), r = a − Wz, with weights of its own for each restart; NaN where it was not found."""
+    return find_fixed_point(geq_map(W, a, gamma, kernel), torch.zeros(len(W), W.shape[2]))
 
-    It is the fixed point of the proximal step, which contracts wherever E is strongly convex.
-    """
-    step = 2 / (2 + torch.linalg.matrix_norm(W.detach(), 2).square())[:, None]
 
-    def proximal(z: Tensor) -> Tensor:
-        r = a - multiply(W, z)
-        drive = multiply(W.mT, kernel.weight(gamma * r.square().sum(1, keepdim=True)) * r)
-        return torch.relu((1 - step) * z + step * drive)
-
-    return find_fixed_point(proximal, torch.zeros(len(W), W.shape[2]))
+def solve_opteq(M: Tensor, a: Tensor) -> Tensor:
+    """z = σ(Mz + a), the same for OptEq; ‖M‖ < 1."""
+    return find_fixed_point(opteq_map(M, a), torch.zeros_like(a))
 
 
 def find_fixed_point(f: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
@@ -184,11 +175,6 @@ def find_fixed_point(f: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     implicit = Implicit(Newton(), on_failure="return")
     solution = fixed_point(f, start, solver=Newton(), gradient=implicit, tol=SOLVED, max_steps=40)
     return torch.where(solution.converged[:, None], solution.value, torch.nan)
-
-
-def solve_opteq(M: Tensor, a: Tensor) -> Tensor:
-    """z = σ(Mz + a), the same for OptEq; ‖M‖ < 1."""
-    return find_fixed_point(lambda z: torch.relu(multiply(M, z) + a), torch.zeros_like(a))
 
 
 def maximise_logit_change(

@@ -30,7 +30,7 @@ from ..settings import Written, suggestion, written
 from .data import DataError
 from .evaluate import evaluate
 from .evaluate.scores import spread
-from .report.figures import COLOURS, Canvas, drawn, shown
+from .report.figures import COLOURS, Canvas, clean, open_canvas
 from .run import Run, Stopped, TrainingError, write_atomically
 from .run.checkpoint import read_facts
 from .run.config import EXPERIMENTS, Config, ConfigError, check, overlay, put, read_toml, resolve
@@ -323,7 +323,7 @@ def draw(result: SweepResult) -> Canvas:
         rest = ", ".join(value for axis, value in point.values.items() if axis != across)
         lines.setdefault(rest, []).append(point)
     seeds = max((point.seeds for point in result.points), default=1)
-    with drawn(3.6, width=6) as canvas:
+    with open_canvas(3.6, width=6) as canvas:
         (axes,) = canvas.axes
         for place, (name, points) in enumerate(lines.items()):
             points.sort(key=lambda point: where[point.values.get(across, "")])  # or the line would go to and fro
@@ -332,7 +332,7 @@ def draw(result: SweepResult) -> Canvas:
                 [100 * point.mean for point in points],
                 [100 * (point.std or 0.0) for point in points],
                 color=COLOURS[place % len(COLOURS)],
-                label=shown(name),
+                label=clean(name),
                 marker="o",
                 capsize=3,
                 linestyle="-" if scaled else "none",

@@ -76,8 +76,8 @@ def show_scores(chapter: Chapter, measured: PartByRun) -> list[Block]:
     words += " Of runs that differ in their seed one is drawn." if any(group[1:] for group in groups) else ""
     words += " Of a model's runs those that count are drawn." if by_model else ""
     counts = "rows are labels, columns predictions; blue is right, orange wrong, deeper for more of its row."
-    blocks = [Paragraph(f"Reliability: {words}"), reliability, Paragraph(f"Confusion: {counts}"), confusion]
-    return [*blocks, *chapter.collect_pictures(measured, "mistakes", "The most confident mistakes of")]
+    mistakes = chapter.collect_pictures(measured, "mistakes", "The most confident mistakes of")
+    return [Paragraph(f"Reliability: {words}"), reliability, Paragraph(f"Confusion: {counts}"), confusion, *mistakes]
 
 
 def show_behaviour(chapter: Chapter, measured: PartByRun) -> list[Block]:

@@ -38,7 +38,7 @@ def compose(runs: Sequence[Reported], results: Sequence[Result], opening: Sequen
 
 def compare_published(results: Sequence[Result]) -> list[Section]:
     """The published figures of the models, and of each model's results the one that counts, if there are any."""
-    rows = {}
+    rows: dict[tuple[str, str], tuple[str, ...]] = {}
     for found in results:
         published = found.runs[0].published(found.split)
         if published and found.split != "validation":

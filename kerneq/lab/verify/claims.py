@@ -12,6 +12,7 @@ from ...kernels.radial import input_lipschitz
 from . import propositions as p
 from .constants import Constants
 from .facts import FACTS, GLM_CLAIMS
+from .propositions import multiply
 from .verify import (
     RESTARTS,
     WorstCase,
@@ -20,7 +21,6 @@ from .verify import (
     find_fixed_point,
     largest,
     maximise_logit_change,
-    multiply,
     scale_to_norm,
     solve_geq,
     solve_opteq,

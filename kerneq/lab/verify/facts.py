@@ -16,6 +16,7 @@ from ...kglm import propositions as glm
 from ...maps import AbstractMap
 from ...solution import Solution, Status
 from ...solvers import InFeatures, Newton, Picard, Proximal, solve
+from .propositions import multiply
 from .verify import (
     RESTARTS,
     WorstCase,
@@ -23,7 +24,6 @@ from .verify import (
     draw_normal,
     find_fixed_point,
     largest,
-    multiply,
     scale_to_norm,
     solve_geq,
 )

@@ -43,7 +43,7 @@ def write_results(folders: Sequence[Path], page: Path, accuracies: Path) -> None
 
 
 def select_accuracies(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
-    """The fields of `Measured` by model and task: of several results the one that counts, which is the first."""
+    """Return the fields of `Measured` by model and task: of several results the one that counts, which is the first."""
     found: dict[str, dict[str, Any]] = {}
     for result in results:
         if result.split != "validation":

@@ -59,7 +59,7 @@ class Order:
     unlike: Sequence[str]  # settings in which the two differ, outside the model
 
     def row(self) -> tuple[str, ...]:
-        """The order as a row of a table."""
+        """Return the order as a row of a table."""
         a, b = self.ahead, self.behind
         gaps = (format_points(self.gap, "g"), format_points(100 * (a.accuracy - b.accuracy)))
         words = ORDERS[self.kind] + (f": another {', '.join(self.unlike)}" if self.unlike else "")
@@ -81,7 +81,7 @@ class Task:
         return {model: entry.published[self.name] for model, entry in MODELS.items() if self.name in entry.published}
 
     def section(self) -> Section:
-        """The papers' table with ours in it."""
+        """Return the papers' table with ours in it."""
         heads = ("model", "parameters", "epochs", "published, %", "ours, %", "difference")
         last = ("verdict", "runs", "kerneq train …")
         rows, kinds = [], self.judge_figures()
@@ -116,7 +116,7 @@ class Task:
         return kinds
 
     def judge_orders(self) -> list[Order]:
-        """Whether the order of two models with runs is found, undecided or reversed, where one is published.
+        """Return whether the order of two models with runs is found, undecided or reversed, where one is published.
 
         Undecided, the difference may still be smaller than published, if the pictures are the papers'.
 
@@ -140,11 +140,11 @@ class Task:
         return orders
 
     def spread(self, model: str) -> float:
-        """The variance over seeds that is published of a model."""
+        """Return the variance over seeds that is published of a model."""
         return ((self.published[model].std or 0) / 100) ** 2
 
     def another_seed(self, found: Result) -> float:
-        """The variance that another seed would add to one run, which cannot say it itself: the published one."""
+        """Return the variance that another seed would add to one run, which cannot say it itself: the published one."""
         return self.spread(found.model) if found.std is None else 0.0
 
     def variance(self, a: Result, b: Result) -> float:
@@ -166,7 +166,7 @@ class Task:
 
 
 def compare(results: Sequence[Result]) -> list[Section]:
-    """The chapter about the papers' figures; none where no run was evaluated on a task of theirs."""
+    """Return the chapter about the papers' figures; none where no run was evaluated on a task of theirs."""
     tasks = group_by_task(results)
     if not tasks:
         return []
@@ -182,7 +182,7 @@ def compare(results: Sequence[Result]) -> list[Section]:
 
 
 def summarize_verdicts(tasks: Sequence[Task], orders: Sequence[Order]) -> str:
-    """How many figures and orders are found here, and on which tasks there is no run."""
+    """Return how many figures and orders are found here, and on which tasks there is no run."""
     words = [count_verdicts("figures", FIGURES, [kind for one in tasks for kind in one.judge_figures().values()])]
     if orders:
         words.append(count_verdicts("orders of two models", ORDERS, [order.kind for order in orders]))
@@ -193,7 +193,7 @@ def summarize_verdicts(tasks: Sequence[Task], orders: Sequence[Order]) -> str:
 
 
 def list_tasks() -> list[str]:
-    """The names of all tasks on which figures are published, in the order of the zoo."""
+    """Return the names of all tasks on which figures are published, in the order of the zoo."""
     return list(dict.fromkeys(name for entry in MODELS.values() for name in entry.published))
 
 
@@ -209,7 +209,7 @@ def group_by_task(results: Sequence[Result]) -> list[Task]:
 
 
 def count_verdicts(what: str, words: Mapping[Kind, str], kinds: Sequence[Kind]) -> str:
-    """How many verdicts are of each kind, as a sentence."""
+    """Return how many verdicts are of each kind, as a sentence."""
     many = [f"{kinds.count(kind)} {word}" for kind, word in words.items() if kind in kinds]
     return f"Of {len(kinds)} published {what}: {', '.join(many) or 'none'}."
 
@@ -229,18 +229,18 @@ def format_ours(found: Result) -> str:
 
 
 def format_points(points: float, form: str = ".2f") -> str:
-    """A difference in points, with its sign."""
+    """Return a difference in points, with its sign."""
     return f"{points:+{form}}".replace("-", "−")
 
 
 def judge(difference: float, variance: float) -> Kind:
-    """Where a difference lies, with a noise of 95 %."""
+    """Return where a difference lies, with a noise of 95 %."""
     noise = NOISE * math.sqrt(variance)
     return "within" if abs(difference) <= noise else "above" if difference > 0 else "below"
 
 
 def list_unlike(a: Result, b: Result) -> list[str]:
-    """The settings outside [model] in which two results differ; one may have ended before its last epoch."""
+    """Return the settings outside [model] in which two results differ; one may have ended before its last epoch."""
     keys = differences(a.runs[0].config, b.runs[0].config)
     if a.epochs != b.epochs and "training.epochs" not in keys:
         keys.append("number of epochs trained")
@@ -248,5 +248,5 @@ def list_unlike(a: Result, b: Result) -> list[str]:
 
 
 def read_wrong(one: Reported, split: str) -> Sequence[int] | None:
-    """The places of the images that a run is wrong about; None if they were not recorded."""
+    """Return the places of the images that a run is wrong about; None if they were not recorded."""
     return one.evaluation.get("classification", {}).get(split, {}).get("wrong")

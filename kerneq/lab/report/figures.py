@@ -65,7 +65,7 @@ class Canvas:
 
 @contextlib.contextmanager
 def open_canvas(height: float = 2.7, columns: int = 1, width: float = 4.4) -> Iterator[Canvas]:
-    """A canvas to draw on; its legend and its SVG are made when the block ends.
+    """Yield a canvas to draw on; its legend and its SVG are made when the block ends.
 
     The legend is below the axes, as many labels beside each other as there is room for, and makes the figure so much
     higher. Letters that no font has become boxes.
@@ -92,13 +92,13 @@ def open_canvas(height: float = 2.7, columns: int = 1, width: float = 4.4) -> It
 
 
 def clean(label: str) -> str:
-    """A name as a figure can show it."""
+    """Return a name as a figure can show it."""
     text = "".join(c if c.isprintable() else "\ufffd" for c in label)
     return f"\u200b{text}" if text.startswith("_") else text  # matplotlib leaves out of its legends what begins with _
 
 
 def plot(axes: Axes, curves: Sequence[Curve], *, log: bool = False, marker: str = ".") -> None:
-    """A line for each curve, a dot for one of a single point; those that count above the others."""
+    """Plot a line for each curve, a dot for one of a single point; those that count above the others."""
     for style, xs, ys in sorted(curves, key=lambda curve: curve[0].counts):
         pairs = positive_pairs(xs, ys) if log else [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
         if pairs:
@@ -116,12 +116,12 @@ def plot(axes: Axes, curves: Sequence[Curve], *, log: bool = False, marker: str 
 
 
 def positive_pairs(xs: Sequence[float], ys: Trace) -> list[tuple[float, float]]:
-    """The points that a logarithmic axis can show."""
+    """Return the points that a logarithmic axis can show."""
     return [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None and y > 0]
 
 
 def format_power(value: float, digits: Sequence[int]) -> str:
-    """10⁻³ or 2·10⁻³; nothing for other digits."""
+    """Return 10⁻³ or 2·10⁻³; nothing for other digits."""
     exponent = math.floor(math.log10(value) + 1e-9)
     digit = round(value / 10**exponent)
     raised = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
@@ -129,7 +129,7 @@ def format_power(value: float, digits: Sequence[int]) -> str:
 
 
 def draw_curves(curves: Sequence[Curve], *, x: str, y: str, log: bool = False, percent: bool = False) -> bytes:
-    """Curves over whole numbers, epochs or steps, one line a run."""
+    """Draw curves over whole numbers, epochs or steps, one line a run."""
     log = log and min(value for *_, ys in curves for value in ys if value is not None) > 0
     most = max(len(xs) for _, xs, _ in curves)
     with open_canvas() as canvas:
@@ -160,7 +160,7 @@ def draw_accuracy(curves: Sequence[Curve], x: str, y: str, *, steps: bool = Fals
 
 
 def draw_points(points: Sequence[Point], x: str, y: str) -> bytes:
-    """Accuracy against what a model costs, one point a run or a group of seeds, with a bar as long as its noise.
+    """Draw accuracy against what a model costs, one point a run or a group of seeds, with a bar as long as its noise.
 
     Up is as far as the error is halved, and below the figure are errors of more than four times the median, so that 95
     and 96 % are told apart where another run has 60.
@@ -200,7 +200,7 @@ def scale_by_error(axes: Axes) -> None:
 
 
 def draw_reliability(steps: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
-    """Accuracy against confidence, bin by bin, and below how many predictions are in each."""
+    """Draw accuracy against confidence, bin by bin, and below how many predictions are in each."""
     with open_canvas(3.0, width=3.8) as canvas:
         axes = canvas.axes[0]
         axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
@@ -218,7 +218,7 @@ def draw_reliability(steps: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
 
 
 def draw_confusion(classes: Sequence[str], confusion: Sequence[Sequence[int]]) -> bytes:
-    """Labels in rows, predictions in columns: blue on the diagonal, orange off it, deeper for more of the row."""
+    """Draw labels in rows, predictions in columns: blue on the diagonal, orange off it, deeper for more of the row."""
     counts = np.asarray(confusion, dtype=float)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     colours = np.zeros((*shares.shape, 4))
@@ -263,7 +263,7 @@ def draw_bars(bars: Mapping[str, Mapping[str, float]], marks: Mapping[str, float
 
 
 def draw_traces(layers: Sequence[Mapping[str, Any]], tol: float) -> bytes:
-    """Residual and energy at every step of a solve: thick the mean over pictures, thin some of them.
+    """Draw residual and energy at every step of a solve: thick the mean over pictures, thin some of them.
 
     Of E, which has another scale in every layer, the share of its fall that is still to come.
     """
@@ -287,7 +287,7 @@ def draw_traces(layers: Sequence[Mapping[str, Any]], tol: float) -> bytes:
 def plot_trace(
     axes: Axes, style: Style, mean: Sequence[float | None], samples: Sequence[Sequence[float | None]]
 ) -> None:
-    """What a solve has at each step: a thick line, and a thin one for each of some pictures."""
+    """Plot what a solve has at each step: a thick line, and a thin one for each of some pictures."""
     for sample in samples:
         if pairs := positive_pairs(range(1, len(sample) + 1), sample):
             axes.plot(*zip(*pairs, strict=True), color=style.colour, linewidth=0.6, alpha=0.5)
@@ -295,7 +295,7 @@ def plot_trace(
 
 
 def scale_fall(energies: Trace) -> list[float | None]:
-    """(E − E*) / (E₁ − E*), E* the lowest; what is left of rounding is no number."""
+    """Return (E − E*) / (E₁ − E*), E* the lowest; what is left of rounding is no number."""
     known = [value for value in energies if value is not None]
     if not known or not known[0] > min(known):
         return [None] * len(energies)

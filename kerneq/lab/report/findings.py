@@ -24,7 +24,7 @@ class Chapter:
     results: tuple[Result, ...]
 
     def collect_pictures(self, measured: PartByRun, name: str, words: str) -> list[Block]:
-        """The pictures of this name that the runs have, as one block, if they have any."""
+        """Return the pictures of this name that the runs have, as one block, if they have any."""
         found = []
         for one in self.runs:
             file = one.run.path / "evaluation" / f"{name}.png"
@@ -39,7 +39,7 @@ class Chapter:
         return {one.label: figures.Style(one.label, place) for place, one in enumerate(self.runs)}
 
     def style_runs(self, count: int) -> tuple[dict[str, figures.Style], str]:
-        """How a figure of `count` runs or results shows each run, by its label, and a hint for its caption.
+        """Return how a figure of `count` runs or results shows each run, by its label, and a hint for its caption.
 
         A figure of too many runs shows them as their models, of whose results one counts.
         """
@@ -53,7 +53,7 @@ class Chapter:
         return styles, "; filled or thick: the runs of a model that count"
 
     def name_file(self, *words: str) -> str:
-        """The name of a drawing's file."""
+        """Return the name of a drawing's file."""
         text = " ".join((self.runs[0].data, *words))
         return "-".join("".join(c if c.isascii() and (c.isalnum() or c in ".-") else " " for c in text).split())
 

@@ -37,7 +37,7 @@ class Table:
     best: int | None = None  # the row that is set in bold
 
     def left(self, heading: str) -> bool:
-        """Whether a column stands to the left."""
+        """Return whether a column stands to the left."""
         return heading in (self.headings[0], *self.words)
 
 
@@ -85,7 +85,7 @@ class Page:
     sections: list[Section]
 
     def files(self) -> dict[Drawing, str]:
-        """All pictures, in their order, with the names of their files; a second one of a name has ~2 in it."""
+        """Return all pictures, in their order, with the names of their files; a second one of a name has ~2 in it."""
         lists = [block for section in self.sections for block in section.blocks if isinstance(block, list)]
         found: dict[Drawing, str] = {}
         count: collections.Counter[str] = collections.Counter()
@@ -97,7 +97,7 @@ class Page:
 
 
 def format_number(value: float | None, form: str = ".2%") -> str:
-    """A number, by default a share, in the cell of a table; a dash where there is none."""
+    """Return a number, by default a share, in the cell of a table; a dash where there is none."""
     return f"{value:{form}}" if value is not None else DASH
 
 
@@ -113,14 +113,14 @@ def write_page(page: Page, output: Path) -> None:
 
 
 def render_html(page: Page) -> str:
-    """The page as one HTML file; whatever a run is called, it stays text."""
+    """Return the page as one HTML file; whatever a run is called, it stays text."""
     source = importlib.resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)
     return template.render(page=page)
 
 
 def render_markdown(page: Page, folder: str) -> str:
-    """The page as Markdown, its figures in `folder`."""
+    """Return the page as Markdown, its figures in `folder`."""
     files, parts = page.files(), [f"# {escape_markdown(page.title)}", escape_markdown(page.lead)]
     for section in page.sections:
         parts.append(f"{'##' if section.chapter else '###'} {escape_markdown(section.title)}")
@@ -147,5 +147,5 @@ def _markdown_table(table: Table) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """The text as Markdown that shows it, on one line."""
+    """Return the text as Markdown that shows it, on one line."""
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(text.split()))

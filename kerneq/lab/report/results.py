@@ -57,7 +57,7 @@ class Reported:
         return self.config.data.described
 
     def scores(self, split: str) -> dict[str, Any]:
-        """What was measured on the `test` images, or on those of `unknown` sub-classes; empty if nothing was."""
+        """Return what was measured on the `test` images, or on those of `unknown` sub-classes; empty if nothing was."""
         return self.evaluation.get("scores", {}).get(split, {})
 
     def accuracy(self, split: str = "test") -> float | None:
@@ -65,12 +65,12 @@ class Reported:
         return self.validation if split == "validation" else self.scores(split).get("accuracy")
 
     def interval(self, split: str = "test") -> tuple[float, float] | None:
-        """The accuracies that the images do not contradict, 95 %."""
+        """Return the accuracies that the images do not contradict, 95 %."""
         accuracy, images = (self.scores(split).get(name) for name in ("accuracy", "images"))
         return wilson_interval(round(accuracy * images), images) if accuracy is not None and images else None
 
     def published(self, split: str = "test") -> Published | None:
-        """The paper's accuracy of the model of this name on this task; None for pictures of another size."""
+        """Return the paper's accuracy of the model of this name on this task; None for pictures of another size."""
         entry, data = MODELS.get(self.config.model.name), self.config.data
         return entry.published.get(task(data.pictures, data.subset, split)) if entry else None
 
@@ -140,7 +140,7 @@ def gather(folders: Sequence[Path]) -> list[Reported]:
 
 
 def shorten(paths: Sequence[Path]) -> list[str]:
-    """The shortest endings of the paths that tell them apart."""
+    """Return the shortest endings of the paths that tell them apart."""
     parts = [path.resolve().parts for path in paths]
 
     def ending(own: tuple[str, ...]) -> str:
@@ -153,12 +153,12 @@ def shorten(paths: Sequence[Path]) -> list[str]:
 
 @functools.cache
 def load_experiments() -> dict[str, Config]:
-    """The experiments of the package by name."""
+    """Return the experiments of the package by name."""
     return {file.stem: load(file.stem) for file in sorted(EXPERIMENTS.glob("*.toml"))}
 
 
 def list_changes(first: Config, second: Config) -> list[str]:
-    """The `key=value` that make the second run of the first, but for how it is computed."""
+    """Return the `key=value` that make the second run of the first, but for how it is computed."""
     wanted = {key: NOTHING if value is None else value for key, value in values(second).items()}
     keys = (key for key in differences(first, second) if key in wanted and key not in INCIDENTAL)
     return [f"{key}={json.dumps(wanted[key])}".replace('"', "") for key in keys]
@@ -207,12 +207,12 @@ class Result:
         return (self.accuracy - noise, self.accuracy + noise) if self.images else None
 
     def row(self) -> dict[str, Any]:
-        """The result as JSON has it, its runs by their folders."""
+        """Return the result as JSON has it, its runs by their folders."""
         return {**vars(self), "runs": [one.run.path.as_posix() for one in self.runs]}
 
 
 def summarize(runs: Sequence[Reported]) -> list[Result]:
-    """One result for each group of seeds and each run that is in none; runs without an accuracy are left out.
+    """Return one result for each group of seeds and each run that is in none; runs without an accuracy are left out.
 
     Of a model's results the one that counts is first, and which that is no accuracy decides: the experiment with the
     shortest name, the fewest changes of its settings, training that came to its end, weights that are here.
@@ -241,7 +241,7 @@ def group_seeds(runs: Sequence[Reported]) -> list[list[Reported]]:
 
 
 def _average(split: str, shares: Mapping[Reported, float]) -> Result:
-    """The result of runs of one seed each, by their accuracies on a split."""
+    """Return the result of runs of one seed each, by their accuracies on a split."""
     first, (mean, std) = next(iter(shares)), spread([*shares.values()])
     published = first.published(split)
     return Result(
@@ -264,7 +264,7 @@ def _average(split: str, shares: Mapping[Reported, float]) -> Result:
 
 
 def _rank(found: Result) -> tuple[Any, ...]:
-    """Where a result stands among others: by its task and model, then by what counts."""
+    """Return where a result stands among others: by its task and model, then by what counts."""
     first, words = found.runs[0], found.settings
     changed = sum(not word.startswith("seed=") for word in words)
     early = found.epochs < first.config.training.epochs

@@ -37,7 +37,7 @@ def compose(runs: Sequence[Reported], results: Sequence[Result], opening: Sequen
 
 
 def compare_published(results: Sequence[Result]) -> list[Section]:
-    """The published figures of the models, and of each model's results the one that counts, if there are any."""
+    """Return the published figures of the models, and of each model's results the one that counts, if there are any."""
     rows: dict[tuple[str, str], tuple[str, ...]] = {}
     for found in results:
         published = found.runs[0].published(found.split)
@@ -50,7 +50,7 @@ def compare_published(results: Sequence[Result]) -> list[Section]:
 
 
 def compose_chapter(chapter: Chapter) -> list[Section]:
-    """Results and learning curves, a section for each part that was measured, and where the runs come from."""
+    """Return results and learning curves, a section for each part that was measured, and where the runs come from."""
     reached = [found for found in chapter.results if found.split != "unknown"]
     costs, curves = draw_costs(chapter, reached), draw_metrics(chapter)
     found = [Section(chapter.runs[0].data, [], chapter=True)]
@@ -79,7 +79,7 @@ def split_runs(chapter: Chapter, part: str) -> tuple[PartByRun, list[Reported]]:
 
 
 def show_part(chapter: Chapter, part: str, measured: PartByRun, missing: Sequence[Reported]) -> list[Block]:
-    """What a part of the evaluation found; a damaged record is a `TrainingError` with the runs that it is of."""
+    """Return what a part of the evaluation found; a damaged record is a `TrainingError` with the runs that it is of."""
     _, show = SECTIONS[part]
     try:
         blocks = show(chapter, measured)
@@ -93,7 +93,7 @@ def show_part(chapter: Chapter, part: str, measured: PartByRun, missing: Sequenc
 
 
 def is_damaged(chapter: Chapter, one: Reported, part: str) -> bool:
-    """Whether a part of a run cannot be shown by itself."""
+    """Return whether a part of a run cannot be shown by itself."""
     try:
         SECTIONS[part][1](chapter, {one.label: one.run.part(part)})
     except DAMAGES:
@@ -115,7 +115,7 @@ def tabulate(chapter: Chapter, reached: Sequence[Result]) -> list[Block]:
 
 
 def tabulate_accuracy(chapter: Chapter, reached: Sequence[Result]) -> Table:
-    """A row for each run and each mean over seeds, the best first; a seed among others cannot be the best."""
+    """Return a row for each run and each mean over seeds, the best first; a seed among others cannot be the best."""
     heads = ("run", "model", "seed", "parameters", "test accuracy", "95 % interval")
     groups = (found for found in reached if found.std is not None)
     alone = {one for found in reached if found.std is None for one in found.runs if one.accuracy() is not None}
@@ -132,7 +132,7 @@ def tabulate_accuracy(chapter: Chapter, reached: Sequence[Result]) -> Table:
 
 
 def make_seeds_row(found: Result) -> tuple[str, ...]:
-    """The mean over seeds as a row of the table of results."""
+    """Return the mean over seeds as a row of the table of results."""
     first = (
         f"{found.runs[0].label}, mean ± std",
         found.model,
@@ -144,7 +144,7 @@ def make_seeds_row(found: Result) -> tuple[str, ...]:
 
 
 def make_run_row(one: Reported) -> tuple[str, ...]:
-    """A run as a row of the table of results."""
+    """Return a run as a row of the table of results."""
     interval = one.interval()
     return (
         one.label,
@@ -160,7 +160,7 @@ def make_run_row(one: Reported) -> tuple[str, ...]:
 
 
 def tabulate_metrics(runs: Sequence[Reported]) -> Table:
-    """Every metric on the test images, the accuracy on sub-classes that were not trained on, and calibration."""
+    """Return every metric on the test images, the accuracy on sub-classes that were not trained on, and calibration."""
     columns = [metric for metric in METRICS if metric.name != "accuracy"]
     extra = ("unseen sub-classes", "top-5", "Brier score", "ECE", "ECE, scaled", "temperature")
     rows = []
@@ -176,13 +176,13 @@ def tabulate_metrics(runs: Sequence[Reported]) -> Table:
 
 
 def drop_empty(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
-    """The table without the columns in which no row has a number."""
+    """Return the table without the columns in which no row has a number."""
     kept = [i for i in range(len(headings)) if any(row[i] != DASH for row in rows)]
     return Table(tuple(headings[i] for i in kept), [tuple(row[i] for i in kept) for row in rows])
 
 
 def draw_costs(chapter: Chapter, reached: Sequence[Result]) -> list[Drawing]:
-    """Accuracy against parameters and against training time, where there is something to compare.
+    """Draw accuracy against parameters and against training time, where there is something to compare.
 
     One point a run or a group of seeds; on held-out images only where no two were tested, and without bars, as their
     number is not recorded.
@@ -207,13 +207,13 @@ def draw_costs(chapter: Chapter, reached: Sequence[Result]) -> list[Drawing]:
 
 
 def draw_metrics(chapter: Chapter) -> list[Drawing]:
-    """Each metric that has a caption and was measured, epoch by epoch."""
+    """Draw each metric that has a caption and was measured, epoch by epoch."""
     drawings = [draw_metric(chapter, metric) for metric in METRICS if metric.caption]
     return [drawing for drawing in drawings if drawing]
 
 
 def draw_metric(chapter: Chapter, metric: Metric) -> Drawing | None:
-    """A metric epoch by epoch, a curve for each run that measured it; None if no run did."""
+    """Draw a metric epoch by epoch, a curve for each run that measured it; None if no run did."""
     found = {}
     for one in chapter.runs:
         values = [(row[metric.drawn] or {}).get(metric.name) for row in one.rows]
@@ -243,7 +243,7 @@ def tabulate_settings(chapter: Chapter) -> Table:
 
 
 def applies_to(part: str, one: Reported) -> bool:
-    """Whether a part of the evaluation says something about a run."""
+    """Return whether a part of the evaluation says something about a run."""
     if part == "ood":
         return one.config.data.subset == "first-five-classes"
     if part not in ("behaviour", "certificates"):
@@ -256,11 +256,11 @@ def applies_to(part: str, one: Reported) -> bool:
 
 
 def format_command(part: str, runs: Sequence[Reported]) -> str:
-    """The command that measures a part of some runs."""
+    """Return the command that measures a part of some runs."""
     asked = [] if part == "scores" else ["--part", part]
     return shlex.join(["kerneq", "evaluate", *(str(one.run.path) for one in runs), *asked])
 
 
 def name_runs(runs: Sequence[Reported]) -> str:
-    """The names of some runs as a list in a sentence."""
+    """Return the names of some runs as a list in a sentence."""
     return ", ".join(one.label for one in runs)

@@ -171,7 +171,7 @@ def check_remark1() -> WorstCase:
 
 
 def maximise_remarks() -> float:
-    """The largest ratio of the corrected remarks 1 and 2, over all norms below 1 and any β."""
+    """Return the largest ratio of the corrected remarks 1 and 2, over all norms below 1 and any β."""
     norms = itertools.product(make_grid(0.001, 0.9999, 25), make_grid(0.01, 0.9999, 5), (0.01, 1.0, 100.0))
     cases = [Constants(W=w, U=u, b=u, head=0.9, inputs=B) for w, u, B in norms]
     return max(max(p.remark1(c).corrected, p.remark2(c).corrected) for c in cases)
@@ -259,7 +259,7 @@ def unit_vectors(angle: float) -> tuple[Tensor, Tensor]:
 
 
 def compare_similarity(gamma: float | None) -> float:
-    """The largest κ, less four standard errors, over the corrected bound of Proposition 4."""
+    """Return the largest κ, less four standard errors, over the corrected bound of Proposition 4."""
     worst = 0.0
     for seed, (angle, w, length) in enumerate(
         ((0.0, 0.9, 1.0), (1.0, 0.5, 2.0), (2.0, 0.8, 1.0), (math.pi, 0.95, 3.0))

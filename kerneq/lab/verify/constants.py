@@ -112,7 +112,7 @@ def measure(cell: AbstractKernelCell, x: Tensor, head: nn.Linear | None = None) 
 
 
 def _folded(cell: DenseCell, weight: Tensor) -> Tensor:
-    """W_hᵀ applied to every patch of the rows of a weight (features, ...)."""
+    """Return W_hᵀ applied to every patch of the rows of a weight (features, ...)."""
     part = cell.similarity
     if not isinstance(part, PatchParameters):
         return weight
@@ -121,7 +121,7 @@ def _folded(cell: DenseCell, weight: Tensor) -> Tensor:
 
 
 def _affine_norm(inject: nn.Module, x: Tensor) -> float:
-    """‖U‖ of x ↦ Ux + b."""
+    """Return ‖U‖ of x ↦ Ux + b."""
     if isinstance(inject, nn.Linear):
         return float(torch.linalg.matrix_norm(inject.weight, 2))
     zero = torch.zeros_like(x[:1])

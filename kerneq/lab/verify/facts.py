@@ -32,7 +32,7 @@ RADIAL = (Gaussian, Multiquadric, Cauchy)
 
 
 def make_cell(kernel: AbstractKernel, norm: float) -> DenseCell:
-    """A cell with random weights, so long that the bound on their norm is reached."""
+    """Return a cell with random weights, so long that the bound on their norm is reached."""
     cell = DenseCell(kernel, inputs=3, state=5, features=6, norm=norm)
     with torch.no_grad():
         cell.operator.weight.mul_(50)
@@ -40,23 +40,23 @@ def make_cell(kernel: AbstractKernel, norm: float) -> DenseCell:
 
 
 def bind_cell(kernel: AbstractKernel, norm: float, scale: float = 1.0) -> Equation:
-    """The equation of such a cell at 64 random inputs of this scale."""
+    """Return the equation of such a cell at 64 random inputs of this scale."""
     return make_cell(kernel, norm).bind(scale * torch.randn(64, 3))
 
 
 def solve_proximal(f: AbstractMap, start: Tensor | None = None, tol: float = 1e-13) -> Tensor:
-    """The equilibrium by proximal steps, which converge for any weights."""
+    """Return the equilibrium by proximal steps, which converge for any weights."""
     return solve(f, start, Proximal(), tol=tol, max_steps=5000).value
 
 
 def solve_newton(f: AbstractMap, start: Tensor | None = None) -> Solution:
-    """The equilibrium by Newton, from near it: from afar it may cycle about a kink."""
+    """Return the equilibrium by Newton, from near it: from afar it may cycle about a kink."""
     near = solve(f, start, Proximal(), tol=1e-4, max_steps=1000).value
     return solve(f, near, Newton(), tol=1e-11, on_failure="raise")
 
 
 def maximise_slope(kernel: type[AbstractRadialKernel], of: Callable[[Tensor], Tensor]) -> float:
-    """The largest of a function of the eigenvalues of ∂(ωr)/∂r = ωI + 2γω′rrᵀ, by ascent on r and γ."""
+    """Return the largest of a function of the eigenvalues of ∂(ωr)/∂r = ωI + 2γω′rrᵀ, by ascent on r and γ."""
 
     def ratio(r: Tensor, log_gamma: Tensor) -> Tensor:
         gamma = log_gamma.exp()[:, None, None]
@@ -222,7 +222,7 @@ def check_sizes() -> WorstCase:
 
 
 def _tanh_map(A: Tensor, y: Tensor, z: Tensor) -> Tensor:
-    """H(z) = tanh(A(y − z)), per row of z."""
+    """Return H(z) = tanh(A(y − z)), per row of z."""
     return torch.tanh((y - z) @ A.mT)
 
 

@@ -82,7 +82,7 @@ class Finding:
         return " → ".join(f"{ratio:.3g}" for ratio in found if ratio is not None)
 
     def row(self) -> dict[str, str | float | bool | None]:
-        """The finding as JSON has it."""
+        """Return the finding as JSON has it."""
         return {
             "claim": self.claim,
             "published": self.published,
@@ -97,7 +97,7 @@ class Finding:
 
 
 def read_statement(claim: Claim) -> tuple[str, str, str | None]:
-    """What a claim says, where it is published, and its known error."""
+    """Return what a claim says, where it is published, and its known error."""
     source, _, words = (claim.__doc__ or "").partition("\n")[0].removesuffix(".").partition(": ")
     name, _, erratum = words.partition(". Erratum: ")
     return name, source, erratum or None
@@ -121,7 +121,7 @@ def verify(claims: Sequence[Claim]) -> Iterator[Finding]:
 
 
 def ascend(ratio: Callable[..., Tensor], *starts: Tensor, steps: int = 40, rate: float = 0.05) -> float:
-    """The largest of ratio(*points), (restarts,), met by gradient ascent (Adam on its logarithm) from `starts`.
+    """Return the largest of ratio(*points), (restarts,), met by gradient ascent (Adam on its logarithm) from `starts`.
 
     Each start is (restarts, ...): the restarts climb side by side. Values that are not finite are not counted; if none
     is, the answer is NaN.
@@ -151,27 +151,27 @@ def largest(*ratios: float) -> float:
 
 
 def draw_normal(*sizes: tuple[int, ...]) -> list[Tensor]:
-    """Normal random numbers of each size, for every restart."""
+    """Return normal random numbers of each size, for every restart."""
     return [torch.randn(RESTARTS, *size) for size in sizes]
 
 
 def scale_to_norm(raw: Tensor, norm: float) -> Tensor:
-    """Matrices (restarts, rows, columns) scaled to a spectral norm."""
+    """Return matrices (restarts, rows, columns) scaled to a spectral norm."""
     return raw * (norm / torch.linalg.matrix_norm(raw, 2))[:, None, None]
 
 
 def solve_geq(W: Tensor, a: Tensor, gamma: float, kernel: type[AbstractRadialKernel] = Gaussian) -> Tensor:
-    """z = σ(ωWᵀr), r = a − Wz, with weights of its own for each restart; NaN where it was not found."""
+    """Return z = σ(ωWᵀr), r = a − Wz, with weights of its own for each restart; NaN where it was not found."""
     return find_fixed_point(geq_map(W, a, gamma, kernel), torch.zeros(len(W), W.shape[2]))
 
 
 def solve_opteq(M: Tensor, a: Tensor) -> Tensor:
-    """z = σ(Mz + a), the same for OptEq; ‖M‖ < 1."""
+    """Return z = σ(Mz + a), the same for OptEq; ‖M‖ < 1."""
     return find_fixed_point(opteq_map(M, a), torch.zeros_like(a))
 
 
 def find_fixed_point(f: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """The fixed point of f by Newton's method, with gradients; NaN where it was not found."""
+    """Return the fixed point of f by Newton's method, with gradients; NaN where it was not found."""
     implicit = Implicit(Newton(), on_failure="return")
     solution = fixed_point(f, start, solver=Newton(), gradient=implicit, tol=SOLVED, max_steps=40)
     return torch.where(solution.converged[:, None], solution.value, torch.nan)

@@ -107,7 +107,7 @@ class Task:
         )
 
     def judge_figures(self) -> dict[str, Kind]:
-        """Whether ours is higher than published, the same, or lower, for each model with a run on the same pictures."""
+        """Return whether ours is higher, the same or lower, for each model with a run on the papers' pictures."""
         kinds = {}
         for model, (found, *_) in self.reached.items():
             if found.published is not None:
@@ -148,9 +148,10 @@ class Task:
         return self.spread(found.model) if found.std is None else 0.0
 
     def variance(self, a: Result, b: Result) -> float:
-        """Of the difference of two accuracies: picture by picture, by the runs that say which were wrong, if both have.
+        """Return the variance of the difference of two accuracies.
 
-        Fewer seeds than are in the mean differ more, so the variance is none too small.
+        It is that picture by picture where both have runs that recorded which pictures were wrong. Fewer seeds than are
+        in the mean differ more, so the variance is not too small.
         """
         seeds = self.another_seed(a) + self.another_seed(b)
         every = [[read_wrong(one, found.split) for one in found.runs] for found in (a, b)]
@@ -198,7 +199,7 @@ def list_tasks() -> list[str]:
 
 
 def group_by_task(results: Sequence[Result]) -> list[Task]:
-    """The results on test images of models whose figures are published, by their tasks, in the order of the zoo."""
+    """Return the results on test images by task, where the model's figure is published; tasks in the zoo's order."""
     reached: dict[tuple[str, str], dict[str, list[Result]]] = {}
     for found in results:
         pictures = task(found.data, found.subset, found.split)
@@ -215,13 +216,13 @@ def count_verdicts(what: str, words: Mapping[Kind, str], kinds: Sequence[Kind]) 
 
 
 def describe(found: Result) -> str:
-    """An accuracy, and the runs it is of."""
+    """Return an accuracy, and the runs it is of."""
     seeds = f", {found.seeds} seeds" if found.seeds > 1 else ""
     return f"{100 * found.accuracy:.2f} of {found.runs[0].label}{seeds}"
 
 
 def format_ours(found: Result) -> str:
-    """An accuracy in percent, with its deviation over seeds or, of one run, its 95 % interval."""
+    """Return an accuracy in percent, with its deviation over seeds or, of one run, its 95 % interval."""
     if found.std is not None:
         return f"{100 * found.accuracy:.2f} ± {100 * found.std:.2f}, {found.seeds} seeds"
     interval = found.runs[0].interval(found.split)

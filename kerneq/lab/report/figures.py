@@ -143,7 +143,7 @@ def draw_curves(curves: Sequence[Curve], *, x: str, y: str, log: bool = False, p
 
 
 def draw_accuracy(curves: Sequence[Curve], x: str, y: str, *, steps: bool = False) -> bytes:
-    """Accuracy against the radius of a ball or, if `steps`, against the steps after which solves end, a line a run."""
+    """Draw accuracy against the radius of a ball or, if `steps`, the steps after which solves end; a line a run."""
     with open_canvas() as canvas:
         axes = canvas.axes[0]
         plot(axes, curves, marker="o")
@@ -242,7 +242,7 @@ def draw_confusion(classes: Sequence[str], confusion: Sequence[Sequence[int]]) -
 
 
 def draw_bars(bars: Mapping[str, Mapping[str, float]], marks: Mapping[str, float], colours: Mapping[str, str]) -> bytes:
-    """A group of bars for each kind, one a run; a dotted line at each run's mark, its accuracy without corruption."""
+    """Draw a group of bars for each kind, one a run, and a dotted line at each run's mark: its clean accuracy."""
     kinds = list(dict.fromkeys(kind for values in bars.values() for kind in values))
     with open_canvas(0.9 + len(kinds) * (0.1 + 0.11 * len(bars)), width=8) as canvas:
         axes = canvas.axes[0]

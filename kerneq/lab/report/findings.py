@@ -1,4 +1,4 @@
-"""What evaluations found, as tables and drawings: a function for each part, which takes what the runs have of it."""
+"""The results of evaluations as tables and drawings: a function for each part, which takes the part of each run."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

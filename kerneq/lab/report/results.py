@@ -61,7 +61,7 @@ class Reported:
         return self.evaluation.get("scores", {}).get(split, {})
 
     def accuracy(self, split: str = "test") -> float | None:
-        """On the images of a split, the best on held-out ones for `validation`; None if it was not evaluated on it."""
+        """Return the accuracy on a split, for `validation` the best of all epochs; None if it was not evaluated."""
         return self.validation if split == "validation" else self.scores(split).get("accuracy")
 
     def interval(self, split: str = "test") -> tuple[float, float] | None:
@@ -76,10 +76,10 @@ class Reported:
 
     @functools.cached_property
     def settings(self) -> tuple[str, ...]:
-        """What `kerneq train` was told: of the experiments with this model the nearest, and its changes.
+        """The arguments of `kerneq train` that repeat it: the nearest experiment with this model, and changes of it.
 
-        One on the same data is nearer than any other. Empty where there is none, or where the changes on the way there
-        are refused.
+        An experiment on the same data is nearer than any other. Empty where there is none, or where its changes are
+        refused on the way.
         """
 
         def distance(name: str) -> tuple[bool, int, int]:
@@ -91,7 +91,7 @@ class Reported:
         nearest, words = min(same, key=distance, default=None), list[str]()
         if nearest is None:
             return ()
-        # Again, as another `name` in a table takes what stands beside it back to its defaults.
+        # Repeat, because a new `name` in a table resets the other settings of the table to its defaults.
         try:
             while more := [word for word in list_changes(load(nearest, words), self.config) if word not in words]:
                 words += more
@@ -133,7 +133,7 @@ class Reported:
 
 
 def gather(folders: Sequence[Path]) -> list[Reported]:
-    """The runs in some folders, or that ship under some names: the best on test images first, then on held-out ones."""
+    """Return the runs in some folders, or that ship under some names, the best on test (then held-out) images first."""
     runs = find_runs(folders)
     found = [Reported(run, label) for run, label in zip(runs, shorten([run.path for run in runs]), strict=True)]
     return sorted(found, key=lambda one: (one.accuracy() or -1.0, one.validation or -1.0), reverse=True)
@@ -227,7 +227,7 @@ def summarize(runs: Sequence[Reported]) -> list[Result]:
 
 
 def group_seeds(runs: Sequence[Reported]) -> list[list[Reported]]:
-    """The runs that differ in their seed only, by their seeds; each run that is in no such group is one of its own.
+    """Return the groups of runs that differ in their seed only, by their seeds; any other run is a group of its own.
 
     A copy of a run in a group, as one that was exported with its weights, is left out: it would be the seed that
     somebody chose, beside the mean.

@@ -24,7 +24,7 @@ LEAD = (
 
 
 def compose(runs: Sequence[Reported], results: Sequence[Result], opening: Sequence[Section], title: str) -> Page:
-    """The page about some runs and their results: the sections of the `opening`, then a chapter for each data set."""
+    """Return the page about some runs and their results: `opening`, then a chapter for each data set."""
     chapters: dict[str, list[Reported]] = {}
     for one in sorted(runs, key=lambda one: one.data):
         chapters.setdefault(one.data, []).append(one)
@@ -37,7 +37,7 @@ def compose(runs: Sequence[Reported], results: Sequence[Result], opening: Sequen
 
 
 def compare_published(results: Sequence[Result]) -> list[Section]:
-    """Return the published figures of the models, and of each model's results the one that counts, if there are any."""
+    """Return the published figures of the models, each beside the result that counts; [] where there are none."""
     rows: dict[tuple[str, str], tuple[str, ...]] = {}
     for found in results:
         published = found.runs[0].published(found.split)
@@ -50,7 +50,7 @@ def compare_published(results: Sequence[Result]) -> list[Section]:
 
 
 def compose_chapter(chapter: Chapter) -> list[Section]:
-    """Return results and learning curves, a section for each part that was measured, and where the runs come from."""
+    """Return the sections on results, learning curves, each part that was measured, and the settings of the runs."""
     reached = [found for found in chapter.results if found.split != "unknown"]
     costs, curves = draw_costs(chapter, reached), draw_metrics(chapter)
     found = [Section(chapter.runs[0].data, [], chapter=True)]
@@ -69,17 +69,19 @@ def compose_chapter(chapter: Chapter) -> list[Section]:
 
 
 def split_runs(chapter: Chapter, part: str) -> tuple[PartByRun, list[Reported]]:
-    """What the runs have of a part of the evaluation, by label, and the runs that it can still be measured on."""
-    tables = [(one.label, one.run.part(part)) for one in chapter.runs]
-    measured = {label: table for label, table in tables if table and (part != "scores" or "calibration" in table)}
-    # Of records without weights there is nothing to measure.
-    return measured, [
-        one for one in chapter.runs if one.label not in measured and one.weights and applies_to(part, one)
-    ]
+    """Return what the runs have of a part of the evaluation, by label, and on which runs it can still be measured."""
+    measured, missing = {}, []
+    for one in chapter.runs:
+        table = one.run.part(part)
+        if table and (part != "scores" or "calibration" in table):
+            measured[one.label] = table
+        elif one.weights and applies_to(part, one):  # records without weights cannot be measured
+            missing.append(one)
+    return measured, missing
 
 
 def show_part(chapter: Chapter, part: str, measured: PartByRun, missing: Sequence[Reported]) -> list[Block]:
-    """Return what a part of the evaluation found; a damaged record is a `TrainingError` with the runs that it is of."""
+    """Return the blocks about a part of the evaluation; a damaged record is a `TrainingError` that names its runs."""
     _, show = SECTIONS[part]
     try:
         blocks = show(chapter, measured)
@@ -102,7 +104,7 @@ def is_damaged(chapter: Chapter, one: Reported, part: str) -> bool:
 
 
 def tabulate(chapter: Chapter, reached: Sequence[Result]) -> list[Block]:
-    """The accuracy of each run and over the seeds, what was not evaluated, and the other metrics on test images."""
+    """Return the table of accuracies, a sentence on the runs that were not evaluated, the table of other metrics."""
     tested = [one for one in chapter.runs if one.accuracy() is not None]
     missing = [one for one in chapter.runs if one not in tested]
     blocks: list[Block] = [tabulate_accuracy(chapter, reached)]
@@ -229,7 +231,10 @@ def draw_metric(chapter: Chapter, metric: Metric) -> Drawing | None:
 
 
 def tabulate_settings(chapter: Chapter) -> Table:
-    """What repeats each run, or makes it of the first one where no experiment of the package is near; and where."""
+    """Return the settings that repeat each run, and the machine and versions that it ran on.
+
+    Where no experiment of the package is near, the settings are changes of the first run.
+    """
     heads = ("run", "kerneq train …", "device", "processes", "PyTorch", "kerneq", "source revision", "started")
     rows, first = [], chapter.runs[0]
     for one in chapter.runs:

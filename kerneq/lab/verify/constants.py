@@ -61,7 +61,7 @@ class Constants:
 
 @torch.no_grad()
 def measure(cell: AbstractKernelCell, x: Tensor, head: nn.Linear | None = None) -> Constants:
-    """The constants of a cell (with a radial or the linear kernel) at the equilibria of a batch x, and of its head.
+    """Return the constants of a cell, with a radial or the linear kernel, and of its head at the equilibria of x.
 
     The cell is in `eval()`, and what makes a of x affine there; ‖U‖ is exact where it is a matrix, else found by
     Lanczos, from below. The largest ‖x‖, ‖z*‖ and β are those of the batch, where the statements mean all inputs. The

@@ -146,7 +146,7 @@ def ascend(ratio: Callable[..., Tensor], *starts: Tensor, steps: int = 40, rate:
 
 
 def largest(*ratios: float) -> float:
-    """The largest; NaN where one of them is: `max` would pass over it, and a claim hold that was never tested."""
+    """Return the largest; NaN where one is NaN, since `max` skips it and a claim would hold that was never tested."""
     return math.nan if any(math.isnan(ratio) for ratio in ratios) else max(ratios)
 
 
@@ -180,7 +180,7 @@ def find_fixed_point(f: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
 def maximise_logit_change(
     c: Constants, omega: float, model: str, bound: float | Callable[[Tensor], Tensor], steps: int
 ) -> float:
-    """The largest change of the logits over `bound` (of β), for weights of the norms in c moved by ω, by ascent."""
+    """Return the largest change of the logits over `bound` (of β), by ascent, for weights of norms c moved by ω."""
     sizes = ((3, 3), (3, 2), (3, 1), (2, 3), (2, 1), (2, 1))  # W, U, b, W_c, b_c, x
     norms = (c.W, c.U, c.b, c.head, 0.0, c.inputs)
 

@@ -84,7 +84,8 @@ class Task:
         """Return the papers' table with ours in it."""
         heads = ("model", "parameters", "epochs", "published, %", "ours, %", "difference")
         last = ("verdict", "runs", "kerneq train …")
-        rows, kinds = [], self.judge_figures()
+        rows: list[tuple[str, ...]] = []
+        kinds = self.judge_figures()
         for model, published in self.published.items():
             if model not in self.reached:
                 rows.append((model, DASH, DASH, f"{published}", "not run yet", DASH, DASH, DASH, DASH))
@@ -92,19 +93,10 @@ class Task:
             counting, *_ = self.reached[model]
             nearest = {found.settings[:1]: found for found in reversed(self.reached[model])}
             for found in reversed(nearest.values()):
-                first, *others = found.runs
-                gap = DASH if found.published is None else format_points(100 * (found.accuracy - found.published))
-                kind = kinds.get(model) if found is counting else None
-                numbers = (format_number(found.parameters, ","), first.epochs, f"{published}", format_ours(found), gap)
-                names = ", ".join((first.label, *(one.label.replace(first.label, "…") for one in others)))
-                seeds = ", ".join(f"{one.config.seed}" for one in others)
-                command = (shlex.join(found.settings) or DASH) + (f" (and seed={seeds})" if seeds else "")
-                rows.append((model, *numbers, FIGURES[kind] if kind else DASH, names, command))
+                rows.append(make_row(found, published, kinds.get(model) if found is counting else None))
         larger = Paragraph("The papers' pictures have another size: only orders compare.")
-        table = Table((*heads, *last), rows, last)
-        return Section(
-            f"Published and ours on {self.pictures}", [table] if self.name == self.pictures else [larger, table]
-        )
+        note = [] if self.name == self.pictures else [larger]
+        return Section(f"Published and ours on {self.pictures}", [*note, Table((*heads, *last), rows, last)])
 
     def judge_figures(self) -> dict[str, Kind]:
         """Return whether ours is higher, the same or lower, for each model with a run on the papers' pictures."""
@@ -213,6 +205,17 @@ def count_verdicts(what: str, words: Mapping[Kind, str], kinds: Sequence[Kind]) 
     """Return how many verdicts are of each kind, as a sentence."""
     many = [f"{kinds.count(kind)} {word}" for kind, word in words.items() if kind in kinds]
     return f"Of {len(kinds)} published {what}: {', '.join(many) or 'none'}."
+
+
+def make_row(found: Result, published: Published, kind: Kind | None) -> tuple[str, ...]:
+    """Return a result as a row of the papers' table."""
+    first, *others = found.runs
+    gap = DASH if found.published is None else format_points(100 * (found.accuracy - found.published))
+    numbers = (format_number(found.parameters, ","), first.epochs, f"{published}", format_ours(found), gap)
+    names = ", ".join((first.label, *(one.label.replace(first.label, "…") for one in others)))
+    seeds = ", ".join(f"{one.config.seed}" for one in others)
+    command = (shlex.join(found.settings) or DASH) + (f" (and seed={seeds})" if seeds else "")
+    return (found.model, *numbers, FIGURES[kind] if kind else DASH, names, command)
 
 
 def describe(found: Result) -> str:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ...gradients import Unrolled
 from ...kernels import AbstractRadialKernel, Linear
@@ -70,7 +71,8 @@ def compose_chapter(chapter: Chapter) -> list[Section]:
 
 def split_runs(chapter: Chapter, part: str) -> tuple[PartByRun, list[Reported]]:
     """Return what the runs have of a part of the evaluation, by label, and on which runs it can still be measured."""
-    measured, missing = {}, []
+    measured: dict[str, Mapping[str, Any]] = {}
+    missing: list[Reported] = []
     for one in chapter.runs:
         table = one.run.part(part)
         if table and (part != "scores" or "calibration" in table):
@@ -192,20 +194,31 @@ def draw_costs(chapter: Chapter, reached: Sequence[Result]) -> list[Drawing]:
     tested = [found for found in reached if found.split == "test"]
     shown = tested if len(tested) > 1 else [found for found in reached if found.split != "test"]
     y = "test accuracy (bars: 95 %)" if shown is tested else "accuracy on held-out images"
+    sizes = [found.parameters for found in shown]
+    seconds = [found.seconds for found in shown]
+    drawings = (
+        draw_cost(chapter, shown, sizes, "parameters", "parameters", y),
+        draw_cost(chapter, shown, seconds, "seconds", "training time in device-seconds", y),
+    )
+    return [drawing for drawing in drawings if drawing]
+
+
+def draw_cost(
+    chapter: Chapter, shown: Sequence[Result], costs: Sequence[float | None], name: str, x: str, y: str
+) -> Drawing | None:
+    """Draw accuracy against one of the costs of some results; None if fewer than two have it."""
     styles, hint = chapter.style_runs(len(shown))
-    drawings = []
-    for name, x in (("parameters", "parameters"), ("seconds", "training time in device-seconds")):
-        points: list[figures.Point] = []
-        for found in shown:
-            style, cost = styles[found.runs[0].label], found.parameters if name == "parameters" else found.seconds
-            if found.seeds > 1 and not hint:
-                style = dataclasses.replace(style, label=f"{style.label}, mean of {found.seeds} seeds")
-            points += [(style, cost, found.accuracy, found.interval)] if cost is not None else []
-        if len(points) > 1:
-            svg = figures.draw_points(sorted(points, key=lambda point: point[0].place), x, y)
-            caption, wide = f"Accuracy against {x.partition(' in ')[0]}{hint}", len(points) > len(figures.COLOURS)
-            drawings.append(Drawing(chapter.name_file(name), caption, svg, wide))
-    return drawings
+    points: list[figures.Point] = []
+    for found, cost in zip(shown, costs, strict=True):
+        style = styles[found.runs[0].label]
+        if found.seeds > 1 and not hint:
+            style = dataclasses.replace(style, label=f"{style.label}, mean of {found.seeds} seeds")
+        points += [(style, cost, found.accuracy, found.interval)] if cost is not None else []
+    if len(points) < 2:
+        return None
+    svg = figures.draw_points(sorted(points, key=lambda point: point[0].place), x, y)
+    caption, wide = f"Accuracy against {x.partition(' in ')[0]}{hint}", len(points) > len(figures.COLOURS)
+    return Drawing(chapter.name_file(name), caption, svg, wide)
 
 
 def draw_metrics(chapter: Chapter) -> list[Drawing]:

@@ -497,7 +497,7 @@ def report(
     ] = Path("report.html"),
     title: Annotated[str, typer.Option(help="The title of the page.")] = "kerneq report",
 ) -> None:
-    """One self-contained page about some runs: results beside the published ones, curves, and all that was measured."""
+    """One self-contained page about some runs: results beside the papers', curves, and all that was measured."""
     from .report import render
 
     render(folders, output, title)

@@ -10,7 +10,7 @@ from ...kernels import AbstractRadialKernel, Linear
 from ...models import KernelConfig, ResNetConfig
 from ..evaluate import PARTS
 from ..run import TrainingError
-from ..training.metrics import METRICS, Metric
+from ..training import metrics
 from . import figures
 from .findings import SECTIONS, Chapter, PartByRun
 from .page import DASH, Block, Drawing, Page, Paragraph, Section, Table, format_number
@@ -165,7 +165,7 @@ def make_run_row(one: Reported) -> tuple[str, ...]:
 
 def tabulate_metrics(runs: Sequence[Reported]) -> Table:
     """Return every metric on the test images, the accuracy on sub-classes that were not trained on, and calibration."""
-    columns = [metric for metric in METRICS if metric.name != "accuracy"]
+    columns = [metric for metric in metrics.METRICS if metric.name != "accuracy"]
     extra = ("unseen sub-classes", "top-5", "Brier score", "ECE", "ECE, scaled", "temperature")
     rows = []
     for one in runs:
@@ -223,11 +223,11 @@ def draw_cost(
 
 def draw_metrics(chapter: Chapter) -> list[Drawing]:
     """Draw each metric that has a caption and was measured, epoch by epoch."""
-    drawings = [draw_metric(chapter, metric) for metric in METRICS if metric.caption]
+    drawings = [draw_metric(chapter, metric) for metric in metrics.METRICS if metric.caption]
     return [drawing for drawing in drawings if drawing]
 
 
-def draw_metric(chapter: Chapter, metric: Metric) -> Drawing | None:
+def draw_metric(chapter: Chapter, metric: metrics.Metric) -> Drawing | None:
     """Draw a metric epoch by epoch, a curve for each run that measured it; None if no run did."""
     found = {}
     for one in chapter.runs:

@@ -37,8 +37,7 @@ lint: install
 # docs/results.md and the accuracies of `kerneq models`, from the records of runs in this repository.
 results: install
 	rm -rf docs/results-figures
-	$(BIN)/kerneq report docs/results kerneq/weights --title Results --output docs/results.md
-	$(BIN)/kerneq report docs/results kerneq/weights --output kerneq/models/results.json
+	$(BIN)/python -m records
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache

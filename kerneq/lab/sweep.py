@@ -31,7 +31,7 @@ from .console import numbers, plain
 from .data import DataError
 from .evaluate import evaluate
 from .evaluate.scores import spread
-from .report.figures import COLOURS, Canvas, drawn, shown
+from .report.figures import COLOURS, Canvas, clean, open_canvas
 from .run import Run, Stopped, TrainingError, write_atomically
 from .run.checkpoint import read_facts
 from .run.config import EXPERIMENTS, Config, ConfigError, check, overlay, put, read_toml, resolve
@@ -334,7 +334,7 @@ def draw(result: SweepResult) -> Canvas:
     labels = result.axes.get(across, [""])
     where, scaled = _place(labels)
     seeds = max((point.seeds for point in result.points), default=1)
-    with drawn(3.6, width=6) as canvas:
+    with open_canvas(3.6, width=6) as canvas:
         (axes,) = canvas.axes
         for place, (name, points) in enumerate(_lines(result.points, across).items()):
             points.sort(key=lambda point: where[point.values.get(across, "")])  # or the line would go to and fro
@@ -343,7 +343,7 @@ def draw(result: SweepResult) -> Canvas:
                 [100 * point.mean for point in points],
                 [100 * (point.std or 0.0) for point in points],
                 color=COLOURS[place % len(COLOURS)],
-                label=shown(name),
+                label=clean(name),
                 marker="o",
                 capsize=3,
                 linestyle="-" if scaled else "none",

@@ -1,15 +1,16 @@
-"""Runs → one page: results beside the papers', curves, and every kind of evidence that was measured."""
+"""Runs → one page: results beside the published figures, curves, and every kind of evidence that was measured."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..run import TrainingError
 from ..run.folder import write_json
-from .page import write_page
+from .page import write_page as write_page
 from .results import Reported as Reported
 from .results import gather as gather
-from .results import results as results
-from .sections import compose
+from .results import summarize as summarize
+from .sections import compare_published
+from .sections import compose as compose
 
 
 def render(folders: Sequence[Path], output: Path, title: str = "kerneq report") -> None:
@@ -21,11 +22,12 @@ def render(folders: Sequence[Path], output: Path, title: str = "kerneq report") 
     if output.suffix not in (".html", ".md", ".json"):
         raise TrainingError(f"A report is .html, .md or .json by the name of its file, got {output}.")
     runs = gather(folders)
+    results = summarize(runs)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TrainingError(f"{output} could not be written: {error.strerror}.") from None
     if output.suffix == ".json":
-        write_json(output, {"results": [result.row() for result in results(runs)]})
+        write_json(output, {"results": [result.row() for result in results]})
     else:
-        write_page(compose(runs, title), output)
+        write_page(compose(runs, results, compare_published(results), title), output)

@@ -43,8 +43,13 @@ class Style:
     place: int  # of its colour
     counts: bool = True  # or its line is thin, its point hollow
 
+    @property
+    def colour(self) -> str:
+        return COLOURS[self.place % len(COLOURS)]
 
-Curve = tuple[Style, Sequence[float], Sequence[float | None]]  # x and y; None where there is no number
+
+Trace = Sequence[float | None]  # None where there is no number
+Curve = tuple[Style, Sequence[float], Trace]  # x and y
 Point = tuple[Style, float, float, tuple[float, float] | None]  # x, accuracy, and the ends of its bar
 
 
@@ -59,8 +64,8 @@ class Canvas:
 
 
 @contextlib.contextmanager
-def drawn(height: float = 2.7, columns: int = 1, width: float = 4.4) -> Iterator[Canvas]:
-    """A canvas to draw on; its legend and its SVG are made when the block ends.
+def open_canvas(height: float = 2.7, columns: int = 1, width: float = 4.4) -> Iterator[Canvas]:
+    """Yield a canvas to draw on; its legend and its SVG are made when the block ends.
 
     The legend is below the axes, as many labels beside each other as there is room for, and makes the figure so much
     higher. Letters that no font has become boxes.
@@ -86,32 +91,37 @@ def drawn(height: float = 2.7, columns: int = 1, width: float = 4.4) -> Iterator
     canvas.svg = f"{head}>{STYLE}{rest.replace(INK, 'currentColor')}".encode()
 
 
-def shown(label: str) -> str:
-    """A name as a figure can show it."""
+def clean(label: str) -> str:
+    """Return a name as a figure can show it."""
     text = "".join(c if c.isprintable() else "\ufffd" for c in label)
     return f"\u200b{text}" if text.startswith("_") else text  # matplotlib leaves out of its legends what begins with _
 
 
 def plot(axes: Axes, curves: Sequence[Curve], *, log: bool = False, marker: str = ".") -> None:
-    """A line for each curve, a dot for one of a single point; those that count above the others."""
+    """Plot a line for each curve, a dot for one of a single point; those that count above the others."""
     for style, xs, ys in sorted(curves, key=lambda curve: curve[0].counts):
-        pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None and (y > 0 or not log)]
+        pairs = positive_pairs(xs, ys) if log else [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
         if pairs:
             line = LINES[style.place // len(COLOURS) % len(LINES)]
-            colour, width = COLOURS[style.place % len(COLOURS)], 1.7 if style.counts else 0.6
-            dots, label = marker if len(pairs) > 1 else "o", shown(style.label)
-            axes.plot(*zip(*pairs, strict=True), line, color=colour, label=label, marker=dots, linewidth=width)
+            width, dots = 1.7 if style.counts else 0.6, marker if len(pairs) > 1 else "o"
+            label = clean(style.label)
+            axes.plot(*zip(*pairs, strict=True), line, color=style.colour, label=label, marker=dots, linewidth=width)
     if log:
         axes.set_yscale("log")
         low, high = axes.get_ylim()
         # Where there may be no power of ten, the numbers between are named, too.
         between = range(1, 10) if high / low < 6 else (1, 2, 5) if high / low < 20 else ()
-        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: scientific(value, (1,))))
-        axes.yaxis.set_minor_formatter(ticker.FuncFormatter(lambda value, _: scientific(value, between)))
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: format_power(value, (1,))))
+        axes.yaxis.set_minor_formatter(ticker.FuncFormatter(lambda value, _: format_power(value, between)))
 
 
-def scientific(value: float, digits: Sequence[int]) -> str:
-    """10⁻³ or 2·10⁻³; nothing for other digits."""
+def positive_pairs(xs: Sequence[float], ys: Trace) -> list[tuple[float, float]]:
+    """Return the points that a logarithmic axis can show."""
+    return [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None and y > 0]
+
+
+def format_power(value: float, digits: Sequence[int]) -> str:
+    """Return 10⁻³ or 2·10⁻³; nothing for other digits."""
     exponent = math.floor(math.log10(value) + 1e-9)
     digit = round(value / 10**exponent)
     raised = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
@@ -119,10 +129,10 @@ def scientific(value: float, digits: Sequence[int]) -> str:
 
 
 def draw_curves(curves: Sequence[Curve], *, x: str, y: str, log: bool = False, percent: bool = False) -> bytes:
-    """Curves over whole numbers, epochs or steps, one line a run."""
+    """Draw curves over whole numbers, epochs or steps, one line a run."""
     log = log and min(value for *_, ys in curves for value in ys if value is not None) > 0
     most = max(len(xs) for _, xs, _ in curves)
-    with drawn() as canvas:
+    with open_canvas() as canvas:
         axes = canvas.axes[0]
         plot(axes, curves, log=log, marker="." if most <= 30 else "")
         axes.set(xlabel=x, ylabel=y)
@@ -132,49 +142,45 @@ def draw_curves(curves: Sequence[Curve], *, x: str, y: str, log: bool = False, p
     return canvas.svg
 
 
-def draw_stopped(curves: Sequence[Curve]) -> bytes:
-    """Accuracy of trained models whose solves end after so many steps."""
-    steps = sorted({x for _, xs, _ in curves for x in xs})
-    with drawn() as canvas:
+def draw_accuracy(curves: Sequence[Curve], x: str, y: str, *, steps: bool = False) -> bytes:
+    """Draw accuracy against the radius of a ball or, if `steps`, the steps after which solves end; a line a run."""
+    with open_canvas() as canvas:
         axes = canvas.axes[0]
         plot(axes, curves, marker="o")
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(ticker.FixedLocator(steps))
-        axes.xaxis.set_major_formatter(ticker.FormatStrFormatter("%d"))
-        axes.minorticks_off()
+        if steps:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(ticker.FixedLocator(sorted({x for _, xs, _ in curves for x in xs})))
+            axes.xaxis.set_major_formatter(ticker.FormatStrFormatter("%d"))
+            axes.minorticks_off()
+        else:
+            axes.set_ylim(0, 1.02)
         axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
-        axes.set(xlabel="steps at most", ylabel="test accuracy")
+        axes.set(xlabel=x, ylabel=y)
     return canvas.svg
 
 
 def draw_points(points: Sequence[Point], x: str, y: str) -> bytes:
-    """Accuracy against what a model costs, one point a run or a group of seeds, with a bar as long as its noise.
+    """Draw accuracy against what a model costs, one point a run or a group of seeds, with a bar as long as its noise.
 
     Up is as far as the error is halved, and below the figure are errors of more than four times the median, so that 95
     and 96 % are told apart where another run has 60.
     """
     errors = [1 - accuracy for *_, accuracy, _ in points]
     worst = max([0.01, *(error for error in errors if error <= 0.02 + 4 * median(errors))])
-    with drawn(2.8, width=4.4 if len(points) <= len(COLOURS) else 8) as canvas:
+    with open_canvas(2.8, width=4.4 if len(points) <= len(COLOURS) else 8) as canvas:
         axes = canvas.axes[0]
-        for style, across, share, bar in sorted(points, key=lambda point: point[0].counts):
-            colour = COLOURS[style.place % len(COLOURS)]
-            if 1 - share > worst:
-                words = f"{style.label} ({share:.1%}, below)"
-                axes.plot(across, 1 - 1.1 * worst, "v", color=colour, markersize=7, label=shown(words))
+        for style, cost, accuracy, bar in sorted(points, key=lambda point: point[0].counts):
+            if 1 - accuracy > worst:
+                label = clean(f"{style.label} ({accuracy:.1%}, below)")
+                axes.plot(cost, 1 - 1.1 * worst, "v", color=style.colour, markersize=7, label=label)
                 continue
             marker, fill = MARKERS[style.place // len(COLOURS) % len(MARKERS)], "full" if style.counts else "none"
-            axes.plot(across, share, marker, color=colour, markersize=7, fillstyle=fill, label=shown(style.label))
+            label = clean(style.label)
+            axes.plot(cost, accuracy, marker, color=style.colour, markersize=7, fillstyle=fill, label=label)
             if bar:
-                axes.vlines(across, bar[0], min(bar[1], 1), color=colour, linewidth=1, alpha=0.6)
-        axes.set_yscale("function", functions=(lambda a: -np.log(np.maximum(1 - a, 1e-3)), lambda y: 1 - np.exp(-y)))
+                axes.vlines(cost, bar[0], min(bar[1], 1), color=style.colour, linewidth=1, alpha=0.6)
         axes.margins(0.12)
-        low, high = axes.get_ylim()
-        ticks = [0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.96, 0.97, 0.98, 0.99, 0.995]
-        ticks += [0.91, 0.93, 0.95, 0.955, 0.965] if 1 - low < 4 * (1 - high) else []
-        inside = [tick for tick in ticks if low <= tick <= high]
-        axes.set_yticks(inside if len(inside) > 1 else axes.get_yticks(), minor=False)
-        axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=1))
+        scale_by_error(axes)
         thousands = ticker.EngFormatter()  # which would also write 0.8 seconds as 800 m
         axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda n, _: thousands(n) if n >= 1 else f"{n:g}"))
         axes.xaxis.set_major_locator(ticker.MaxNLocator(6))
@@ -182,9 +188,20 @@ def draw_points(points: Sequence[Point], x: str, y: str) -> bytes:
     return canvas.svg
 
 
+def scale_by_error(axes: Axes) -> None:
+    """Make a y axis of accuracies logarithmic in the error."""
+    axes.set_yscale("function", functions=(lambda a: -np.log(np.maximum(1 - a, 1e-3)), lambda y: 1 - np.exp(-y)))
+    low, high = axes.get_ylim()
+    ticks = [0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.96, 0.97, 0.98, 0.99, 0.995]
+    ticks += [0.91, 0.93, 0.95, 0.955, 0.965] if 1 - low < 4 * (1 - high) else []
+    inside = [tick for tick in ticks if low <= tick <= high]
+    axes.set_yticks(inside if len(inside) > 1 else axes.get_yticks(), minor=False)
+    axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=1))
+
+
 def draw_reliability(steps: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
-    """Accuracy against confidence, bin by bin, and below how many predictions are in each."""
-    with drawn(3.0, width=3.8) as canvas:
+    """Draw accuracy against confidence, bin by bin, and below how many predictions are in each."""
+    with open_canvas(3.0, width=3.8) as canvas:
         axes = canvas.axes[0]
         axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
         for place, (label, bins) in enumerate(steps.items()):
@@ -192,7 +209,7 @@ def draw_reliability(steps: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
             total = sum(b["count"] for b in filled)
             sizes = [12 + 160 * b["count"] / total for b in filled]
             xs, ys = [b["confidence"] for b in filled], [b["accuracy"] for b in filled]
-            axes.plot(xs, ys, color=COLOURS[place], linewidth=1.2, alpha=0.7, label=shown(label))
+            axes.plot(xs, ys, color=COLOURS[place], linewidth=1.2, alpha=0.7, label=clean(label))
             axes.scatter(xs, ys, sizes, color=COLOURS[place], alpha=0.75, linewidths=0)
         axes.xaxis.set_major_formatter(ticker.PercentFormatter(1.0))
         axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
@@ -201,7 +218,7 @@ def draw_reliability(steps: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
 
 
 def draw_confusion(classes: Sequence[str], confusion: Sequence[Sequence[int]]) -> bytes:
-    """Labels in rows, predictions in columns: blue on the diagonal, orange off it, deeper for more of the row."""
+    """Draw labels in rows, predictions in columns: blue on the diagonal, orange off it, deeper for more of the row."""
     counts = np.asarray(confusion, dtype=float)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     colours = np.zeros((*shares.shape, 4))
@@ -209,13 +226,13 @@ def draw_confusion(classes: Sequence[str], confusion: Sequence[Sequence[int]]) -
     colours[right, :3], colours[~right, :3] = matplotlib.colors.to_rgb(COLOURS[0]), matplotlib.colors.to_rgb(COLOURS[1])
     colours[..., 3] = np.where(right, 0.65 * shares, np.where(shares > 0, np.minimum(0.12 + 2.5 * shares, 0.9), 0))
     few = len(classes) <= 20
-    with drawn(3.8, width=4.2) as canvas:
+    with open_canvas(3.8, width=4.2) as canvas:
         axes = canvas.axes[0]
         axes.imshow(colours, interpolation="none")
         axes.grid(False)
         axes.set(xlabel="prediction", ylabel="label")
         if few:
-            names = [shown(name if len(name) <= 12 else name[:11] + "…") for name in classes]
+            names = [clean(name if len(name) <= 12 else name[:11] + "…") for name in classes]
             long = max(map(len, names)) > 2
             axes.set_xticks(range(len(names)), names, rotation=45 if long else 0, ha="right" if long else "center")
             axes.set_yticks(range(len(names)), names)
@@ -225,15 +242,15 @@ def draw_confusion(classes: Sequence[str], confusion: Sequence[Sequence[int]]) -
 
 
 def draw_bars(bars: Mapping[str, Mapping[str, float]], marks: Mapping[str, float], colours: Mapping[str, str]) -> bytes:
-    """A group of bars for each kind, one a run; a dotted line at each run's mark, its accuracy without corruption."""
+    """Draw a group of bars for each kind, one a run, and a dotted line at each run's mark: its clean accuracy."""
     kinds = list(dict.fromkeys(kind for values in bars.values() for kind in values))
-    with drawn(0.9 + len(kinds) * (0.1 + 0.11 * len(bars)), width=8) as canvas:
+    with open_canvas(0.9 + len(kinds) * (0.1 + 0.11 * len(bars)), width=8) as canvas:
         axes = canvas.axes[0]
         height = 0.8 / len(bars)
         for place, (label, values) in enumerate(bars.items()):
             colour = colours[label]
             where = [i + (place - (len(bars) - 1) / 2) * height for i, kind in enumerate(kinds) if kind in values]
-            axes.barh(where, [values[k] for k in kinds if k in values], height * 0.92, color=colour, label=shown(label))
+            axes.barh(where, [values[k] for k in kinds if k in values], height * 0.92, color=colour, label=clean(label))
             axes.axvline(marks[label], color=colour, linestyle=":", linewidth=1.2)
         axes.set_yticks(range(len(kinds)), [kind.replace("_", " ") for kind in kinds])
         axes.margins(y=0.01)
@@ -246,24 +263,18 @@ def draw_bars(bars: Mapping[str, Mapping[str, float]], marks: Mapping[str, float
 
 
 def draw_traces(layers: Sequence[Mapping[str, Any]], tol: float) -> bytes:
-    """Residual and energy at every step of a solve: thick the mean over pictures, thin some of them.
+    """Draw residual and energy at every step of a solve: thick the mean over pictures, thin some of them.
 
     Of E, which has another scale in every layer, the share of its fall that is still to come.
     """
     energies = any(layer["energies"] for layer in layers)
-    with drawn(2.9, 2 if energies else 1) as canvas:
+    with open_canvas(2.9, 2 if energies else 1) as canvas:
         for place, layer in enumerate(layers):
-            several = [(layer["residuals"], layer["sample_residuals"], canvas.axes[0])]
+            style, few = Style(layer["name"], place), len(layers) <= 2  # single pictures of more would hide the means
+            plot_trace(canvas.axes[0], style, layer["residuals"], layer["sample_residuals"] if few else [])
             if layer["energies"]:
-                samples = [_fall(sample) for sample in layer["sample_energies"] or []]
-                several.append((_fall(layer["energies"]), samples, canvas.axes[-1]))
-            for mean, samples, axes in several:
-                for sample in samples if len(layers) <= 2 else []:  # more would hide the means
-                    pairs = [(k, v) for k, v in enumerate(sample, start=1) if v is not None and v > 0]
-                    if pairs:
-                        colour = COLOURS[place % len(COLOURS)]
-                        axes.plot(*zip(*pairs, strict=True), color=colour, linewidth=0.6, alpha=0.5)
-                plot(axes, [(Style(layer["name"], place), range(1, len(mean) + 1), mean)], log=True)
+                samples = [scale_fall(sample) for sample in layer["sample_energies"] or []] if few else []
+                plot_trace(canvas.axes[-1], style, scale_fall(layer["energies"]), samples)
         canvas.axes[0].axhline(tol, color=GREY, linestyle=":", linewidth=1)
         canvas.axes[0].set(xlabel="step", ylabel="residual (dotted: tolerance)")
         if energies:
@@ -273,21 +284,21 @@ def draw_traces(layers: Sequence[Mapping[str, Any]], tol: float) -> bytes:
     return canvas.svg
 
 
-def _fall(energies: Sequence[float | None]) -> list[float | None]:
-    """(E − E*) / (E₁ − E*), E* the lowest; what is left of rounding is no number."""
+def plot_trace(
+    axes: Axes, style: Style, mean: Sequence[float | None], samples: Sequence[Sequence[float | None]]
+) -> None:
+    """Plot what a solve has at each step: a thick line, and a thin one for each of some pictures."""
+    for sample in samples:
+        if pairs := positive_pairs(range(1, len(sample) + 1), sample):
+            axes.plot(*zip(*pairs, strict=True), color=style.colour, linewidth=0.6, alpha=0.5)
+    plot(axes, [(style, range(1, len(mean) + 1), mean)], log=True)
+
+
+def scale_fall(energies: Trace) -> list[float | None]:
+    """Return (E − E*) / (E₁ − E*), E* the lowest; what is left of rounding is no number."""
     known = [value for value in energies if value is not None]
-    first, low = (known[0], min(known)) if known else (0.0, 0.0)
-    if not first - low > 0:
+    if not known or not known[0] > min(known):
         return [None] * len(energies)
+    first, low = known[0], min(known)
     falls = [None if value is None else (value - low) / (first - low) for value in energies]
     return [None if fall is None or fall < 1e-6 else fall for fall in falls]
-
-
-def draw_radii(curves: Sequence[Curve], x: str, y: str) -> bytes:
-    """Accuracy against the radius of a ball, one line a run."""
-    with drawn() as canvas:
-        axes = canvas.axes[0]
-        plot(axes, curves, marker="o")
-        axes.set(xlabel=x, ylabel=y, ylim=(0, 1.02))
-        axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
-    return canvas.svg

@@ -37,7 +37,7 @@ class Table:
     best: int | None = None  # the row that is set in bold
 
     def left(self, heading: str) -> bool:
-        """Whether a column stands to the left."""
+        """Return whether a column stands to the left."""
         return heading in (self.headings[0], *self.words)
 
 
@@ -85,7 +85,7 @@ class Page:
     sections: list[Section]
 
     def files(self) -> dict[Drawing, str]:
-        """All pictures, in their order, with the names of their files; a second one of a name has ~2 in it."""
+        """Return all pictures, in their order, with the names of their files; a second one of a name has ~2 in it."""
         lists = [block for section in self.sections for block in section.blocks if isinstance(block, list)]
         found: dict[Drawing, str] = {}
         count: collections.Counter[str] = collections.Counter()
@@ -96,56 +96,56 @@ class Page:
         return found
 
 
-def number(value: float | None, form: str = ".2%") -> str:
-    """A number, by default a share, in the cell of a table; a dash where there is none."""
+def format_number(value: float | None, form: str = ".2%") -> str:
+    """Return a number, by default a share, in the cell of a table; a dash where there is none."""
     return f"{value:{form}}" if value is not None else DASH
 
 
 def write_page(page: Page, output: Path) -> None:
     """Write a page as Markdown (.md; the figures into the folder STEM-figures beside it) or HTML (any other name)."""
     if output.suffix != ".md":
-        write_atomically(output, html(page).encode(errors="replace"))  # a folder's name may be no text
+        write_atomically(output, render_html(page).encode(errors="replace"))  # a folder's name may be no text
         return
     folder = output.with_name(f"{output.stem}-figures")
     for drawing, name in page.files().items():
         write_atomically(folder / name, drawing.data)
-    write_atomically(output, markdown(page, folder.name).encode(errors="replace"))
+    write_atomically(output, render_markdown(page, folder.name).encode(errors="replace"))
 
 
-def html(page: Page) -> str:
-    """The page as one HTML file; whatever a run is called, it stays text."""
+def render_html(page: Page) -> str:
+    """Return the page as one HTML file; whatever a run is called, it stays text."""
     source = importlib.resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)
     return template.render(page=page)
 
 
-def markdown(page: Page, folder: str) -> str:
-    """The page as Markdown, its figures in `folder`."""
-    files, parts = page.files(), [f"# {plain(page.title)}", plain(page.lead)]
+def render_markdown(page: Page, folder: str) -> str:
+    """Return the page as Markdown, its figures in `folder`."""
+    files, parts = page.files(), [f"# {escape_markdown(page.title)}", escape_markdown(page.lead)]
     for section in page.sections:
-        parts.append(f"{'##' if section.chapter else '###'} {plain(section.title)}")
+        parts.append(f"{'##' if section.chapter else '###'} {escape_markdown(section.title)}")
         for block in section.blocks:
             if isinstance(block, Paragraph):
-                parts += [plain(block.text), *([f"    {block.command}"] if block.command else [])]
+                parts += [escape_markdown(block.text), *([f"    {block.command}"] if block.command else [])]
             elif isinstance(block, Table):
                 parts.append(_markdown_table(block))
             else:
                 for drawing in block:
                     # A space or a bracket would end the address; and a folder's name may be no text.
                     address = quote(f"{folder}/{files[drawing]}", errors="surrogateescape")
-                    parts.append(f"![{plain(drawing.caption)}]({address})")
+                    parts.append(f"![{escape_markdown(drawing.caption)}]({address})")
     return "\n\n".join(parts) + "\n"
 
 
 def _markdown_table(table: Table) -> str:
     rules = [":--" if table.left(heading) else "--:" for heading in table.headings]
-    rows = [[plain(cell) for cell in row] for row in table.rows]
+    rows = [[escape_markdown(cell) for cell in row] for row in table.rows]
     if table.best is not None:
         rows[table.best] = [f"**{cell}**" if cell else cell for cell in rows[table.best]]
-    lines = ([plain(heading) for heading in table.headings], rules, *rows)
+    lines = ([escape_markdown(heading) for heading in table.headings], rules, *rows)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def plain(text: str) -> str:
-    """The text as Markdown that shows it, on one line."""
+def escape_markdown(text: str) -> str:
+    """Return the text as Markdown that shows it, on one line."""
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(text.split()))

@@ -1,4 +1,4 @@
-"""What runs reached: runs told apart, gathered by data set and over their seeds, beside the published figures."""
+"""What runs reached: each run under a name of its own, and the means over seeds, beside the published figures."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ from typing import Any, final
 
 import torch
 
-from ...models import MODELS, from_config, parameters, task
+from ...models import MODELS, Published, from_config, parameters, task
 from ...settings import NOTHING, values
 from ..data import DataError, find
 from ..evaluate import over_seeds
@@ -20,6 +20,9 @@ from ..evaluate.scores import but_for_seed, spread
 from ..run import Run, find_runs
 from ..run.config import EXPERIMENTS, Config, ConfigError, differences, load
 from ..run.folder import INCIDENTAL
+
+NOISE = 1.96  # standard errors: 95 %
+SUBSET_CLASSES = {"first-five-classes": 5, "four-of-five-subclasses": 20}  # other subsets have all classes
 
 
 @final
@@ -38,67 +41,59 @@ class Reported:
     def evaluation(self) -> dict[str, Any]:
         return self.run.evaluation()
 
-    @property
-    def data(self) -> str:
-        """What it was trained on, in words."""
-        return self.config.data.described
-
-    @property
-    def test(self) -> float | None:
-        """Accuracy on the test images; None if it was not evaluated."""
-        return self.accuracy("test")
-
-    def scores(self, split: str) -> dict[str, Any]:
-        """What was measured on the `test` images, or on those of `unknown` sub-classes; empty if nothing was."""
-        return self.evaluation.get("scores", {}).get(split, {})
-
-    def accuracy(self, split: str) -> float | None:
-        """On the images of a split, the best on held-out ones for `validation`; None if it was not evaluated on it."""
-        return self.validation if split == "validation" else self.scores(split).get("accuracy")
-
-    def wrong(self, split: str) -> Sequence[int] | None:
-        """The places of the images it is wrong about; None if they were not recorded."""
-        found: Sequence[int] | None = self.evaluation.get("classification", {}).get(split, {}).get("wrong")
-        return found
+    @functools.cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """The metrics of each epoch."""
+        return self.run.rows()
 
     @functools.cached_property
     def validation(self) -> float | None:
         """The best accuracy on held-out images."""
         return self.run.best_accuracy()
 
+    @property
+    def data(self) -> str:
+        """What it was trained on, in words."""
+        return self.config.data.described
+
+    def scores(self, split: str) -> dict[str, Any]:
+        """Return what was measured on the `test` images, or on those of `unknown` sub-classes; empty if nothing was."""
+        return self.evaluation.get("scores", {}).get(split, {})
+
+    def accuracy(self, split: str = "test") -> float | None:
+        """Return the accuracy on a split, for `validation` the best of all epochs; None if it was not evaluated."""
+        return self.validation if split == "validation" else self.scores(split).get("accuracy")
+
     def interval(self, split: str = "test") -> tuple[float, float] | None:
-        """The accuracies that the images do not contradict, 95 %."""
+        """Return the accuracies that the images do not contradict, 95 %."""
         accuracy, images = (self.scores(split).get(name) for name in ("accuracy", "images"))
         return wilson_interval(round(accuracy * images), images) if accuracy is not None and images else None
 
-    def published(self, split: str = "test") -> float | None:
-        """The paper's accuracy of the model of this name on this task; None for pictures of another size."""
+    def published(self, split: str = "test") -> Published | None:
+        """Return the paper's accuracy of the model of this name on this task; None for pictures of another size."""
         entry, data = MODELS.get(self.config.model.name), self.config.data
-        found = entry and entry.published.get(task(data.pictures, data.subset, split))
-        return found.percent / 100 if found else None
+        return entry.published.get(task(data.pictures, data.subset, split)) if entry else None
 
     @functools.cached_property
     def settings(self) -> tuple[str, ...]:
-        """What `kerneq train` was told: of the experiments with this model the nearest, and its changes.
+        """The arguments of `kerneq train` that repeat it: the nearest experiment with this model, and changes of it.
 
-        One on the same data is nearer than any other. Empty where there is none, or where the changes on the way there
-        are refused.
+        An experiment on the same data is nearer than any other. Empty where there is none, or where its changes are
+        refused on the way.
         """
-        model, data = self.config.model.name, self.config.data
-        far = {
-            name: (
-                (config.data.name, config.data.subset) != (data.name, data.subset),
-                len(changes(config, self.config)),
-            )
-            for name, config in experiments().items()
-            if config.model.name == model
-        }
-        if not far:
+
+        def distance(name: str) -> tuple[bool, int, int]:
+            data, own = load_experiments()[name].data, self.config.data
+            elsewhere = (data.name, data.subset) != (own.name, own.subset)
+            return elsewhere, len(list_changes(load_experiments()[name], self.config)), len(name)
+
+        same = (name for name, config in load_experiments().items() if config.model.name == self.config.model.name)
+        nearest, words = min(same, key=distance, default=None), list[str]()
+        if nearest is None:
             return ()
-        nearest, words = min(far, key=lambda name: (far[name], len(name))), list[str]()
-        # Again, as another `name` in a table takes what stands beside it back to its defaults.
+        # Repeat, because a new `name` in a table resets the other settings of the table to its defaults.
         try:
-            while more := [word for word in changes(load(nearest, words), self.config) if word not in words]:
+            while more := [word for word in list_changes(load(nearest, words), self.config) if word not in words]:
                 words += more
         except ConfigError:
             return ()
@@ -107,15 +102,13 @@ class Reported:
     @functools.cached_property
     def parameters(self) -> int | None:
         """How many numbers training could change, from its evaluation or its settings; None for unknown classes."""
-        known = self.evaluation.get("parameters")
-        if known is not None:
+        if (known := self.evaluation.get("parameters")) is not None:
             return int(known)
         try:
             data_set = find(self.config.data.name)
         except DataError:
             return None
-        classes = len(self.run.classes() or data_set.class_names or ())
-        classes = {"first-five-classes": 5, "four-of-five-subclasses": 20}.get(self.config.data.subset, classes)
+        classes = SUBSET_CLASSES.get(self.config.data.subset) or len(self.run.classes() or data_set.class_names or ())
         if classes == 0:
             return None
         with torch.device("meta"):
@@ -124,7 +117,7 @@ class Reported:
     @property
     def epochs(self) -> str:
         """How many epochs were trained, and of how many if it ended early."""
-        done, meant = len(self.run.rows()), self.config.training.epochs
+        done, meant = len(self.rows), self.config.training.epochs
         return f"{done}" if done >= meant else f"{done} of {meant}"
 
     @property
@@ -135,19 +128,19 @@ class Reported:
     @property
     def seconds(self) -> float:
         """Time of training on all its devices together: the epochs times the median one, as the first compiles."""
-        processes, epochs = self.run.environment().get("processes"), [row["seconds"] for row in self.run.rows()]
+        processes, epochs = self.run.environment().get("processes"), [row["seconds"] for row in self.rows]
         return float(median(epochs or [0.0])) * len(epochs) * (processes if isinstance(processes, int) else 1)
 
 
 def gather(folders: Sequence[Path]) -> list[Reported]:
-    """The runs in some folders, or that ship under some names: the best on test images first, then on held-out ones."""
+    """Return the runs in some folders, or that ship under some names, the best on test (then held-out) images first."""
     runs = find_runs(folders)
-    found = [Reported(run, label) for run, label in zip(runs, labels([run.path for run in runs]), strict=True)]
-    return sorted(found, key=lambda one: (one.test or -1.0, one.validation or -1.0), reverse=True)
+    found = [Reported(run, label) for run, label in zip(runs, shorten([run.path for run in runs]), strict=True)]
+    return sorted(found, key=lambda one: (one.accuracy() or -1.0, one.validation or -1.0), reverse=True)
 
 
-def labels(paths: Sequence[Path]) -> list[str]:
-    """The shortest endings of the paths that tell them apart."""
+def shorten(paths: Sequence[Path]) -> list[str]:
+    """Return the shortest endings of the paths that tell them apart."""
     parts = [path.resolve().parts for path in paths]
 
     def ending(own: tuple[str, ...]) -> str:
@@ -159,13 +152,13 @@ def labels(paths: Sequence[Path]) -> list[str]:
 
 
 @functools.cache
-def experiments() -> dict[str, Config]:
-    """The experiments of the package by name."""
+def load_experiments() -> dict[str, Config]:
+    """Return the experiments of the package by name."""
     return {file.stem: load(file.stem) for file in sorted(EXPERIMENTS.glob("*.toml"))}
 
 
-def changes(first: Config, second: Config) -> list[str]:
-    """The `key=value` that make the second run of the first, but for how it is computed."""
+def list_changes(first: Config, second: Config) -> list[str]:
+    """Return the `key=value` that make the second run of the first, but for how it is computed."""
     wanted = {key: NOTHING if value is None else value for key, value in values(second).items()}
     keys = (key for key in differences(first, second) if key in wanted and key not in INCIDENTAL)
     return [f"{key}={json.dumps(wanted[key])}".replace('"', "") for key in keys]
@@ -193,6 +186,11 @@ class Result:
     runs: tuple[Reported, ...]  # by their seeds
 
     @property
+    def seed_variance(self) -> float:
+        """The variance of the accuracy that the seeds leave."""
+        return 0.0 if self.std is None else self.std**2 / self.seeds
+
+    @property
     def variance(self) -> float:
         """Of the accuracy: that of a share of so many images, and that of the mean over the seeds.
 
@@ -201,40 +199,51 @@ class Result:
         return self.accuracy * (1 - self.accuracy) / max(self.images, 1) + self.seed_variance
 
     @property
-    def seed_variance(self) -> float:
-        return 0.0 if self.std is None else self.std**2 / self.seeds
+    def interval(self) -> tuple[float, float] | None:
+        """The accuracies that images and seeds do not contradict, 95 %; None where the images are not recorded."""
+        if self.std is None:
+            return self.runs[0].interval(self.split)
+        noise = NOISE * math.sqrt(self.variance)
+        return (self.accuracy - noise, self.accuracy + noise) if self.images else None
 
     def row(self) -> dict[str, Any]:
-        """The result as JSON has it, its runs by their folders."""
+        """Return the result as JSON has it, its runs by their folders."""
         return {**vars(self), "runs": [one.run.path.as_posix() for one in self.runs]}
 
 
-def results(runs: Sequence[Reported]) -> list[Result]:
-    """One result for each group of seeds and each run that is in none; runs without an accuracy are left out.
-
-    A copy of a run in a group, as one that was exported with its weights, is left out, too: it would be the seed that
-    somebody chose, beside the mean.
+def summarize(runs: Sequence[Reported]) -> list[Result]:
+    """Return one result for each group of seeds and each run that is in none; runs without an accuracy are left out.
 
     Of a model's results the one that counts is first, and which that is no accuracy decides: the experiment with the
     shortest name, the fewest changes of its settings, training that came to its end, weights that are here.
+    """
+    found = []
+    for group in group_seeds(runs):
+        splits = [split for split in ("test", "unknown") if any(one.scores(split) for one in group)]
+        for split in splits or ["validation"]:
+            shares = {one: share for one in group if (share := one.accuracy(split)) is not None}
+            found += [_average(split, shares)] if shares else []
+    return sorted(found, key=_rank)
+
+
+def group_seeds(runs: Sequence[Reported]) -> list[list[Reported]]:
+    """Return the groups of runs that differ in their seed only, by their seeds; any other run is a group of its own.
+
+    A copy of a run in a group, as one that was exported with its weights, is left out: it would be the seed that
+    somebody chose, beside the mean.
     """
     by_path = {one.run.path: one for one in runs}
     groups = [[by_path[run.path] for run in summary.runs] for summary in over_seeds([one.run for one in runs])]
     trained = {one: (but_for_seed(one.run), one.config.seed) for one in runs}
     grouped = {trained[one] for group in groups for one in group}
     groups += [[one] for one in runs if trained[one] not in grouped]
-    found = []
-    for group in (sorted(group, key=lambda one: one.config.seed) for group in groups):
-        splits = [split for split in ("test", "unknown") if any(one.scores(split) for one in group)]
-        for split in splits or ["validation"]:
-            shares = {one: share for one in group if (share := one.accuracy(split)) is not None}
-            found += [_result(split, shares)] if shares else []
-    return sorted(found, key=_place)
+    return [sorted(group, key=lambda one: one.config.seed) for group in groups]
 
 
-def _result(split: str, shares: Mapping[Reported, float]) -> Result:
-    """The result of runs of one seed each, by their accuracies on a split."""
+def _average(split: str, shares: Mapping[Reported, float]) -> Result:
+    """Return the result of runs of one seed each, by their accuracies on a split."""
     first, (mean, std) = next(iter(shares)), spread([*shares.values()])
+    published = first.published(split)
     return Result(
         model=first.config.model.name,
         data=first.config.data.pictures,
@@ -245,8 +254,8 @@ def _result(split: str, shares: Mapping[Reported, float]) -> Result:
         seeds=len(shares),
         images=first.scores(split).get("images") or 0,
         parameters=first.parameters,
-        published=first.published(split),
-        epochs=len(first.run.rows()),
+        published=published.percent / 100 if published else None,
+        epochs=len(first.rows),
         seconds=round(fmean(one.seconds for one in shares), 1),
         device=str(first.run.environment().get("device", "unknown")),
         settings=first.settings,
@@ -254,8 +263,8 @@ def _result(split: str, shares: Mapping[Reported, float]) -> Result:
     )
 
 
-def _place(found: Result) -> tuple[Any, ...]:
-    """Where a result stands among others: by its task and model, then by what counts."""
+def _rank(found: Result) -> tuple[Any, ...]:
+    """Return where a result stands among others: by its task and model, then by what counts."""
     first, words = found.runs[0], found.settings
     changed = sum(not word.startswith("seed=") for word in words)
     early = found.epochs < first.config.training.epochs

@@ -2,7 +2,8 @@
 
 import dataclasses
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ...gradients import Unrolled
 from ...kernels import AbstractRadialKernel, Linear
@@ -11,72 +12,92 @@ from ..evaluate import PARTS
 from ..run import TrainingError
 from ..training import metrics
 from . import figures
-from .findings import SECTIONS, Chapter
-from .page import DASH, Block, Drawing, Page, Paragraph, Section, Table, number
-from .published import NOISE, compare
-from .results import Reported, Result, changes, results
+from .findings import SECTIONS, Chapter, PartByRun
+from .page import DASH, Block, Drawing, Page, Paragraph, Section, Table, format_number
+from .results import Reported, Result, list_changes
 
-HINT = "; filled or thick: the runs of a model that count"
 DAMAGES = (KeyError, TypeError, ValueError, IndexError, AttributeError)  # what a damaged record may end in
+LEAD = (
+    "Test accuracies are of the test images; validation accuracies are of images held out of training, and as the "
+    "best of all epochs they flatter a little. Device-seconds are the epochs that were trained times the median one, "
+    "on all devices together."
+)
 
 
-def compose(runs: Sequence[Reported], title: str) -> Page:
-    """The page about some runs: first beside what is published, then a chapter for each data set."""
+def compose(runs: Sequence[Reported], results: Sequence[Result], opening: Sequence[Section], title: str) -> Page:
+    """Return the page about some runs and their results: `opening`, then a chapter for each data set."""
     chapters: dict[str, list[Reported]] = {}
     for one in sorted(runs, key=lambda one: one.data):
         chapters.setdefault(one.data, []).append(one)
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-    lead = f"{count} on {', '.join(chapters)}. Test accuracies are of the test images; "
-    lead += (
-        "validation accuracies are of images held out of training, and as the best of all epochs they flatter a "
-        "little. Device-seconds are the epochs that were trained times the median one, on all devices together."
-    )
-    reached = results(runs)
-    sections = compare(reached)
+    sections = list(opening)
     for data, some in chapters.items():
-        own = (found for found in reached if found.runs[0].data == data)
-        sections += sections_of(Chapter(tuple(some), tuple(own)))
-    return Page(title, lead, sections)
+        own = (found for found in results if found.runs[0].data == data)
+        sections += compose_chapter(Chapter(tuple(some), tuple(own)))
+    return Page(title, f"{count} on {', '.join(chapters)}. {LEAD}", sections)
 
 
-def sections_of(chapter: Chapter) -> list[Section]:
-    """Results and learning curves, a section for each part that was measured, and where the runs come from."""
+def compare_published(results: Sequence[Result]) -> list[Section]:
+    """Return the published figures of the models, each beside the result that counts; [] where there are none."""
+    rows: dict[tuple[str, str], tuple[str, ...]] = {}
+    for found in results:
+        published = found.runs[0].published(found.split)
+        if published and found.split != "validation":
+            cells = (f"{published}", f"{100 * found.accuracy:.2f}", ", ".join(one.label for one in found.runs))
+            rows.setdefault((found.model, found.runs[0].data), cells)
+    heads = ("model", "on", "published, %", "ours, %", "runs")
+    table = Table(heads, [(*key, *cells) for key, cells in rows.items()], ("on", "runs"))
+    return [Section("The papers' figures", [table], chapter=True)] if rows else []
+
+
+def compose_chapter(chapter: Chapter) -> list[Section]:
+    """Return the sections on results, learning curves, each part that was measured, and the settings of the runs."""
     reached = [found for found in chapter.results if found.split != "unknown"]
     costs, curves = draw_costs(chapter, reached), draw_metrics(chapter)
-    found = [
-        Section(chapter.runs[0].data, [], chapter=True),
-        Section("Results", [*tabulate(chapter, reached), *([costs] if costs else [])]),
-        *([Section("Learning curves", [curves])] if curves else []),
-    ]
+    found = [Section(chapter.runs[0].data, [], chapter=True)]
+    found.append(Section("Results", [*tabulate(chapter, reached), *([costs] if costs else [])]))
+    found += [Section("Learning curves", [curves])] if curves else []
     absent: list[tuple[str, str, str]] = []
-    for part, (title, blocks) in SECTIONS.items():
-        tables = [(one.label, one.run.part(part)) for one in chapter.runs]
-        measured = {k: table for k, table in tables if table and (part != "scores" or "calibration" in table)}
-        runs = [one for one in chapter.runs if one.label not in measured and applies(part, one)]
-        missing = [one for one in runs if one.weights]  # of records without weights there is nothing to measure
+    for part, (title, _) in SECTIONS.items():
+        measured, missing = split_runs(chapter, part)
         if measured:
-            try:
-                shown = blocks(chapter, measured)
-            except DAMAGES as error:
-                some = [one for one in chapter.runs if one.label in measured]
-                guilty = [one for one in some if _fails(chapter, one, part)] or some
-                names, again = ", ".join(one.label for one in guilty), command(part, guilty)
-                raise TrainingError(f"The part {part} of {names} is damaged ({error!r}): {again}") from None
-            if missing:
-                words = f"Not measured: {', '.join(one.label for one in missing)}."
-                shown.append(Paragraph(words, command(part, missing)))
-            found.append(Section(title, shown))
+            found.append(Section(title, show_part(chapter, part, measured, missing)))
         elif missing:
-            absent.append((title, PARTS[part].sentence, command(part, missing)))
-    found.append(Section("Settings and environment", [origins(chapter)]))
-    if absent:
-        headings = ("not measured yet", "what it is", "the command that does it")
-        found.append(Section("Still to measure", [Table(headings, absent, headings)]))
-    return found
+            absent.append((title, PARTS[part].sentence, format_command(part, missing)))
+    found.append(Section("Settings and environment", [tabulate_settings(chapter)]))
+    headings = ("not measured yet", "what it is", "the command that does it")
+    return [*found, Section("Still to measure", [Table(headings, absent, headings)])] if absent else found
 
 
-def _fails(chapter: Chapter, one: Reported, part: str) -> bool:
-    """Whether a part of a run, by itself, cannot be shown."""
+def split_runs(chapter: Chapter, part: str) -> tuple[PartByRun, list[Reported]]:
+    """Return what the runs have of a part of the evaluation, by label, and on which runs it can still be measured."""
+    measured: dict[str, Mapping[str, Any]] = {}
+    missing: list[Reported] = []
+    for one in chapter.runs:
+        table = one.run.part(part)
+        if table and (part != "scores" or "calibration" in table):
+            measured[one.label] = table
+        elif one.weights and applies_to(part, one):  # records without weights cannot be measured
+            missing.append(one)
+    return measured, missing
+
+
+def show_part(chapter: Chapter, part: str, measured: PartByRun, missing: Sequence[Reported]) -> list[Block]:
+    """Return the blocks about a part of the evaluation; a damaged record is a `TrainingError` that names its runs."""
+    _, show = SECTIONS[part]
+    try:
+        blocks = show(chapter, measured)
+    except DAMAGES as error:
+        some = [one for one in chapter.runs if one.label in measured]
+        guilty = [one for one in some if is_damaged(chapter, one, part)] or some
+        words = f"The part {part} of {name_runs(guilty)} is damaged ({error!r}): {format_command(part, guilty)}"
+        raise TrainingError(words) from None
+    again = [Paragraph(f"Not measured: {name_runs(missing)}.", format_command(part, missing))] if missing else []
+    return [*blocks, *again]
+
+
+def is_damaged(chapter: Chapter, one: Reported, part: str) -> bool:
+    """Return whether a part of a run cannot be shown by itself."""
     try:
         SECTIONS[part][1](chapter, {one.label: one.run.part(part)})
     except DAMAGES:
@@ -85,119 +106,162 @@ def _fails(chapter: Chapter, one: Reported, part: str) -> bool:
 
 
 def tabulate(chapter: Chapter, reached: Sequence[Result]) -> list[Block]:
-    """The accuracy of each run and over the seeds, what was not evaluated, and the other metrics on test images."""
-    heads = ("run", "model", "seed", "parameters", "test accuracy", "95 % interval")
-    groups = [found for found in reached if found.std is not None]
-    alone = {one for found in reached if found.std is None for one in found.runs}
-    rows: list[tuple[float, bool, tuple[str, ...]]] = []  # accuracy, whether a seed among others, cells
-    for found in groups:
-        name, size = f"{found.runs[0].label}, mean ± std", number(found.parameters, ",")
-        text = (f"{found.accuracy:.2%} ± {found.std:.2%}", DASH, DASH, f"{found.epochs}", f"{found.seconds:.0f}")
-        rows.append((found.accuracy, False, (name, found.model, f"{found.seeds} seeds", size, *text)))
-    for one in chapter.runs:
-        numbers = (
-            number(one.parameters, ","),
-            number(one.test) if one.test is not None else "not evaluated",
-            f"{100 * interval[0]:.2f}–{interval[1]:.2%}" if (interval := one.interval()) else DASH,
-            number(one.validation),
-            one.epochs,
-            f"{one.seconds:.0f}",
-        )
-        cells = (one.label, one.config.model.name, f"{one.config.seed}", *numbers)
-        rows.append((-1.0 if one.test is None else one.test, one not in alone, cells))
-    rows.sort(key=lambda row: row[0], reverse=True)
-    best = next((place for place, (accuracy, seed, _) in enumerate(rows) if accuracy >= 0 and not seed), None)
-    columns = (*heads, "best validation", "epochs", "device-seconds")
-    blocks: list[Block] = [Table(columns, [cells for *_, cells in rows], ("model",), best)]
-    missing = [one for one in chapter.runs if one.test is None]
+    """Return the table of accuracies, a sentence on the runs that were not evaluated, the table of other metrics."""
+    tested = [one for one in chapter.runs if one.accuracy() is not None]
+    missing = [one for one in chapter.runs if one not in tested]
+    blocks: list[Block] = [tabulate_accuracy(chapter, reached)]
     if missing:
         here = [one for one in missing if one.weights]
         gone = " (some are records only)" if here else " (without weights: records only)"
-        words = ", ".join(one.label for one in missing) + (gone if len(here) < len(missing) else "")
-        asked = command("scores", here) if here else ""
-        blocks.append(Paragraph(f"Not evaluated on the test images: {words}.", asked))
-    details = detail(chapter)
-    return [*blocks, details] if details.rows else blocks
+        words = f"Not evaluated on the test images: {name_runs(missing)}{gone if len(here) < len(missing) else ''}."
+        blocks.append(Paragraph(words, format_command("scores", here) if here else ""))
+    return [*blocks, tabulate_metrics(tested)] if tested else blocks
 
 
-def detail(chapter: Chapter) -> Table:
-    """Every metric on the test images, the accuracy on sub-classes that were not trained on, and calibration."""
+def tabulate_accuracy(chapter: Chapter, reached: Sequence[Result]) -> Table:
+    """Return a row for each run and each mean over seeds, the best first; a seed among others cannot be the best."""
+    heads = ("run", "model", "seed", "parameters", "test accuracy", "95 % interval")
+    groups = (found for found in reached if found.std is not None)
+    alone = {one for found in reached if found.std is None for one in found.runs if one.accuracy() is not None}
+    rows = [
+        (found.accuracy, True, make_seeds_row(found)) for found in groups
+    ]  # accuracy, whether it can be best, cells
+    for one in chapter.runs:
+        accuracy = one.accuracy()
+        rows.append((-1.0 if accuracy is None else accuracy, one in alone, make_run_row(one)))
+    rows.sort(key=lambda row: row[0], reverse=True)
+    best = next((place for place, (_, eligible, _) in enumerate(rows) if eligible), None)
+    columns = (*heads, "best validation", "epochs", "device-seconds")
+    return Table(columns, [cells for *_, cells in rows], ("model",), best)
+
+
+def make_seeds_row(found: Result) -> tuple[str, ...]:
+    """Return the mean over seeds as a row of the table of results."""
+    first = (
+        f"{found.runs[0].label}, mean ± std",
+        found.model,
+        f"{found.seeds} seeds",
+        format_number(found.parameters, ","),
+    )
+    accuracy = f"{found.accuracy:.2%} ± {found.std:.2%}"
+    return (*first, accuracy, DASH, DASH, f"{found.epochs}", f"{found.seconds:.0f}")
+
+
+def make_run_row(one: Reported) -> tuple[str, ...]:
+    """Return a run as a row of the table of results."""
+    interval = one.interval()
+    return (
+        one.label,
+        one.config.model.name,
+        f"{one.config.seed}",
+        format_number(one.parameters, ","),
+        "not evaluated" if one.accuracy() is None else format_number(one.accuracy()),
+        f"{100 * interval[0]:.2f}–{interval[1]:.2%}" if interval else DASH,
+        format_number(one.validation),
+        one.epochs,
+        f"{one.seconds:.0f}",
+    )
+
+
+def tabulate_metrics(runs: Sequence[Reported]) -> Table:
+    """Return every metric on the test images, the accuracy on sub-classes that were not trained on, and calibration."""
     columns = [metric for metric in metrics.METRICS if metric.name != "accuracy"]
     extra = ("unseen sub-classes", "top-5", "Brier score", "ECE", "ECE, scaled", "temperature")
     rows = []
-    for one in (one for one in chapter.runs if one.test is not None):
+    for one in runs:
         found = one.evaluation
+        scores = (metric.text(one.scores("test")) for metric in columns)
         top5 = found.get("classification", {}).get("test", {}).get("top5")
         before, after = found.get("calibration") or {}, found.get("scaled") or {}
         numbers = (before.get("brier"), before.get("ece"), after.get("ece"), after.get("temperature"))
-        scores = (metric.text(one.scores("test")) for metric in columns)
-        unseen = one.scores("unknown").get("accuracy")
-        rows.append((one.label, *scores, number(unseen), number(top5), *(number(value, ".4f") for value in numbers)))
-    return without_empty(Table(("run", *(metric.heading for metric in columns), *extra), rows))
+        shares = format_number(one.accuracy("unknown")), format_number(top5)
+        rows.append((one.label, *scores, *shares, *(format_number(value, ".4f") for value in numbers)))
+    return drop_empty(("run", *(metric.heading for metric in columns), *extra), rows)
+
+
+def drop_empty(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
+    """Return the table without the columns in which no row has a number."""
+    kept = [i for i in range(len(headings)) if any(row[i] != DASH for row in rows)]
+    return Table(tuple(headings[i] for i in kept), [tuple(row[i] for i in kept) for row in rows])
 
 
 def draw_costs(chapter: Chapter, reached: Sequence[Result]) -> list[Drawing]:
-    """Accuracy against parameters and against training time, where there is something to compare.
+    """Draw accuracy against parameters and against training time, where there is something to compare.
 
     One point a run or a group of seeds; on held-out images only where no two were tested, and without bars, as their
     number is not recorded.
     """
     tested = [found for found in reached if found.split == "test"]
     shown = tested if len(tested) > 1 else [found for found in reached if found.split != "test"]
-    drawings, y = [], "test accuracy (bars: 95 %)" if shown is tested else "accuracy on held-out images"
-    styles = chapter.told_apart(len(shown))
-    hint = HINT if styles is chapter.model_styles else ""
-    for name, words in (("parameters", "parameters"), ("seconds", "training time in device-seconds")):
-        points: list[figures.Point] = []
-        for found in shown:
-            style, across = styles[found.runs[0].label], found.parameters if name == "parameters" else found.seconds
-            if found.seeds > 1 and not hint:
-                style = dataclasses.replace(style, label=f"{style.label}, mean of {found.seeds} seeds")
-            noise = NOISE * found.variance**0.5
-            seeds = (found.accuracy - noise, found.accuracy + noise) if found.images else None
-            bar = found.runs[0].interval(found.split) if found.std is None else seeds
-            points += [(style, across, found.accuracy, bar)] if across is not None else []
-        if len(points) > 1:
-            title, wide = f"Accuracy against {words.partition(' in ')[0]}{hint}", len(points) > len(figures.COLOURS)
-            svg = figures.draw_points(sorted(points, key=lambda point: point[0].place), words, y)
-            drawings.append(Drawing(chapter.file(name), title, svg, wide))
-    return drawings
+    y = "test accuracy (bars: 95 %)" if shown is tested else "accuracy on held-out images"
+    sizes = [found.parameters for found in shown]
+    seconds = [found.seconds for found in shown]
+    drawings = (
+        draw_cost(chapter, shown, sizes, "parameters", "parameters", y),
+        draw_cost(chapter, shown, seconds, "seconds", "training time in device-seconds", y),
+    )
+    return [drawing for drawing in drawings if drawing]
+
+
+def draw_cost(
+    chapter: Chapter, shown: Sequence[Result], costs: Sequence[float | None], name: str, x: str, y: str
+) -> Drawing | None:
+    """Draw accuracy against one of the costs of some results; None if fewer than two have it."""
+    styles, hint = chapter.style_runs(len(shown))
+    points: list[figures.Point] = []
+    for found, cost in zip(shown, costs, strict=True):
+        style = styles[found.runs[0].label]
+        if found.seeds > 1 and not hint:
+            style = dataclasses.replace(style, label=f"{style.label}, mean of {found.seeds} seeds")
+        points += [(style, cost, found.accuracy, found.interval)] if cost is not None else []
+    if len(points) < 2:
+        return None
+    svg = figures.draw_points(sorted(points, key=lambda point: point[0].place), x, y)
+    caption, wide = f"Accuracy against {x.partition(' in ')[0]}{hint}", len(points) > len(figures.COLOURS)
+    return Drawing(chapter.name_file(name), caption, svg, wide)
 
 
 def draw_metrics(chapter: Chapter) -> list[Drawing]:
-    """Each metric that has a caption, epoch by epoch."""
-    drawings = []
-    every = {one.label: one.run.rows() for one in chapter.runs}
-    for metric in (metric for metric in metrics.METRICS if metric.caption):
-        values = {k: [(row[metric.drawn] or {}).get(metric.name) for row in rows] for k, rows in every.items()}
-        shown = [k for k, some in values.items() if any(value is not None for value in some)]
-        if shown:
-            styles = chapter.told_apart(len(shown))
-            hint = HINT if styles is chapter.model_styles else ""
-            curves = [(styles[k], [row["epoch"] for row in every[k]], values[k]) for k in shown]
-            percent = metric.format.endswith("%}")
-            svg = figures.draw_curves(curves, x="epoch", y=metric.title, log=metric.log, percent=percent)
-            drawings.append(Drawing(chapter.file(metric.name), f"{metric.caption}{hint}", svg))
-    return drawings
+    """Draw each metric that has a caption and was measured, epoch by epoch."""
+    drawings = [draw_metric(chapter, metric) for metric in metrics.METRICS if metric.caption]
+    return [drawing for drawing in drawings if drawing]
 
 
-def origins(chapter: Chapter) -> Table:
-    """What repeats each run, or makes it of the first one where no experiment of the package is near; and where."""
+def draw_metric(chapter: Chapter, metric: metrics.Metric) -> Drawing | None:
+    """Draw a metric epoch by epoch, a curve for each run that measured it; None if no run did."""
+    found = {}
+    for one in chapter.runs:
+        values = [(row[metric.drawn] or {}).get(metric.name) for row in one.rows]
+        if any(value is not None for value in values):
+            found[one.label] = [row["epoch"] for row in one.rows], values
+    if not found:
+        return None
+    styles, hint = chapter.style_runs(len(found))
+    curves = [(styles[label], epochs, values) for label, (epochs, values) in found.items()]
+    percent = metric.format.endswith("%}")
+    svg = figures.draw_curves(curves, x="epoch", y=metric.title, log=metric.log, percent=percent)
+    return Drawing(chapter.name_file(metric.name), f"{metric.caption}{hint}", svg)
+
+
+def tabulate_settings(chapter: Chapter) -> Table:
+    """Return the settings that repeat each run, and the machine and versions that it ran on.
+
+    Where no experiment of the package is near, the settings are changes of the first run.
+    """
     heads = ("run", "kerneq train …", "device", "processes", "PyTorch", "kerneq", "source revision", "started")
     rows, first = [], chapter.runs[0]
     for one in chapter.runs:
-        told = shlex.join(one.settings)
-        told = told or " ".join((f"({first.label})", *map(shlex.quote, changes(first.config, one.config))))
+        settings = shlex.join(one.settings)
+        settings = settings or " ".join((f"({first.label})", *map(shlex.quote, list_changes(first.config, one.config))))
         origin = one.run.environment()
         facts = [str(origin.get(key) or DASH) for key in ("device", "processes", "torch", "kerneq")]
-        revision = str(origin.get("revision") or DASH)
-        revision = revision[:10] + ("+changes" if revision.endswith("+changes") else "")
-        rows.append((one.label, told, *facts, revision, str(origin.get("started") or DASH)))
+        revision, changed, _ = str(origin.get("revision") or DASH).partition("+changes")
+        rows.append((one.label, settings, *facts, revision[:10] + changed, str(origin.get("started") or DASH)))
     return Table(heads, rows, heads)
 
 
-def applies(part: str, one: Reported) -> bool:
-    """Whether a part of the evaluation says something about a run."""
+def applies_to(part: str, one: Reported) -> bool:
+    """Return whether a part of the evaluation says something about a run."""
     if part == "ood":
         return one.config.data.subset == "first-five-classes"
     if part not in ("behaviour", "certificates"):
@@ -209,14 +273,12 @@ def applies(part: str, one: Reported) -> bool:
     return part == "behaviour" or known
 
 
-def command(part: str, runs: Sequence[Reported]) -> str:
-    """The command that measures a part of some runs."""
+def format_command(part: str, runs: Sequence[Reported]) -> str:
+    """Return the command that measures a part of some runs."""
     asked = [] if part == "scores" else ["--part", part]
     return shlex.join(["kerneq", "evaluate", *(str(one.run.path) for one in runs), *asked])
 
 
-def without_empty(table: Table) -> Table:
-    """The table without the columns in which nobody has a number."""
-    kept = [i for i in range(len(table.headings)) if any(row[i] != DASH for row in table.rows)]
-    rows = [tuple(row[i] for i in kept) for row in table.rows]
-    return dataclasses.replace(table, headings=tuple(table.headings[i] for i in kept), rows=rows)
+def name_runs(runs: Sequence[Reported]) -> str:
+    """Return the names of some runs as a list in a sentence."""
+    return ", ".join(one.label for one in runs)

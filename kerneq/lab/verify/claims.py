@@ -12,24 +12,24 @@ from ...kernels.radial import input_lipschitz
 from . import propositions as p
 from .constants import Constants
 from .facts import FACTS, GLM_CLAIMS
+from .propositions import multiply
 from .verify import (
     RESTARTS,
     WorstCase,
     ascend,
-    drawn,
-    equilibrium,
+    draw_normal,
+    find_fixed_point,
     largest,
-    linear_equilibrium,
-    logit_change,
-    settled,
-    times,
-    with_norm,
+    maximise_logit_change,
+    scale_to_norm,
+    solve_geq,
+    solve_opteq,
 )
 
 
-def proposition1() -> WorstCase:
+def check_proposition1() -> WorstCase:
     """GEQ Prop. 1: features: λ⟨Φ(a), Φ(v)⟩ is the kernel. Erratum: λ lacks 1/2γ and a square."""
-    a, v = drawn((3,), (3,))
+    a, v = draw_normal((3,), (3,))
 
     def ratio(a: Tensor, v: Tensor) -> Tensor:
         e = p.proposition1(a, v, gamma=0.7, order=6)
@@ -45,31 +45,31 @@ def proposition1() -> WorstCase:
 
 
 @torch.no_grad()
-def proposition1_outputs() -> WorstCase:
+def check_proposition1_outputs() -> WorstCase:
     """GEQ Prop. 1: GEQ's output is that OptEq's. Erratum: λ depends on z.
 
     As printed, λ is a factor and not differentiated; corrected, the equilibrium of order k converges to GEQ's.
     """
     one = torch.ones(1, 1)
-    geq = equilibrium(one[None], one, 0.5)
-    constant = settled(lambda z: torch.relu(torch.exp(-0.5 * (1 - z) ** 2)), 0.5 * one)
-    (W, a), gamma = drawn((3, 3), (3,)), 0.5
-    W = with_norm(W, 0.9)
-    exact, worst = equilibrium(W, a, gamma), 0.0
+    geq = solve_geq(one[None], one, 0.5)
+    constant = find_fixed_point(lambda z: torch.relu(torch.exp(-0.5 * (1 - z) ** 2)), 0.5 * one)
+    (W, a), gamma = draw_normal((3, 3), (3,)), 0.5
+    W = scale_to_norm(W, 0.9)
+    exact, worst = solve_geq(W, a, gamma), 0.0
     for order in (1, 3, 6, 10):
 
         def truncated(z: Tensor, order: int = order) -> Tensor:
-            return torch.relu(times(W.mT, p.proposition1(a, times(W, z), gamma, order).slope))
+            return torch.relu(multiply(W.mT, p.proposition1(a, multiply(W, z), gamma, order).slope))
 
-        z = settled(truncated, torch.zeros(RESTARTS, 3))
-        allowed = 0.9 / (1 + Gaussian.lowest * 0.81) * p.proposition1(a, times(W, z), gamma, order).slope_error
+        z = find_fixed_point(truncated, torch.zeros(RESTARTS, 3))
+        allowed = 0.9 / (1 + Gaussian.lowest * 0.81) * p.proposition1(a, multiply(W, z), gamma, order).slope_error
         ratio = (z - exact).norm(dim=1) / (allowed + 1e-12)
         worst = largest(worst, float(ratio.max()))
     apart = float((geq - constant).abs())
     return WorstCase(apart / 1e-6, f"γ = ½, U = W = x = 1: z* = {float(geq):.3f} and {float(constant):.3f}", worst)
 
 
-def theorem1() -> WorstCase:
+def check_theorem1() -> WorstCase:
     """KerDEQ Thm. 1, GEQ A.3: features: √((2γ)ⁱ/i) in Φ. Erratum: i for i!: the series is a logarithm."""
     a = torch.tensor([[1.1, 0.0], [0.3, 0.2]])
     e = p.theorem1(a, a, 0.5, 40)
@@ -77,22 +77,22 @@ def theorem1() -> WorstCase:
     return WorstCase(float(((e.kernel - e.published).abs() / 1e-9).max()), "t = 1.21: Σtⁱ/i diverges", fixed)
 
 
-def lemma1() -> WorstCase:
+def check_lemma1() -> WorstCase:
     """GEQ Lemma 1: perturbed fixed points."""
     m = 0.9
 
     def ratio(M1: Tensor, M2: Tensor, a1: Tensor, a2: Tensor) -> Tensor:
-        M1, M2 = with_norm(M1, m), with_norm(M2, m)
-        apart = (linear_equilibrium(M1, a1) - linear_equilibrium(M2, a2)).norm(dim=1)
+        M1, M2 = scale_to_norm(M1, m), scale_to_norm(M2, m)
+        apart = (solve_opteq(M1, a1) - solve_opteq(M2, a2)).norm(dim=1)
         weight, drive = torch.linalg.matrix_norm(M1 - M2, 2) * a1.norm(dim=1), (a1 - a2).norm(dim=1)
         return apart / (weight / (1 - m) ** 2 + drive / (1 - m))
 
-    M, a = drawn((3, 3), (3,))
+    M, a = draw_normal((3, 3), (3,))
     starts = M, M + 0.1 * torch.randn_like(M), a, a + 0.1 * torch.randn_like(a)
     return WorstCase(ascend(ratio, *starts, steps=30), "ascent on both systems at m = 0.9, sharper form")
 
 
-def lemma2() -> WorstCase:
+def check_lemma2() -> WorstCase:
     """GEQ Lemma 2: PAC-Bayesian gap.
 
     Linear classifiers of noisy labels in the plane, trained on M samples: how much of the gap do they use?
@@ -109,7 +109,7 @@ def lemma2() -> WorstCase:
     return WorstCase(max(0.0, float(used.max()) / gap), where)
 
 
-def lemma3() -> WorstCase:
+def check_lemma3() -> WorstCase:
     """GEQ Lemma 3: similarity of one layer. Erratum: the number of rows is lost."""
     x1, x2, rows = torch.tensor([1.0, 0.5]), torch.tensor([-0.2, 1.0]), 3
     bound = p.lemma3(x1, x2, 0.5, rows)
@@ -118,19 +118,21 @@ def lemma3() -> WorstCase:
     return WorstCase(off[0], f"3 rows: κ = {kappa:.3f}, printed {bound.published:.3f}; over 4 standard errors", off[1])
 
 
-def proposition2() -> WorstCase:
+def check_proposition2() -> WorstCase:
     """GEQ Prop. 2: generalisation, GEQ: the change of the logits. Erratum: B + 1 becomes B."""
     cases = (
         Constants(W=0.9, U=0.9, b=0.5, head=0.9, inputs=1.0, gamma=1.0, reach=1 / math.sqrt(2 * math.e)),
         Constants(W=1.2, U=0.5, b=0.1, head=1.0, inputs=2.0, gamma=0.5, reach=1 / math.sqrt(math.e)),
     )
-    worst = largest(*(logit_change(c, 0.05, "geq", p.perturbation(c, 0.05).geq.corrected, steps=15) for c in cases))
+    worst = largest(
+        *(maximise_logit_change(c, 0.05, "geq", p.perturbation(c, 0.05).geq.corrected, steps=15) for c in cases)
+    )
     none = Constants(W=0.9, U=0.9, b=0.9, head=0.9, inputs=1e-9, gamma=0.1)
-    printed = logit_change(none, 1e-3, "geq", p.perturbation(none, 1e-3).geq.published, steps=8)
+    printed = maximise_logit_change(none, 1e-3, "geq", p.perturbation(none, 1e-3).geq.published, steps=8)
     return WorstCase(printed, "x = 0: b alone moves the logits", worst)
 
 
-def proposition2_proof() -> WorstCase:
+def check_proposition2_proof() -> WorstCase:
     """GEQ (35): generalisation, GEQ: the same in the proof."""
     mu, omega, B = 0.99, 0.01, 0.1
 
@@ -139,50 +141,50 @@ def proposition2_proof() -> WorstCase:
         return omega * (2 * beta * mu**3 * (B + 1) / rest**2 + (2 * mu * beta + 1) * mu * (B + 1) / rest + 1)
 
     c = Constants(W=mu, U=mu, b=mu, head=mu, inputs=B, gamma=2.0)
-    worst = logit_change(c, omega, "geq", bound, steps=20)
+    worst = maximise_logit_change(c, omega, "geq", bound, steps=20)
     return WorstCase(worst, "not broken by ascent, though its proof holds β constant")
 
 
-def theorem2() -> WorstCase:
+def check_theorem2() -> WorstCase:
     """KerDEQ Thm. 2: generalisation, OptEq: the same, up to a constant. Erratum: B + 1 becomes B."""
     c = Constants(W=0.9, U=0.9, b=0.5, head=0.9, inputs=1.0, gamma=0.0)
-    fixed = logit_change(c, 0.05, "opteq", p.perturbation(c, 0.05).opteq.corrected, steps=20)
+    fixed = maximise_logit_change(c, 0.05, "opteq", p.perturbation(c, 0.05).opteq.corrected, steps=20)
     none = Constants(W=0.99, U=0.9, b=0.9, head=0.9, inputs=1e-9, gamma=0.0)
-    printed = logit_change(none, 1e-4, "opteq", p.perturbation(none, 1e-4).opteq.published, steps=10)
+    printed = maximise_logit_change(none, 1e-4, "opteq", p.perturbation(none, 1e-4).opteq.published, steps=10)
     return WorstCase(printed, "x = 0, m → 1: b moves the logits by ω/(1 − m), printed O(ω)", fixed)
 
 
-def _grid(low: float, high: float, count: int) -> list[float]:
+def make_grid(low: float, high: float, count: int) -> list[float]:
     return [float(t) for t in torch.linspace(low, high, count)]
 
 
-def remark1() -> WorstCase:
+def check_remark1() -> WorstCase:
     """GEQ Remark 1: GEQ's bracket ≤ OptEq's."""
     printed = max(
         p.remark1(Constants(W=math.sqrt(m), U=mu, b=mu, head=mu, inputs=B, beta=beta)).published
-        for mu in _grid(0.95, 0.9999, 8)
-        for m in _grid(0.9001, mu**2, 6)
-        for beta in _grid(0.01, 0.7999, 8)
+        for mu in make_grid(0.95, 0.9999, 8)
+        for m in make_grid(0.9001, mu**2, 6)
+        for beta in make_grid(0.01, 0.7999, 8)
         for B in (0.01, 1.0, 100.0)
     )
-    return WorstCase(printed, "grid of β < 0.8 and μ, m > 0.9", _unconditional())
+    return WorstCase(printed, "grid of β < 0.8 and μ, m > 0.9", maximise_remarks())
 
 
-def _unconditional() -> float:
-    """The largest ratio of the corrected remarks 1 and 2, over all norms below 1 and any β."""
-    norms = itertools.product(_grid(0.001, 0.9999, 25), _grid(0.01, 0.9999, 5), (0.01, 1.0, 100.0))
+def maximise_remarks() -> float:
+    """Return the largest ratio of the corrected remarks 1 and 2, over all norms below 1 and any β."""
+    norms = itertools.product(make_grid(0.001, 0.9999, 25), make_grid(0.01, 0.9999, 5), (0.01, 1.0, 100.0))
     cases = [Constants(W=w, U=u, b=u, head=0.9, inputs=B) for w, u, B in norms]
     return max(max(p.remark1(c).corrected, p.remark2(c).corrected) for c in cases)
 
 
-def kerdeq_remark1() -> WorstCase:
+def check_kerdeq_remark1() -> WorstCase:
     """KerDEQ Remark 1: GEQ's bracket ≤ OptEq's at ‖WᵀW‖ = μ = 0.9, β < 0.83. Erratum: ‖WᵀW‖ = 0.9 excludes μ = 0.9."""
     beta, m, mu = 0.83, 0.9, math.sqrt(0.9)  # ‖WᵀW‖ = 0.9 makes μ ≥ √0.9, not 0.9
     printed = (2 * mu * beta + 1) / (1 - beta * m) * (1 - m)
-    return WorstCase(printed, "μ ≥ √m = 0.949: the limit is β = 0.826", _unconditional())
+    return WorstCase(printed, "μ ≥ √m = 0.949: the limit is β = 0.826", maximise_remarks())
 
 
-def proposition3() -> WorstCase:
+def check_proposition3() -> WorstCase:
     """GEQ Prop. 3: Lipschitz constant of GEQ. Erratum: negative from q = 1 on."""
     worst = 0.0
     for kernel, w in ((Gaussian, 0.6), (Gaussian, 1.2), (Cauchy, 1.4), (Multiquadric, 3.0)):
@@ -190,16 +192,16 @@ def proposition3() -> WorstCase:
         def ratio(
             W: Tensor, a: Tensor, move: Tensor, kernel: type[AbstractRadialKernel] = kernel, w: float = w
         ) -> Tensor:
-            W, b = with_norm(W, w), a + 0.1 * move
-            one, two = equilibrium(torch.cat([W, W]), torch.cat([a, b]), 1.0, kernel).chunk(2)
+            W, b = scale_to_norm(W, w), a + 0.1 * move
+            one, two = solve_geq(torch.cat([W, W]), torch.cat([a, b]), 1.0, kernel).chunk(2)
             return (one - two).norm(dim=1) / (a - b).norm(dim=1) / input_lipschitz(w, kernel.lowest)
 
-        worst = largest(worst, ascend(ratio, *drawn((3, 3), (3,), (3,)), steps=20, rate=0.1))
+        worst = largest(worst, ascend(ratio, *draw_normal((3, 3), (3,), (3,)), steps=20, rate=0.1))
     negative = p.proposition3(Constants(W=0.9, U=0.9, inputs=2.0, gamma=1.0, beta=0.9)).geq.published
     return WorstCase(negative, "μ = 0.9, γ = 1, B = 2: the printed constant is negative", worst)
 
 
-def proposition3_where_it_applies() -> WorstCase:
+def check_proposition3_where_it_applies() -> WorstCase:
     """GEQ Prop. 3: Lipschitz constant of GEQ, where q < 1 and b = 0.
 
     q < 1, b = 0: then (11) holds, with β_max and B of the two inputs themselves.
@@ -207,63 +209,63 @@ def proposition3_where_it_applies() -> WorstCase:
     mu, gamma = 0.7, 0.04
 
     def ratio(W: Tensor, U: Tensor, x: Tensor, move: Tensor) -> Tensor:
-        W, U = (with_norm(t, mu) for t in (W, U))
+        W, U = (scale_to_norm(t, mu) for t in (W, U))
         both = torch.cat([x, x + 0.1 * move])
-        WW, a = torch.cat([W, W]), times(torch.cat([U, U]), both)
-        z = equilibrium(WW, a, gamma)
-        beta = torch.exp(-gamma * (a - times(WW, z)).square().sum(1)).view(2, -1).amax(0)
+        WW, a = torch.cat([W, W]), multiply(torch.cat([U, U]), both)
+        z = solve_geq(WW, a, gamma)
+        beta = torch.exp(-gamma * (a - multiply(WW, z)).square().sum(1)).view(2, -1).amax(0)
         B = torch.maximum(both.norm(dim=1), z.norm(dim=1)).view(2, -1).amax(0)
         q = beta * mu**2 + math.sqrt(gamma) * B * mu**3
         apart = torch.sub(*z.chunk(2)).norm(dim=1) / (0.1 * move.norm(dim=1))
         return torch.where(q < 1, apart * (1 - q) / q, torch.nan)
 
-    starts = drawn((3, 3), (3, 2), (2,), (2,))
+    starts = draw_normal((3, 3), (3, 2), (2,), (2,))
     return WorstCase(ascend(ratio, *starts, steps=30), "ascent on W, U, x₁, x₂ at μ = 0.7, √γ = 0.2")
 
 
-def proposition3_opteq() -> WorstCase:
+def check_proposition3_opteq() -> WorstCase:
     """GEQ Prop. 3: Lipschitz constant of OptEq."""
     w = 0.9
 
     def ratio(W: Tensor, a: Tensor, move: Tensor) -> Tensor:
-        W = with_norm(W, w)
-        one, two = linear_equilibrium(torch.cat([W.mT @ W] * 2), torch.cat([a, a + 0.1 * move])).chunk(2)
+        W = scale_to_norm(W, w)
+        one, two = solve_opteq(torch.cat([W.mT @ W] * 2), torch.cat([a, a + 0.1 * move])).chunk(2)
         return (one - two).norm(dim=1) / (0.1 * move.norm(dim=1)) * (1 - w**2)
 
     starts = torch.randn(RESTARTS, 3, 3), torch.rand(RESTARTS, 3), torch.randn(RESTARTS, 3)
     return WorstCase(ascend(ratio, *starts), "ascent on W, a₁, a₂ at μ = 0.9")
 
 
-def remark2() -> WorstCase:
+def check_remark2() -> WorstCase:
     """GEQ Remark 2: L_geq ≤ L_opteq."""
     printed = max(
         p.remark2(Constants(W=mu, U=mu, inputs=0.999, gamma=0.0399, beta=beta)).published
-        for mu in _grid(0.01, 0.9999, 60)
-        for beta in _grid(0.01, 0.7999, 8)
+        for mu in make_grid(0.01, 0.9999, 60)
+        for beta in make_grid(0.01, 0.7999, 8)
     )
     return WorstCase(printed, "grid of β < 0.8, B < 1, √γ < 0.2")
 
 
-def practice() -> WorstCase:
+def check_practice() -> WorstCase:
     """GEQ 3.3, 3.4: the conditions of the remarks hold in practice. Erratum: γ = 0.2/M makes β_max 0.819, not < 0.8."""
     beta = math.exp(-0.2)
     c = Constants(W=0.98, U=0.98, inputs=1.0, gamma=0.04, beta=beta)
     where = f"β_max = e^(−0.2) = {beta:.3f}, μ = 0.98: L_geq/L_opteq printed"
-    return WorstCase(p.remark2(c).published, where, _unconditional())
+    return WorstCase(p.remark2(c).published, where, maximise_remarks())
 
 
-def _directions(angle: float) -> tuple[Tensor, Tensor]:
+def unit_vectors(angle: float) -> tuple[Tensor, Tensor]:
     return torch.tensor([1.0, 0.0]), torch.tensor([math.cos(angle), math.sin(angle)])
 
 
-def similarity(gamma: float | None) -> float:
-    """The largest κ, less four standard errors, over the corrected bound of Proposition 4."""
+def compare_similarity(gamma: float | None) -> float:
+    """Return the largest κ, less four standard errors, over the corrected bound of Proposition 4."""
     worst = 0.0
     for seed, (angle, w, length) in enumerate(
         ((0.0, 0.9, 1.0), (1.0, 0.5, 2.0), (2.0, 0.8, 1.0), (math.pi, 0.95, 3.0))
     ):
-        W = with_norm(torch.randn(1, 3, 3), w)[0]
-        x1, x2 = _directions(angle)
+        W = scale_to_norm(torch.randn(1, 3, 3), w)[0]
+        x1, x2 = unit_vectors(angle)
         x2 = length * x2
         kappa, error = p.estimate_similarity(W, gamma, x1, x2, 0.5, draws=4000, seed=seed)
         both = p.proposition4(Constants(W=w, gamma=gamma or 0.0), x1, x2, 0.5, 3, 0.0)
@@ -271,50 +273,50 @@ def similarity(gamma: float | None) -> float:
     return worst
 
 
-def proposition4_opteq() -> WorstCase:
+def check_proposition4_opteq() -> WorstCase:
     """GEQ Prop. 4: similarity of OptEq's outputs. Erratum: ⟨Mz₁, z₂⟩ ≤ ‖M‖⟨z₁, z₂⟩ is no inequality."""
-    x1, x2 = _directions(0.98 * math.pi)
+    x1, x2 = unit_vectors(0.98 * math.pi)
     W = torch.linalg.cholesky(torch.tensor([[0.5, 0.4], [0.4, 0.5]])).mT
     kappa, _ = p.estimate_similarity(W, None, x1, x2, 1.0, draws=10_000)
     printed = p.proposition4(Constants(W=math.sqrt(0.9), gamma=0.0), x1, x2, 1.0, 2, 0.0).opteq.published
 
     def ratio(W: Tensor, a1: Tensor, a2: Tensor) -> Tensor:  # before the mean over U
-        W = with_norm(W, math.sqrt(0.8))
-        z1, z2 = linear_equilibrium(W.mT @ W, a1), linear_equilibrium(W.mT @ W, a2)
+        W = scale_to_norm(W, math.sqrt(0.8))
+        z1, z2 = solve_opteq(W.mT @ W, a1), solve_opteq(W.mT @ W, a2)
         s1, s2 = a1.relu(), a2.relu()
         return (z1 * z2).sum(1) / ((s1 * s2).sum(1) + s1.norm(dim=1) * s2.norm(dim=1) * ((1 - 0.8) ** -2 - 1))
 
-    fixed = largest(similarity(None), ascend(ratio, *drawn((3, 3), (3,), (3,))))
+    fixed = largest(compare_similarity(None), ascend(ratio, *draw_normal((3, 3), (3,), (3,))))
     return WorstCase(kappa / printed, f"nearly opposite inputs: κ = {kappa:.2f}, printed {printed:.3f}", fixed)
 
 
-def proposition4() -> WorstCase:
+def check_proposition4() -> WorstCase:
     """GEQ Prop. 4: similarity of GEQ's outputs. Erratum: ⟨Mz₁, z₂⟩ again, and +WᵀWz."""
-    x1, x2 = _directions(0.999 * math.pi)
+    x1, x2 = unit_vectors(0.999 * math.pi)
     W = torch.linalg.cholesky(torch.tensor([[0.5, -0.4], [-0.4, 0.5]])).mT
     kappa, error = p.estimate_similarity(W, 0.1, x1, x2, 1.0, draws=20_000)
     c = Constants(W=math.sqrt(0.9), gamma=0.1)  # β_max = 1, B = 1, σ_min = 0: the most the statement can allow
     printed = p.proposition4(c, x1, x2, 1.0, 2, 0.0).geq.published
 
     def ratio(W: Tensor, a1: Tensor, a2: Tensor) -> Tensor:  # before the mean over U
-        W = with_norm(W, 0.95)
-        z1, z2 = equilibrium(torch.cat([W, W]), torch.cat([a1, a2]), 0.5).chunk(2)
+        W = scale_to_norm(W, 0.95)
+        z1, z2 = solve_geq(torch.cat([W, W]), torch.cat([a1, a2]), 0.5).chunk(2)
         decay = torch.exp(-0.125 * (a1 - a2).square().sum(1))
         return (z1 * z2).sum(1) / (0.95**2 * math.exp(0.95**4 / (2 * math.e)) * decay * a1.norm(dim=1) * a2.norm(dim=1))
 
-    starts = drawn((3, 3), (3,), (3,))
-    fixed = largest(similarity(0.5), similarity(2.0), ascend(ratio, *starts, steps=30))
+    starts = draw_normal((3, 3), (3,), (3,))
+    fixed = largest(compare_similarity(0.5), compare_similarity(2.0), ascend(ratio, *starts, steps=30))
     where = f"nearly opposite inputs: κ = {kappa:.1e}, printed {printed:.1e}"
     return WorstCase((kappa - 4 * error) / printed, where, fixed)
 
 
-def decay_rates() -> WorstCase:
+def check_decay_rates() -> WorstCase:
     """KerDEQ Thm. 3, GEQ A.6: similarity of outputs, with exponent −γ. Erratum: ‖p‖² + ‖q‖² ≥ ½‖p − q‖²: the ½ is lost.
 
     −γ in `003`, in the restatement and in KerDEQ: at W → 0 the product β₁β₂ decays only as −γ/2 ‖U(x₁ − x₂)‖².
     """
     rows, gamma = 400, 3.0
-    x1, x2 = _directions(2 * math.pi / 3)
+    x1, x2 = unit_vectors(2 * math.pi / 3)
     kappa, error = p.estimate_similarity(0.1 * torch.eye(rows), gamma, x1, x2, 1 / rows, draws=200)
     # σ_min(U)² ≈ (1 − √(2/n))² = 0.86 < 1 < ‖U‖₂, and KerDEQ's larger D: the most that any of the three allows
     bound = p.theorem3(Constants(W=0.1, gamma=gamma), x1, x2, 1 / rows, rows, 0.86).geq
@@ -324,37 +326,38 @@ def decay_rates() -> WorstCase:
 
 
 @torch.no_grad()
-def constant_D() -> WorstCase:
+def check_constant_D() -> WorstCase:
     """GEQ (58): β₁β₂ ≤ D e^{−γσ²δ²/4}. Erratum: D needs B², not B.
 
     One dimension, U = 1: β₁β₂ against D e^{−γ(a₁ − a₂)²/4}. As D need not exceed 1.2, no case is much worse.
     """
     gamma, w, a = 5e-7, 0.99, torch.tensor([[1000.0], [-1000.0 / 3]])
     W = torch.full((2, 1, 1), w)
-    z = equilibrium(W, a, gamma)
-    betas = float(torch.exp(-gamma * (a - times(W, z)).square()).prod())
+    z = solve_geq(W, a, gamma)
+    betas = float(torch.exp(-gamma * (a - multiply(W, z)).square()).prod())
     decay, B = math.exp(-gamma / 4 * float((a[0] - a[1]) ** 2)), 1000.0
     printed, fixed = math.exp(gamma * B * w**2), math.exp(min(gamma * B**2 * w**2, w**4 / (2 * math.e)))
     return WorstCase(betas / (printed * decay), "a = 1000 and −1000/3, W = 0.99, γ = 5·10⁻⁷", betas / (fixed * decay))
 
 
-def remark3() -> WorstCase:
+def check_remark3() -> WorstCase:
     """GEQ Remark 3: κ̄_geq ≤ κ̄_opteq from a distance on. Erratum: γ is lost under the root."""
     c = Constants(W=0.9, inputs=100.0, gamma=0.04, beta=math.exp(-0.2))
     away = p.remark3(c, 1.0)
-    x1, x2 = (away.published / math.sqrt(2) * x for x in _directions(math.pi / 2))  # so far apart
+    x1, x2 = (away.published / math.sqrt(2) * x for x in unit_vectors(math.pi / 2))  # so far apart
     bars = p.proposition4(c, x1, x2, 0.5, 4, 1.0)
     factor = math.exp(c.gamma * c.B**2 * c.m - c.gamma / 4 * away.corrected**2)
-    grid = itertools.product(_grid(0.0, math.pi, 7), _grid(0.01, 0.99, 15))
-    both = [p.proposition4(dataclasses.replace(c, W=w), *_directions(angle), 0.5, 4, 0.0) for angle, w in grid]
+    grid = itertools.product(make_grid(0.0, math.pi, 7), make_grid(0.01, 0.99, 15))
+    both = [p.proposition4(dataclasses.replace(c, W=w), *unit_vectors(angle), 0.5, 4, 0.0) for angle, w in grid]
     fixed = largest(factor, *(each.geq.corrected / each.opteq.corrected for each in both))
     where = "B = 100, ‖W‖ = 0.9, σ_min = 1, γ = 0.04, β_max = 0.819: κ̄_geq/κ̄_opteq at the printed distance"
     return WorstCase(bars.geq.published / bars.opteq.published, where, fixed)
 
 
-INFINITE_WIDTH = (proposition1, theorem1, proposition1_outputs)
-LEMMAS = (lemma1, lemma2, lemma3)
-GENERALISATION = (proposition2, proposition2_proof, theorem2, remark1, kerdeq_remark1)
-STABILITY = (proposition3, proposition3_where_it_applies, proposition3_opteq, remark2, practice)
-SIMILARITY = (proposition4_opteq, proposition4, decay_rates, constant_D, remark3)
-CLAIMS = (*INFINITE_WIDTH, *LEMMAS, *GENERALISATION, *STABILITY, *SIMILARITY, *FACTS, *GLM_CLAIMS)
+INFINITE_WIDTH = (check_proposition1, check_theorem1, check_proposition1_outputs)
+LEMMAS = (check_lemma1, check_lemma2, check_lemma3)
+GENERALISATION = (check_proposition2, check_proposition2_proof, check_theorem2, check_remark1, check_kerdeq_remark1)
+LIPSCHITZ = (check_proposition3, check_proposition3_where_it_applies, check_proposition3_opteq)
+SIMILARITY = (check_proposition4_opteq, check_proposition4, check_decay_rates, check_constant_D, check_remark3)
+GEQ = (*INFINITE_WIDTH, *LEMMAS, *GENERALISATION, *LIPSCHITZ, check_remark2, check_practice, *SIMILARITY)
+CLAIMS = (*GEQ, *FACTS, *GLM_CLAIMS)

@@ -18,7 +18,7 @@ from ...tensors import per_sample_norm
 @final
 @dataclasses.dataclass(frozen=True)
 class Constants:
-    """Norms of z = σ(βWᵀ(a − Wz)), a = Ux + b, and of the classifier W_c z + b_c behind it.
+    """Norms of z = σ(βWᵀ(a − Wz)), a = Ux + b, and of the classifier W_c z + b_c behind it; `reach` is by fact 12.
 
     W_h is folded into W and U, which changes neither z nor any statement: every norm is that of the folded map.
     """
@@ -61,7 +61,7 @@ class Constants:
 
 @torch.no_grad()
 def measure(cell: AbstractKernelCell, x: Tensor, head: nn.Linear | None = None) -> Constants:
-    """The constants of a cell (with a radial or the linear kernel) at the equilibria of a batch x, and of its head.
+    """Return the constants of a cell, with a radial or the linear kernel, and of its head at the equilibria of x.
 
     The cell is in `eval()`, and what makes a of x affine there; ‖U‖ is exact where it is a matrix, else found by
     Lanczos, from below. The largest ‖x‖, ‖z*‖ and β are those of the batch, where the statements mean all inputs. The
@@ -112,7 +112,7 @@ def measure(cell: AbstractKernelCell, x: Tensor, head: nn.Linear | None = None) 
 
 
 def _folded(cell: DenseCell, weight: Tensor) -> Tensor:
-    """W_hᵀ applied to every patch of the rows of a weight (features, ...)."""
+    """Return W_hᵀ applied to every patch of the rows of a weight (features, ...)."""
     part = cell.similarity
     if not isinstance(part, PatchParameters):
         return weight
@@ -121,7 +121,7 @@ def _folded(cell: DenseCell, weight: Tensor) -> Tensor:
 
 
 def _affine_norm(inject: nn.Module, x: Tensor) -> float:
-    """‖U‖ of x ↦ Ux + b."""
+    """Return ‖U‖ of x ↦ Ux + b."""
     if isinstance(inject, nn.Linear):
         return float(torch.linalg.matrix_norm(inject.weight, 2))
     zero = torch.zeros_like(x[:1])

@@ -12,6 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from ...kernels import AbstractRadialKernel, Gaussian
 from ...kernels.radial import input_lipschitz
 from ...solvers import Picard, solve
 from .constants import Constants
@@ -54,7 +55,10 @@ class Expansion:
 
 
 def feature_map(v: Tensor, gamma: float, order: int) -> Tensor:
-    """Ψ(v) = (2γ)^{−1/2} e^{−γ‖v‖²} [√((2γ)ⁱ/i!) v⊗…⊗v]ᵢ≤ₖ: v (batch, n) ↦ (batch, 1 + n + … + nᵏ)."""
+    """Ψ(v) = (2γ)^{−1/2} e^{−γ‖v‖²} [√((2γ)ⁱ/i!) v⊗…⊗v]ᵢ≤ₖ, Φ of Proposition 1 (7), (8) as it can be proved.
+
+    v is (batch, n), Ψ(v) (batch, 1 + n + … + nᵏ).
+    """
     power, parts = torch.ones_like(v[:, :1]), []
     for i in range(order + 1):
         parts.append(math.sqrt((2 * gamma) ** i / math.factorial(i)) * power)
@@ -63,12 +67,13 @@ def feature_map(v: Tensor, gamma: float, order: int) -> Tensor:
 
 
 def proposition1(a: Tensor, v: Tensor, gamma: float, order: int) -> Expansion:
-    """GEQ is a linear kernel on infinitely many features: S(a, v) = ⟨Ψ(a), Ψ(v)⟩ as k → ∞ (`feature_map`).
+    """GEQ Proposition 1, (7), (8): a linear kernel on infinitely many features, S(a, v) = ⟨Ψ(a), Ψ(v)⟩ as k → ∞.
 
-    With t = 2γ⟨a, v⟩ and Rₖ = |t|ᵏ⁺¹/(k+1)! e^{max(t, 0)} the rest of the exponential series, the errors are
-    e^{−γ(‖a‖²+‖v‖²)}Rₖ/2γ in S and at most e^{−γ(‖a‖²+‖v‖²)}(‖a‖Rₖ₋₁ + ‖v‖Rₖ) in its slope; so where E is
-    μ-strongly convex an equilibrium of order k is within ‖W‖/μ times the latter of GEQ's. As printed, λ lacks 1/2γ and
-    a square and stays outside of the gradient, where it does not belong: it depends on z.
+    a and v are (batch, n), k is `order`, Ψ is `feature_map`. With t = 2γ⟨a, v⟩ and Rₖ = |t|ᵏ⁺¹/(k+1)! e^{max(t, 0)} the
+    rest of the exponential series, the errors are e^{−γ(‖a‖²+‖v‖²)}Rₖ/2γ in S and at most
+    e^{−γ(‖a‖²+‖v‖²)}(‖a‖Rₖ₋₁ + ‖v‖Rₖ) in its slope; so where E is μ-strongly convex an equilibrium of order k is within
+    ‖W‖/μ times the latter of GEQ's. As printed, λ lacks 1/2γ and a square and stays outside of the gradient, where it
+    does not belong: it depends on z.
     """
     aa, vv, t = a.square().sum(1), v.square().sum(1), 2 * gamma * (a * v).sum(1)
     weight = torch.exp(-gamma * (aa + vv))
@@ -89,7 +94,7 @@ def proposition1(a: Tensor, v: Tensor, gamma: float, order: int) -> Expansion:
 
 
 def theorem1(a: Tensor, v: Tensor, gamma: float, order: int) -> Expansion:
-    """KerDEQ's form of Proposition 1. Its appendix, and GEQ's, has i for i! in Φ: 1 − log(1 − t), not eᵗ."""
+    """KerDEQ Theorem 1, (7): its form of Proposition 1. Its appendix has i for i! in Φ: 1 − log(1 − t), not eᵗ."""
     t = 2 * gamma * (a * v).sum(1)
     total = torch.ones_like(t)
     for i in range(1, order + 1):
@@ -102,16 +107,17 @@ def theorem1(a: Tensor, v: Tensor, gamma: float, order: int) -> Expansion:
 
 
 def lemma1(m: float, drive: float, weight_change: float, drive_change: float) -> Bound:
-    """‖z − z̄‖ for z = σ(Mz + a) and z̄ = σ(M̄z̄ + ā), ‖M‖, ‖M̄‖ ≤ m < 1, ‖a‖ ≤ `drive`, given ‖M̄ − M‖ and ‖ā − a‖.
+    """GEQ Lemma 1, (26): ‖z − z̄‖ for z = σ(Mz + a) and z̄ = σ(M̄z̄ + ā).
 
-    True as printed; the second term needs no square.
+    ‖M‖, ‖M̄‖ ≤ m < 1 and ‖a‖ ≤ `drive`; the changes are ‖M̄ − M‖ and ‖ā − a‖. It is true as printed; the second term
+    needs no square.
     """
     weight = weight_change * drive / (1 - m) ** 2
     return Bound(weight + drive_change / (1 - m) ** 2, weight + drive_change / (1 - m))
 
 
 def lemma2(divergence: float, samples: int, delta: float) -> float:
-    """The gap L₀ − L̂_η ≤ 4√((KL + ln(6M/δ))/(M − 1)) of a PAC-Bayesian bound (Neyshabur et al., 2018), as printed.
+    """GEQ Lemma 2, (27): the gap L₀ − L̂_η ≤ 4√((KL + ln(6M/δ))/(M − 1)), PAC-Bayesian (Neyshabur et al., 2018).
 
     KL is between the perturbed weights and a prior that does not know the data; the perturbation moves every output
     by less than η/4 with probability ½ at least.
@@ -120,14 +126,16 @@ def lemma2(divergence: float, samples: int, delta: float) -> float:
 
 
 def margin_loss(logits: Tensor, labels: Tensor, margin: float) -> float:
-    """L̂_η, the share of samples with f_y ≤ η + max of the other logits."""
+    """GEQ (9), KerDEQ (8): L̂_η, the share of samples (rows of logits) with f_y ≤ η + max of the other logits."""
     own = logits.gather(1, labels[:, None])[:, 0]
     others = logits.scatter(1, labels[:, None], -torch.inf).amax(1)
     return float((own <= margin + others).double().mean())
 
 
 def perturbation(c: Constants, omega: float) -> Comparison:
-    """How far the logits move when W, U, b, W_c and b_c move by at most ω each: the core of Proposition 2.
+    """GEQ (30), (35): how far the logits move when W, U, b, W_c and b_c move by at most ω each.
+
+    This is the core of Proposition 2.
 
     Corrected, for GEQ, with w = ‖W‖, ρ = min(‖a‖, `reach`) ≥ ‖βr‖ and −`lowest` = c:
     ‖z − z̄‖ ≤ ω(ρ + (w + ω)(B + 1 + wρ)) / (1 − c(w + ω)²); no β, and none taken for constant. For OptEq:
@@ -169,7 +177,7 @@ def _opteq_change(c: Constants, omega: float) -> float:
 
 
 def proposition2(c: Constants, margin: float, samples: int, delta: float) -> Comparison:
-    """The gap between L₀ and L̂_η, with probability 1 − δ over M training samples of norm at most B.
+    """GEQ Proposition 2: the gap between L₀ and L̂_η, with probability 1 − δ over M training samples of norm ≤ B.
 
     Corrected: ω is the largest with `perturbation` ≤ η/4; noise N(0, σ²) on the weights, ω = σ(2√h + √(2 ln 10)),
     keeps all five changes below ω with probability ½ (Davidson and Szarek), and lemma 2 holds for every σ = 2⁻ʲ at
@@ -203,14 +211,14 @@ def _printed_gaps(scale: float, c: Constants, margin: float, samples: int, delta
 
 
 def theorem2(c: Constants, margin: float, samples: int, delta: float) -> Comparison:
-    """KerDEQ's form of Proposition 2, up to a constant, which is 1 here: 16 h ln(24h) is h ln h."""
+    """KerDEQ Theorem 2: its form of Proposition 2, up to a constant, which is 1 here: 16 h ln(24h) is h ln h."""
     ours = proposition2(c, margin, samples, delta)
     geq, opteq = _printed_gaps(c.width * math.log(c.width), c, margin, samples, delta)
     return Comparison(Bound(geq, ours.geq.corrected), Bound(opteq, ours.opteq.corrected))
 
 
 def remark1(c: Constants) -> Bound:
-    """GEQ's core of Proposition 2 over OptEq's, for small perturbations; at most 1, says the remark.
+    """GEQ and KerDEQ Remark 1: GEQ's core of Proposition 2 over OptEq's, for small perturbations, is at most 1.
 
     As printed for β_max < 0.8 and μ, m > 0.9; corrected for every W, U, b of norm below 1, whatever β.
     """
@@ -223,7 +231,7 @@ def remark1(c: Constants) -> Bound:
 
 
 def proposition3(c: Constants) -> Comparison:
-    """Lipschitz constants of x ↦ z*.
+    """GEQ Proposition 3, (11), (12): Lipschitz constants of x ↦ z*.
 
     GEQ's as printed, q/(1 − q) with q = β_max μ² + √γ B μ³ (and b = 0), holds where q < 1 and is negative beyond.
     Corrected, it needs neither β nor γ nor B: `input_lipschitz` times ‖U‖. OptEq's is right, and best: ‖U‖/(1 − ‖W‖²).
@@ -237,7 +245,7 @@ def proposition3(c: Constants) -> Comparison:
 
 
 def remark2(c: Constants) -> Bound:
-    """L_geq/L_opteq; at most 1, says the remark.
+    """GEQ Remark 2: L_geq/L_opteq is at most 1.
 
     As printed for β_max < 0.8, B < 1 and √γ < 0.2; corrected for every ‖W‖ < 1, and no condition else.
     """
@@ -249,7 +257,7 @@ def remark2(c: Constants) -> Bound:
 
 
 def lemma3(x1: Tensor, x2: Tensor, variance: float, rows: int) -> Bound:
-    """E⟨σ(Ux₁), σ(Ux₂)⟩ for U of `rows` independent rows N(0, τI): rows · τ‖x₁‖‖x₂‖(sin θ + (π − θ) cos θ)/2π.
+    """GEQ Lemma 3, (50): E⟨σ(Ux₁), σ(Ux₂)⟩ = rows · τ‖x₁‖‖x₂‖(sin θ + (π − θ) cos θ)/2π, U of rows N(0, τI).
 
     As printed it is the mean over the rows: κ of (13) is their sum.
     """
@@ -265,12 +273,13 @@ def _arc_cosine(x1: Tensor, x2: Tensor) -> float:
 
 
 def proposition4(c: Constants, x1: Tensor, x2: Tensor, variance: float, rows: int, smallest: float) -> Comparison:
-    """κ(x₁, x₂) = E⟨z(x₁), z(x₂)⟩ over U of `rows` rows N(0, τI), b = 0, W fixed; `smallest` is σ_min(U).
+    """GEQ Proposition 4, (14), (15): bounds on κ(x₁, x₂) = E⟨z(x₁), z(x₂)⟩ over U of `rows` rows N(0, τI).
 
-    As printed ((14), (15)) with −γ/4 and D = e^{γB‖W‖²}: wrong for either model (docs/errata.md), and σ_min(U) and
-    β_max, functions of U, stand outside of the mean over U. Corrected, with w = ‖W‖, n rows, δ = ‖x₁ − x₂‖ and
-    g = γτδ²/2, for one patch: κ_geq ≤ w² e^{w⁴/2e} (1 + g)^{−n/2} nτ√(q₁q₂), qᵢ = ‖xᵢ‖² − γτ⟨xᵢ, x₁ − x₂⟩²/2(1 + g),
-    whatever w; κ_opteq ≤ nτ‖x₁‖‖x₂‖[(sin θ + (π − θ) cos θ)/2π + ½((1 − w²)⁻² − 1)].
+    b = 0, W is fixed and `smallest` is σ_min(U). As printed with −γ/4 and D = e^{γB‖W‖²}: wrong for either model
+    (docs/errata.md), and σ_min(U) and β_max, functions of U, stand outside of the mean over U. Corrected, with w = ‖W‖,
+    n rows, δ = ‖x₁ − x₂‖ and g = γτδ²/2, for one patch: κ_geq ≤ w² e^{w⁴/2e} (1 + g)^{−n/2} nτ√(q₁q₂),
+    qᵢ = ‖xᵢ‖² − γτ⟨xᵢ, x₁ − x₂⟩²/2(1 + g), whatever w; κ_opteq ≤ nτ‖x₁‖‖x₂‖[(sin θ + (π − θ) cos θ)/2π +
+    ½((1 − w²)⁻² − 1)].
     """
     if c.patches != 1:
         raise ValueError(f"Proposition 4 is about one Gaussian for all features, got {c.patches} patches.")
@@ -288,7 +297,10 @@ def proposition4(c: Constants, x1: Tensor, x2: Tensor, variance: float, rows: in
 
 
 def theorem3(c: Constants, x1: Tensor, x2: Tensor, variance: float, rows: int, largest: float) -> Comparison:
-    """KerDEQ's form of Proposition 4: −γ‖U‖₂ in the exponent (`largest` is ‖U‖₂) and D = e^{γB‖W‖}, B of the inputs."""
+    """KerDEQ Theorem 3, (10), (11): Proposition 4 with −γ‖U‖₂ in the exponent and D = e^{γB‖W‖}, B of the inputs.
+
+    `largest` is ‖U‖₂.
+    """
     ours = proposition4(c, x1, x2, variance, rows, 0.0)
     printed = _published_similarity(c, x1, x2, variance, math.exp(c.gamma * c.inputs * c.W), c.gamma * largest)
     return dataclasses.replace(ours, geq=Bound(printed, ours.geq.corrected))
@@ -300,7 +312,7 @@ def _published_similarity(c: Constants, x1: Tensor, x2: Tensor, variance: float,
 
 
 def remark3(c: Constants, smallest: float) -> Bound:
-    """From which ‖x₁ − x₂‖ on D e^{−γσ_min²‖x₁ − x₂‖²/4} ≤ 1, as printed and as it follows from a D that holds.
+    """GEQ Remark 3, (58): from which ‖x₁ − x₂‖ on D e^{−γσ_min²‖x₁ − x₂‖²/4} ≤ 1, as printed and from a D that holds.
 
     With the corrected Proposition 4 no distance is needed: κ̄_geq ≤ κ̄_opteq for all x₁, x₂ and the same w < 1, n, τ.
     """
@@ -312,21 +324,43 @@ def remark3(c: Constants, smallest: float) -> Bound:
 def estimate_similarity(
     W: Tensor, gamma: float | None, x1: Tensor, x2: Tensor, variance: float, draws: int, seed: int = 0
 ) -> tuple[float, float]:
-    """κ(x₁, x₂) by Monte Carlo over U, and its standard error; GEQ, or OptEq where γ is None; W (features, state)."""
+    """GEQ (13), KerDEQ (9): κ(x₁, x₂) by Monte Carlo over U, and its standard error.
+
+    It is that of GEQ, or of OptEq where γ is None; W is (features, state), x₁ and x₂ are vectors.
+    """
     generator = torch.Generator().manual_seed(seed)
     rows = W.shape[1] if gamma is None else W.shape[0]
     U = math.sqrt(variance) * torch.randn(draws, rows, len(x1), generator=generator, dtype=W.dtype)
     a = torch.cat([U @ x1, U @ x2])
-    norm = float(torch.linalg.matrix_norm(W, 2)) ** 2
-    step = 2 / (2 + norm)
-
-    def proximal(z: Tensor) -> Tensor:
-        if gamma is None:
-            return torch.relu(z @ W.mT @ W + a)
-        r = a - z @ W.mT
-        return torch.relu((1 - step) * z + step * torch.exp(-gamma * r.square().sum(1, keepdim=True)) * (r @ W))
-
+    f = opteq_map(W.mT @ W, a) if gamma is None else geq_map(W, a, gamma)
     start = torch.zeros(2 * draws, W.shape[1], dtype=W.dtype)
-    z = solve(proximal, start, Picard(), tol=1e-9, max_steps=5000, on_failure="raise").value
+    z = solve(f, start, Picard(), tol=1e-9, max_steps=5000, on_failure="raise").value
     products = (z[:draws] * z[draws:]).sum(1)
     return float(products.mean()), float(products.std()) / math.sqrt(draws)
+
+
+def multiply(W: Tensor, z: Tensor) -> Tensor:
+    """Wz for each row of z (batch, columns); W is (rows, columns), or one for each row, (batch, rows, columns)."""
+    return z @ W.mT if W.dim() == 2 else (W @ z[:, :, None])[:, :, 0]
+
+
+def geq_map(
+    W: Tensor, a: Tensor, gamma: float, kernel: type[AbstractRadialKernel] = Gaussian
+) -> Callable[[Tensor], Tensor]:
+    """z ↦ σ((1 − α)z + αωWᵀr), r = a − Wz, α = 2/(2 + ‖W‖²), for each row of z and a.
+
+    Its fixed points are those of z = σ(ωWᵀr), and it contracts wherever E is strongly convex.
+    """
+    step = 2 / (2 + torch.linalg.matrix_norm(W.detach(), 2).square())[..., None]
+
+    def proximal(z: Tensor) -> Tensor:
+        r = a - multiply(W, z)
+        drive = multiply(W.mT, kernel.weight(gamma * r.square().sum(1, keepdim=True)) * r)
+        return torch.relu((1 - step) * z + step * drive)
+
+    return proximal
+
+
+def opteq_map(M: Tensor, a: Tensor) -> Callable[[Tensor], Tensor]:
+    """z ↦ σ(Mz + a) for each row of z and a: OptEq's equation with M = WᵀW."""
+    return lambda z: torch.relu(multiply(M, z) + a)

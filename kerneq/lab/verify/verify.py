@@ -19,6 +19,7 @@ from ...gradients import Implicit
 from ...kernels import AbstractRadialKernel, Gaussian
 from ...solvers import Newton
 from .constants import Constants
+from .propositions import geq_map, multiply, opteq_map
 
 ROUNDING = 1e-6  # a ratio above 1 by no more than this is rounding
 RESTARTS = 32  # of a search, side by side
@@ -81,7 +82,7 @@ class Finding:
         return " → ".join(f"{ratio:.3g}" for ratio in found if ratio is not None)
 
     def row(self) -> dict[str, str | float | bool | None]:
-        """The finding as JSON has it."""
+        """Return the finding as JSON has it."""
         return {
             "claim": self.claim,
             "published": self.published,
@@ -95,8 +96,8 @@ class Finding:
         }
 
 
-def stated(claim: Claim) -> tuple[str, str, str | None]:
-    """What a claim says, where it is published, and its known error."""
+def read_statement(claim: Claim) -> tuple[str, str, str | None]:
+    """Return what a claim says, where it is published, and its known error."""
     source, _, words = (claim.__doc__ or "").partition("\n")[0].removesuffix(".").partition(": ")
     name, _, erratum = words.partition(". Erratum: ")
     return name, source, erratum or None
@@ -116,11 +117,11 @@ def verify(claims: Sequence[Claim]) -> Iterator[Finding]:
             finally:
                 torch.set_default_dtype(dtype)
                 torch.set_num_threads(threads)
-        yield Finding(*stated(claim), evidence, time.perf_counter() - start)
+        yield Finding(*read_statement(claim), evidence, time.perf_counter() - start)
 
 
 def ascend(ratio: Callable[..., Tensor], *starts: Tensor, steps: int = 40, rate: float = 0.05) -> float:
-    """The largest of ratio(*points), (restarts,), met by gradient ascent (Adam on its logarithm) from `starts`.
+    """Return the largest of ratio(*points), (restarts,), met by gradient ascent (Adam on its logarithm) from `starts`.
 
     Each start is (restarts, ...): the restarts climb side by side. Values that are not finite are not counted; if none
     is, the answer is NaN.
@@ -145,69 +146,54 @@ def ascend(ratio: Callable[..., Tensor], *starts: Tensor, steps: int = 40, rate:
 
 
 def largest(*ratios: float) -> float:
-    """The largest; NaN where one of them is: `max` would pass over it, and a claim hold that was never tested."""
+    """Return the largest; NaN where one is NaN, since `max` skips it and a claim would hold that was never tested."""
     return math.nan if any(math.isnan(ratio) for ratio in ratios) else max(ratios)
 
 
-def drawn(*sizes: tuple[int, ...]) -> list[Tensor]:
-    """Normal random numbers of each size, for every restart."""
+def draw_normal(*sizes: tuple[int, ...]) -> list[Tensor]:
+    """Return normal random numbers of each size, for every restart."""
     return [torch.randn(RESTARTS, *size) for size in sizes]
 
 
-def with_norm(raw: Tensor, norm: float) -> Tensor:
-    """Matrices (restarts, rows, columns) scaled to a spectral norm."""
+def scale_to_norm(raw: Tensor, norm: float) -> Tensor:
+    """Return matrices (restarts, rows, columns) scaled to a spectral norm."""
     return raw * (norm / torch.linalg.matrix_norm(raw, 2))[:, None, None]
 
 
-def times(W: Tensor, z: Tensor) -> Tensor:
-    """Wz for W (restarts, rows, columns) and z (restarts, columns)."""
-    return (W @ z[:, :, None])[:, :, 0]
+def solve_geq(W: Tensor, a: Tensor, gamma: float, kernel: type[AbstractRadialKernel] = Gaussian) -> Tensor:
+    """Return z = σ(ωWᵀr), r = a − Wz, with weights of its own for each restart; NaN where it was not found."""
+    return find_fixed_point(geq_map(W, a, gamma, kernel), torch.zeros(len(W), W.shape[2]))
 
 
-def equilibrium(W: Tensor, a: Tensor, gamma: float, kernel: type[AbstractRadialKernel] = Gaussian) -> Tensor:
-    """z = σ(ωWᵀr), r = a − Wz, with weights of its own for each restart; NaN where it was not found.
-
-    It is the fixed point of the proximal step, which contracts wherever E is strongly convex.
-    """
-    step = 2 / (2 + torch.linalg.matrix_norm(W.detach(), 2).square())[:, None]
-
-    def proximal(z: Tensor) -> Tensor:
-        r = a - times(W, z)
-        drive = times(W.mT, kernel.weight(gamma * r.square().sum(1, keepdim=True)) * r)
-        return torch.relu((1 - step) * z + step * drive)
-
-    return settled(proximal, torch.zeros(len(W), W.shape[2]))
+def solve_opteq(M: Tensor, a: Tensor) -> Tensor:
+    """Return z = σ(Mz + a), the same for OptEq; ‖M‖ < 1."""
+    return find_fixed_point(opteq_map(M, a), torch.zeros_like(a))
 
 
-def settled(f: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """The fixed point of f by Newton's method, with gradients; NaN where it was not found."""
+def find_fixed_point(f: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """Return the fixed point of f by Newton's method, with gradients; NaN where it was not found."""
     implicit = Implicit(Newton(), on_failure="return")
     solution = fixed_point(f, start, solver=Newton(), gradient=implicit, tol=SOLVED, max_steps=40)
     return torch.where(solution.converged[:, None], solution.value, torch.nan)
 
 
-def linear_equilibrium(M: Tensor, a: Tensor) -> Tensor:
-    """z = σ(Mz + a), the same for OptEq; ‖M‖ < 1."""
-    return settled(lambda z: torch.relu(times(M, z) + a), torch.zeros_like(a))
-
-
-def logit_change(
+def maximise_logit_change(
     c: Constants, omega: float, model: str, bound: float | Callable[[Tensor], Tensor], steps: int
 ) -> float:
-    """The largest change of the logits over `bound` (of β), for weights of the norms in c moved by ω, by ascent."""
+    """Return the largest change of the logits over `bound` (of β), by ascent, for weights of norms c moved by ω."""
     sizes = ((3, 3), (3, 2), (3, 1), (2, 3), (2, 1), (2, 1))  # W, U, b, W_c, b_c, x
     norms = (c.W, c.U, c.b, c.head, 0.0, c.inputs)
 
     def logits(W: Tensor, U: Tensor, b: Tensor, head: Tensor, bias: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         a = (U @ x + b)[:, :, 0]
-        z = equilibrium(W, a, c.gamma) if model == "geq" else linear_equilibrium(W.mT @ W, a)
-        return times(head, z) + bias[:, :, 0], torch.exp(-c.gamma * (a - times(W, z)).square().sum(1))
+        z = solve_geq(W, a, c.gamma) if model == "geq" else solve_opteq(W.mT @ W, a)
+        return multiply(head, z) + bias[:, :, 0], torch.exp(-c.gamma * (a - multiply(W, z)).square().sum(1))
 
     def ratio(*points: Tensor) -> Tensor:
-        before = [with_norm(t, norm) for t, norm in zip(points[:6], norms, strict=True)]
-        noise = [with_norm(t, omega) for t in points[6:]]
+        before = [scale_to_norm(t, norm) for t, norm in zip(points[:6], norms, strict=True)]
+        noise = [scale_to_norm(t, omega) for t in points[6:]]
         after = [*(t + d for t, d in zip(before[:5], noise, strict=True)), before[5]]
         (one, beta), (two, other) = logits(*before), logits(*after)
         return (one - two).norm(dim=1) / (bound(torch.maximum(beta, other)) if callable(bound) else bound)
 
-    return ascend(ratio, *drawn(*sizes, *sizes[:5]), steps=steps)
+    return ascend(ratio, *draw_normal(*sizes, *sizes[:5]), steps=steps)

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pytest
 import torch
 from matplotlib.figure import Figure
 from PIL import Image
+from run_folders import make_run
 
 from kerneq.lab.evaluate.attack import AttackResult, Threat, ThreatResult
 from kerneq.lab.evaluate.behaviour import BehaviourResult, LayerBehaviour, StoppedScore
@@ -22,17 +22,13 @@ from kerneq.lab.evaluate.classification import calibrate, classify
 from kerneq.lab.evaluate.corruptions import CorruptionResult
 from kerneq.lab.evaluate.ood import Familiarity, OodResult
 from kerneq.lab.evaluate.saliency import MethodScore, SaliencyResult
-from kerneq.lab.report import gather, render
+from kerneq.lab.report import compose, gather, render, summarize
 from kerneq.lab.report.figures import Style, draw_curves, draw_points
 from kerneq.lab.report.findings import SECTIONS
 from kerneq.lab.report.page import Drawing, Page, Section, write_page
-from kerneq.lab.report.published import Task
-from kerneq.lab.report.results import Reported, Result, experiments
-from kerneq.lab.report.sections import compose
 from kerneq.lab.run import Run, TrainingError
-from kerneq.lab.run.config import EXPERIMENTS, ConfigError, differences, load, parse, write
+from kerneq.lab.run.config import differences, load
 from kerneq.lab.run.folder import INCIDENTAL
-from kerneq.models import MODELS, task
 
 CHROMIUM = next(
     (path for name in ("chromium", "google-chrome", "chromium-browser") if (path := shutil.which(name))), None
@@ -40,35 +36,10 @@ CHROMIUM = next(
 ROOT = Path(__file__).parents[3]
 
 
-def scores(loss: float, steps: float | None) -> dict:
-    solver = {"steps": steps, "residual": 1e-4 if steps else None, "unconverged": 0.0 if steps else None}
-    return {"images": 10, "loss": loss, "accuracy": 1 - loss / 10, **solver}
-
-
 @pytest.fixture
 def run(tmp_path):
-    """A run folder made by hand, evaluated or not: three epochs, or all that its base has."""
-
-    def make(
-        name: str, accuracy: float | None = None, steps: float | None = 5.0, settings=(), checkpoint=True, base=None
-    ):
-        folder = tmp_path / name
-        (folder / "checkpoints").mkdir(parents=True)
-        config = parse(f'base = "{base}"' if base else "", settings)
-        (folder / "config.toml").write_text(write(config))
-        (folder / "environment.json").write_text(json.dumps({"device": "cpu", "revision": "abc", "processes": 2}))
-        if checkpoint:
-            (folder / "checkpoints" / "best.safetensors").touch()
-        common = {"step": 1, "rate": 0.1, "seconds": 2.0}
-        epochs = range(1, config.training.epochs + 1 if base else 4)
-        rows = [{"epoch": e, "train": scores(3 / e, steps), "validation": scores(2 / e, steps)} for e in epochs]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(row | common) + "\n" for row in rows))
-        if accuracy is not None:
-            test = scores(0.5, steps) | {"accuracy": accuracy}
-            (folder / "evaluation.json").write_text(json.dumps({"parameters": 12345, "scores": {"test": test}}))
-        return folder
-
-    return make
+    """Makes a run folder of this name."""
+    return lambda name, *args, **settings: make_run(tmp_path / name, *args, **settings)
 
 
 def measured(folder: Path) -> Path:
@@ -187,135 +158,6 @@ def test_seeds_have_a_mean_and_a_deviation(run, tmp_path):
     assert (result["seeds"], result["accuracy"], result["std"]) == (3, pytest.approx(0.92), pytest.approx(0.02))
 
 
-def test_the_papers_tables_come_first_and_no_test_accuracy_chooses_what_counts(run, tmp_path):
-    def tested(name: str, base: str, accuracy: float, *settings: str, unknown: float | None = None) -> None:
-        folder = run(name, accuracy, settings=["data.validation=0", *settings], checkpoint=False, base=base)
-        scores = {"test": {"images": 10000, "accuracy": accuracy}}
-        scores |= {"unknown": {"images": 2000, "accuracy": unknown}} if unknown else {}
-        (folder / "evaluation.json").write_text(json.dumps({"parameters": 12345, "scores": scores}))
-
-    features = "model.features=[64, 64, 128, 128, 256, 256]"
-    tested("geq-cutout", "geq-5m-cifar10", 0.97, "augment.cutout=16", features)
-    tested("geq-seed1", "geq-5m-cifar10", 0.9543, "seed=1", "training.validate_epochs=9", "training.graph=false")
-    tested("geq", "geq-5m-cifar10", 0.9523)
-    tested("geq-as-published", "geq-5m-cifar10-paper", 0.91)
-    tested("resnet", "resnet18-cifar10", 0.9625)
-    tested("resnet-short", "resnet18-cifar10", 0.9545, "training.epochs=60")
-    tested("resnet-short-seed1", "resnet18-cifar10", 0.9541, "training.epochs=60", "seed=1")
-    tested("mopteq", "mopteq-8m-cifar10", 0.9493)
-    tested("mopteq-short", "mopteq-8m-cifar10", 0.9493, "training.epochs=60")
-    tested("mopteq-short-seed1", "mopteq-8m-cifar10", 0.9489, "training.epochs=60", "seed=1")
-    tested("super", "geq-8m-superclass", 0.85)
-    tested("super-seed1", "geq-8m-superclass", 0.85, "seed=1", unknown=0.78)
-    tested("linear", "mopteq-8m-superclass", 0.83, unknown=0.77)
-    render([tmp_path], tmp_path / "page.md")
-    text = (tmp_path / "page.md").read_text()
-    assert text.index("## The papers' figures") < text.index("## cifar10")
-    rows = [line for line in text.splitlines() if line.startswith("| geq-5m | 12,345 | ")]
-    first = "95.33 ± 0.14, 2 seeds | +0.53 | higher | geq, …-seed1 | geq-5m-cifar10 data.validation=0.0 (and seed=1) |"
-    assert first in rows[0]
-    assert "91.00 (90.42–91.55) | −3.80 | – | geq-as-published | geq-5m-cifar10-paper |" in rows[1]
-    assert len(rows) == 2, "one of an experiment"
-    quoted = r"augment.cutout=16 'model.features=\[64, 64, 128, 128, 256, 256\]' |"
-    assert text.count(quoted) == 1, "as a shell takes it, in the chapter"
-    assert "| geq-8m | – | – | 95.6 ± 0.2 | not run yet | – |" in text and "No run yet on cifar100, " in text
-    unseen = "| geq-8m | 12,345 | 60 | 80.1 ± 0.6 | 78.00 (76.13–79.76) | −2.10 | as published | super-seed1 |"
-    assert f"{unseen} geq-8m-superclass seed=1 data.validation=0.0 |" in text, (
-        "the one of two seeds that has the figure"
-    )
-    assert "| run | unseen sub-classes |\n| :-- | --: |\n" in text and "\n| super-seed1 | 78.00% |\n" in text
-    assert "| +0.33 | as published | mopteq |" in text and "| −0.40 | as published | linear |" in text
-    assert "Of 7 published figures: 4 higher, 3 as published." in text
-    orders = "Of 4 published orders of two models: 1 reversed, 1 confirmed, 1 smaller than published, 1 undecided."
-    assert orders in text
-    reversed_order = "| geq-5m before resnet18 | cifar10 | +1.3 | −0.92 | reversed | 95.33 of geq, 2 seeds |"
-    assert f"\n{reversed_order} 96.25 of resnet |\n" in text
-    # Of MOptEq and ResNet-18 those of 60 epochs are compared: two seeds each.
-    assert "| mopteq-8m before resnet18 | cifar10 | +1.1 | −0.52 | smaller than published | 94.91 of " in text
-    assert "| geq-8m before mopteq-8m | unseen-classes | +2.7 | +1.00 | undecided |" in text
-    assert "| geq-8m before mopteq-8m | super-classes | +0.8 | +2.00 | confirmed | 85.00 of super, 2 seeds |" in text
-    render([tmp_path], tmp_path / "page.json")
-    results = json.loads((tmp_path / "page.json").read_text())["results"]
-    found = next(result for result in results if result["model"] == "geq-5m")
-    assert (found["seeds"], found["settings"], found["images"]) == (2, ["geq-5m-cifar10", "data.validation=0.0"], 10000)
-    assert [Path(folder).name for folder in found["runs"]] == ["geq", "geq-seed1"]
-
-
-def test_what_differs_in_more_than_the_model_or_ended_early_decides_nothing(run, tmp_path):
-    def tested(name: str, base: str, accuracy: float, *settings: str) -> Path:
-        folder = run(name, settings=["data.validation=0", *settings], checkpoint=False, base=base)
-        scores = {"test": {"images": 10000, "accuracy": accuracy}}
-        (folder / "evaluation.json").write_text(json.dumps({"parameters": 12345, "scores": scores}))
-        return folder
-
-    for seed, (five, eight) in enumerate(((0.9602, 0.9655), (0.9588, 0.9671), (0.9611, 0.9660)), start=1):
-        tested(f"geq-{seed}", "geq-5m-cifar10", five, f"seed={seed}")
-        tested(f"large-{seed}", "geq-8m-cifar10", eight, f"seed={seed}", "training.epochs=125")
-    tested("half-batches", "geq-8m-cifar10", 0.95, "training.batch_size=256", "training.epochs=125")
-    tested("resnet", "resnet18-cifar10", 0.9613)
-    tested("short", "mopteq-8m-cifar10", 0.9493, "training.epochs=60", "augment.cutout=16")
-    early = tested("early", "geq-5m-cifar10", 0.95, "seed=3")
-    rows = (early / "metrics.jsonl").read_text().splitlines()
-    (early / "metrics.jsonl").write_text("\n".join(rows[:80]) + "\n")
-    render([tmp_path], tmp_path / "page.md")
-    text = (tmp_path / "page.md").read_text()
-    assert "| geq-8m before geq-5m | cifar10 | +0.8 | +0.62 | confirmed | 96.62 of large-1, 3 seeds | 96.00 of" in text
-    assert "| geq-5m before resnet18 | cifar10 | +1.3 | −0.13 | smaller than published |" in text
-    confounded = "+1 | +1.69 | not compared: another augment.cutout, training.epochs | 96.62 of large-1, 3 seeds |"
-    assert confounded in text.replace("\\", "")
-    [row] = (line for line in text.splitlines() if line.startswith("| geq-5m | 12,345 | "))
-    assert "96.00 ± 0.12, 3 seeds | +1.20 | higher | geq-1, geq-2, geq-3 |" in row, "early is no seed of these"
-    assert "| 80 of 125 |" in text
-    papers, _, chapter = text.partition("\n## cifar10\n")
-    assert "| large-1, large-2, large-3 |" in papers and "half-batches" not in papers, "a seed is no change"
-    assert "| half-batches |" in chapter
-    assert text.index("| large-2 |") < text.index("| **large-1, mean ± std** |") < text.index("| large-1 |")
-
-
-def test_accuracies_on_the_same_pictures_are_compared_picture_by_picture():
-    def reached(accuracy: float, *runs: str, std: float | None = None) -> Result:
-        words = dict.fromkeys(("data", "subset", "device"), "")
-        return Result(
-            **words, model="geq-5m", split="test", accuracy=accuracy, std=std, seeds=len(runs), images=1000,
-            parameters=None, published=None, epochs=1, seconds=0.0, settings=(),
-            runs=tuple(SimpleNamespace(wrong=lambda split, of=wrong[name]: of) for name in runs),
-        )  # fmt: skip
-
-    wrong = {"a": [*range(40)], "b": [*range(30), *range(50, 70)], "twin": [*range(40)], "old": None}
-    pair = Task("cifar10", "cifar10", {})
-    a, b = reached(0.96, "a"), reached(0.95, "b")
-    # McNemar: 10 pictures are wrong in a only, 20 in b only. For another seed of a single run stands the published ±.
-    published = 0.001**2
-    assert pair.variance(a, b) == pytest.approx((30 - 10**2 / 1000) / 1000**2 + 2 * published)
-    assert pair.variance(a, reached(0.96, "twin")) == pytest.approx(2 * published)
-    alone = (0.96 * 0.04 + 0.95 * 0.05) / 1000
-    assert pair.variance(a, reached(0.95, "old")) == pytest.approx(alone + 2 * published)
-    seeds = reached(0.96, "a", "twin", std=0.002)  # two seeds that agree on every picture, and a std of other causes
-    assert pair.variance(seeds, b) == pytest.approx(pair.variance(a, b) - published + 0.002**2 / 2)
-    some = reached(0.96, "old", "a", std=0.002)  # the pictures of one of two seeds
-    assert pair.variance(some, b) == pytest.approx(pair.variance(seeds, b))
-
-
-def test_the_first_line_of_an_experiment_names_the_published_figure():
-    for name, config in experiments().items():
-        said = (EXPERIMENTS / f"{name}.toml").read_text().splitlines()[0]
-        entry, data = MODELS[config.model.name], config.data
-        if ", published " in said:
-            assert f"{entry.published[task(data.name, data.subset)]}" in said, name
-        if data.subset == "four-of-five-subclasses":
-            assert f"unknown {entry.published['unseen-classes']} %" in said, name
-    named = {(config.model.name, task(config.data.name, config.data.subset)) for config in experiments().values()}
-    published = {(model, name) for model, entry in MODELS.items() for name in entry.published}
-    assert {(model, name) for model, name in published if name != "unseen-classes"} <= named
-
-
-@pytest.mark.parametrize("pictures", ["mnist", "cifar100", "cifar10 at 64 px", "folder:flowers"])
-def test_a_part_of_another_data_set_is_no_task_of_the_papers(pictures):
-    published = {name for entry in MODELS.values() for name in entry.published}
-    for subset, split in (("first-five-classes", "test"), ("four-of-five-subclasses", "unknown")):
-        assert task(pictures, subset, split).partition(" at ")[0] not in published
-
-
 def test_the_command_beside_a_run_repeats_its_settings(run):
     # Another kernel has its own defaults, which are not what the experiment has of the old one.
     run("kernel", base="geq-5m-cifar10", settings=["model.kernel.name=multiquadric", "model.kernel.split=8"])
@@ -329,24 +171,10 @@ def test_the_command_beside_a_run_repeats_its_settings(run):
         assert [key for key in again if key not in INCIDENTAL] == [], one.label
 
 
-def test_a_run_that_no_experiment_can_be_made_into_is_reported_and_counts_last(run, tmp_path, monkeypatch):
-    def refuse(name, words):
-        if "augment.cutout=16" in words:
-            raise ConfigError("no such run")
-        return load(name, words)
-
-    run("a-stranger", 0.9, settings=["augment.cutout=16"], base="geq-5m-cifar10")
-    run("known", 0.8, base="geq-5m-cifar10")
-    experiments()  # they are read once, before `load` refuses anything
-    monkeypatch.setattr(sys.modules[Reported.__module__], "load", refuse)
-    render([tmp_path], tmp_path / "page.md")
-    text = (tmp_path / "page.md").read_text()
-    assert text.index("| known | geq-5m-cifar10 |") < text.index("| a-stranger | – |")
-
-
 def test_every_kind_of_evidence_is_shown_and_what_is_missing_has_its_command(run, tmp_path):
     folders = [measured(run("full", 0.9)), run("bare", 0.8), run("record", checkpoint=False)]
-    page = compose(gather(folders), "both forms")
+    runs = gather(folders)
+    page = compose(runs, summarize(runs), [], "both forms")
     write_page(page, tmp_path / "page.html")
     text = html.unescape(read(tmp_path / "page.html"))
     assert all(f"<h3>{title}</h3>" in text for title, _ in SECTIONS.values())
@@ -472,13 +300,3 @@ def test_a_browser_shows_the_whole_page_on_a_desk_and_on_a_phone(run, tmp_path):
     for width, content, images, loaded in widths:
         assert int(content) <= int(width), "nothing is beside the page"
         assert int(images) == int(loaded) > 15
-
-
-def test_what_the_repository_says_of_its_results_is_what_its_records_hold(tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    # The words are compared, not the figures, of which there are dozens.
-    monkeypatch.setattr(Figure, "savefig", lambda figure, buffer, **settings: buffer.write("<svg></svg>"))
-    folders = [Path("docs/results"), Path("kerneq/weights")]
-    for file, title in (("docs/results.md", "Results"), ("kerneq/models/results.json", "")):
-        render(folders, tmp_path / Path(file).name, title)
-        assert (tmp_path / Path(file).name).read_text() == Path(file).read_text(), "`make results` brings it up to date"

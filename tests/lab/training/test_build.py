@@ -13,6 +13,7 @@ from kerneq.lab.run.config import ConfigError, parse, write
 from kerneq.lab.training import build, train
 from kerneq.lab.training.build import hold, read_images, training_batches
 from kerneq.lab.training.process import Process
+from kerneq.models import Published
 
 ALONE = Process(torch.device("cpu"))
 
@@ -107,7 +108,7 @@ def test_picture_files_stay_in_memory_if_they_fit(tmp_path, monkeypatch):
 def test_a_result_on_pictures_of_another_size_says_so_and_has_no_published_figure(tmp_path):
     names = [parse("", ["data.name=imagenette", f"data.size={size}"]).data.pictures for size in (0, 256, 128)]
     assert names == ["imagenette", "imagenette", "imagenette at 128 px"]
-    for size, published in ((256, 0.929), (128, None)):
+    for size, published in ((256, Published(92.9, 0.2)), (128, None)):
         config = parse("", ["data.name=imagenette", f"data.size={size}", "model.name=geq-6m-imagenet"])
         (tmp_path / "config.toml").write_text(write(config), encoding="utf-8")
         assert Reported(Run(tmp_path), "run").published() == published

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kerneq.lab.verify import claims
-from kerneq.lab.verify.verify import Verdict, WorstCase, ascend, largest, stated, verify
+from kerneq.lab.verify.verify import Verdict, WorstCase, ascend, largest, read_statement, verify
 
 # Bounds that are attained: a search that does not come near them would not notice a wrong one, either.
 ATTAINED = {
@@ -21,7 +21,7 @@ ATTAINED = {
 }
 
 
-@pytest.mark.parametrize("claim", claims.CLAIMS, ids=lambda claim: "{1}: {0}".format(*stated(claim)))
+@pytest.mark.parametrize("claim", claims.CLAIMS, ids=lambda claim: "{1}: {0}".format(*read_statement(claim)))
 def test_every_claim_fares_as_is_known(claim):
     [finding] = verify([claim])
     found = finding.evidence
@@ -30,7 +30,7 @@ def test_every_claim_fares_as_is_known(claim):
 
 
 def test_verdicts():
-    assert set(ATTAINED) <= {stated(claim)[0] for claim in claims.CLAIMS}
+    assert set(ATTAINED) <= {read_statement(claim)[0] for claim in claims.CLAIMS}
     assert WorstCase(1.0, "").verdict is Verdict.HOLDS
     assert WorstCase(1.1, "", 0.9).verdict is Verdict.CORRECTED
     assert WorstCase(-1.0, "", 0.9).verdict is Verdict.CORRECTED  # a negative bound bounds nothing

@@ -1,0 +1,57 @@
+"""Write docs/results.md with its figures, and the accuracies that `kerneq models` shows, from the records of runs."""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kerneq.lab.report import compose, gather, summarize, write_page
+from kerneq.lab.report.results import Result
+from kerneq.lab.run import TrainingError
+from kerneq.lab.run.folder import write_json
+from kerneq.models import Measured, task
+
+from .published import compare
+
+FOLDERS = (Path("docs/results"), Path("kerneq/weights"))
+PAGE = Path("docs/results.md")
+ACCURACIES = Path("kerneq/models/results.json")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the tool; what goes wrong for a reason the user can act on ends in one sentence."""
+    parser = argparse.ArgumentParser(prog="records", description=__doc__)
+    parser.add_argument("folders", nargs="*", type=Path, default=FOLDERS, help="searched for runs and their records")
+    parser.add_argument("--page", type=Path, default=PAGE, help=f"the page; its figures go beside it ({PAGE})")
+    parser.add_argument("--accuracies", type=Path, default=ACCURACIES, help=f"for `kerneq models` ({ACCURACIES})")
+    options = parser.parse_args(arguments)
+    try:
+        write_results(options.folders, options.page, options.accuracies)
+    except (TrainingError, OSError) as error:
+        sys.exit(f"records: {error}")
+    print(f"Written to {options.page} and {options.accuracies}.")
+
+
+def write_results(folders: Sequence[Path], page: Path, accuracies: Path) -> None:
+    """Write both files about the runs in `folders`."""
+    runs = gather(folders)
+    results = summarize(runs)
+    write_page(compose(runs, results, compare(results), "Results"), page)
+    write_json(accuracies, select_accuracies(results))
+
+
+def select_accuracies(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
+    """Return the fields of `Measured` by model and task: of several results the one that counts, which is the first."""
+    found: dict[str, dict[str, Any]] = {}
+    for result in results:
+        if result.split != "validation":
+            row = result.row()
+            numbers = {field.name: row[field.name] for field in dataclasses.fields(Measured)}
+            found.setdefault(result.model, {}).setdefault(task(result.data, result.subset, result.split), numbers)
+    return found
+
+
+if __name__ == "__main__":
+    main()

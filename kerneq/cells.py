@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .equation import Equation
 from .kernels.base import AbstractKernel, AbstractParameters, Scaling
 from .maps import AbstractMap, Point
-from .operators import AbstractOperator, Conv, Dense, limited
+from .operators import AbstractOperator, Conv, Dense, compute_scale
 from .prox import AbstractProx, ReLU
 from .solution import NonfiniteInputError
 from .tensors import autocasted, check_kind, check_positive, check_whole, is_traced
@@ -96,7 +96,7 @@ class AbstractKernelCell(AbstractCell):
     ) -> Equation:
         """Return the equation for a = Ux + b, given the norm of W as it is now."""
         kernel, product = self.kernel, operator_norm * self.kernel.gain(similarity)
-        scaling = Scaling(operator_norm, product, limited(product, kernel.max_norm(self.norm)))
+        scaling = Scaling(operator_norm, product, compute_scale(product, kernel.max_norm(self.norm)))
         binding = kernel.bind(similarity, a, self.norm, scaling)
         return Equation(kernel, binding, self.operator.bind(scaling.scale), self.prox, compiled)
 
@@ -129,15 +129,15 @@ class AbstractKernelCell(AbstractCell):
     def diagnostics(self) -> dict[str, float]:
         """Return ‖W‖‖W_h‖ before and after scaling, the mean E of the samples last seen, and γ where there is one."""
         weight = self.operator.weight
-        measured = self.operator.vector.numel() > 0
-        norm = self.operator.last_norm() if measured else weight.new_ones(())
+        norm = self.operator.last_norm()
         a, z = self.seen if self.seen is not None else (weight.new_zeros(1), None)  # the bound does not depend on a
         a = a.to(weight)
         similarity = copy.deepcopy(self.similarity)  # in training, asking for the norm of W_h moves its vector
-        f = self._equation(similarity, a, norm, compiled=False)  # for one energy, compiling would take too long
+        # Compiling would take too long for one energy.
+        f = self._equation(similarity, a, weight.new_ones(()) if norm is None else norm, compiled=False)
         f = dataclasses.replace(f, binding=dataclasses.replace(f.binding, a=a))  # a is in the kernel's unit already
         numbers = {} if f.binding.gamma is None else {"gamma": float(f.binding.gamma)}
-        if not measured:
+        if norm is None:
             return numbers
         raw, scale = float(f.binding.scaling.product), float(f.binding.scaling.scale)
         # At σ(d(z)): a mixture of iterates may lie outside the range of σ, where E is infinite.

@@ -106,7 +106,7 @@ class Captured(nn.Module):
 
     def _places(self) -> list[tuple[int, int]]:
         """Where the numbers of the model lie, and how often each was changed."""
-        vectors = [operator.vector for operator in self.operators]
+        vectors = [operator.tracker.vector for operator in self.operators]
         tensors = (*self.model.parameters(), *self.model.buffers(), *vectors)
         return [(t.data_ptr(), version(t)) for t in tensors]
 

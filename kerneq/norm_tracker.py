@@ -40,7 +40,7 @@ class Settled:
         """Note that the vector belongs to the weight as it is now."""
         return cls(vector, weight.detach().clone(), find_place(weight))
 
-    def fits(self, vector: Tensor, weight: Tensor) -> bool:
+    def fits(self, vector: Tensor | None, weight: Tensor) -> bool:
         """Whether both are still what they were; on a GPU this waits for the device, except inside a CUDA graph."""
         if vector is not self.vector:
             return False
@@ -77,25 +77,16 @@ class NormTracker:
     def update(self, weight: Tensor, shape: tuple[int, ...], training: bool) -> Tensor:
         """Return u for states of this shape and the weight as it is now."""
         vector, settled = self.vector, self.settled  # read once: another thread may publish others meanwhile
-        fresh = tuple(vector.shape) != shape or vector.device != weight.device
+        known = vector if tuple(vector.shape) == shape and vector.device == weight.device else None
         if is_traced():
-            if fresh:  # no numbers to settle on: the program would hold a wrong norm for ever
-                raise RuntimeError(
-                    f"The norm of W on states of shape {shape} is not known yet: call the model once, in `eval()` and "
-                    "on an input of this size, before it is exported."
-                )
-            return vector
-        track = training and not fresh
-        if not track and settled is not None and not fresh and settled.fits(vector, weight):
-            return vector
-        w = _unit_map(weight)
-        start = vector.to(w.weight) if track else _choose_start(shape, w.weight, None if fresh else vector)
-        with torch.autocast(weight.device.type, enabled=False):
-            steps = TRACK_STEPS if track else SETTLE_STEPS
-            found = top_singular_vector(w, w.adjoint, start, steps).to(weight.dtype)
+            return _require(known, shape)
+        track = training and known is not None
+        if not track and settled is not None and settled.fits(known, weight):
+            return settled.vector
+        found = _search(weight, shape, known, track)
         # On a GPU a captured step knows the vector by its address, and the stream keeps readers and writers apart.
-        if not fresh and (track or vector.is_cuda) and not vector.is_inference():
-            found = vector.copy_(found)
+        if known is not None and (track or known.is_cuda) and not known.is_inference():
+            found = known.copy_(found)
         else:
             self.vector = found
         self.settled = None if track else Settled.at(found, weight)
@@ -128,15 +119,32 @@ def _unit_map(weight: Tensor) -> AbstractLinearMap:
     return as_linear_map(weight / magnitude(weight.unsqueeze(0))[0])
 
 
-def _choose_start(shape: tuple[int, ...], like: Tensor, known: Tensor | None) -> Tensor:
-    """Return where the search of evaluation starts: at a fixed random vector, or at one known from before.
+def _require(known: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    """Raise if there is no vector yet: there are no numbers to find one for, and a program would hold a wrong norm."""
+    if known is None:
+        raise RuntimeError(
+            f"The norm of W on states of shape {shape} is not known yet: call the model once, in `eval()` and on "
+            "an input of this size, before it is exported."
+        )
+    return known
 
-    The generator is fixed, so that neither the global seed nor the device changes it. A little noise is added to a
-    known vector, which may be another singular vector of a changed weight.
+
+def _search(weight: Tensor, shape: tuple[int, ...], known: Tensor | None, track: bool) -> Tensor:
+    """Return u, near the top singular vector of W: a few steps from the known one, to `track` it, or many to settle it.
+
+    Many start at a fixed random vector, so that neither the global seed nor the device changes where they end. A
+    little of it is added to a known vector, which may be another singular vector of a changed weight.
     """
-    noise = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    noise = _unit(noise).to(like)
-    return noise if known is None else _unit(known.to(like)) + 1e-4 * noise
+    w = _unit_map(weight)
+    if track and known is not None:
+        start, steps = known.to(w.weight), TRACK_STEPS
+    else:
+        noise = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        noise = _unit(noise).to(w.weight)
+        start = noise if known is None else _unit(known.to(w.weight)) + 1e-4 * noise
+        steps = SETTLE_STEPS
+    with torch.autocast(weight.device.type, enabled=False):
+        return top_singular_vector(w, w.adjoint, start, steps).to(weight.dtype)
 
 
 def _is_singular(vector: Tensor, weight: Tensor) -> bool:

@@ -20,6 +20,7 @@ __all__ = ["AbstractCell", "AbstractKernelCell", "ConvCell", "DenseCell", "Equat
 
 OBSERVED = 32  # samples of a batch that `diagnostics` averages over: enough for a mean, at next to no cost
 Output = Literal["state", "features"]  # what a layer returns: z*, or v* = Wz*
+Shape = tuple[int | None, ...]  # None where any number will do
 
 
 class AbstractCell(nn.Module, abc.ABC):
@@ -57,11 +58,11 @@ class AbstractKernelCell(AbstractCell):
     (for a curved inner kernel see `kernels.inner`: its share of norm² is stated there).
 
     With `output="features"` the layer returns v* = Wz*, not z*. For the linear kernel that is OptEq's own form,
-    v = Wσ(Wᵀv + Ux + b), with W̃ = Wᵀ.
+    v = Wσ(Wᵀv + Ux + b), with W̃ = Wᵀ: GEQ (1).
     """
 
     inject: nn.Module
-    shape: tuple[int | None, ...]  # of the input; None where any number will do
+    shape: Shape  # of the input
 
     def __init__(
         self,
@@ -153,11 +154,8 @@ class AbstractKernelCell(AbstractCell):
         if not isinstance(x, Tensor) or not x.is_floating_point():
             got = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"The input must be a floating-point tensor, got {got}.")
-        if x.dim() != len(self.shape) or any(
-            w not in (g, None) for w, g in zip(self.shape[1:], x.shape[1:], strict=True)
-        ):
-            want = ", ".join(str(n or "any") for n in self.shape)
-            raise ValueError(f"The input must have shape ({want}), got {tuple(x.shape)}.")
+        if not _fits(x, self.shape):
+            raise ValueError(f"The input must have shape {_describe(self.shape)}, got {tuple(x.shape)}.")
         if x.numel() == 0:
             raise ValueError(f"The input must hold at least one sample, got shape {tuple(x.shape)}.")
         dtype = self.operator.weight.dtype
@@ -173,11 +171,19 @@ class AbstractKernelCell(AbstractCell):
         """Return what `inject` made of the input; raise if it lacks the channels that the kernel needs."""
         features, state = self.operator.weight.shape[:2]
         channels, where = (state, "state") if self.kernel.in_state else (features, "features")
-        if not isinstance(a, Tensor) or a.dim() != len(self.shape) or a.shape[1] != channels:
-            want = ", ".join(str(n or "any") for n in (None, channels, *self.shape[2:]))
-            got = tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__
-            raise ValueError(f"`inject` must give the shape ({want}), that of the {where}, for this kernel, got {got}.")
+        shape = (None, channels, *self.shape[2:])
+        if not isinstance(a, Tensor) or not _fits(a, shape):
+            want, got = _describe(shape), tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__
+            raise ValueError(f"`inject` must give the shape {want}, that of the {where}, for this kernel, got {got}.")
         return a
+
+
+def _fits(t: Tensor, shape: Shape) -> bool:
+    return t.dim() == len(shape) and all(want in (got, None) for want, got in zip(shape, t.shape, strict=True))
+
+
+def _describe(shape: Shape) -> str:
+    return f"({', '.join(str(n or 'any') for n in shape)})"
 
 
 @final

@@ -50,9 +50,9 @@ class Settled:
         return alike and torch.equal(self.numbers, weight)
 
 
-def find_place(weight: Tensor) -> tuple[int, int]:
-    """Return the address of a weight and how often it has been written to."""
-    return weight.data_ptr(), version(weight)
+def find_place(t: Tensor) -> tuple[int, int]:
+    """Return the address of a tensor and how often it has been written to."""
+    return t.data_ptr(), version(t)
 
 
 @final

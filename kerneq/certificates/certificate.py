@@ -90,8 +90,10 @@ class Certificate:
 def certify(
     model: nn.Module, x: Tensor, *, std: Sequence[float] | None = None, tol: float = 1e-7, batch: int = 100
 ) -> Certificate:
-    """A `Certificate` for pictures x (count, channels, height, width), normalised as in training.
+    """Return a `Certificate` for pictures x (count, channels, height, width), normalised as in training.
 
+    The certified radius is the margin over the Lipschitz constant of the difference of two logits (Tsuzuku et al.,
+    2018), bounded through stem, equilibria, fusion and head.
     The model is copied to float64 and solved, `batch` pictures at a time, to a relative residual of `tol`; what the
     solve and rounding leave open is taken from the margin. With `std`, by which pixels in [0, 1] were divided, the
     radius is stated for pixels too. Of a classifier with `refinements` equilibria are certified, but no radius.

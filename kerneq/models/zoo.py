@@ -125,10 +125,8 @@ def names() -> tuple[str, ...]:
 
 
 def our_accuracies() -> dict[str, dict[str, Measured]]:
-    """Return test accuracies by model and task, from results.json, which `make results` writes.
-
-    Where it has several for one task, the first counts.
-    """
+    """Test accuracies by model and task, of several the one that counts, which is the first: results.json, which
+    `kerneq report` makes from the records of runs."""
     found: dict[str, dict[str, Measured]] = {}
     fields = [field.name for field in dataclasses.fields(Measured)]
     for result in json.loads(Path(__file__).with_name("results.json").read_text(encoding="utf-8"))["results"]:

@@ -86,7 +86,8 @@ class AbstractKernelCell(AbstractCell):
 
     def bind(self, x: Tensor) -> Equation:
         self._check(x)
-        a = self._checked(self.inject(x))
+        a = self.inject(x)
+        self._check_injected(a)
         a = autocasted(a)  # as W is, whatever `inject` made: autocast is off in the backward pass
         if a.is_cpu and a.dim() == 4:
             a = a.contiguous(memory_format=torch.channels_last)  # patches are quick to cut in this order
@@ -167,15 +168,14 @@ class AbstractKernelCell(AbstractCell):
         if not x.is_cuda and not is_traced() and not bool(x.isfinite().all()):
             raise NonfiniteInputError("The input has infinite or NaN entries; clean it before the equilibrium layer.")
 
-    def _checked(self, a: Tensor) -> Tensor:
-        """Return what `inject` made of the input; raise if it lacks the channels that the kernel needs."""
+    def _check_injected(self, a: Tensor) -> None:
+        """Raise unless `inject` made a tensor with the channels that the kernel needs."""
         features, state = self.operator.weight.shape[:2]
         channels, where = (state, "state") if self.kernel.in_state else (features, "features")
         shape = (None, channels, *self.shape[2:])
         if not isinstance(a, Tensor) or not _fits(a, shape):
             want, got = _describe(shape), tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__
             raise ValueError(f"`inject` must give the shape {want}, that of the {where}, for this kernel, got {got}.")
-        return a
 
 
 def _fits(t: Tensor, shape: Shape) -> bool:

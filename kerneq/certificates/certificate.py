@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..cells import AbstractKernelCell
 from ..equilibrium import Equilibrium
 from ..gradients import Unrolled
+from ..kernels.base import Constants
 from ..kernels.radial import PatchParameters
 from ..models import Classifier, DenseClassifier, LipschitzClassifier
 from ..models.classifier import AbstractBranch
@@ -165,8 +166,7 @@ class _Path:
     layer: Equilibrium
     bound: LayerBound
     before: float  # the norm of stem ↦ input of the layer
-    gain: float  # ‖W‖‖W_h‖, or ‖W‖ for the linear kernel
-    push: float  # how far a moves f(z), at most: ‖W‖‖W_h‖², or 1
+    constants: Constants  # of the kernel
     rows: Tensor  # (classes, channels): the logits as a function of the layer's output
 
     @property
@@ -180,10 +180,11 @@ class _Path:
         f, value = cell.bind(given), solution.value
         features = cell.gives == "features"
         z = f.lift(value) if features else value
-        lengths = self.push * per_sample_norm(f.binding.a) + (1 + self.gain**2) * per_sample_norm(z)
+        gain = self.constants.gain
+        lengths = self.constants.push * per_sample_norm(f.binding.a) + (1 + gain**2) * per_sample_norm(z)
         gap = per_sample_norm(f(z) - z) + ROUNDING * lengths
         error = (1 + bound.lipschitz / bound.convexity) * gap if bound.unique else torch.full_like(gap, torch.inf)
-        return per_sample_norm(value - f.operator(z)) + self.gain * error if features else error
+        return per_sample_norm(value - f.operator(z)) + gain * error if features else error
 
 
 def _margins(
@@ -264,7 +265,7 @@ def _path(name: str, layer: Equilibrium, given: Tensor, before: float, rows: Ten
         raise TypeError(f"Certificates are made for radial kernels and the linear one, got {cell.kernel!r}.")
     sensitivity = constants.sensitivity * (_input_norm(cell, size) * (norm if cell.gives == "features" else 1))
     bound = LayerBound(name, constants.lipschitz, constants.threshold, constants.convexity, sensitivity)
-    return _Path(layer, bound, before, constants.gain, constants.push, rows)
+    return _Path(layer, bound, before, constants, rows)
 
 
 def _cell(layer: Equilibrium) -> AbstractKernelCell:

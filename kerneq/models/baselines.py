@@ -6,7 +6,7 @@ MDEQ is one equilibrium over several resolutions, as a cell like any other; the 
 import dataclasses
 import itertools
 import math
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 import torch.nn.functional as F
@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from ..cells import AbstractCell
 from ..gradients import AbstractGradient, ConjugateGradient, Implicit, Phantom
-from ..maps import AbstractMap
+from ..maps import AbstractMap, Function
 from ..settings import setting
 from ..solution import Solution
 from ..solvers import AbstractSolver, Anderson, InFeatures, Proximal
-from ..tensors import take_samples
 from .base import AbstractModel, AbstractSolveConfig
-from .classifier import conv_norm_relu
+from .classifier import conv_batch_norm
 
 
 @final
@@ -106,13 +105,19 @@ class MultiscaleCell(AbstractCell):
             if isinstance(module, nn.Conv2d):
                 nn.init.normal_(module.weight, std=0.01)
 
-    def bind(self, x: Tensor) -> "MultiscaleMap":
-        return MultiscaleMap(self, x)
+    def bind(self, x: Tensor) -> Function:
+        return Function(self.evaluate, (x,))
 
     def initial(self, f: AbstractMap) -> Tensor:
-        assert isinstance(f, MultiscaleMap)
-        numbers = sum(math.prod(shape) for shape in self.shapes(f.x))
-        return f.x.new_zeros(len(f.x), numbers)
+        assert isinstance(f, Function)
+        (x,) = f.inputs
+        return x.new_zeros(len(x), sum(math.prod(shape) for shape in self.shapes(x)))
+
+    def evaluate(self, z: Tensor, x: Tensor) -> Tensor:
+        """Return the image of z at x."""
+        # Only the solve is compiled: a compiled graph frees its buffers after one backward pass through it.
+        image: Tensor = self.forward(z, x) if torch.is_grad_enabled() else self(z, x)
+        return image
 
     def shapes(self, x: Tensor) -> list[tuple[int, int, int]]:
         height, width = x.shape[2:]
@@ -141,23 +146,6 @@ class MultiscaleCell(AbstractCell):
 
 
 @final
-@dataclasses.dataclass(frozen=True)
-class MultiscaleMap(AbstractMap):
-    """The cell at one input x: z ↦ cell(z, x)."""
-
-    cell: MultiscaleCell
-    x: Tensor
-
-    def __call__(self, z: Tensor) -> Tensor:
-        # Only the solve is compiled: a compiled graph frees its buffers after one backward pass through it.
-        image: Tensor = self.cell.forward(z, self.x) if torch.is_grad_enabled() else self.cell(z, self.x)
-        return image
-
-    def rows(self, index: Tensor) -> Self:
-        return dataclasses.replace(self, x=take_samples(self.x, index))
-
-
-@final
 class MDEQ(AbstractModel):
     """stem → the multi-scale equilibrium → a head that adds up the scales from the largest to the smallest."""
 
@@ -165,7 +153,9 @@ class MDEQ(AbstractModel):
         stride = 2 if config.stem == "imagenet" else 1
         super().__init__(channels, multiple=stride**2 * 2 ** (len(config.widths) - 1))
         self.config, width = config, config.widths[0]
-        self.stem = nn.Sequential(conv_norm_relu(channels, width, stride), *conv_bn(width, width, 3, stride))
+        self.stem = nn.Sequential(
+            conv_batch_norm(channels, width, stride=stride, relu=True), *conv_bn(width, width, 3, stride)
+        )
         self.equilibrium = config.make_layer(MultiscaleCell(config))
         pairs = zip(config.widths, config.head, strict=True)
         self.lift = nn.ModuleList(Block(width, planes, 1, bottleneck=True) for width, planes in pairs)

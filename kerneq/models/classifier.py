@@ -6,6 +6,7 @@ Also the smallest classifier, one dense equilibrium between the pixels and a lin
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Literal, final
@@ -142,7 +143,7 @@ class Classifier(AbstractBranchedModel):
         if config.lipschitz:
             raise ValueError("Settings with `lipschitz` are those of a `LipschitzClassifier`.")
         super().__init__(config, channels)
-        self.stem = make_stem(config, channels, conv_norm_relu)
+        self.stem = make_stem(config, channels, functools.partial(conv_batch_norm, relu=True))
         self.levels = Levels(config)
         self.branches = nn.ModuleList(Branch(config, *branch) for branch in config.branches)
         joined = config.width * (len(config.scales) if config.join == "concatenate" else 1)
@@ -160,27 +161,22 @@ def mean_of(values: list[Tensor]) -> Tensor:
     return sum(values[1:], values[0]) / len(values)
 
 
-def make_stem(
-    config: ClassifierConfig, channels: int, make_layer: Callable[[int, int, int], nn.Sequential]
-) -> nn.Sequential:
-    """Return pixels → `width` channels, of layers (inputs, outputs, stride).
+def make_stem(config: ClassifierConfig, channels: int, make_layer: Callable[..., nn.Sequential]) -> nn.Sequential:
+    """Return pixels → `width` channels, by layers `make_layer(inputs, outputs, stride=…)`.
 
     One convolution alone is markedly worse on CIFAR-10.
     """
-    outputs = [config.width // divisor for divisor, _ in STEMS[config.stem]]
-    strides = [stride for _, stride in STEMS[config.stem]]
-    return nn.Sequential(*map(make_layer, (channels, *outputs[:-1]), outputs, strides))
+    layers = []
+    for divisor, stride in STEMS[config.stem]:
+        layers.append(make_layer(channels, config.width // divisor, stride=stride))
+        channels = config.width // divisor
+    return nn.Sequential(*layers)
 
 
-def conv_norm(inputs: int, outputs: int) -> nn.Sequential:
-    """Return a 3×3 convolution and batch norm."""
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), BatchNorm(outputs))
-
-
-def conv_norm_relu(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
-    """Return a 3×3 convolution, batch norm and ReLU."""
-    conv = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-    return nn.Sequential(conv, BatchNorm(outputs, relu=True))
+def conv_batch_norm(inputs: int, outputs: int, size: int = 3, stride: int = 1, relu: bool = False) -> nn.Sequential:
+    """Return a convolution that keeps the size of the picture (or divides it by `stride`), batch norm, and a ReLU."""
+    conv = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+    return nn.Sequential(conv, BatchNorm(outputs, relu=relu))
 
 
 @final
@@ -191,12 +187,10 @@ class Levels(nn.Module):
         super().__init__()
         self.scales = config.scales
         coarser = sorted({*config.scales} - {1}) if config.refinements else []
-        self.blocks = nn.ModuleDict({str(scale): self.make_blocks(config) for scale in coarser})
-
-    @staticmethod
-    def make_blocks(config: ClassifierConfig) -> nn.Sequential:
-        """Return the residual blocks of one scale."""
-        return nn.Sequential(*(Refinement(config.width, config.rectified) for _ in range(config.refinements)))
+        self.blocks = nn.ModuleDict()
+        for scale in coarser:
+            blocks = (Refinement(config.width, config.rectified) for _ in range(config.refinements))
+            self.blocks[str(scale)] = nn.Sequential(*blocks)
 
     def forward(self, x: Tensor) -> Iterator[Tensor]:
         """Yield the levels in the order of the branches, each computed when it is needed: the branch of the finest
@@ -219,9 +213,9 @@ class Refinement(nn.Module):
         super().__init__()
         self.rectified = rectified
         inner = width // 4
-        self.reduce = nn.Sequential(nn.Conv2d(width, inner, 1, bias=False), BatchNorm(inner, relu=True))
-        self.mix = conv_norm_relu(inner, inner)
-        self.expand = nn.Sequential(nn.Conv2d(inner, width, 1, bias=False), BatchNorm(width))
+        self.reduce = conv_batch_norm(width, inner, 1, relu=True)
+        self.mix = conv_batch_norm(inner, inner, relu=True)
+        self.expand = conv_batch_norm(inner, width, 1)
         nn.init.zeros_(self.expand[-1].get_parameter("weight"))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -283,7 +277,7 @@ class Branch(AbstractBranch):
     """
 
     def __init__(self, config: ClassifierConfig, scale: int, features: int):
-        super().__init__(config, scale, features, conv_norm)
+        super().__init__(config, scale, features, conv_batch_norm)
         set_scale(self.cell, config.activity, config.length)
         self.norm = BatchNorm(config.width)
 

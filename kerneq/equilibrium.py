@@ -14,7 +14,7 @@ from .gradients.transforms import opaque
 from .maps import AbstractMap, Function, Point, as_map
 from .solution import OnFailure, Solution, Status, check_limits
 from .solvers import AbstractSolver, Anderson, Proximal
-from .solvers.base import find_point, run_untraced
+from .solvers.loops import find_point, run_untraced
 from .tensors import check_kind, is_only_channels_last, is_traced, is_transformed
 
 Look = Callable[["Equilibrium", AbstractMap, Tensor], None]

@@ -12,8 +12,9 @@ from ..maps import AbstractMap, Function, Linearisation, Map, Point, as_map, lin
 from ..operators import bound, conjugate_gradient
 from ..solution import OnFailure, Solution, check_limits, final_codes, report_failure
 from ..solvers.anderson import Anderson
-from ..solvers.base import AbstractSolver, check_stride, solve, solve_space
+from ..solvers.base import AbstractSolver
 from ..solvers.features import InFeatures
+from ..solvers.loops import check_stride, solve, solve_space
 from ..solvers.newton import Newton
 from ..solvers.proximal import Proximal
 from ..spaces import AbstractSpace, relative_residual

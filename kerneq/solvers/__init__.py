@@ -4,9 +4,10 @@
 """
 
 from .anderson import Anderson
-from .base import AbstractSolver, solve
+from .base import AbstractSolver
 from .broyden import Broyden
 from .features import InFeatures
+from .loops import solve
 from .newton import Newton
 from .picard import Picard
 from .proximal import Proximal

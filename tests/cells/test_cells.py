@@ -14,7 +14,7 @@ from kerneq.equation import Equation
 from kerneq.equilibrium import watching
 from kerneq.kernels import Gaussian, Linear, Polynomial, Sigmoid
 from kerneq.solvers import Anderson
-from kerneq.spaces import state_space
+from kerneq.spaces import StateSpace
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -25,7 +25,7 @@ def test_bind_gives_the_equation_with_its_four_names(kernel, form):
     cell, x = cell_of(form, KERNELS[kernel]), input_of(form)
     f = cell.bind(x)
     assert isinstance(f, Equation)
-    z = state_space(f).start(cell.initial(f)).z
+    z = StateSpace(f).start(cell.initial(f)).z
     assert z.shape == Reference(cell, x).state and not z.any()
     assert f(z).shape == f.drive(z).shape == z.shape and f.energy(z).shape == (4,)
     assert f.bound.shape == () and f.bound > 0 and not f.bound.requires_grad

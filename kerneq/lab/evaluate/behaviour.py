@@ -45,8 +45,8 @@ class Watched(AbstractSolver[Any]):
         return self.solver.init(space, z0)
 
     def step(self, space: AbstractSpace, at: Evaluation, memory: Any) -> tuple[Tensor, Any]:
-        energy = self.f.energy(at.value) if isinstance(self.f, Equation) else None
-        self.seen.append((measure_state(self.f, at.value).residual, energy))
+        energy = self.f.energy(at.point.z) if isinstance(self.f, Equation) else None
+        self.seen.append((measure_state(self.f, at.point.z).residual, energy))
         return self.solver.step(space, at, memory)
 
 

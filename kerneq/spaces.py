@@ -77,6 +77,10 @@ class Measurement:
     merit: Tensor | None = None  # lower is better; None: the residual
     slack: Tensor | None = None  # a merit higher by no more than this counts as equal
 
+    def known_of(self, value: Tensor) -> AbstractPoint | None:
+        """Return what is known of `value`, if it is the very state that was measured."""
+        return self.point if self.point.z is value else None
+
 
 class AbstractSpace(abc.ABC):
     """A variable to iterate, with the map that moves it and the residual of the state it stands for."""

@@ -124,15 +124,13 @@ def run_fixed(space: AbstractSpace, at: Evaluation, solver: AbstractSolver[Any],
     """Take `max_steps` steps without reading a number, for `torch.export` and CUDA graphs; the residual is measured at
     the end, on the device."""
     running = Running(space, solver, at.z.device.type)
-    for _ in range(max_steps - 1):
-        at = space.evaluate(running.step(at))
+    at = running.advance(at, max_steps - 1)
     ahead = solver.steady or max_steps == 1  # whether the value is a step ahead of the last evaluation
     value = space.answer(at, running.step(at)) if ahead else at.point.z
     measured = space.measure(at)
     steps = torch.full_like(measured.residual, max_steps, dtype=torch.int64)
     codes = final_codes(measured.residual, tol)
-    point = measured.point if measured.point.z is value else None
-    return End(value, measured.residual, measured.gap, steps, codes, point)
+    return End(value, measured.residual, measured.gap, steps, codes, measured.known_of(value))
 
 
 def run_adaptive(
@@ -142,38 +140,30 @@ def run_adaptive(
 
     Each sample keeps its best point, and samples that are finished leave the computation.
     """
-    if at.z.stride() != at.image.stride():
-        at = move(at, torch.empty_like(at.image).copy_(at.z))  # it may become a value
-    steady, running, step = solver.steady, Running(space, solver, at.z.device.type), 1
-    record, best = SampleRecord.open(len(at.z), tol, at.image.dtype), at.point.z
-    finished: list[tuple[SampleRecord, Tensor]] = []  # samples that have left the computation, with their values
+    steady, step, at = solver.steady, 1, _store_alike(at)
+    running, samples = Running(space, solver, at.z.device.type), Samples(at, tol)
     if solver.delays(space):
         step = min(stride, CUDA_STRIDE)
         at = running.take_picard_steps(at, step - 1)
     while True:
-        while step % stride and step < max_steps:
-            at, step = running.space.evaluate(running.step(at)), step + 1
+        unchecked = min(-step % stride, max_steps - step)
+        at, step = running.advance(at, unchecked), step + unchecked
         last = step == max_steps
         measured = running.space.measure(at, None if last else tol)
-        better = record.observe(step, measured)
-        over = bool(record.finished.all())
-        value = at.point.z
+        better = samples.record.observe(step, measured)
+        finished = samples.record.finished
+        over, value = bool(finished.all()), at.point.z
         if not over and (steady or not last):
             z = running.step(at)
             if steady or step == 1:  # a sample that goes on is worth no less a step ahead
-                value = _pick(record.finished, value, running.space.answer(at, z))
-        best = _pick(better, value, best)
+                value = _pick(finished, value, running.space.answer(at, z))
+        samples.best = _pick(better, value, samples.best)
         if over or last:
             break
-        if SHRINK * len(best) <= int(record.finished.sum()):
-            done, keep = record.finished.nonzero().flatten(), (~record.finished).nonzero().flatten()
-            index = keep.to(best.device)
-            if running.keep(index):
-                finished.append((restrict(record, done), take_samples(best, done.to(best.device))))
-                record, z, best = restrict(record, keep), take_samples(z, index), take_samples(best, index)
+        z = samples.drop_finished(running, z)
         at, step = running.space.evaluate(z), step + 1
-    record, best = _join([*finished, (record, best)])
-    point = measured.point if measured.point.z is best else None
+    record, best = samples.join()
+    point = measured.known_of(best)
     if point is None:  # else the value is what was measured last, and exactly
         _measure_failed(space, best, record)
     return End(best, record.residual, record.gap, record.steps, record.codes, point)
@@ -200,28 +190,54 @@ class Running:
         self.unseen.clear()
         return z
 
+    def advance(self, at: Evaluation, count: int) -> Evaluation:
+        """Take `count` steps and return the last evaluation."""
+        for _ in range(count):
+            at = self.space.evaluate(self.step(at))
+        return at
+
     def take_picard_steps(self, at: Evaluation, count: int) -> Evaluation:
-        """Take `count` steps z ← f(z), to be replayed to the solver; return the last evaluation."""
+        """Take `count` steps z ← f(z), which the solver sees later; return the last evaluation."""
         for _ in range(count):
             self.unseen.append(dataclasses.replace(at, point=Point(at.z)))  # the state there need not be kept
             at = self.space.evaluate(at.image)
         return at
 
-    def keep(self, index: Tensor) -> bool:
-        """Let all samples but those in `index` leave; return whether the space allows that."""
-        rest = self.space.rows(index)
-        if rest is not None:
-            self.space, self.memory = rest, restrict(self.memory, index)
-        return rest is not None
+
+class Samples:
+    """The best point of each sample and its record: of those in the computation, and of those that have left it."""
+
+    def __init__(self, at: Evaluation, tol: float):
+        self.record, self.best = SampleRecord.open(len(at.z), tol, at.image.dtype), at.point.z
+        self.left: list[tuple[SampleRecord, Tensor]] = []
+
+    def drop_finished(self, running: Running, z: Tensor) -> Tensor:
+        """Let finished samples leave once they are a share of all; return the z of those that stay."""
+        finished = self.record.finished
+        if int(finished.sum()) < SHRINK * len(z):
+            return z
+        keep, done = (~finished).nonzero().flatten(), finished.nonzero().flatten()
+        index = keep.to(z.device)
+        rest = running.space.rows(index)
+        if rest is None:
+            return z
+        running.space, running.memory = rest, restrict(running.memory, index)
+        self.left.append((restrict(self.record, done), take_samples(self.best, done.to(z.device))))
+        self.record, self.best = restrict(self.record, keep), take_samples(self.best, index)
+        return take_samples(z, index)
+
+    def join(self) -> tuple[SampleRecord, Tensor]:
+        """Return record and best point of all samples, in the order of the batch."""
+        if not self.left:
+            return self.record, self.best
+        records, values = zip(*self.left, (self.record, self.best), strict=True)
+        record, order = SampleRecord.join(records)
+        return record, take_samples(torch.cat(values), order.to(self.best.device))
 
 
-def _join(parts: list[tuple[SampleRecord, Tensor]]) -> tuple[SampleRecord, Tensor]:
-    """Join records and values of all samples, in the order of the batch."""
-    if len(parts) == 1:
-        return parts[0]
-    records, values = zip(*parts, strict=True)
-    record, order = SampleRecord.join(records)
-    return record, take_samples(torch.cat(values), order.to(values[0].device))
+def _store_alike(at: Evaluation) -> Evaluation:
+    """Return the same evaluation with z stored as the image is, since z may become the value."""
+    return at if at.z.stride() == at.image.stride() else move(at, torch.empty_like(at.image).copy_(at.z))
 
 
 def _measure_failed(space: AbstractSpace, value: Tensor, record: SampleRecord) -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .equation import Equation
+from .linear_maps import AbstractLinearMap, as_linear_map
 from .maps import Point
-from .operators import BoundOperator, bound
 from .prox import AbstractProx, ReLU
 from .spaces import AbstractSpace, Evaluation, evaluate_start
 from .tensors import magnitude
@@ -42,7 +42,7 @@ class Adjoint:
     m: Tensor  # with its graph, but for that of v
     dz: Tensor | None  # ∂S/∂z, with its graph
     weight: Tensor  # of W, with its graph
-    operator: BoundOperator  # W, without
+    operator: AbstractLinearMap  # W, without
     prox: AbstractProx
     hvp: Callable[[Tensor], Tensor]  # N
     sign: int
@@ -80,7 +80,7 @@ class Adjoint:
 
 def open_adjoint(f: Equation, at: Point) -> Adjoint:
     """Return the adjoint of f at its equilibrium; what the solve has computed there is not computed again."""
-    operator = bound(f.operator.weight.detach())
+    operator = as_linear_map(f.operator.weight.detach())
     z = at.z.detach()
     v = operator(z) if at.features is None else at.features.detach()
     slope = f.kernel.differentiate(f.binding, z, v, value=False)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .kernels.base import AbstractKernel, Binding, Slope
+from .linear_maps import AbstractLinearMap, as_linear_map
 from .maps import AbstractMap, Point
-from .operators import BoundOperator, bound
 from .prox import AbstractProx, ReLU
 from .tensors import per_sample_norm, take_samples
 
@@ -63,7 +63,7 @@ class Equation(AbstractMap):
 
     kernel: AbstractKernel
     binding: Binding
-    operator: BoundOperator  # W, scaled
+    operator: AbstractLinearMap  # W, scaled
     prox: AbstractProx
     compiled: bool = False
 
@@ -196,7 +196,7 @@ class Equation(AbstractMap):
         weight, a, *rest = tensors
         Q, gamma = rest or (None, None)
         binding = dataclasses.replace(self.binding, a=a, Q=Q, gamma=gamma)
-        return dataclasses.replace(self, operator=bound(weight), binding=binding)
+        return dataclasses.replace(self, operator=as_linear_map(weight), binding=binding)
 
 
 @functools.cache

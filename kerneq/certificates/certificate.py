@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from ..cells import AbstractKernelCell
 from ..equilibrium import Equilibrium
 from ..gradients import Unrolled
-from ..kernels import AbstractRadialKernel, Linear
 from ..kernels.radial import PatchParameters
-from ..models import Classifier, DenseClassifier
-from ..models.classifier import Branch
+from ..models import Classifier, DenseClassifier, LipschitzClassifier
+from ..models.classifier import AbstractBranch
 from ..models.lipschitz import AlmostOrthogonal, UnitRows
 from ..solution import Solution
 from ..solvers import Proximal
@@ -30,7 +29,7 @@ from .norms import conv_norm, matrix_norm
 # product of n terms is off by nε of that of the absolute values, at most √n times larger: 10⁻¹¹ for n = 2304.
 ROUNDING = 1e-10
 MAX_STEPS = 1000  # of a solve; one that needs more leaves a larger error, which is taken from the radius
-Certified = Classifier | DenseClassifier
+Certified = Classifier | LipschitzClassifier | DenseClassifier
 
 
 @final
@@ -91,8 +90,10 @@ class Certificate:
 def certify(
     model: nn.Module, x: Tensor, *, std: Sequence[float] | None = None, tol: float = 1e-7, batch: int = 100
 ) -> Certificate:
-    """A `Certificate` for pictures x (count, channels, height, width), normalised as in training.
+    """Return a `Certificate` for pictures x (count, channels, height, width), normalised as in training.
 
+    The certified radius is the margin over the Lipschitz constant of the difference of two logits (Tsuzuku et al.,
+    2018), bounded through stem, equilibria, fusion and head.
     The model is copied to float64 and solved, `batch` pictures at a time, to a relative residual of `tol`; what the
     solve and rounding leave open is taken from the margin. With `std`, by which pixels in [0, 1] were divided, the
     radius is stated for pixels too. Of a classifier with `refinements` equilibria are certified, but no radius.
@@ -103,7 +104,7 @@ def certify(
     check_positive("tol", tol)
     check_whole("batch", batch)
     if not isinstance(model, Certified):
-        wanted = "`Classifier` and `DenseClassifier`, whose layers have known bounds"
+        wanted = "`LipschitzClassifier`, `Classifier` and `DenseClassifier`, whose layers have known bounds"
         raise TypeError(f"Certificates are made for {wanted}, got {type(model).__name__}.")
     if len(x) == 0:
         raise ValueError(f"The input must hold at least one sample, got shape {tuple(x.shape)}.")
@@ -175,8 +176,7 @@ class _Path:
 
     def distance(self, given: Tensor, solution: Solution) -> Tensor:
         """How far from the exact equilibrium the computed output is, at most (docs/theory.md, fact 4)."""
-        cell, bound = self.layer.cell, self.bound
-        assert isinstance(cell, AbstractKernelCell)
+        cell, bound = _cell(self.layer), self.bound
         f, value = cell.bind(given), solution.value
         features = cell.gives == "features"
         z = f.lift(value) if features else value
@@ -226,7 +226,9 @@ def _layer_norm(layer: nn.Sequential, given: Tensor, scale: Tensor | float = 1.0
 
 def _stem(model: Certified) -> list[nn.Sequential]:
     """The layers before the branches: each a convolution, its norm and an activation that lengthens nothing."""
-    return [layer for layer in model.stem if isinstance(layer, nn.Sequential)] if isinstance(model, Classifier) else []
+    if isinstance(model, DenseClassifier):
+        return []
+    return [layer for layer in model.stem if isinstance(layer, nn.Sequential)]
 
 
 def _paths(model: Certified, seen: Seen) -> list[_Path]:
@@ -236,47 +238,44 @@ def _paths(model: Certified, seen: Seen) -> list[_Path]:
     diagonal, ReLU and MaxMin lengthen nothing, and pooling to 1/s, up-sampling by s and the mean of n pixels have the
     norms 1/s, s and 1/√n.
     """
-    head = model.head.rescaled() if isinstance(model.head, UnitRows) else model.head.weight
+    rows = _scaled(_weight(model.head).mT, model.norm).mT
     if isinstance(model, DenseClassifier):
-        rows = _scaled(head.mT, model.norm).mT
         return [_path("dense", model.equilibrium, seen[model.equilibrium][0], 1.0, rows)]
     found, count = [], len(model.branches)
-    joined = _scaled(head.mT, model.norm).mT
-    heads = joined.chunk(count, 1) if model.config.join == "concatenate" else [joined / count] * count
+    heads = rows.chunk(count, 1) if model.config.join == "concatenate" else [rows / count] * count
     for index, (branch, own) in enumerate(zip(model.branches, heads, strict=True)):
-        assert isinstance(branch, Branch)
+        assert isinstance(branch, AbstractBranch)
         given = seen[branch.equilibrium][0]
-        ratio = branch.scale / model.config.fusion
-        # A 1-Lipschitz branch multiplies its input by the scale, its output by the gain, and the mean by √n.
-        before = 1.0 if model.config.lipschitz else 1 / branch.scale
+        before, after = branch.stretches(math.prod(given.shape[2:]))
         before = math.inf if model.config.refinements else before  # residual blocks in between, which nothing bounds
-        after = float(branch.gain()) if model.config.lipschitz else 1 / (ratio * math.prod(given.shape[2:]) ** 0.5)
-        rows = ratio * after * _scaled(own.mT, branch.norm).mT
+        rows = after * _scaled(own.mT, branch.norm).mT
         found.append(_path(f"branch{index}", branch.equilibrium, given, before, rows))
     return found
 
 
 def _path(name: str, layer: Equilibrium, given: Tensor, before: float, rows: Tensor) -> _Path:
     """L, μ and the Lipschitz constant of x ↦ z* of one layer, for inputs of the size of `given`."""
-    cell = layer.cell
-    assert isinstance(cell, AbstractKernelCell)
-    weight, kernel = cell.bind(given[:1]).operator.weight, cell.kernel
+    cell = _cell(layer)
+    weight, patches = cell.bind(given[:1]).operator.weight, _patches(cell)
     size = (given.shape[2], given.shape[3]) if given.dim() == 4 else None
     norm = conv_norm(weight, size) if size is not None else matrix_norm(weight)
-    if isinstance(kernel, AbstractRadialKernel):
-        assert isinstance(cell.similarity, PatchParameters)
-        hidden = matrix_norm(cell.similarity.project.weight)
-        gain, push = norm * hidden, norm * hidden**2 * kernel.steepest
-        lowest, steepest, slope = min(0.0, kernel.lowest), kernel.steepest, kernel.input_lipschitz(gain)
-    elif isinstance(kernel, Linear):
-        gain, push, lowest, steepest = norm, 1.0, -1.0, 1.0
-        slope = 1 / (1 - gain**2) if gain < 1 else math.inf
-    else:
-        raise TypeError(f"Certificates are made for radial kernels and the linear one, got {kernel!r}.")
-    slope *= _input_norm(cell, size) * (norm if cell.gives == "features" else 1)
-    threshold = None if lowest == 0 else -steepest / lowest
-    bound = LayerBound(name, steepest * gain**2, threshold, 1 + lowest * gain**2, slope)
-    return _Path(layer, bound, before, gain, push, rows)
+    constants = cell.kernel.constants(norm, 1.0 if patches is None else matrix_norm(patches.project.weight))
+    if constants is None:
+        raise TypeError(f"Certificates are made for radial kernels and the linear one, got {cell.kernel!r}.")
+    sensitivity = constants.sensitivity * (_input_norm(cell, size) * (norm if cell.gives == "features" else 1))
+    bound = LayerBound(name, constants.lipschitz, constants.threshold, constants.convexity, sensitivity)
+    return _Path(layer, bound, before, constants.gain, constants.push, rows)
+
+
+def _cell(layer: Equilibrium) -> AbstractKernelCell:
+    assert isinstance(layer.cell, AbstractKernelCell)
+    return layer.cell
+
+
+def _patches(cell: AbstractKernelCell) -> PatchParameters | None:
+    """W_h and how patches are cut; None for a kernel without them."""
+    assert cell.similarity is None or isinstance(cell.similarity, PatchParameters)
+    return cell.similarity
 
 
 def _input_norm(cell: AbstractKernelCell, size: tuple[int, int] | None, scale: Tensor | None = None) -> float:
@@ -286,9 +285,9 @@ def _input_norm(cell: AbstractKernelCell, size: tuple[int, int] | None, scale: T
     """
     assert isinstance(cell.inject, nn.Sequential)
     weight = _weight(*cell.inject)
-    patches = cell.similarity
+    patches = _patches(cell)
     weight = weight if scale is None else weight * scale
-    if not isinstance(patches, PatchParameters):
+    if patches is None:
         return matrix_norm(weight) if size is None else conv_norm(weight, size)
     # ‖W_hᵀr‖ = ‖Rr‖, where W_hᵀ = QR has more rows than R.
     R = torch.linalg.qr(patches.project.weight, mode="r").R
@@ -311,14 +310,15 @@ def _first_norm(model: Certified, x: Tensor, std: Sequence[float]) -> float:
         raise ValueError(f"`std` needs one number for each of the {x.shape[1]} channels, got {len(std)}.")
     scale = 1 / torch.tensor(std, dtype=torch.float64, device=x.device)
     if isinstance(model, DenseClassifier):
-        assert isinstance(model.equilibrium.cell, AbstractKernelCell)
-        return _input_norm(model.equilibrium.cell, None, scale.repeat_interleave(x.shape[2] * x.shape[3]))
+        return _input_norm(_cell(model.equilibrium), None, scale.repeat_interleave(x.shape[2] * x.shape[3]))
     return _layer_norm(_stem(model)[0], x, scale)
 
 
 def _weight(linear: nn.Module, norm: nn.Module | None = None) -> Tensor:
     """The weight of a convolution or a matrix as it acts, the batch norm after it included."""
-    return _scaled(linear.rescaled() if isinstance(linear, AlmostOrthogonal) else linear.get_parameter("weight"), norm)
+    if isinstance(linear, AlmostOrthogonal | UnitRows):
+        return _scaled(linear.rescaled(), norm)
+    return _scaled(linear.get_parameter("weight"), norm)
 
 
 def _scaled(rows: Tensor, norm: nn.Module | None) -> Tensor:

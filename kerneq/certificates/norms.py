@@ -1,6 +1,6 @@
 """Operator norms from above: numbers that the norm of a matrix or a zero-padded convolution provably does not exceed.
 
-`operators.py` follows ‖W‖ during training by Lanczos, which approaches it from below; a certificate needs the
+`norm_tracker.py` estimates ‖W‖ during training by Lanczos, which approaches it from below; a certificate needs the
 other side. Everything is in float64, and no random number is drawn.
 """
 

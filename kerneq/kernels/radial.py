@@ -36,7 +36,7 @@ from ..tensors import (
     widened,
     working_dtype,
 )
-from .base import AbstractKernel, AbstractParameters, Binding, Scaling, Slope
+from .base import AbstractKernel, AbstractParameters, Binding, Constants, Scaling, Slope
 
 
 @final
@@ -116,6 +116,7 @@ class AbstractRadialKernel(AbstractKernel):
 
     in_state: ClassVar[bool] = False
     hvp_sign: ClassVar[int] = -1
+    equation: ClassVar[str] = "z = relu(Wᵀm), mᵢ = ω(γ‖rᵢW_h‖²) rᵢW_hW_hᵀ, r = Ux + b − Wz"
     steepest: ClassVar[float]
     lowest: ClassVar[float]
 
@@ -153,6 +154,17 @@ class AbstractRadialKernel(AbstractKernel):
         W makes z* more sensitive.
         """
         return input_lipschitz(gain, self.lowest, self.steepest)
+
+    def constants(self, norm: float, hidden: float) -> Constants:
+        gain, lowest = norm * hidden, min(0.0, self.lowest)
+        return Constants(
+            gain,
+            push=norm * hidden**2 * self.steepest,
+            lipschitz=self.steepest * gain**2,
+            threshold=None if lowest == 0 else -self.steepest / lowest,
+            convexity=1 + lowest * gain**2,
+            sensitivity=self.input_lipschitz(gain),
+        )
 
     @property
     def through_features(self) -> bool:
@@ -379,6 +391,7 @@ class Gaussian(AbstractRadialKernel):
     L < ½e^{3/2} ≈ 2.24.
     """
 
+    equation: ClassVar[str] = "z = relu(Wᵀm), mᵢ = exp(−γ‖rᵢW_h‖²) rᵢW_hW_hᵀ, r = Ux + b − Wz"
     steepest: ClassVar[float] = 1.0  # at s = 0
     lowest: ClassVar[float] = -2 * math.exp(-1.5)  # at s = 3/2
 
@@ -404,6 +417,7 @@ class Multiquadric(AbstractRadialKernel):
     `norm`.
     """
 
+    equation: ClassVar[str] = "z = relu(Wᵀm), mᵢ = (1 + γ‖rᵢW_h‖²)^{−1/2} rᵢW_hW_hᵀ, r = Ux + b − Wz"
     steepest: ClassVar[float] = 1.0  # at s = 0
     lowest: ClassVar[float] = 0.0  # as s → ∞
 
@@ -428,6 +442,7 @@ class Cauchy(AbstractRadialKernel):
     ω + 2sω′ = (1 − s)/(1 + s)² ≥ −1/8, so E is strongly convex for L < 8.
     """
 
+    equation: ClassVar[str] = "z = relu(Wᵀm), mᵢ = (1 + γ‖rᵢW_h‖²)^{−1} rᵢW_hW_hᵀ, r = Ux + b − Wz"
     steepest: ClassVar[float] = 1.0  # at s = 0
     lowest: ClassVar[float] = -1 / 8  # at s = 3
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ..cells import AbstractCell, ConvCell, DenseCell
 from ..equilibrium import Equilibrium
 from ..gradients import Implicit
+from ..linear_maps import AbstractLinearMap, as_linear_map
 from ..maps import AbstractMap
-from ..operators import BoundOperator, bound
 from ..solution import EquilibriumError, Solution, Status
 from ..solvers import AbstractSolver, Anderson, Newton, Picard
 from ..tensors import check_positive, is_transformed
@@ -39,8 +39,8 @@ class GLMMap(AbstractMap):
     small λ then cancels before it is multiplied by K/λ.
     """
 
-    W1: BoundOperator
-    W3: BoundOperator | None
+    W1: AbstractLinearMap
+    W3: AbstractLinearMap | None
     t: Tensor  # T
     constant: Tensor  # (W₁ + W₂)T + m
     family: AbstractFamily
@@ -60,7 +60,9 @@ class GLMMap(AbstractMap):
 
     def on(self, *tensors: Tensor) -> Self:
         t, constant, W1, *W3 = tensors
-        return dataclasses.replace(self, t=t, constant=constant, W1=bound(W1), W3=bound(W3[0]) if W3 else None)
+        return dataclasses.replace(
+            self, t=t, constant=constant, W1=as_linear_map(W1), W3=as_linear_map(W3[0]) if W3 else None
+        )
 
 
 @final
@@ -80,9 +82,9 @@ class GLMCell(AbstractCell):
 
     def bind(self, x: Tensor) -> GLMMap:
         W1 = self.W1.to(x)  # the targets' dtype may be wider than that of the weights
-        W3 = None if self.W3 is None else bound(self.W3.to(x))
-        constant = bound(W1 + self.W2.to(x))(x) + self.bias.to(x)
-        return GLMMap(bound(W1), W3, x, constant, self.family, self.prior)
+        W3 = None if self.W3 is None else as_linear_map(self.W3.to(x))
+        constant = as_linear_map(W1 + self.W2.to(x))(x) + self.bias.to(x)
+        return GLMMap(as_linear_map(W1), W3, x, constant, self.family, self.prior)
 
     def initial(self, f: AbstractMap) -> Tensor:
         """η = m, the kernel GLM's f = 0: σ may overflow at W₂T + m."""
@@ -135,7 +137,7 @@ class KernelEquilibrium(nn.Module):
         if self.cell.W3 is not None:
             z = z + self.cell.prior.slope(eta)
         V1, V2 = self.V1.to(t), self.V2.to(t)
-        canonical = bound(V1)(z - t) + bound(V1 + V2)(t) + self.bias.to(t)  # as in `GLMMap`
+        canonical = as_linear_map(V1)(z - t) + as_linear_map(V1 + V2)(t) + self.bias.to(t)  # as in `GLMMap`
         return canonical.to(self.V1.dtype)
 
     def mean(self, Y: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ MDEQ is one equilibrium over several resolutions, as a cell like any other; the 
 import dataclasses
 import itertools
 import math
-from typing import Any, Literal, Self, final
+from typing import Any, ClassVar, Literal, Self, final
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,8 @@ from ..settings import setting
 from ..solution import Solution
 from ..solvers import AbstractSolver, Anderson, InFeatures, Proximal
 from ..tensors import take_samples
-from .classifier import AbstractModel, AbstractSolveConfig, conv_norm_relu
+from .base import AbstractModel, AbstractSolveConfig
+from .classifier import conv_norm_relu
 
 
 @final
@@ -27,6 +28,7 @@ from .classifier import AbstractModel, AbstractSolveConfig, conv_norm_relu
 class MDEQConfig(AbstractSolveConfig):
     """The large CIFAR model: four scales, group norm, expansion 5; no weight norm bound, so no guarantee."""
 
+    equation: ClassVar[str] = "z = multi-scale residual block (z; x)"
     solver: AbstractSolver[Any] = setting(Anderson(), "how z = f(z) is solved")
     gradient: AbstractGradient = setting(Phantom(5, relaxation=0.5), "how the solution is differentiated")
     max_steps: int = setting(18, "evaluations of f in a solve, at most", low=1)
@@ -193,6 +195,7 @@ class MDEQ(AbstractModel):
 class ResNetConfig:
     """The settings of a `ResNet`; the defaults are those of ResNet-18 for CIFAR."""
 
+    equation: ClassVar[str] = "none: explicit"
     blocks: tuple[int, ...] = setting((2, 2, 2, 2), "residual blocks a stage", low=1)
     bottleneck: bool = setting(False, "blocks of 1×1, 3×3, 1×1 convolutions instead of two 3×3")
     width: int = setting(64, "channels of the first stage; each stage doubles them", low=1)

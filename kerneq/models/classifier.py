@@ -1,29 +1,26 @@
 """stem → branches of equilibrium layers at several scales → fusion → head: GEQ, KerDEQ, OptEq and MOptEq.
 
-Also the smallest classifier, one dense equilibrium between the pixels and a linear head, and what all models share:
-how an equilibrium layer is solved and differentiated, and what is said to an input that is no batch of pictures.
+Also the smallest classifier, one dense equilibrium between the pixels and a linear head. `lipschitz.py` has the
+1-Lipschitz counterpart, made of the same branches.
 """
 
 import abc
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, final
+from collections.abc import Callable, Iterator
+from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from ..cells import AbstractCell, ConvCell, DenseCell, Output
-from ..equilibrium import Equilibrium, layers_of
+from ..cells import ConvCell, DenseCell, Output
 from ..fused.device import run_on_streams
 from ..fused.layers import BatchNorm, pool, pyramid, unpool
-from ..gradients import AbstractGradient, Implicit
 from ..kernels import AbstractKernel, AbstractRadialKernel, Adaptive, Gaussian
 from ..kernels.radial import PatchParameters
 from ..settings import setting
 from ..solution import Solution
-from ..solvers import AbstractSolver, Anderson, InFeatures, Proximal
-from .lipschitz import AlmostOrthogonal, MaxMin, UnitRows
+from .base import AbstractModel, AbstractSolveConfig
 
 Stem = Literal["cifar", "deep", "paper", "imagenet", "folded", "plain"]
 STEMS: dict[Stem, tuple[tuple[int, int], ...]] = {  # of each convolution: by what it divides the width, its stride
@@ -34,78 +31,6 @@ STEMS: dict[Stem, tuple[tuple[int, int], ...]] = {  # of each convolution: by wh
     "folded": ((4, 1), (4, 1), (2, 2), (2, 1), (1, 2), (1, 1)),
     "plain": ((1, 1),),
 }
-
-# While training, a backward solve that stops at its step limit is a choice, not an accident.
-_IMPLICIT = Implicit(InFeatures(Anderson(memory=3)), tol=1e-3, max_steps=20, on_failure="return")
-
-
-@dataclasses.dataclass(frozen=True)
-class AbstractSolveConfig:
-    """How every equilibrium layer of a model is solved and differentiated."""
-
-    solver: AbstractSolver[Any] = setting(Proximal(), "how z = f(z) is solved")
-    gradient: AbstractGradient = setting(_IMPLICIT, "how the solution is differentiated")
-    tol: float = setting(1e-3, "relative residual at which a sample has converged", above=0)
-    max_steps: int = setting(30, "evaluations of f in a solve, at most", low=1)
-    check_every: int = setting(0, "steps between two looks at the residual, 0: left to the solve", low=0)
-
-    def make_layer(self, cell: AbstractCell) -> Equilibrium:
-        """The cell as a layer; `check_every` is also that of an implicit gradient that says none of its own."""
-        check_every = self.check_every or None
-        gradient = self.gradient
-        if isinstance(gradient, Implicit) and gradient.check_every is None:
-            gradient = dataclasses.replace(gradient, check_every=check_every)
-        return Equilibrium(
-            cell, solver=self.solver, gradient=gradient, tol=self.tol, max_steps=self.max_steps, check_every=check_every
-        )
-
-
-class AbstractModel(nn.Module, abc.ABC):
-    """Pictures x (batch, channels, height, width) ↦ logits (batch, classes). To write one: `classify`.
-
-    `model(x, solutions=True)` also gives the `Solution` of every equilibrium layer, by name. The sides of a picture are
-    multiples of `multiple`, or exactly `side`.
-    """
-
-    def __init__(self, channels: int, multiple: int = 1, side: int | None = None):
-        super().__init__()
-        self.channels, self.multiple, self.side = channels, multiple, side
-
-    @abc.abstractmethod
-    def classify(self, x: Tensor) -> tuple[Tensor, dict[str, Solution]]:
-        """The logits and the solutions, for pictures that fit."""
-
-    def forward(self, x: Tensor, solutions: bool = False) -> Tensor | tuple[Tensor, dict[str, Solution]]:
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(f"The pictures must be a floating-point tensor, got {got}: scale the pixels first.")
-        self.check_shape(x.shape)
-        logits, found = self.classify(x)
-        return (logits, found) if solutions else logits
-
-    def layers(self) -> list[Equilibrium]:
-        """The equilibrium layers."""
-        return layers_of(self)
-
-    def diagnostics(self) -> dict[str, float]:
-        """Numbers to follow over a run, as the cells of the layers tell them."""
-        return {name: value for layer in self.layers() for name, value in layer.cell.diagnostics().items()}
-
-    def compile_map(self) -> None:
-        """torch.compile the map of every layer, which is where a solve spends its time."""
-        for layer in self.layers():
-            layer.cell.compile_map()
-
-    def check_shape(self, shape: Sequence[int]) -> None:
-        """Refuse, in one sentence, what is not (batch, channels, height, width) with sides that fit."""
-        wanted = f" and sides that are multiples of {self.multiple}" if self.multiple > 1 else ""
-        fit = all(side > 0 and side % self.multiple == 0 for side in shape[2:])
-        if self.side is not None:
-            wanted = f" and sides of {self.side}"
-            fit = all(side == self.side for side in shape[2:])
-        if len(shape) != 4 or shape[1] != self.channels or not fit:
-            wanted = f"pictures (batch, channels, height, width) with {self.channels} channels{wanted}"
-            raise ValueError(f"The input must be {wanted}, got {tuple(shape)}.")
 
 
 @final
@@ -132,16 +57,12 @@ class ClassifierConfig(AbstractSolveConfig):
     length: float | None = setting(None, "‖aᵢ‖² of a patch at initialisation, whatever γ; none: activity / γ", above=0)
     output: Output = setting("state", "what a branch gives: z, or v = Wz with the widths of z and v exchanged")
     overlap: bool = setting(True, "on a GPU, solve the branches side by side")
-    lipschitz: bool = setting(False, "for certificates: almost-orthogonal convolutions and MaxMin, no batch norm")
+    lipschitz: bool = setting(False, "for certificates: a LipschitzClassifier, which has no batch norm")
     gain: float = setting(1.0, "what a lipschitz model multiplies its logits by: one over a temperature", above=0)
 
     def __post_init__(self) -> None:
-        if self.lipschitz and not isinstance(self.kernel, AbstractRadialKernel):
-            raise ValueError(f"`lipschitz` needs a radial kernel such as multiquadric, got {self.kernel!r}.")
-        if self.lipschitz and self.join != "mean":
-            raise ValueError(f"`lipschitz` needs `join` = mean, got {self.join}.")
-        if self.lipschitz and self.refinements:
-            raise ValueError(f"`lipschitz` needs `refinements` = 0: they have batch norms, got {self.refinements}.")
+        if self.lipschitz:
+            self._check_lipschitz()
         if self.width < 4 and (self.refinements or any(divisor == 4 for divisor, _ in STEMS[self.stem])):
             raise ValueError(
                 f"`width` must be at least 4: this stem, or a refinement, has a quarter, got {self.width}."
@@ -153,6 +74,25 @@ class ClassifierConfig(AbstractSolveConfig):
             got = f"{list(self.scales)} and {self.fusion}"
             raise ValueError(f"Each of `scales` must divide `fusion` or be a multiple of it, got {got}.")
 
+    def _check_lipschitz(self) -> None:
+        """Raise, in one sentence, if a `LipschitzClassifier` cannot have these settings."""
+        if not isinstance(self.kernel, AbstractRadialKernel):
+            raise ValueError(f"`lipschitz` needs a radial kernel such as multiquadric, got {self.kernel!r}.")
+        if self.join != "mean":
+            raise ValueError(f"`lipschitz` needs `join` = mean, got {self.join}.")
+        if self.refinements:
+            raise ValueError(f"`lipschitz` needs `refinements` = 0: they have batch norms, got {self.refinements}.")
+
+    @property
+    def equation(self) -> str:
+        """The equation of the branches."""
+        return f"{self.kernel.equation}; output v = Wz" if self.output == "features" else self.kernel.equation
+
+    @property
+    def branches(self) -> Iterator[tuple[int, int]]:
+        """The scale and the features of each branch."""
+        return zip(self.scales, self.features, strict=True)
+
     @property
     def multiple(self) -> int:
         """What the sides of a picture must be multiples of: every branch has to end in whole patches."""
@@ -161,34 +101,27 @@ class ClassifierConfig(AbstractSolveConfig):
         return stride * math.lcm(self.fusion, *(scale * patch for scale in self.scales))
 
 
-@final
-class Classifier(AbstractModel):
-    """stem → its levels → an equilibrium branch each → joined at one scale → batch norm, ReLU, mean, linear head.
+class AbstractBranchedModel(AbstractModel):
+    """stem → its levels → an equilibrium branch each → joined at one scale → logits.
 
-    Before `torch.export.export(model, (x,), strict=False)`, call it once in `eval()` on an x of that size: the norm of
-    W is measured there, and the program, which takes `max_steps` steps, holds it.
+    To write one: make `stem`, `levels` and `branches`, and write `read_out`.
     """
 
-    def __init__(self, config: ClassifierConfig, classes: int, channels: int = 3):
+    stem: nn.Sequential
+    levels: "Levels"
+    branches: nn.ModuleList
+
+    def __init__(self, config: ClassifierConfig, channels: int):
         super().__init__(channels, multiple=config.multiple)
         self.config = config
-        self.stem = make_stem(config.stem, channels, config.width, config.lipschitz)
-        self.levels = Levels(config)
-        branches = zip(config.scales, config.features, strict=True)
-        self.branches = nn.ModuleList(Branch(config, scale, features) for scale, features in branches)
-        joined = config.width * (len(config.scales) if config.join == "concatenate" else 1)
-        self.norm = MaxMin() if config.lipschitz else BatchNorm(joined, relu=True)
-        self.head = UnitRows(joined, classes, config.gain) if config.lipschitz else nn.Linear(joined, classes)
+
+    @abc.abstractmethod
+    def read_out(self, values: list[Tensor]) -> Tensor:
+        """Return the logits for the outputs of the branches, each (batch, width, height, width) at one scale."""
 
     def classify(self, x: Tensor) -> tuple[Tensor, dict[str, Solution]]:
         results = run_on_streams(list(self.branches), self.levels(self.stem(x)), self.config.overlap)
-        values = [z for z, _ in results]
-        joined = torch.cat(values, 1) if self.config.join == "concatenate" else sum(values[1:], values[0]) / len(values)
-        features = self.norm(joined).mean((2, 3))
-        if self.config.lipschitz:
-            pixels = joined.shape[2] * joined.shape[3]
-            features = features * pixels**0.5  # the mean of n pixels shrinks them to 1/√n
-        logits = self.head(features)
+        logits = self.read_out([z for z, _ in results])
         return logits, {f"branch{index}": solution for index, (_, solution) in enumerate(results)}
 
     def diagnostics(self) -> dict[str, float]:
@@ -197,25 +130,57 @@ class Classifier(AbstractModel):
         return {f"branch{index}/{name}": value for index, numbers in enumerate(cells) for name, value in numbers}
 
 
-def make_stem(kind: Stem, channels: int, width: int, lipschitz: bool) -> nn.Sequential:
-    """Pixels → `width` channels. One convolution alone is markedly worse on CIFAR-10."""
-    outputs = tuple(width // divisor for divisor, _ in STEMS[kind])
-    strides = [stride for _, stride in STEMS[kind]]
-    if lipschitz and any(channels % 2 for channels in outputs):
-        raise ValueError(f"`lipschitz` sorts channels in pairs: the stem needs even numbers of them, got {outputs}.")
-    layer = fold_conv_sort if lipschitz else conv_norm_relu
-    return nn.Sequential(*map(layer, (channels, *outputs[:-1]), outputs, strides))
+@final
+class Classifier(AbstractBranchedModel):
+    """Branches joined → batch norm, ReLU, mean over pixels, linear head.
+
+    Before `torch.export.export(model, (x,), strict=False)`, call it once in `eval()` on an x of that size: the norm of
+    W is measured there, and the program, which takes `max_steps` steps, holds it.
+    """
+
+    def __init__(self, config: ClassifierConfig, classes: int, channels: int = 3):
+        if config.lipschitz:
+            raise ValueError("Settings with `lipschitz` are those of a `LipschitzClassifier`.")
+        super().__init__(config, channels)
+        self.stem = make_stem(config, channels, conv_norm_relu)
+        self.levels = Levels(config)
+        self.branches = nn.ModuleList(Branch(config, *branch) for branch in config.branches)
+        joined = config.width * (len(config.scales) if config.join == "concatenate" else 1)
+        self.norm = BatchNorm(joined, relu=True)
+        self.head = nn.Linear(joined, classes)
+
+    def read_out(self, values: list[Tensor]) -> Tensor:
+        joined = torch.cat(values, 1) if self.config.join == "concatenate" else mean_of(values)
+        logits: Tensor = self.head(self.norm(joined).mean((2, 3)))
+        return logits
+
+
+def mean_of(values: list[Tensor]) -> Tensor:
+    """Return the mean of some tensors of one shape."""
+    return sum(values[1:], values[0]) / len(values)
+
+
+def make_stem(
+    config: ClassifierConfig, channels: int, make_layer: Callable[[int, int, int], nn.Sequential]
+) -> nn.Sequential:
+    """Return pixels → `width` channels, of layers (inputs, outputs, stride).
+
+    One convolution alone is markedly worse on CIFAR-10.
+    """
+    outputs = [config.width // divisor for divisor, _ in STEMS[config.stem]]
+    strides = [stride for _, stride in STEMS[config.stem]]
+    return nn.Sequential(*map(make_layer, (channels, *outputs[:-1]), outputs, strides))
+
+
+def conv_norm(inputs: int, outputs: int) -> nn.Sequential:
+    """Return a 3×3 convolution and batch norm."""
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), BatchNorm(outputs))
 
 
 def conv_norm_relu(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
-    """A 3×3 convolution, batch norm and ReLU."""
+    """Return a 3×3 convolution, batch norm and ReLU."""
     conv = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
     return nn.Sequential(conv, BatchNorm(outputs, relu=True))
-
-
-def fold_conv_sort(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
-    """The 1-Lipschitz counterpart: instead of a stride, squares of pixels become channels, so that nothing is lost."""
-    return nn.Sequential(nn.PixelUnshuffle(stride), AlmostOrthogonal(inputs * stride**2, outputs), MaxMin())
 
 
 @final
@@ -263,74 +228,81 @@ class Refinement(nn.Module):
         return torch.relu(y) if self.rectified else y
 
 
-@final
-class Branch(nn.Module):
-    """The stem's output at one scale → its equilibrium → the scale of the fusion → batch norm.
+class AbstractBranch(nn.Module, abc.ABC):
+    """The stem's output at one scale → its equilibrium → the scale of the fusion.
 
-    Nothing is normalised inside the equation. A curved inner kernel enters a in a unit of its own, in which z comes
-    back; the branch gives z in the units of a. A `lipschitz` branch has no batch norm, but three numbers that make it
-    1-Lipschitz: pooling by s shrinks differences to 1/s of their length, at least, up-sampling stretches them by s; and
-    the equilibrium, from a to z*, by `kernel.input_lipschitz` · ‖W_h‖ at most.
+    To write one: `forward`, which returns z at that scale and the solution, and `stretches`.
     """
 
-    def __init__(self, config: ClassifierConfig, scale: int, features: int):
+    def __init__(
+        self, config: ClassifierConfig, scale: int, features: int, make_inject: Callable[[int, int], nn.Sequential]
+    ):
         super().__init__()
         self.scale, self.fusion = scale, config.fusion
         state = config.width
         if config.output == "features":
             state, features = features, state
-        channels = state if config.kernel.in_state else features
-        if config.lipschitz:
-            inject = nn.Sequential(AlmostOrthogonal(config.width, channels))
-        else:
-            conv = nn.Conv2d(config.width, channels, 3, padding=1, bias=False)
-            inject = nn.Sequential(conv, BatchNorm(channels))
         cell = ConvCell(
             config.kernel,
             inputs=config.width,
             state=state,
             features=features,
             norm=config.norm,
-            inject=inject,
+            inject=make_inject(config.width, state if config.kernel.in_state else features),
             output=config.output,
         )
-        self.sensitivity: float | None = None  # the Lipschitz constant of aW_h ↦ the output
-        if config.lipschitz:
-            assert isinstance(config.kernel, AbstractRadialKernel)
-            self.sensitivity = config.kernel.input_lipschitz(config.norm)
-            if config.output == "features" or self.sensitivity == math.inf:
-                raise ValueError("`lipschitz` needs `output` = state and a `norm` at which the equilibrium is unique.")
-        else:
-            set_scale(inject, cell, config.activity, config.length)
         self.equilibrium = config.make_layer(cell)
-        self.norm = nn.Identity() if config.lipschitz else BatchNorm(config.width)
+        self.norm: nn.Module = nn.Identity()  # of the output
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Solution]:
-        solution: Solution = self.equilibrium(x if self.sensitivity is None else self.scale * x)
-        z = solution.value
-        if self.sensitivity is not None:
-            z = z * self.gain()
-        elif (unit := self.unit(x)) != 1:
-            z = z / unit  # or the ε of the batch norm would outweigh it
-        if self.scale < self.fusion:
-            z = pool(z, self.fusion // self.scale)
-        elif self.scale > self.fusion:
-            z = unpool(z, self.scale // self.fusion)
-        return self.norm(z), solution
-
-    def unit(self, x: Tensor) -> float:
-        """What a typical entry of a, and so of z, is multiplied by for pictures of this size."""
+    @property
+    def cell(self) -> ConvCell:
+        """The equation of the branch."""
         cell = self.equilibrium.cell
         assert isinstance(cell, ConvCell)
+        return cell
+
+    @abc.abstractmethod
+    def stretches(self, pixels: int) -> tuple[float, float]:
+        """Return how much differences are stretched, at most: between the stem and the input of the equilibrium, and
+        between its output, which has so many pixels, and the mean over the pixels of the fusion."""
+
+    def rescale(self, z: Tensor) -> Tensor:
+        """Return z at the scale of the fusion."""
+        if self.scale < self.fusion:
+            return pool(z, self.fusion // self.scale)
+        return unpool(z, self.scale // self.fusion) if self.scale > self.fusion else z
+
+
+@final
+class Branch(AbstractBranch):
+    """A branch with a batch norm before its equilibrium and one after it.
+
+    Nothing is normalised inside the equation. A curved inner kernel enters a in a unit of its own, in which z comes
+    back; the branch gives z in the units of a.
+    """
+
+    def __init__(self, config: ClassifierConfig, scale: int, features: int):
+        super().__init__(config, scale, features, conv_norm)
+        set_scale(self.cell, config.activity, config.length)
+        self.norm = BatchNorm(config.width)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Solution]:
+        solution: Solution = self.equilibrium(x)
+        z = solution.value
+        if (unit := self.unit(x)) != 1:
+            z = z / unit  # or the ε of the batch norm would outweigh it
+        return self.norm(self.rescale(z)), solution
+
+    def stretches(self, pixels: int) -> tuple[float, float]:
+        """Pooling by s shrinks differences to 1/s of their length, at least, and up-sampling stretches them by s."""
+        ratio = self.scale / self.fusion
+        return 1 / self.scale, ratio * (1 / (ratio * pixels**0.5))
+
+    def unit(self, x: Tensor) -> float:
+        """Return what a typical entry of a, and so of z, is multiplied by for pictures of this size."""
+        cell = self.cell
         state = cell.operator.weight.shape[1]
         return cell.kernel.unit(cell.norm, state * x.shape[2] * x.shape[3])
-
-    def gain(self) -> Tensor:
-        """What the z of a `lipschitz` branch is multiplied by."""
-        cell = self.equilibrium.cell
-        assert self.sensitivity is not None
-        assert isinstance(cell, ConvCell) and isinstance(cell.similarity, PatchParameters)
-        return self.fusion / (self.scale * self.sensitivity * cell.similarity.gain())
 
 
 @final
@@ -343,6 +315,11 @@ class DenseConfig(AbstractSolveConfig):
     width: int = setting(128, "numbers in the state z", low=1)
     features: int = setting(64, "numbers in v = Wz", low=1)
     norm: float = setting(1.0, "bound on ‖W‖‖W_h‖", above=0)
+
+    @property
+    def equation(self) -> str:
+        """The equation of the layer."""
+        return self.kernel.equation
 
 
 KernelConfig = ClassifierConfig | DenseConfig
@@ -360,7 +337,7 @@ class DenseClassifier(AbstractModel):
         inject = nn.Sequential(nn.Linear(inputs, numbers, bias=False), nn.BatchNorm1d(numbers))
         width, features = config.width, config.features
         cell = DenseCell(config.kernel, inputs=inputs, state=width, features=features, norm=config.norm, inject=inject)
-        set_scale(inject, cell, activity=0.5)
+        set_scale(cell, activity=0.5)
         self.equilibrium = config.make_layer(cell)
         self.norm = nn.BatchNorm1d(config.width)
         self.head = nn.Linear(config.width, classes)
@@ -370,8 +347,8 @@ class DenseClassifier(AbstractModel):
         return self.head(self.norm(solution.value)), {"dense": solution}
 
 
-def set_scale(inject: nn.Sequential, cell: ConvCell | DenseCell, activity: float, length: float | None = None) -> None:
-    """Set how large a = Ux + b starts, by the batch norm at the end of `inject`.
+def set_scale(cell: ConvCell | DenseCell, activity: float, length: float | None = None) -> None:
+    """Set how large a = Ux + b starts, by the batch norm at the end of the cell's `inject`.
 
     With W_h an isometry and z = 0, sᵢ = γ‖rᵢW_h‖² is γ·n·scale² on average, for patches of n numbers. It starts at
     `activity`, so that γ cancels; or, with `length`, ‖aᵢ‖² starts at that whatever γ, and γ acts. Where γ follows the
@@ -388,4 +365,5 @@ def set_scale(inject: nn.Sequential, cell: ConvCell | DenseCell, activity: float
         return
     else:
         square = activity / (kernel.gamma * size)
-    nn.init.constant_(inject[-1].get_parameter("weight"), square**0.5)
+    assert isinstance(cell.inject, nn.Sequential)
+    nn.init.constant_(cell.inject[-1].get_parameter("weight"), square**0.5)

@@ -10,10 +10,11 @@ from typing import Any
 from torch import nn
 
 from .. import settings as tables
-from ..kernels import Gaussian, Linear, Multiquadric, Polynomial, Sigmoid
 from ..tensors import check_whole
+from .base import AbstractModel
 from .baselines import MDEQ, MDEQConfig, ResNet, ResNetConfig
-from .classifier import AbstractModel, Classifier, ClassifierConfig, DenseClassifier, DenseConfig, KernelConfig
+from .classifier import Classifier, ClassifierConfig, DenseClassifier, DenseConfig, KernelConfig
+from .lipschitz import LipschitzClassifier
 
 ModelConfig = KernelConfig | MDEQConfig | ResNetConfig
 
@@ -35,15 +36,6 @@ PARTS = {
     ("cifar10", "first-five-classes"): "five-classes",
     ("cifar100-coarse", "four-of-five-subclasses"): "super-classes",
     ("cifar100-coarse", "unknown"): "unseen-classes",
-}
-EQUATIONS: dict[type, str] = {
-    Gaussian: "z = relu(Wᵀm), mᵢ = exp(−γ‖rᵢW_h‖²) rᵢW_hW_hᵀ, r = Ux + b − Wz",
-    Multiquadric: "z = relu(Wᵀm), mᵢ = (1 + γ‖rᵢW_h‖²)^{−1/2} rᵢW_hW_hᵀ, r = Ux + b − Wz",
-    Linear: "z = relu(Ux + b + WᵀWz)",
-    Polynomial: "z = relu(k(⟨a, z⟩ + c)ᵏ⁻¹a + WᵀWz), a = Ux + b",
-    Sigmoid: "z = relu((1 − tanh²⟨a, z⟩)a + WᵀWz), a = Ux + b",
-    MDEQConfig: "z = multi-scale residual block (z; x)",
-    ResNetConfig: "none: explicit",
 }
 
 
@@ -81,10 +73,7 @@ class Entry:
     @property
     def equation(self) -> str:
         """The equation whose solution the model computes."""
-        config = self.config
-        equation = EQUATIONS[type(config.kernel if isinstance(config, KernelConfig) else config)]
-        features = isinstance(config, ClassifierConfig) and config.output == "features"
-        return f"{equation}; output v = Wz" if features else equation
+        return self.config.equation
 
 
 def _read() -> dict[str, Entry]:
@@ -117,6 +106,8 @@ def from_config(config: ModelConfig, classes: int, channels: int = 3) -> Abstrac
     """The model with these settings, freshly initialised."""
     check_whole("classes", classes)
     check_whole("channels", channels)
+    if isinstance(config, ClassifierConfig) and config.lipschitz:
+        return LipschitzClassifier(config, classes, channels)
     return CLASSES[type(config)](config, classes, channels)
 
 

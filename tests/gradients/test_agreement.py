@@ -8,9 +8,9 @@ from helpers import CELLS, GRADIENTS, KERNELS, PLAIN_SOLVERS, affine, away_from_
 from torch.func import functional_call
 
 import kerneq
-from kerneq.fused.convolution import Convolution
 from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom, Point, Unrolled
 from kerneq.kernels import Gaussian
+from kerneq.linear_maps import Convolution
 from kerneq.prox import Identity, SoftThreshold
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal
 from kerneq.solvers.loops import find_point

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import kerneq as kq
-from kerneq import operators
+from kerneq import norm_tracker, operators
 from kerneq.lab import cli
 from kerneq.lab.data import DataError
 from kerneq.lab.evaluate import TrainedRun, export
@@ -114,8 +114,8 @@ def test_an_export_that_fails_leaves_nothing_behind(trained, tmp_path, monkeypat
 
 def test_export_measures_the_norms_of_the_rounded_weights_and_stores_them(trained, tmp_path, monkeypatch):
     searches = []
-    search = operators.top_singular_vector
-    monkeypatch.setattr(operators, "top_singular_vector", lambda *a, **k: searches.append(1) or search(*a, **k))
+    search = norm_tracker.top_singular_vector
+    monkeypatch.setattr(norm_tracker, "top_singular_vector", lambda *a, **k: searches.append(1) or search(*a, **k))
     exported = export(trained.path, tmp_path / "mine")
     assert searches
     model = TrainedRun.open(exported.path, "best", "cpu").model

@@ -33,7 +33,6 @@ from ..tensors import (
     check_whole,
     is_only_channels_last,
     is_traced,
-    widened,
     working_dtype,
 )
 from .base import AbstractKernel, AbstractParameters, Binding, Constants, Scaling, Slope
@@ -233,7 +232,7 @@ def radial_step(
     """
     if v is not None and v.shape != a.shape:
         raise ValueError(f"`v` must have the shape of `a`, {tuple(a.shape)}, got {tuple(v.shape)}.")
-    if _runs_fused(formula, a, split, patch):
+    if a.is_cuda and has_programs(formula, a, split, patch):
         return fused_step(formula, plain_step, a, v, Q, gamma, split, patch, value)
     return plain_step(formula, a, v, Q, gamma, split, patch, value)
 
@@ -258,7 +257,7 @@ def radial_hvp(
     """
     a, v, Q = a.detach(), v.detach(), Q.detach()
     gamma = gamma.detach()
-    if _runs_fused(formula, a, split, patch):
+    if a.is_cuda and has_programs(formula, a, split, patch):
         return fused_hvp(formula, a, v, Q, gamma, split, patch)
     last = is_only_channels_last(a)
     Q, q, s = _products(a, v, Q, gamma, split, patch, last)
@@ -299,7 +298,7 @@ def _products(
         pixels = patch * patch
         Q = Q.reshape(split, pixels, split, pixels).permute(1, 0, 3, 2).reshape(Q.shape)
     Q = Q.to(r.dtype)
-    q = widened(r @ Q)
+    q = (r @ Q).to(gamma.dtype)
     return Q, q, gamma * (q * r).sum(-1)
 
 
@@ -330,11 +329,6 @@ def join(x: Tensor, like: Tensor, split: int, patch: int, last: bool) -> Tensor:
         blocks = x.reshape(B, h, w, g, patch, patch, split).permute(0, 1, 4, 2, 5, 3, 6)
         return blocks.reshape(B, H, W, C).permute(0, 3, 1, 2)
     return x.reshape(B, g, h, w, split, patch, patch).permute(0, 1, 4, 2, 5, 3, 6).reshape(B, C, H, W)
-
-
-def _runs_fused(formula: Formula, a: Tensor, split: int, patch: int) -> bool:
-    """Whether a Triton program takes it."""
-    return a.is_cuda and has_programs(formula, a, split, patch)
 
 
 def input_lipschitz(w: float, lowest: float, steepest: float = 1.0) -> float:

@@ -13,10 +13,9 @@ import kerneq
 from kerneq.equation import Energy
 from kerneq.maps import Point
 from kerneq.solvers import Anderson, Broyden
-from kerneq.solvers.anderson import History, anderson_weights, eliminate
+from kerneq.solvers.anderson import History, anderson_weights, eliminate, inner_products
 from kerneq.solvers.proximal import EnergyGuard, GapGuard
 from kerneq.spaces import Evaluation
-from kerneq.tensors import inner_products
 
 
 @needs_triton

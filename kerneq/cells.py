@@ -14,7 +14,7 @@ from .maps import AbstractMap, Point
 from .operators import AbstractOperator, Conv, Dense, compute_scale
 from .prox import AbstractProx, ReLU
 from .solution import NonfiniteInputError
-from .tensors import autocasted, check_kind, check_positive, check_whole, is_traced
+from .tensors import autocasted, check_kind, check_positive, check_whole
 
 __all__ = ["AbstractCell", "AbstractKernelCell", "ConvCell", "DenseCell", "Equation", "Output"]
 
@@ -164,7 +164,7 @@ class AbstractKernelCell(AbstractCell):
                 f"The input is {x.dtype} but the weights are {dtype}: convert one with `.to({dtype})`, or use autocast."
             )
         # On a GPU reading the numbers would wait for the device; there the solve ends with Status.NONFINITE.
-        if not x.is_cuda and not is_traced() and not bool(x.isfinite().all()):
+        if not x.is_cuda and not torch.compiler.is_compiling() and not bool(x.isfinite().all()):
             raise NonfiniteInputError("The input has infinite or NaN entries; clean it before the equilibrium layer.")
 
     def _checked(self, a: Tensor) -> Tensor:

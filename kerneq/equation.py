@@ -153,7 +153,7 @@ class Equation(AbstractMap):
         d = d if slope.dz is None else d + slope.dz
         return self.prox(d), d
 
-    def lift(self, v: Tensor | None) -> Tensor:
+    def state_at(self, v: Tensor | None) -> Tensor:
         """Return z = σ(Wᵀ∂S/∂v + ∂S/∂z) at the features v (None: 0), for a kernel through which z acts by v alone."""
         slope = self.kernel.differentiate(self.binding, v, v, value=False)  # what stands for z is not used
         return self.image(slope, drive=False)[0]

@@ -15,7 +15,7 @@ from .maps import AbstractMap, Function, Point, as_map
 from .solution import OnFailure, Solution, Status, check_limits
 from .solvers import AbstractSolver, Anderson, Proximal
 from .solvers.loops import find_point, run_untraced
-from .tensors import check_kind, is_only_channels_last, is_traced, is_transformed
+from .tensors import check_kind, is_only_channels_last, is_transformed
 
 Look = Callable[["Equilibrium", AbstractMap, Tensor], None]
 
@@ -140,7 +140,7 @@ def _attach(
     On a GPU finding those samples would wait for the device, so there all have one.
     """
     z = at.z
-    if not z.is_cuda and not is_traced():
+    if not z.is_cuda and not torch.compiler.is_compiling():
         lost = solution.codes == Status.NONFINITE.code
         kept = lost.logical_not().nonzero().flatten()
         part = f.rows(kept) if 0 < len(kept) < len(z) else None

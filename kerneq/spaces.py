@@ -226,19 +226,10 @@ class FeatureSpace(AbstractSpace):
         """Times `tol`: the residual of v under which that of z is measured."""
         return NEAR if self.f.binding.limit <= 1 else NEAR / self.f.bound.clamp(1, NEAR)
 
-    def evaluate(self, z: Tensor) -> Evaluation:
-        return self._evaluate(z, self.f.lift(z))
-
-    def start(self, z0: Tensor | None) -> Evaluation:
-        """Evaluate at v = Wz₀; without a z₀ at v = 0, where there is no Wz to compute."""
-        if z0 is not None:
-            check_start(z0, self.f.state_shape)
-        v = None if z0 is None else self.f.operator(z0)
-        return self._evaluate(v, self.f.lift(v))
-
-    def _evaluate(self, v: Tensor | None, z: Tensor) -> Evaluation:
-        """Evaluate at v (None: 0), where its z is known."""
-        f = self.f
+    def evaluate(self, z: Tensor | None) -> Evaluation:
+        """Evaluate at v = `z`; at v = 0, which needs no product, for None."""
+        f, v = self.f, z
+        z = f.state_at(v)
         image = f.operator(z)
         v = torch.zeros_like(image) if v is None else v
         point = Point(z, image)
@@ -247,12 +238,18 @@ class FeatureSpace(AbstractSpace):
         slope = f.kernel.differentiate(f.binding, z, image, value=True)
         return Evaluation(v, image, point, f.energy_of(z, slope, feasible=True), slope)
 
+    def start(self, z0: Tensor | None) -> Evaluation:
+        if z0 is None:
+            return self.evaluate(None)
+        check_start(z0, self.f.state_shape)
+        return self.evaluate(self.f.operator(z0))
+
     def answer(self, at: Evaluation, following: Tensor) -> Tensor:
         """Return z = σ(…), which is a step further than v already."""
         return at.point.z
 
     def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
-        """Measure the residual of z in the equation itself, f(z) − z = lift(Wz) − z.
+        """Measure the residual of z in the equation itself, f(z) − z.
 
         That costs half an evaluation. With a `tol`, the residual of v stands for it in samples that are far from it:
         z is a step further than v, and mostly several times as near.

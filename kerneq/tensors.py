@@ -98,12 +98,7 @@ def is_only_channels_last(t: Tensor) -> bool:
 
 def version(t: Tensor) -> int:
     """Return how often t has been written to; 0 where PyTorch does not count."""
-    return 0 if t.is_inference() or is_traced() else t._version
-
-
-def is_traced() -> bool:
-    """Whether a compiler or an export traces this code, so that no number can be read."""
-    return torch.compiler.is_compiling()
+    return 0 if t.is_inference() or torch.compiler.is_compiling() else t._version
 
 
 def is_exported() -> bool:

@@ -31,8 +31,6 @@ from ..tensors import (
     check_positive,
     check_share,
     check_whole,
-    is_only_channels_last,
-    is_traced,
     working_dtype,
 )
 from .base import AbstractKernel, AbstractParameters, Binding, Constants, Scaling, Slope
@@ -85,7 +83,7 @@ class Width(nn.Module):
         if number is None or (number.dtype, number.device) != (dtype, a.device):
             with torch.inference_mode(False):  # it outlives the call, as the vector of a norm does
                 number = torch.full((), self.gamma, dtype=dtype, device=a.device)
-            if not is_traced():
+            if not torch.compiler.is_compiling():
                 self.number = number  # kept: a CUDA graph knows it by its address
         return number
 
@@ -114,6 +112,7 @@ class AbstractRadialKernel(AbstractKernel):
     """
 
     in_state: ClassVar[bool] = False
+    through_features: ClassVar[bool] = True
     hvp_sign: ClassVar[int] = -1
     equation: ClassVar[str] = "z = relu(Wᵀm), mᵢ = ω(γ‖rᵢW_h‖²) rᵢW_hW_hᵀ, r = Ux + b − Wz"
     steepest: ClassVar[float]
@@ -164,10 +163,6 @@ class AbstractRadialKernel(AbstractKernel):
             convexity=1 + lowest * gain**2,
             sensitivity=self.input_lipschitz(gain),
         )
-
-    @property
-    def through_features(self) -> bool:
-        return True
 
     def parameters(self, features: int, conv: bool) -> "PatchParameters":
         split = self.split or (8 if conv else features)
@@ -241,7 +236,7 @@ def plain_step(
     formula: Formula, a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor, split: int, patch: int, value: bool
 ) -> tuple[Tensor, Tensor | None]:
     """`radial_step` in plain PyTorch; m in the dtype and memory order of `a`."""
-    last = is_only_channels_last(a)
+    last = a.dim() == 4 and not a.is_contiguous()  # then it is stored channels-last
     _, q, s = _products(a, v, Q, gamma, split, patch, last)
     m = formula.weight(s).unsqueeze(-1) * q
     return join(m, a, split, patch, last), formula.height(s).sum(1) / gamma if value else None
@@ -259,7 +254,7 @@ def radial_hvp(
     gamma = gamma.detach()
     if a.is_cuda and has_programs(formula, a, split, patch):
         return fused_hvp(formula, a, v, Q, gamma, split, patch)
-    last = is_only_channels_last(a)
+    last = a.dim() == 4 and not a.is_contiguous()  # then it is stored channels-last
     Q, q, s = _products(a, v, Q, gamma, split, patch, last)
     w, slope = formula.weight(s).unsqueeze(-1), 2 * gamma * formula.slope(s)
 

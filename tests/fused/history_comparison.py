@@ -7,8 +7,7 @@ import torch
 
 from kerneq.equation import Energy
 from kerneq.maps import Point
-from kerneq.solvers.anderson import History
-from kerneq.solvers.proximal import EnergyGuard, GapGuard
+from kerneq.solvers.anderson import EnergyGuard, GapGuard, History
 from kerneq.spaces import Evaluation
 
 

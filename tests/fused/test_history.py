@@ -13,8 +13,7 @@ import kerneq
 from kerneq.equation import Energy
 from kerneq.maps import Point
 from kerneq.solvers import Anderson, Broyden
-from kerneq.solvers.anderson import History, anderson_weights, eliminate, inner_products
-from kerneq.solvers.proximal import EnergyGuard, GapGuard
+from kerneq.solvers.anderson import EnergyGuard, GapGuard, History, anderson_weights, eliminate, inner_products
 from kerneq.spaces import Evaluation
 
 

@@ -80,9 +80,9 @@ class Equilibrium(nn.Module):
         wanted = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
         output = self.cell.output
         value = _attach(self.gradient, f, solution, at, output) if wanted else output(f, at)
+        error = None if solution.error_bound is None else self.cell.output_error(f, solution.error_bound)
         if value.is_cpu and not is_only_channels_last(x):
             value = value.contiguous()
-        error = None if solution.error_bound is None else self.cell.output_error(f, solution.error_bound)
         return dataclasses.replace(solution, value=value, error_bound=error, backward=at.backward)
 
     def _transformed(self, x: Tensor) -> Solution:

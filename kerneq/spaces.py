@@ -77,10 +77,6 @@ class Measurement:
     merit: Tensor | None = None  # lower is better; None: the residual
     slack: Tensor | None = None  # a merit higher by no more than this counts as equal
 
-    def known_of(self, value: Tensor) -> AbstractPoint | None:
-        """Return what is known of `value`, if it is the very state that was measured."""
-        return self.point if self.point.z is value else None
-
 
 class AbstractSpace(abc.ABC):
     """A variable to iterate, with the map that moves it and the residual of the state it stands for."""
@@ -111,10 +107,6 @@ class AbstractSpace(abc.ABC):
     def answer(self, at: Evaluation, following: Tensor) -> Tensor:
         """Return the state that a solve which ends at `at` returns; `following` is where the solver would step to."""
         return following
-
-    def project(self, z: Tensor) -> Tensor:
-        """Return z moved into the domain of φ, which a mixture of iterates may have left."""
-        return z
 
 
 def check_start(z0: Tensor, shape: tuple[int, ...] | None = None) -> None:
@@ -204,9 +196,6 @@ class ProximalSpace(AbstractSpace):
 
     def rows(self, index: Tensor) -> Self:
         return dataclasses.replace(self, f=self.f.rows(index))
-
-    def project(self, z: Tensor) -> Tensor:
-        return self.f.prox(z, 0.0)
 
 
 @final

@@ -101,11 +101,6 @@ def version(t: Tensor) -> int:
     return 0 if t.is_inference() or torch.compiler.is_compiling() else t._version
 
 
-def is_exported() -> bool:
-    """Whether an export traces this code. (`torch.compiler.is_exporting` is not in PyTorch 2.6.)"""
-    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
-
-
 def is_transformed() -> bool:
     """Whether a transform of `torch.func` is active, or forward mode without it (`torch.autograd.forward_ad`).
 

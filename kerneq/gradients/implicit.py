@@ -60,7 +60,6 @@ class Implicit(AbstractGradient):
         check_limits(self.tol, self.max_steps, self.check_every, self.on_failure)
 
     def attach(self, f: Map, at: Point) -> Point:
-        f = as_map(f)
         if isinstance(f, Equation) and not isinstance(self.solver, Newton):
             adjoint = open_adjoint(f, at)
             inputs = (adjoint.m, adjoint.weight, adjoint.dz, adjoint, self, f, at.backward, *f.tensors())
@@ -69,7 +68,7 @@ class Implicit(AbstractGradient):
         if isinstance(self.solver, ConjugateGradient | InFeatures):
             name = type(self.solver).__name__
             raise TypeError(f"{name} needs the equation of a cell; give `Implicit` another solver for a function.")
-        z = at.z.detach()
+        f, z = as_map(f), at.z.detach()
         system = linearise(f, z)
         out = _Adjoint.apply(system.image, z.detach(), self, f, system, at.backward, *f.tensors())  # type: ignore[no-untyped-call]
         return Point(out, backward=at.backward)

@@ -13,7 +13,7 @@ from ..equation import Equation
 from ..maps import AbstractMap, Map, Point, as_map
 from ..solution import OnFailure, Solution, Status, check_limits, final_codes, report_failure
 from ..spaces import AbstractPoint, AbstractSpace, Evaluation, move
-from ..tensors import check_kind, is_exported, per_sample, restrict, take_samples
+from ..tensors import check_kind, per_sample, restrict, take_samples
 from .base import AbstractSolver
 from .record import SampleRecord
 
@@ -102,7 +102,7 @@ def solve_space(
 def check_stride(check_every: int | None, z: Tensor) -> int:
     """Return the steps between two residual checks; unless given, each step, or every fourth where a check waits for
     the device. An export has nothing to check."""
-    if is_exported():
+    if torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling():  # 2.6 has no `is_exporting`
         return sys.maxsize
     return check_every or (CUDA_STRIDE if z.is_cuda else 1)
 
@@ -130,7 +130,8 @@ def run_fixed(space: AbstractSpace, at: Evaluation, solver: AbstractSolver[Any],
     measured = space.measure(at)
     steps = torch.full_like(measured.residual, max_steps, dtype=torch.int64)
     codes = final_codes(measured.residual, tol)
-    return End(value, measured.residual, measured.gap, steps, codes, measured.known_of(value))
+    point = measured.point if measured.point.z is value else None
+    return End(value, measured.residual, measured.gap, steps, codes, point)
 
 
 def run_adaptive(
@@ -140,14 +141,12 @@ def run_adaptive(
 
     Each sample keeps its best point, and samples that are finished leave the computation.
     """
-    steady, step, at = solver.steady, 1, _store_alike(at)
+    steady, delays, at = solver.steady, solver.delays(space), _store_alike(at)
     running, samples = Running(space, solver, at.z.device.type), Samples(at, tol)
-    if solver.delays(space):
-        step = min(stride, CUDA_STRIDE)
-        at = running.take_picard_steps(at, step - 1)
+    delay = min(stride, CUDA_STRIDE) - 1 if delays else 0
+    at = running.advance(running.take_picard_steps(at, delay), stride - 1 - delay)
+    step = stride
     while True:
-        unchecked = min(-step % stride, max_steps - step)
-        at, step = running.advance(at, unchecked), step + unchecked
         last = step == max_steps
         measured = running.space.measure(at, None if last else tol)
         better = samples.record.observe(step, measured)
@@ -160,13 +159,11 @@ def run_adaptive(
         samples.best = _pick(better, value, samples.best)
         if over or last:
             break
-        z = samples.drop_finished(running, z)
-        at, step = running.space.evaluate(z), step + 1
-    record, best = samples.join()
-    point = measured.known_of(best)
-    if point is None:  # else the value is what was measured last, and exactly
-        _measure_failed(space, best, record)
-    return End(best, record.residual, record.gap, record.steps, record.codes, point)
+        z, count = samples.drop_finished(running, z), min(stride, max_steps - step)
+        at, step = running.space.evaluate(z), step + count
+        if count > 1:
+            at = running.advance(at, count - 1)
+    return _end(space, samples, measured.point)
 
 
 class Running:
@@ -240,13 +237,17 @@ def _store_alike(at: Evaluation) -> Evaluation:
     return at if at.z.stride() == at.image.stride() else move(at, torch.empty_like(at.image).copy_(at.z))
 
 
-def _measure_failed(space: AbstractSpace, value: Tensor, record: SampleRecord) -> None:
-    """Measure the residual of failed samples in f itself, where the space has iterated another variable."""
+def _end(space: AbstractSpace, samples: Samples, measured: AbstractPoint) -> End:
+    """Return the outcome for all samples; `measured` is the state that was measured last, exactly."""
+    record, value = samples.join()
+    point = measured if measured.z is value else None
     missed = record.codes != Status.CONVERGED.code
-    exact = space.remeasure(value) if bool(missed.any()) else None
+    # The residual of other samples that failed may be that of another variable, which the space has iterated.
+    exact = space.remeasure(value) if point is None and bool(missed.any()) else None
     if exact is not None:
         record.residual[missed] = exact.residual.to(record.residual)[missed]
         record.gap[missed] = exact.gap.to(record.gap)[missed]
+    return End(value, record.residual, record.gap, record.steps, record.codes, point)
 
 
 def _pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:

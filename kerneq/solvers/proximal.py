@@ -86,4 +86,6 @@ class Proximal(AbstractSolver[History | None]):
         if memory is None:
             return at.image, None
         mixture, memory = memory.extrapolate(at, self.ridge)
-        return space.project(mixture), memory
+        if isinstance(space, ProximalSpace):
+            mixture = space.f.prox(mixture, 0.0)  # it may have left the domain of φ
+        return mixture, memory

@@ -170,9 +170,9 @@ def norm_at(weight: Tensor, vector: Tensor) -> Tensor:
 
 
 class _Norm(torch.autograd.Function):
-    """Forward: ‖Wu‖ as it was computed, whose graph holds u fixed. That gives the gradient, as ‖Wu‖ is largest at u.
+    """‖Wu‖ as it was computed, with u held fixed: its gradient is that of ‖W‖, because ‖Wu‖ is largest at u.
 
-    Differentiated twice it will not do: then the gradient vuᵀ, v = Wu / ‖Wu‖, is made afresh from a u that follows W.
+    For a second derivative u has to depend on W: the gradient vuᵀ, v = Wu / ‖Wu‖, is then computed again with such a u.
     """
 
     @staticmethod
@@ -194,12 +194,12 @@ class _Norm(torch.autograd.Function):
 
 
 class _TopVector(torch.autograd.Function):
-    """The unit vector u, (1, ...), as the function of W it is: (σ²I − WᵀW) du = d(WᵀW) u off u, and du ⟂ u.
+    """The unit vector u, (1, ...), as a function of W: (σ²I − WᵀW) du = (I − uuᵀ) d(WᵀW) u, and du ⟂ u.
 
-    Its gradient is taken once: it needs the x with Bx = g off u, B = σ²(I + uuᵀ) − WᵀW, definite where the top singular
-    value σ = ‖Wu‖ is simple. Where it is not, as for an orthogonal W_h, the norm has no second derivative, and u counts
-    as a constant in the directions of its like; a u that is still on its way may make B indefinite. Conjugate gradient
-    stops at either.
+    It can be differentiated once. Its gradient needs the x with Bx = (I − uuᵀ)g, B = σ²(I + uuᵀ) − WᵀW, which is
+    definite where the top singular value σ = ‖Wu‖ is simple. Where it is not, as for an orthogonal W_h, the norm has no
+    second derivative, and u counts as constant in the directions of the same singular value. Where u has not
+    converged, B may be indefinite. Conjugate gradient stops in both cases.
     """
 
     @staticmethod
@@ -230,11 +230,11 @@ class _TopVector(torch.autograd.Function):
 def top_singular_vector(
     apply: Callable[[Tensor], Tensor], adjoint: Callable[[Tensor], Tensor], start: Tensor, steps: int
 ) -> Tensor:
-    """A unit vector u with ‖A u‖ close to ‖A‖, from `start`, by `steps` products with AᵀA.
+    """Return a unit vector u with ‖Au‖ close to ‖A‖, by Lanczos: `steps` products with AᵀA, the first with `start`.
 
-    Lanczos: the best vector of the whole Krylov space. It is far ahead of power iteration where singular values crowd,
-    as they do for convolutions, and where `start` belongs to one that another has overtaken. Nothing waits for the
-    device.
+    u is the best vector of the Krylov space. Lanczos is far ahead of power iteration where singular values are close
+    to each other, as they are for convolutions, and where another singular value has overtaken that of `start`.
+    Nothing waits for the device, as it would with `torch.lobpcg` or an eigensolver.
     """
     u = _unit(start)
     rounds = 1 if steps <= TRACK_STEPS else 4  # one leaves 0.1 % of the norm to be found
@@ -246,22 +246,22 @@ def top_singular_vector(
         if step + 1 == steps:
             break
         known = basis[: step + 1]
-        # Where the space is exhausted rounding is left, a direction as good as any, once it is orthogonal: what has
-        # overtaken an exact u is found by it. Where not even that is left, next to nothing in the basis does no harm.
+        # Where the Krylov space is exhausted, w is rounding. Made orthogonal to the basis it is as good a direction as
+        # any, and finds what has overtaken an exact u. Where w is 0, a basis vector near 0 does no harm.
         for _ in range(2):
             w = _unit(torch.addmv(w, known.mT, known @ w, alpha=-1))
         basis[step + 1] = torch.addmv(w, known.mT, known @ w, alpha=-1)
     found = (_top_eigenvector((basis @ images.mT).double(), rounds).to(u) @ basis).view_as(u)
     length = torch.linalg.vector_norm(found)
-    # A zero operator has no direction to offer, and of one that is no number ‖A u‖ says so.
+    # A zero operator has no such direction; that an operator is not finite shows in ‖Au‖.
     return torch.where((length > 0) & (length < torch.inf), found / length, u)
 
 
 def _top_eigenvector(square: Tensor, rounds: int) -> Tensor:
-    """That of a small positive semidefinite matrix, by squaring it 7 times a round: its other eigenvalues vanish.
+    """Return the top eigenvector of a small positive semidefinite matrix, with 1 as its largest entry.
 
-    An eigensolver would make a GPU wait for the host. The longest column has most of it: the first, from a u that
-    another has overtaken, may have next to nothing. Its largest entry is 1, its length is not.
+    The matrix is squared 7 times a round, until its other eigenvalues vanish. The longest column is taken: the first
+    has next to nothing of the eigenvector where another singular value has overtaken that of the start.
     """
     square = square + square.mT
     for _ in range(rounds):

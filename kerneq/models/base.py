@@ -26,10 +26,10 @@ class AbstractSolveConfig:
     gradient: AbstractGradient = setting(_IMPLICIT, "how the solution is differentiated")
     tol: float = setting(1e-3, "relative residual at which a sample has converged", above=0)
     max_steps: int = setting(30, "evaluations of f in a solve, at most", low=1)
-    check_every: int = setting(0, "steps between two looks at the residual, 0: left to the solve", low=0)
+    check_every: int = setting(0, "steps between two residual checks, 0: left to the solve", low=0)
 
     def make_layer(self, cell: AbstractCell) -> Equilibrium:
-        """The cell as a layer; `check_every` is also that of an implicit gradient that says none of its own."""
+        """Return the cell as a layer; an implicit gradient without a `check_every` of its own gets this one."""
         check_every = self.check_every or None
         gradient = self.gradient
         if isinstance(gradient, Implicit) and gradient.check_every is None:
@@ -52,7 +52,7 @@ class AbstractModel(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def classify(self, x: Tensor) -> tuple[Tensor, dict[str, Solution]]:
-        """The logits and the solutions, for pictures that fit."""
+        """Return the logits and the solutions by name, for pictures whose shape has been checked."""
 
     def forward(self, x: Tensor, solutions: bool = False) -> Tensor | tuple[Tensor, dict[str, Solution]]:
         if not isinstance(x, Tensor) or not x.is_floating_point():
@@ -63,20 +63,20 @@ class AbstractModel(nn.Module, abc.ABC):
         return (logits, found) if solutions else logits
 
     def layers(self) -> list[Equilibrium]:
-        """The equilibrium layers."""
+        """Return the equilibrium layers."""
         return layers_of(self)
 
     def diagnostics(self) -> dict[str, float]:
-        """Numbers to follow over a run, as the cells of the layers tell them."""
+        """Return the numbers worth following over a training run, from the cells of the layers."""
         return {name: value for layer in self.layers() for name, value in layer.cell.diagnostics().items()}
 
     def compile_map(self) -> None:
-        """torch.compile the map of every layer, which is where a solve spends its time."""
+        """Use torch.compile for the map of every layer, where a solve spends its time."""
         for layer in self.layers():
             layer.cell.compile_map()
 
     def check_shape(self, shape: Sequence[int]) -> None:
-        """Refuse, in one sentence, what is not (batch, channels, height, width) with sides that fit."""
+        """Raise, in one sentence, unless the shape is (batch, channels, height, width) with sides that fit."""
         wanted = f" and sides that are multiples of {self.multiple}" if self.multiple > 1 else ""
         fit = all(side > 0 and side % self.multiple == 0 for side in shape[2:])
         if self.side is not None:

@@ -72,7 +72,7 @@ class ResidualBlock(nn.Module):
 
 
 def _path(widths: tuple[int, ...], source: int, target: int, groups: int) -> nn.Module:
-    """From one scale to another: convolutions with stride 2 to a smaller one, 1×1 and up-sampling to a larger one."""
+    """Return layers from one scale to another: convolutions of stride 2 to a smaller one, else 1×1 and up-sampling."""
     here, there = widths[source], widths[target]
     if source == target:
         return nn.Identity()
@@ -87,7 +87,7 @@ def _path(widths: tuple[int, ...], source: int, target: int, groups: int) -> nn.
 
 @final
 class MultiscaleCell(AbstractCell):
-    """A residual block a scale, then every scale sums what the others send; x enters at the largest scale.
+    """A residual block for each scale, then every scale sums the others' outputs; x enters at the largest scale.
 
     The states of all scales are one row of numbers a sample, so every solver and gradient works on them unchanged.
     """
@@ -119,7 +119,7 @@ class MultiscaleCell(AbstractCell):
         return [(channels, height >> s, width >> s) for s, channels in enumerate(self.widths)]
 
     def unpack(self, z: Tensor, x: Tensor) -> list[Tensor]:
-        """One feature map a scale out of a row of numbers."""
+        """Return one feature map for each scale from the rows of numbers z, (batch, numbers)."""
         shapes = self.shapes(x)
         parts = torch.split(z, [math.prod(shape) for shape in shapes], dim=1)
         return [part.view(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]
@@ -149,7 +149,7 @@ class MultiscaleMap(AbstractMap):
     x: Tensor
 
     def __call__(self, z: Tensor) -> Tensor:
-        # Only the solve is compiled: a compiled graph gives up its buffers after one backward pass through it.
+        # Only the solve is compiled: a compiled graph frees its buffers after one backward pass through it.
         image: Tensor = self.cell.forward(z, self.x) if torch.is_grad_enabled() else self.cell(z, self.x)
         return image
 
@@ -159,7 +159,7 @@ class MultiscaleMap(AbstractMap):
 
 @final
 class MDEQ(AbstractModel):
-    """stem → the multi-scale equilibrium → a head that gathers the scales from the largest to the smallest."""
+    """stem → the multi-scale equilibrium → a head that adds up the scales from the largest to the smallest."""
 
     def __init__(self, config: MDEQConfig, classes: int, channels: int = 3):
         stride = 2 if config.stem == "imagenet" else 1
@@ -203,7 +203,7 @@ class ResNetConfig:
 
 
 def conv_bn(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
-    """A convolution that keeps the picture's size (divides it by `stride`), and batch norm."""
+    """Return a convolution that keeps the size of the picture (or divides it by `stride`), and batch norm."""
     conv = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(outputs))
 
@@ -256,5 +256,5 @@ class ResNet(AbstractModel):
         return self.head(self.blocks(self.stem(x)).mean((2, 3))), {}
 
     def compile_map(self) -> None:
-        """There is no map inside: the whole network is compiled."""
+        """Use torch.compile for the whole network: there is no map inside."""
         self.compile()

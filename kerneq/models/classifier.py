@@ -43,14 +43,14 @@ class ClassifierConfig(AbstractSolveConfig):
     features: tuple[int, ...] = setting((64, 128, 128, 128, 256, 256), "channels of v = Wz, a branch each", low=1)
     scales: tuple[int, ...] = setting((1, 2, 4, 4, 8, 8), "how often smaller than the stem's output a branch is", low=1)
     fusion: int = setting(4, "the scale at which the branches meet", low=1)
-    join: Literal["mean", "concatenate"] = setting("mean", "what is made of the branches where they meet")
+    join: Literal["mean", "concatenate"] = setting("mean", "how the branches are joined where they meet")
     stem: Stem = setting(
         "cifar",
         "3×3 convolutions. cifar: 3 → w/4 → w/2 → w; deep: 3 → w/4 → w/4 → w/2 → w/2 → w; paper: 3 → w → w; "
         "imagenet: the same, then two w → w of stride 2; folded: 3 → w/4 → w/4, w/2 → w/2, w → w, with stride 2 in "
         "between; plain: 3 → w",
     )
-    refinements: int = setting(0, "residual blocks at each coarser scale; 0: none, means alone", low=0)
+    refinements: int = setting(0, "residual blocks at each coarser scale; 0: none, averages alone", low=0)
     rectified: bool = setting(True, "whether a residual block gives relu(x + F(x)), or x + F(x)")
     norm: float = setting(1.0, "bound on ‖W‖‖W_h‖", above=0)
     activity: float = setting(0.5, "sᵢ = γ‖rᵢW_h‖² at initialisation, where γ is fixed", above=0)
@@ -58,7 +58,7 @@ class ClassifierConfig(AbstractSolveConfig):
     output: Output = setting("state", "what a branch gives: z, or v = Wz with the widths of z and v exchanged")
     overlap: bool = setting(True, "on a GPU, solve the branches side by side")
     lipschitz: bool = setting(False, "for certificates: a LipschitzClassifier, which has no batch norm")
-    gain: float = setting(1.0, "what a lipschitz model multiplies its logits by: one over a temperature", above=0)
+    gain: float = setting(1.0, "factor of the logits of a lipschitz model: one over a temperature", above=0)
 
     def __post_init__(self) -> None:
         if self.lipschitz:
@@ -95,7 +95,7 @@ class ClassifierConfig(AbstractSolveConfig):
 
     @property
     def multiple(self) -> int:
-        """What the sides of a picture must be multiples of: every branch has to end in whole patches."""
+        """The sides of a picture must be multiples of it, so that every branch ends in whole patches."""
         patch = self.kernel.patch if isinstance(self.kernel, AbstractRadialKernel) else 1
         stride = math.prod(stride for _, stride in STEMS[self.stem])
         return stride * math.lcm(self.fusion, *(scale * patch for scale in self.scales))
@@ -125,7 +125,7 @@ class AbstractBranchedModel(AbstractModel):
         return logits, {f"branch{index}": solution for index, (_, solution) in enumerate(results)}
 
     def diagnostics(self) -> dict[str, float]:
-        """Those of the cell of every branch, under its name."""
+        """Return those of the cell of every branch, under its name."""
         cells = [layer.cell.diagnostics().items() for layer in self.layers()]
         return {f"branch{index}/{name}": value for index, numbers in enumerate(cells) for name, value in numbers}
 
@@ -185,7 +185,7 @@ def conv_norm_relu(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
 
 @final
 class Levels(nn.Module):
-    """The stem's output at the scale of every branch: each coarser one the mean of squares of a finer one, refined."""
+    """The stem's output at the scale of every branch: squares of pixels of a finer one averaged, then refined."""
 
     def __init__(self, config: ClassifierConfig):
         super().__init__()
@@ -195,11 +195,12 @@ class Levels(nn.Module):
 
     @staticmethod
     def make_blocks(config: ClassifierConfig) -> nn.Sequential:
-        """The residual blocks of one scale."""
+        """Return the residual blocks of one scale."""
         return nn.Sequential(*(Refinement(config.width, config.rectified) for _ in range(config.refinements)))
 
     def forward(self, x: Tensor) -> Iterator[Tensor]:
-        """One by one, each made when it is asked for: work on the finest need not wait for the coarser ones."""
+        """Yield the levels in the order of the branches, each computed when it is needed: the branch of the finest
+        scale starts before the coarser levels are computed."""
         levels = {1: x} if self.blocks else pyramid(x, self.scales)
         coarser = iter(self.blocks.items())
         for scale in self.scales:
@@ -263,8 +264,8 @@ class AbstractBranch(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def stretches(self, pixels: int) -> tuple[float, float]:
-        """Return how much differences are stretched, at most: between the stem and the input of the equilibrium, and
-        between its output, which has so many pixels, and the mean over the pixels of the fusion."""
+        """Return two Lipschitz constants: from the stem's output to the input of the equilibrium, and from its output,
+        of so many pixels, to the mean over the pixels of the fusion; `norm` is not included."""
 
     def rescale(self, z: Tensor) -> Tensor:
         """Return z at the scale of the fusion."""
@@ -348,11 +349,11 @@ class DenseClassifier(AbstractModel):
 
 
 def set_scale(cell: ConvCell | DenseCell, activity: float, length: float | None = None) -> None:
-    """Set how large a = Ux + b starts, by the batch norm at the end of the cell's `inject`.
+    """Initialise the size of a = Ux + b, by the batch norm at the end of the cell's `inject`.
 
     With W_h an isometry and z = 0, sᵢ = γ‖rᵢW_h‖² is γ·n·scale² on average, for patches of n numbers. It starts at
-    `activity`, so that γ cancels; or, with `length`, ‖aᵢ‖² starts at that whatever γ, and γ acts. Where γ follows the
-    data (without `length`), or where there is no γ, the scale starts at 1.
+    `activity`, so that γ cancels; with `length`, ‖aᵢ‖² starts at that for every γ, so that γ matters. Where γ follows
+    the data (without `length`), or where there is no γ, the scale starts at 1.
     """
     kernel, patches = cell.kernel, cell.similarity
     if not isinstance(kernel, AbstractRadialKernel):

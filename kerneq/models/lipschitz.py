@@ -22,8 +22,9 @@ class AlmostOrthogonal(nn.Conv2d):
     """A zero-padded 3×3 convolution whose weight is rescaled, an input channel each, so that its norm is at most 1.
 
     W ← W diag(d), dᵢ = (Σⱼ |WᵀW|ᵢⱼ)^{−½}: by Gershgorin's theorem ‖W diag(d)‖ ≤ 1 (Prach and Lampert, 2022). The sum
-    over j is one over channels and shifts, of which the borders of a picture only leave some out. Training drives
-    the columns towards orthogonality, where nothing is lost. It starts as an isometry of the channels.
+    over j runs over channels and shifts; at the borders of a picture some terms are missing, which makes it smaller.
+    Training drives the columns towards orthogonality, where the norm is 1. The layer starts as an isometry of the
+    channels.
     """
 
     def __init__(self, inputs: int, outputs: int):
@@ -33,7 +34,7 @@ class AlmostOrthogonal(nn.Conv2d):
         nn.init.zeros_(self.get_parameter("bias"))
 
     def rescaled(self) -> Tensor:
-        """The weight that is used, of norm at most 1."""
+        """Return the weight that is used, of norm at most 1."""
         with torch.autocast(self.weight.device.type, enabled=False):
             columns = self.weight.transpose(0, 1)  # (inputs, outputs, k, k): one filter an input channel
             gram = F.conv2d(columns, columns, padding=self.weight.shape[-1] - 1)  # WᵀW, channel by channel and shift
@@ -46,9 +47,9 @@ class AlmostOrthogonal(nn.Conv2d):
 
 @final
 class MaxMin(nn.Module):
-    """Channels in pairs (c, c + C/2) ↦ their maximum and minimum: 1-Lipschitz, and it keeps the length of gradients.
+    """Channels in pairs (c, c + C/2) ↦ their maximum and minimum: 1-Lipschitz.
 
-    ReLU halves them (Anil, Lucas and Grosse, 2019).
+    It keeps the length of gradients, which ReLU halves (Anil, Lucas and Grosse, 2019).
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -58,9 +59,9 @@ class MaxMin(nn.Module):
 
 @final
 class UnitRows(nn.Module):
-    """A linear head whose rows are rescaled to the length `gain`: a logit moves that much further than the features.
+    """A linear head whose rows are rescaled to the length `gain`: a logit moves at most that much times the features.
 
-    One over the temperature of the softmax; it changes no radius, as margins grow by the same factor.
+    The gain is one over the temperature of the softmax. It changes no radius, as margins grow by the same factor.
     """
 
     def __init__(self, inputs: int, outputs: int, gain: float):
@@ -70,7 +71,7 @@ class UnitRows(nn.Module):
         self.gain = gain
 
     def rescaled(self) -> Tensor:
-        """The weight that is used."""
+        """Return the weight that is used."""
         return self.gain * F.normalize(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A model and what is said of it; accuracies are by `task`."""
+    """A model of the zoo: its settings, its paper and the published accuracies by `task`."""
 
     config: ModelConfig
     paper: str
@@ -77,7 +77,7 @@ class Entry:
 
 
 def _read() -> dict[str, Entry]:
-    """The entries of zoo.toml; a base stands above what is made of it."""
+    """Read the entries of zoo.toml, where a base stands above the entries that change it."""
     found: dict[str, Entry] = {}
     for name, table in tomllib.loads(Path(__file__).with_name("zoo.toml").read_text(encoding="utf-8")).items():
         base = found[table["base"]].config if "base" in table else DEFAULTS[name]
@@ -93,7 +93,7 @@ MODELS = _read()
 def build(
     name: str, *, classes: int = 10, channels: int = 3, settings: Mapping[str, Any] | None = None
 ) -> AbstractModel:
-    """The named model, freshly initialised; `settings` change its config, and an unknown one is refused.
+    """Return the named model, freshly initialised; `settings` change its config, and an unknown one raises an error.
 
     They are the tables of an experiment file, `{"kernel": {"gamma": 0.2}, "solver": {"name": "picard"}}`, or hold the
     values themselves, `{"solver": Picard()}`.
@@ -103,7 +103,7 @@ def build(
 
 
 def from_config(config: ModelConfig, classes: int, channels: int = 3) -> AbstractModel:
-    """The model with these settings, freshly initialised."""
+    """Return the model with these settings, freshly initialised."""
     check_whole("classes", classes)
     check_whole("channels", channels)
     if isinstance(config, ClassifierConfig) and config.lipschitz:
@@ -112,7 +112,7 @@ def from_config(config: ModelConfig, classes: int, channels: int = 3) -> Abstrac
 
 
 def find(name: str) -> Entry:
-    """The entry of a model; an unknown name lists the known ones."""
+    """Return the entry of a model; the error for an unknown name lists the known ones."""
     if name not in MODELS:
         hint = tables.suggestion(name, MODELS)
         raise tables.ConfigError(f"There is no model {name!r}.{hint} There are: {', '.join(MODELS)}.")
@@ -120,7 +120,7 @@ def find(name: str) -> Entry:
 
 
 def names() -> tuple[str, ...]:
-    """The name of every model that `build` knows."""
+    """Return the name of every model that `build` knows."""
     return tuple(MODELS)
 
 
@@ -138,11 +138,11 @@ def our_accuracies() -> dict[str, dict[str, Measured]]:
 
 
 def task(data: str, subset: str, split: str = "test") -> str:
-    """What an accuracy is of: a data set, or what the papers make of a part of one."""
+    """Return what an accuracy is measured on: a data set, or the papers' name for a part of one."""
     part = "unknown" if split == "unknown" else subset
     return data if part == "all" else PARTS.get((data, part), f"{part} of {data}")
 
 
 def parameters(model: nn.Module) -> int:
-    """How many numbers training may change."""
+    """Return the number of trainable parameters."""
     return sum(p.numel() for p in model.parameters())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .equation import Equation
-from .linear_maps import AbstractLinearMap, as_linear_map
+from .linear_maps import AbstractLinearMap
 from .maps import Point
 from .prox import AbstractProx, ReLU
 from .spaces import AbstractSpace, Evaluation, evaluate_start
@@ -80,7 +80,7 @@ class Adjoint:
 
 def open_adjoint(f: Equation, at: Point) -> Adjoint:
     """Return the adjoint of f at its equilibrium; what the solve has computed there is not computed again."""
-    operator = as_linear_map(f.operator.weight.detach())
+    operator = dataclasses.replace(f.operator, weight=f.operator.weight.detach())
     z = at.z.detach()
     v = operator(z) if at.features is None else at.features.detach()
     slope = f.kernel.differentiate(f.binding, z, v, value=False)

@@ -17,6 +17,7 @@ from .solution import NonfiniteInputError
 from .tensors import autocasted, check_kind, check_positive, check_whole
 
 __all__ = ["AbstractCell", "AbstractKernelCell", "ConvCell", "DenseCell", "Equation", "Output"]
+__dir__ = __all__.copy  # `dir` lists the public names only
 
 OBSERVED = 32  # samples of a batch that `diagnostics` averages over: enough for a mean, at next to no cost
 Output = Literal["state", "features"]  # what a layer returns: z*, or v* = Wz*
@@ -245,8 +246,3 @@ class ConvCell(AbstractKernelCell):
 def _check_sizes(*, inputs: int, state: int, features: int, size: int = 1) -> None:
     for name, value in (("inputs", inputs), ("state", state), ("features", features), ("size", size)):
         check_whole(name, value)
-
-
-def __dir__() -> list[str]:
-    """List the public names."""
-    return __all__

@@ -17,7 +17,7 @@ from .solvers import AbstractSolver, Anderson, Proximal
 from .solvers.loops import find_point, run_untraced
 from .tensors import check_kind, is_only_channels_last, is_transformed
 
-Look = Callable[["Equilibrium", AbstractMap, Tensor], None]
+SolveHook = Callable[["Equilibrium", AbstractMap, Tensor], None]
 
 
 @final
@@ -58,7 +58,7 @@ class Equilibrium(nn.Module):
         self.cell, self.solver, self.gradient = cell, solver, gradient
         self.tol, self.max_steps = tol, max_steps
         self.check_every, self.on_failure = check_every, on_failure
-        self.look: Look | None = None  # see `watching`
+        self.solve_hook: SolveHook | None = None  # see `hook_solves`
 
     def extra_repr(self) -> str:
         return f"solver={self.solver}, gradient={self.gradient}, tol={self.tol:g}, max_steps={self.max_steps}"
@@ -74,8 +74,8 @@ class Equilibrium(nn.Module):
         solution, at = _find(f, self.cell.initial(f), self.solver, self.gradient, *limits)
         if self.training:
             self.cell.observe(f, at.z)
-        if self.look is not None:
-            self.look(self, f, at.z)
+        if self.solve_hook is not None:
+            self.solve_hook(self, f, at.z)
         known = f.tensors()  # empty for a map that does not say: then it may depend on anything
         wanted = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
         output = self.cell.output
@@ -158,23 +158,23 @@ def layers_of(model: nn.Module) -> list[Equilibrium]:
 
 
 @contextlib.contextmanager
-def watching(model: nn.Module, look: Look) -> Iterator[None]:
-    """Inside this context, every equilibrium layer of `model` calls look(layer, f, z) after each solve.
+def hook_solves(model: nn.Module, hook: SolveHook) -> Iterator[None]:
+    """Inside this context, every equilibrium layer of `model` calls hook(layer, f, z) after each solve.
 
     It gets the layer, its equation and the z* it found, in any order: on a GPU branches are solved side by side.
 
-    with watching(model, lambda layer, f, z: energies.append(f.energy(z))):
+    with hook_solves(model, lambda layer, f, z: energies.append(f.energy(z))):
         model(x)
     """
     layers = layers_of(model)
-    before = [layer.look for layer in layers]
+    before = [layer.solve_hook for layer in layers]
     for layer in layers:
-        layer.look = look
+        layer.solve_hook = hook
     try:
         yield
     finally:
         for layer, old in zip(layers, before, strict=True):
-            layer.look = old
+            layer.solve_hook = old
 
 
 def fixed_point(

@@ -9,7 +9,6 @@ from torch import Tensor
 from ..adjoint import Adjoint, AdjointPoint, FeatureAdjoint, StateAdjoint, open_adjoint
 from ..conjugate_gradient import conjugate_gradient
 from ..equation import Equation, averaged_step
-from ..linear_maps import as_linear_map
 from ..maps import AbstractMap, Function, Linearisation, Map, Point, as_map, linearise
 from ..solution import OnFailure, Solution, check_limits, final_codes, report_failure
 from ..solvers.anderson import Anderson
@@ -252,7 +251,7 @@ class _Closed(torch.autograd.Function):
         m, *_ = ctx.saved_tensors
         adjoint: Adjoint = ctx.adjoint
         if g_v is not None:
-            through = as_linear_map(adjoint.weight).adjoint(g_v)
+            through = dataclasses.replace(adjoint.operator, weight=adjoint.weight).adjoint(g_v)
             g = through if g is None else g + through
         if g is None:  # nothing depends on either
             return (None,) * (7 + ctx.count)

@@ -14,7 +14,4 @@ from .proximal import Proximal
 
 __all__ = ["AbstractSolver", "Anderson", "Broyden", "InFeatures", "Newton", "Picard", "Proximal", "solve"]
 
-
-def __dir__() -> list[str]:
-    """List the public names."""
-    return __all__
+__dir__ = __all__.copy  # `dir` lists the public names only

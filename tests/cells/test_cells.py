@@ -11,7 +11,7 @@ import kerneq
 from kerneq import equation
 from kerneq.cells import ConvCell, DenseCell
 from kerneq.equation import Equation
-from kerneq.equilibrium import watching
+from kerneq.equilibrium import hook_solves
 from kerneq.kernels import Gaussian, Linear, Polynomial, Sigmoid
 from kerneq.solvers import Anderson
 from kerneq.spaces import StateSpace
@@ -103,7 +103,7 @@ def test_a_cell_reports_the_energy_it_has_seen(kernel):
     """At σ(d(z)): a step of Anderson's may end below zero, where the energy is infinite."""
     cell, found = cell_of("conv", KERNELS[kernel]), []
     layer = kerneq.Equilibrium(cell, solver=Anderson(), tol=1e-10, max_steps=3)
-    with watching(layer, lambda layer, f, z: found.append((f.energy(z).mean(), f.energy(f(z)).mean().item()))):
+    with hook_solves(layer, lambda layer, f, z: found.append((f.energy(z).mean(), f.energy(f(z)).mean().item()))):
         layer(input_of("conv"))
     ((mixed, energy),) = found
     assert mixed.isinf() == (kernel != "gaussian") and math.isfinite(energy)

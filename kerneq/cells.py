@@ -14,9 +14,10 @@ from .maps import AbstractMap, Point
 from .operators import AbstractOperator, Conv, Dense, compute_scale
 from .prox import AbstractProx, ReLU
 from .solution import NonfiniteInputError
-from .tensors import autocasted, check_kind, check_positive, check_whole, is_traced
+from .tensors import autocasted, check_kind, check_positive, check_whole
 
 __all__ = ["AbstractCell", "AbstractKernelCell", "ConvCell", "DenseCell", "Equation", "Output"]
+__dir__ = __all__.copy  # `dir` lists the public names only
 
 OBSERVED = 32  # samples of a batch that `diagnostics` averages over: enough for a mean, at next to no cost
 Output = Literal["state", "features"]  # what a layer returns: z*, or v* = Wz*
@@ -165,7 +166,7 @@ class AbstractKernelCell(AbstractCell):
                 f"The input is {x.dtype} but the weights are {dtype}: convert one with `.to({dtype})`, or use autocast."
             )
         # On a GPU reading the numbers would wait for the device; there the solve ends with Status.NONFINITE.
-        if not x.is_cuda and not is_traced() and not bool(x.isfinite().all()):
+        if not x.is_cuda and not torch.compiler.is_compiling() and not bool(x.isfinite().all()):
             raise NonfiniteInputError("The input has infinite or NaN entries; clean it before the equilibrium layer.")
 
     def _check_injected(self, a: Tensor) -> None:
@@ -245,8 +246,3 @@ class ConvCell(AbstractKernelCell):
 def _check_sizes(*, inputs: int, state: int, features: int, size: int = 1) -> None:
     for name, value in (("inputs", inputs), ("state", state), ("features", features), ("size", size)):
         check_whole(name, value)
-
-
-def __dir__() -> list[str]:
-    """List the public names."""
-    return __all__

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .kernels.base import AbstractKernel, Binding, Slope
-from .linear_maps import AbstractLinearMap, as_linear_map
+from .linear_maps import AbstractLinearMap
 from .maps import AbstractMap, Point
 from .prox import AbstractProx, ReLU
 from .tensors import per_sample_norm, take_samples
@@ -153,7 +153,7 @@ class Equation(AbstractMap):
         d = d if slope.dz is None else d + slope.dz
         return self.prox(d), d
 
-    def lift(self, v: Tensor | None) -> Tensor:
+    def state_at(self, v: Tensor | None) -> Tensor:
         """Return z = σ(Wᵀ∂S/∂v + ∂S/∂z) at the features v (None: 0), for a kernel through which z acts by v alone."""
         slope = self.kernel.differentiate(self.binding, v, v, value=False)  # what stands for z is not used
         return self.image(slope, drive=False)[0]
@@ -196,7 +196,7 @@ class Equation(AbstractMap):
         weight, a, *rest = tensors
         Q, gamma = rest or (None, None)
         binding = dataclasses.replace(self.binding, a=a, Q=Q, gamma=gamma)
-        return dataclasses.replace(self, operator=as_linear_map(weight), binding=binding)
+        return dataclasses.replace(self, operator=dataclasses.replace(self.operator, weight=weight), binding=binding)
 
 
 @functools.cache

@@ -78,7 +78,7 @@ class Convolution(AbstractLinearMap):
     """
 
     def __call__(self, z: Tensor) -> Tensor:
-        fused = convolve(z, self.weight)
+        fused = convolve(z, self.weight) if z.is_cuda else None
         return F.conv2d(z, self.weight, padding=self._padding) if fused is None else fused
 
     def adjoint(self, v: Tensor) -> Tensor:
@@ -89,19 +89,19 @@ class Convolution(AbstractLinearMap):
         return conv2d_weight(z, list(self.weight.shape), v, padding=self._padding)  # type: ignore[no-untyped-call]
 
     def added(self, v: Tensor, z: Tensor, sign: int) -> Tensor:
-        fused = convolve(z, self.weight, add=v, sign=sign)
+        fused = convolve(z, self.weight, add=v, sign=sign) if z.is_cuda else None
         return super().added(v, z, sign) if fused is None else fused
 
     def adjoint_relu(self, v: Tensor, shift: Tensor | None) -> Tensor:
-        if fuses_relu(v, self.weight, shift):
+        if v.is_cuda and fuses_relu(v, self.weight, shift):
             return convolve_relu(v, self._flipped, shift)
         return super().adjoint_relu(v, shift)
 
     def adjoint_masked(self, v: Tensor, z: Tensor, g: Tensor | None, sign: int) -> Tensor:
-        fused = convolve(v, self.weight, adjoint=True, add=g, sign=sign, mask=z)
+        fused = convolve(v, self.weight, adjoint=True, add=g, sign=sign, mask=z) if v.is_cuda else None
         return super().adjoint_masked(v, z, g, sign) if fused is None else fused
 
-    @property
+    @functools.cached_property
     def _padding(self) -> int:
         return self.weight.shape[-1] // 2
 

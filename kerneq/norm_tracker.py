@@ -13,7 +13,7 @@ from torch import Tensor
 from .conjugate_gradient import conjugate_gradient
 from .fused.device import needs_graph
 from .linear_maps import AbstractLinearMap, as_linear_map
-from .tensors import is_traced, is_transformed, magnitude, version, widened
+from .tensors import is_transformed, magnitude, version, widened
 
 SETTLE_STEPS = 40  # Lanczos steps for a weight not seen before
 TRACK_STEPS = 3  # in a training step, from the u of the step before; one power iteration let ‖W‖ run ahead by half
@@ -78,7 +78,7 @@ class NormTracker:
         """Return u for states of this shape and the weight as it is now."""
         vector, settled = self.vector, self.settled  # read once: another thread may publish others meanwhile
         known = vector if tuple(vector.shape) == shape and vector.device == weight.device else None
-        if is_traced():
+        if torch.compiler.is_compiling():
             return _require(known, shape)
         track = training and known is not None
         if not track and settled is not None and settled.fits(known, weight):

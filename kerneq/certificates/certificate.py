@@ -179,7 +179,7 @@ class _Path:
         cell, bound = _cell(self.layer), self.bound
         f, value = cell.bind(given), solution.value
         features = cell.gives == "features"
-        z = f.lift(value) if features else value
+        z = f.state_at(value) if features else value
         gain = self.constants.gain
         lengths = self.constants.push * per_sample_norm(f.binding.a) + (1 + gain**2) * per_sample_norm(z)
         gap = per_sample_norm(f(z) - z) + ROUNDING * lengths

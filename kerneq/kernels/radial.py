@@ -31,9 +31,6 @@ from ..tensors import (
     check_positive,
     check_share,
     check_whole,
-    is_only_channels_last,
-    is_traced,
-    widened,
     working_dtype,
 )
 from .base import AbstractKernel, AbstractParameters, Binding, Constants, Scaling, Slope
@@ -86,7 +83,7 @@ class Width(nn.Module):
         if number is None or (number.dtype, number.device) != (dtype, a.device):
             with torch.inference_mode(False):  # it outlives the call, as the vector of a norm does
                 number = torch.full((), self.gamma, dtype=dtype, device=a.device)
-            if not is_traced():
+            if not torch.compiler.is_compiling():
                 self.number = number  # kept: a CUDA graph knows it by its address
         return number
 
@@ -115,6 +112,7 @@ class AbstractRadialKernel(AbstractKernel):
     """
 
     in_state: ClassVar[bool] = False
+    through_features: ClassVar[bool] = True
     hvp_sign: ClassVar[int] = -1
     equation: ClassVar[str] = "z = relu(Wᵀm), mᵢ = ω(γ‖rᵢW_h‖²) rᵢW_hW_hᵀ, r = Ux + b − Wz"
     steepest: ClassVar[float]
@@ -165,10 +163,6 @@ class AbstractRadialKernel(AbstractKernel):
             convexity=1 + lowest * gain**2,
             sensitivity=self.input_lipschitz(gain),
         )
-
-    @property
-    def through_features(self) -> bool:
-        return True
 
     def parameters(self, features: int, conv: bool) -> "PatchParameters":
         split = self.split or (8 if conv else features)
@@ -233,7 +227,7 @@ def radial_step(
     """
     if v is not None and v.shape != a.shape:
         raise ValueError(f"`v` must have the shape of `a`, {tuple(a.shape)}, got {tuple(v.shape)}.")
-    if _runs_fused(formula, a, split, patch):
+    if a.is_cuda and has_programs(formula, a, split, patch):
         return fused_step(formula, plain_step, a, v, Q, gamma, split, patch, value)
     return plain_step(formula, a, v, Q, gamma, split, patch, value)
 
@@ -242,7 +236,7 @@ def plain_step(
     formula: Formula, a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor, split: int, patch: int, value: bool
 ) -> tuple[Tensor, Tensor | None]:
     """`radial_step` in plain PyTorch; m in the dtype and memory order of `a`."""
-    last = is_only_channels_last(a)
+    last = a.dim() == 4 and not a.is_contiguous()  # then it is stored channels-last
     _, q, s = _products(a, v, Q, gamma, split, patch, last)
     m = formula.weight(s).unsqueeze(-1) * q
     return join(m, a, split, patch, last), formula.height(s).sum(1) / gamma if value else None
@@ -258,9 +252,9 @@ def radial_hvp(
     """
     a, v, Q = a.detach(), v.detach(), Q.detach()
     gamma = gamma.detach()
-    if _runs_fused(formula, a, split, patch):
+    if a.is_cuda and has_programs(formula, a, split, patch):
         return fused_hvp(formula, a, v, Q, gamma, split, patch)
-    last = is_only_channels_last(a)
+    last = a.dim() == 4 and not a.is_contiguous()  # then it is stored channels-last
     Q, q, s = _products(a, v, Q, gamma, split, patch, last)
     w, slope = formula.weight(s).unsqueeze(-1), 2 * gamma * formula.slope(s)
 
@@ -299,7 +293,7 @@ def _products(
         pixels = patch * patch
         Q = Q.reshape(split, pixels, split, pixels).permute(1, 0, 3, 2).reshape(Q.shape)
     Q = Q.to(r.dtype)
-    q = widened(r @ Q)
+    q = (r @ Q).to(gamma.dtype)
     return Q, q, gamma * (q * r).sum(-1)
 
 
@@ -330,11 +324,6 @@ def join(x: Tensor, like: Tensor, split: int, patch: int, last: bool) -> Tensor:
         blocks = x.reshape(B, h, w, g, patch, patch, split).permute(0, 1, 4, 2, 5, 3, 6)
         return blocks.reshape(B, H, W, C).permute(0, 3, 1, 2)
     return x.reshape(B, g, h, w, split, patch, patch).permute(0, 1, 4, 2, 5, 3, 6).reshape(B, C, H, W)
-
-
-def _runs_fused(formula: Formula, a: Tensor, split: int, patch: int) -> bool:
-    """Whether a Triton program takes it."""
-    return a.is_cuda and has_programs(formula, a, split, patch)
 
 
 def input_lipschitz(w: float, lowest: float, steepest: float = 1.0) -> float:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..equation import Equation
 from ..maps import AbstractMap
-from ..spaces import AbstractSpace, Evaluation, FeatureSpace, state_space
+from ..spaces import AbstractSpace, Evaluation, FeatureSpace, StateSpace
 from .anderson import Anderson
 from .base import AbstractSolver
 from .newton import Newton
@@ -36,7 +36,7 @@ class InFeatures(AbstractSolver[Any]):
         return self.solver.steady
 
     def space(self, f: AbstractMap) -> AbstractSpace:
-        return FeatureSpace(f) if isinstance(f, Equation) and f.kernel.through_features else state_space(f)
+        return FeatureSpace(f) if isinstance(f, Equation) and f.kernel.through_features else StateSpace(f)
 
     def init(self, space: AbstractSpace, z0: Tensor) -> Any:
         return self.solver.init(space, z0)

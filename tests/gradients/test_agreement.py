@@ -13,7 +13,7 @@ from kerneq.kernels import Gaussian
 from kerneq.linear_maps import Convolution
 from kerneq.prox import Identity, SoftThreshold
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal
-from kerneq.solvers.base import find_point
+from kerneq.solvers.loops import find_point
 
 pytestmark = pytest.mark.usefixtures("float64")
 # Where zero is the equilibrium of every input its drive is zero too: the kink itself.

@@ -10,11 +10,6 @@ from typing import Any, Self, final
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
-from sklearn.preprocessing import StandardScaler
-from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, logsigmoid
 
@@ -24,6 +19,17 @@ from .kernels import AbstractKernel, Gaussian
 from .kglm import AbstractFamily, Bernoulli, KernelGLM, SquaredExponential
 from .kglm import Gaussian as GaussianFamily
 from .tensors import check_whole
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "`kerneq.sklearn` needs scikit-learn: install it by `pip install scikit-learn`.", name=error.name
+    ) from None
 
 
 def _tensor(X: np.ndarray) -> Tensor:
@@ -35,7 +41,7 @@ def _constant(value: float, X: Tensor) -> Tensor:
 
 
 def _covariance(kernel: Any, lengthscale: float | None, X: np.ndarray) -> Any:
-    """A copy of the kernel, or a squared exponential one; by default as wide as the data, ℓ² = d·Var X."""
+    """Return a copy of the kernel, or a squared exponential one; by default as wide as the data, ℓ² = d·Var X."""
     if kernel is not None:
         return clone(kernel, safe=False)  # one of scikit-learn's can be set anew, which is for the next fit
     if lengthscale is None:
@@ -48,15 +54,15 @@ class AbstractClassifier(ClassifierMixin, BaseEstimator, abc.ABC):
 
     @abc.abstractmethod
     def predict_proba(self, X: Any) -> np.ndarray:
-        """The probability of each class, (samples, classes)."""
+        """Return the probability of each class, (samples, classes)."""
 
     def predict(self, X: Any) -> np.ndarray:
-        """The likeliest class of each sample."""
+        """Return the likeliest class of each sample."""
         likeliest = self.predict_proba(X).argmax(axis=1)
         return self.classes_[likeliest]
 
-    def _checked(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
-        """X as numbers and y as labels 0, 1, …, after `classes_` has been set."""
+    def _check_data(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return X as numbers and y as labels 0, 1, …, and set `classes_`."""
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
@@ -76,7 +82,7 @@ class KernelGLMClassifier(AbstractClassifier):
 
     def fit(self, X: Any, y: Any) -> Self:
         """Fit to X (samples, features) and labels y (samples)."""
-        X, labels = self._checked(X, y)
+        X, labels = self._check_data(X, y)
         shown = self.classes_[1:] if len(self.classes_) == 2 else self.classes_
         targets = np.stack([self.classes_[labels] == name for name in shown])
         kernel = _covariance(self.kernel, self.lengthscale, X)
@@ -84,13 +90,13 @@ class KernelGLMClassifier(AbstractClassifier):
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """The canonical parameter η of each class (samples, classes), of the second one (samples) if there are two."""
+        """Return the canonical parameter η of each class (samples, classes), of two classes the second's (samples)."""
         check_is_fitted(self)
         eta = self.model_.canonical(_tensor(validate_data(self, X, dtype=np.float64, reset=False))).numpy()
         return eta[0] if len(self.classes_) == 2 else eta.T
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """The probability of each class, (samples, classes); of many, those of one against the rest, normalised."""
+        """Return the probability of each class, (samples, classes); for many, one against the rest, normalised."""
         eta = torch.as_tensor(self.decision_function(X))
         if len(self.classes_) == 2:
             return torch.stack([(-eta).sigmoid(), eta.sigmoid()], dim=1).numpy()
@@ -121,7 +127,7 @@ class KernelGLMRegressor(RegressorMixin, BaseEstimator):
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The mean response of each sample; with `return_std`, also the deviation of f, in canonical coordinates."""
+        """Return the mean response of each sample; with `return_std` also the deviation of f (canonical)."""
         check_is_fitted(self)
         points = _tensor(validate_data(self, X, dtype=np.float64, reset=False))
         mean = self.model_.predict(points).numpy()
@@ -148,7 +154,7 @@ class EquilibriumClassifier(AbstractClassifier):
 
     def fit(self, X: Any, y: Any) -> Self:
         """Fit to X (samples, features) and labels y (samples)."""
-        X, labels = self._checked(X, y)
+        X, labels = self._check_data(X, y)
         check_whole("epochs", self.epochs)
         check_whole("batch_size", self.batch_size)
         self.scaler_ = StandardScaler().fit(X)
@@ -176,14 +182,14 @@ class EquilibriumClassifier(AbstractClassifier):
 
     @torch.no_grad()
     def decision_function(self, X: Any) -> np.ndarray:
-        """The logits (samples, classes); with two classes the log-odds of the second (samples)."""
+        """Return the logits (samples, classes); with two classes the log-odds of the second (samples)."""
         check_is_fitted(self)
         x = _tensor(self.scaler_.transform(validate_data(self, X, dtype=np.float64, reset=False)))
         logits = self.head_(self.layer_(x).value).numpy()
         return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """The probability of each class, (samples, classes)."""
+        """Return the probability of each class, (samples, classes)."""
         logits = torch.as_tensor(self.decision_function(X))
         if len(self.classes_) == 2:
             logits = torch.stack([torch.zeros_like(logits), logits], dim=1)

@@ -176,3 +176,43 @@ def test_the_library_imports_torch_numpy_and_safetensors_only():
                 names = [node.module or ""]
             outside = {name.split(".")[0] for name in names} - allowed
             assert outside <= ({"sklearn"} if layer(path) == "sklearn" else set()), f"{path} imports {outside}"
+
+
+LIBRARY_ALONE = """
+import sys
+
+for name in ("jinja2", "matplotlib", "PIL", "rich", "scipy", "sklearn", "tensorboard", "typer"):
+    sys.modules[name] = None  # to import it is a ModuleNotFoundError
+
+import kerneq as kq, torch
+
+cell = kq.cells.ConvCell(kq.kernels.Gaussian(), inputs=2, state=4, features=8)
+kq.Equilibrium(cell)(torch.randn(2, 2, 4, 4)).value.sum().backward()
+X, Y = torch.linspace(0, 1, 5), torch.ones(5)
+glm = kq.kglm.KernelGLM(kq.kglm.Matern(), kq.kglm.Gaussian(), lam=1.0).fit(X, Y)
+assert glm.predict(X).shape == glm.as_equilibrium()(Y[None])[0].shape
+kq.models.build("geq-tiny", classes=10)
+for name in ("data", "evaluate", "predict", "sklearn"):
+    try:
+        getattr(kq, name)
+    except ModuleNotFoundError as error:
+        print(error)
+"""
+
+
+def test_the_library_works_without_the_laboratory_whose_names_say_what_to_install():
+    """The packages of `kerneq[lab]` cannot be imported here."""
+    done = subprocess.run([sys.executable, "-c", LIBRARY_ALONE], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    sentences = done.stdout.splitlines()
+    assert len(sentences) == 4
+    assert all("which needs" in line and "`pip install 'kerneq[lab]'`" in line for line in sentences[:3])
+    assert sentences[3] == "`kerneq.sklearn` needs scikit-learn: install it by `pip install scikit-learn`."
+
+
+@pytest.mark.parametrize("module", ["kerneq.cli", "kerneq.__main__"])
+def test_the_program_without_the_laboratory_says_what_to_install(module):
+    code = f"import importlib.util; from {module} import main; importlib.util.find_spec = lambda name: None; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("The program kerneq needs ") and done.stderr.count("\n") == 1

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kerneq.gradients import Implicit
-from kerneq.kglm import DeclarativeNetwork, DeclarativeNode, Gaussian, SquaredExponential, initialise, pixels
+from kerneq.kglm import DeclarativeNode, Gaussian, SquaredExponential, initialise, pixels
 from kerneq.kglm.declarative import dual
 from kerneq.kglm.glm import newton
 from kerneq.settings import ConfigError, setting
@@ -158,16 +158,17 @@ def run(settings: Inpaint, job: Job) -> Result:
     outputs["ddn"] = head(outputs["kglm"]).detach()
     job.report(0.4, f"F_γ trained: {_error(outputs['ddn'], test):.5f}")
 
-    network = DeclarativeNetwork(_node(settings, device), _head(settings, test, device)).to(device)
-    descend(lambda part: network(part.X, part.Y, part.X2), network.parameters(), train, settings)
-    outputs["kernel"] = _chunks(network, test, settings.batch)
+    learnt, head = _node(settings, device), _head(settings, test, device)
+    parameters = [*learnt.parameters(), *head.parameters()]
+    descend(lambda part: head(learnt(part.X, part.Y, part.X2)), parameters, train, settings)
+    outputs["kernel"] = head(_chunks(learnt, test, settings.batch)).detach()
     job.report(0.6, f"kernel trained: {_error(outputs['kernel'], test):.5f}")
 
     if settings.free and not settings.moving:  # (3) has one set of weights, so one set of coordinates
         for name, start in (("deq", None), ("random", "random")):
             outputs[name] = _free(settings, node, start, train, test)
             job.report(0.8, f"all weights trained, {NAMES[name]}: {_error(outputs[name], test):.5f}")
-    kernel = network.node.trained[0]
+    kernel = learnt.trained[0]
     assert isinstance(kernel, Smooth)
     shown = {name: test.filled(values)[:6].tolist() for name, values in {"target": test.Y2, **outputs}.items()}
     return {
@@ -199,10 +200,10 @@ def _head(settings: Inpaint, data: Quartets, device: torch.device) -> Head:
 
 
 @torch.no_grad()
-def _chunks(network: nn.Module, data: Quartets, size: int) -> Tensor:
-    """The network's output for all pictures, some at a time."""
+def _chunks(node: DeclarativeNode, data: Quartets, size: int) -> Tensor:
+    """The node's output for all pictures, some at a time."""
     parts = torch.arange(len(data.Y), device=data.Y.device).split(size)
-    return torch.cat([network(part.X, part.Y, part.X2) for part in map(data.rows, parts)])
+    return torch.cat([node(part.X, part.Y, part.X2) for part in map(data.rows, parts)])
 
 
 @torch.no_grad()

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 import kerneq
 from kerneq.conjugate_gradient import conjugate_gradient as solve_positive
 from kerneq.kglm import Bernoulli, SquaredExponential, White, certify
-from kerneq.kglm.equilibrium import uniform
 from kerneq.kglm.glm import LinearSolver, Problem, cholesky, newton
+from kerneq.kglm.initialisation import uniform
 from kerneq.maps import Function
 from kerneq.settings import setting
 from kerneq.solvers import Picard

@@ -16,7 +16,7 @@ from common import COLOURS, Experiment, Figures, Job, Record, Result, main, subp
 from mnist import Mnist, binarised, corrupt, kernel_matrix
 from torch import Tensor
 
-from kerneq.kglm.equilibrium import uniform
+from kerneq.kglm.initialisation import uniform
 from kerneq.lab.training.loop import GraphedStep
 from kerneq.settings import setting
 

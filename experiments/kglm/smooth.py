@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from kerneq.kglm import AbstractCovariance, Periodic, SquaredExponential, spectral_norm
-from kerneq.kglm.equilibrium import uniform
+from kerneq.kglm.initialisation import uniform
 from kerneq.settings import setting
 
 SCHEMES = ("informed", "naive", "random")

@@ -1,11 +1,8 @@
 """Kernel GLMs, their equilibrium form, and equilibrium layers initialised as kernel GLMs (Tsuchida et al., 2022)."""
 
-from . import propositions as propositions
-from .declarative import DeclarativeNetwork as DeclarativeNetwork
 from .declarative import DeclarativeNode as DeclarativeNode
 from .equilibrium import GLMCell as GLMCell
 from .equilibrium import KernelEquilibrium as KernelEquilibrium
-from .equilibrium import initialise as initialise
 from .families import AbstractFamily as AbstractFamily
 from .families import Bernoulli as Bernoulli
 from .families import Binomial as Binomial
@@ -23,6 +20,7 @@ from .glm import Posterior as Posterior
 from .guarantee import Guarantee as Guarantee
 from .guarantee import certify as certify
 from .guarantee import spectral_norm as spectral_norm
+from .initialisation import initialise as initialise
 from .kernels import AbstractCovariance as AbstractCovariance
 from .kernels import Constant as Constant
 from .kernels import DotProduct as DotProduct
@@ -33,3 +31,8 @@ from .kernels import Truncated as Truncated
 from .kernels import White as White
 from .kernels import as_kernel as as_kernel
 from .kernels import pixels as pixels
+
+
+def __dir__() -> list[str]:
+    """List the public names, which are those imported above."""
+    return [name for name, value in globals().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]

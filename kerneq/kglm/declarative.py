@@ -1,12 +1,13 @@
-"""Deep declarative networks whose node is a kernel GLM: problems (6) and (9) of the paper, and their gradients.
+"""Deep declarative networks whose node is a kernel GLM: kGLM's problems (6) and (9), and their gradients.
 
 (6)  min over γ  Σₛ L(Ỹₛ, F_γ(fₛ*))  subject to  αₛ* = argmin J(α; Xₛ, Yₛ),  fₛ* = k(X̃ₛ, Xₛ)αₛ* + m
 (9)  the same, subject to  zₛ* = σ(W₁ₛzₛ* + W₂ₛTₛ + W₃ₛρ(zₛ*) + m),  fₛ* = V₁ₛ(zₛ* + ρ(zₛ*)) + V₂ₛTₛ + m
 
-J is `Problem.objective`, F_γ any network (γ are its parameters); W₁ₛ = W₃ₛ = −W₂ₛ = −k(Xₛ, Xₛ)/λ and
-V₂ₛ = −V₁ₛ = k(X̃ₛ, Xₛ)/λ (Corollary 5). The two constraints are one: the equilibrium is where the dual of J is largest
-(`dual`), for every semi-definite K and every λ > 0. Shared coordinates make W and V shared too (Corollary 6); to let
-those go, as parameters of the `KernelEquilibrium` that `DeclarativeNode.layer` gives, is the start of problem (3).
+J is `Problem.objective`, fₛ* is `DeclarativeNode`'s output, and F_γ any network, γ its parameters: the objective of
+both is loss(head(node(X, Y, X2)), Y2). W₁ₛ = W₃ₛ = −W₂ₛ = −k(Xₛ, Xₛ)/λ and V₂ₛ = −V₁ₛ = k(X̃ₛ, Xₛ)/λ (Corollary 5).
+The two constraints are one: the equilibrium is where the dual of J is largest (`dual`), for every semi-definite K and
+every λ > 0. Shared coordinates make W and V shared too (Corollary 6); to train those, as parameters of the
+`KernelEquilibrium` that `DeclarativeNode.layer` gives, is problem (3).
 """
 
 import dataclasses
@@ -23,12 +24,11 @@ from .glm import KernelGLM, Problem, newton, newton_step
 from .kernels import coordinates
 
 Constraint = Literal["minimum", "equilibrium"]  # of (6), of (9)
-Loss = Callable[[Tensor, Tensor], Tensor]
 ONCE = 'The minimum is differentiated once only: use `constraint="equilibrium"` for second derivatives.'
 
 
 def minimise(problem: Problem) -> Tensor:
-    """α* = argmin J, (batch, n), by Newton's method, with gradients to K, T and the offset m.
+    """Return α* = argmin J, (batch, n), by Newton's method, with gradients to K, T and the offset m.
 
     A declarative node has Dα* = −H⁻¹B, H = ∂²J/∂α², B = ∂²J/∂α∂θ (Gould et al., 2021). As ∂J/∂α = −Kr and r = 0 at α*,
     H = K(λI + DK) and B = −K ∂r/∂θ: K cancels, and Dα* = (λI + DK)⁻¹ ∂r/∂θ, which needs no inverse of K. It is the
@@ -36,7 +36,7 @@ def minimise(problem: Problem) -> Tensor:
     """
     fixed = dataclasses.replace(problem, K=problem.K.detach())
     with torch.no_grad():
-        fit = newton(fixed).checked()
+        fit = newton(fixed).warn_if_unsolved()
     residual = problem.residual(fit.alpha, problem.canonical(fit.alpha))
     alpha = fit.alpha + newton_step(fixed, fit.eta, residual)
     if alpha.requires_grad:  # the hook holds the residual, not alpha, which would hold itself
@@ -45,7 +45,7 @@ def minimise(problem: Problem) -> Tensor:
 
 
 def dual(problem: Problem, eta: Tensor) -> Tensor:
-    """The dual of J at z = g(η), g = A′ + Q′, per sample: −1ᵀ(A + Q)*(z) − (T − z)ᵀK(T − z)/2λ − mᵀ(T − z).
+    """Return the dual of J at z = g(η), g = A′ + Q′, per sample: −1ᵀ(A + Q)*(z) − (T − z)ᵀK(T − z)/2λ − mᵀ(T − z).
 
     J(α) ≥ dual(η) for all α and η, with equality at the solution only. Its gradient in z is (K/λ)(T − z) + m − η: z*
     maximises it exactly if it is the equilibrium. So a solve knows its error, ½λ‖α − α*‖²_K ≤ J(α) − dual(η).
@@ -86,7 +86,7 @@ class DeclarativeNode(nn.Module):
         self.constraint = constraint
 
     def forward(self, X: Tensor, Y: Tensor, X2: Tensor) -> Tensor:
-        """f*, the canonical prediction at X2."""
+        """Return f*, the canonical prediction at X2."""
         X, X2 = (points if points.ndim == 3 else coordinates(points) for points in (X, X2))
         batches = X.ndim == 3
         if X.ndim != X2.ndim or X.shape[-1] != X2.shape[-1] or (batches and not len(X) == len(X2) == len(Y)):
@@ -103,12 +103,12 @@ class DeclarativeNode(nn.Module):
         return torch.cat([self._equilibrium(x, y[None], x2) for x, y, x2 in zip(X, Y, X2, strict=True)])
 
     def layer(self, X: Tensor, X2: Tensor) -> KernelEquilibrium:
-        """The equilibrium model for shared coordinates with its weights set free: from here (3) starts."""
+        """Return the equilibrium model for shared coordinates with its weights set free: from here (3) starts."""
         X = coordinates(X)
         return self.glm.layer(X, coordinates(X2, like=X))
 
     def _equilibrium(self, X: Tensor, Y: Tensor, X2: Tensor) -> Tensor:
-        """f* by the equilibrium whose weights are functions of the coordinates, not parameters."""
+        """Return f* by the equilibrium whose weights are functions of the coordinates, not parameters."""
         layer = self.glm.layer(X.detach(), X2.detach())
         W, V = self.glm.kernel(X, X) / self.glm.lam, self.glm.kernel(X2, X) / self.glm.lam
         weights = {f"layer.cell.{name}": weight for name, weight in (("W1", -W), ("W2", W), ("W3", -W))}
@@ -116,27 +116,3 @@ class DeclarativeNode(nn.Module):
         present = {name: weights[name] for name, _ in layer.named_parameters()}
         canonical: Tensor = torch.func.functional_call(layer, present, (Y.to(X.dtype),))
         return canonical
-
-
-@final
-class DeclarativeNetwork(nn.Module):
-    """F_γ ∘ node: a network that solves a kernel GLM per data set and predicts from its solution.
-
-    >>> node = DeclarativeNode(SquaredExponential(2.0), Gaussian(), lam=0.1)
-    >>> net = DeclarativeNetwork(node, nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16)))
-    >>> net.objective(X, Y, X2, Y2, nn.functional.mse_loss).backward()
-    """
-
-    def __init__(self, node: DeclarativeNode, head: nn.Module) -> None:
-        """`head` is F_γ, applied to f* (batch, m)."""
-        super().__init__()
-        self.node, self.head = node, head
-
-    def forward(self, X: Tensor, Y: Tensor, X2: Tensor) -> Tensor:
-        """F_γ(f*), whatever shape the head gives it."""
-        prediction: Tensor = self.head(self.node(X, Y, X2))
-        return prediction
-
-    def objective(self, X: Tensor, Y: Tensor, X2: Tensor, Y2: Tensor, loss: Loss) -> Tensor:
-        """The objective of (6) and (9) over one batch of quartets: `loss` takes predictions and targets Y2."""
-        return loss(self(X, Y, X2), Y2)

@@ -1,4 +1,4 @@
-"""Exponential families p(y | η) = h(y) exp(η T(y) − A(η)), and the prior factors made of them."""
+"""Exponential families p(y | η) = h(y) exp(η T(y) − A(η)), kGLM's (10), and the prior factors q of (4) made of them."""
 
 import abc
 import dataclasses
@@ -22,46 +22,31 @@ class AbstractFamily(abc.ABC):
 
     @abc.abstractmethod
     def log_partition(self, eta: Tensor) -> Tensor:
-        """A(η)."""
+        """Return A(η)."""
 
     def mean(self, eta: Tensor) -> Tensor:
-        """σ(η) = A′(η), the expectation of T."""
+        """Return σ(η) = A′(η), the expectation of T."""
         return torch.func.grad(lambda e: self.log_partition(e).sum())(eta)
 
     def response(self, eta: Tensor) -> Tensor:
-        """The expectation of y itself, in the units of the targets: σ(η) where T(y) = y."""
+        """Return the expectation of y itself, in the units of the targets: σ(η) where T(y) = y."""
         return self.mean(eta)
 
     def variance(self, eta: Tensor) -> Tensor:
-        """A″(η), the variance of T."""
+        """Return A″(η), the variance of T."""
         second = torch.func.grad(lambda e: self.mean(e).sum())(eta)
         return second.clamp(min=0)  # A is convex: less than 0 is rounding
 
     def variance_range(self, below: float = math.inf) -> tuple[float, float]:
-        """The infimum and the supremum of A″ on (−∞, below]; the supremum may be infinite."""
+        """Return the infimum and the supremum of A″ on (−∞, below]; the supremum may be infinite."""
         return 0.0, math.inf
 
     def statistic(self, y: Tensor) -> Tensor:
-        """T(y); a ValueError where y is outside the support."""
+        """Return T(y); a ValueError where y is outside the support."""
         return y
 
-    def canonical(self, mean: Tensor) -> Tensor:
-        """The link (A′)⁻¹ by bisection; a ValueError where no η has that mean."""
-        low, high = torch.full_like(mean, -1.0), torch.full_like(mean, 1.0)
-        for _ in range(60):  # 2⁶⁰: beyond it a mean that has not been crossed never will
-            low = torch.where(self.mean(low) > mean, 2 * low, low)
-            high = torch.where(self.mean(high) < mean, 2 * high, high)
-        for _ in range(120):
-            eta = 0.5 * (low + high)
-            above = self.mean(eta) > mean
-            low, high = torch.where(above, low, eta), torch.where(above, eta, high)
-        missed = (self.mean(eta) - mean).abs() > torch.finfo(mean.dtype).eps ** 0.5 * (1 + mean.abs())
-        if bool(missed.any()):
-            raise ValueError(f"{self!r} has no canonical parameter of mean {mean[missed].flatten()[0].item():g}.")
-        return eta
-
-    def _checked(self, y: Tensor, inside: Tensor, support: str) -> Tensor:
-        """y itself, or an error that names the first value outside the support."""
+    def _check(self, y: Tensor, inside: Tensor, support: str) -> Tensor:
+        """Return y; raise an error that names the first value outside the support."""
         if not bool(inside.all()):
             outside = y[~inside].flatten()[0].item()
             raise ValueError(f"{type(self).__name__} targets must be {support}, got {outside:g}.")
@@ -136,7 +121,7 @@ class Binomial(AbstractFamily):
 
     def statistic(self, y: Tensor) -> Tensor:
         inside = (y >= 0) & (y <= self.trials) & (y == y.round())
-        return self._checked(y, inside, f"whole numbers from 0 to {self.trials}")
+        return self._check(y, inside, f"whole numbers from 0 to {self.trials}")
 
 
 def Bernoulli() -> Binomial:
@@ -158,13 +143,13 @@ class Poisson(AbstractFamily):
         return 0.0, math.exp(below) if below < 700 else math.inf
 
     def statistic(self, y: Tensor) -> Tensor:
-        return self._checked(y, (y >= 0) & (y == y.round()), "whole numbers from 0")
+        return self._check(y, (y >= 0) & (y == y.round()), "whole numbers from 0")
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Ising(AbstractFamily):
-    """Spins y = ±1 without interaction, at temperature t: A = log 2cosh(η/t), T = y/t, σ = tanh(η/t)/t."""
+    """Spins y = ±1 without interaction (12), at temperature t: A = log 2cosh(η/t), T = y/t, σ = tanh(η/t)/t (14)."""
 
     temperature: float = 1.0  # t
 
@@ -185,7 +170,7 @@ class Ising(AbstractFamily):
         return 0.0, 1 / self.temperature**2
 
     def statistic(self, y: Tensor) -> Tensor:
-        return self._checked(y, y.abs() == 1, "−1 or 1") / self.temperature
+        return self._check(y, y.abs() == 1, "−1 or 1") / self.temperature
 
 
 @final
@@ -220,12 +205,12 @@ class Rectified(AbstractFamily):
 
     def statistic(self, y: Tensor) -> Tensor:
         if self.slope == 0:
-            return self._checked(y, y >= 0, "at least 0")
-        return self._checked(y, y.isfinite(), "finite")
+            return self._check(y, y >= 0, "at least 0")
+        return self._check(y, y.isfinite(), "finite")
 
 
 def _half_gaussian(u: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of a half-Gaussian tilted by u: m = u + h and 1 − hm, h = φ(u)/Φ(u).
+    """Return mean and variance of a half-Gaussian tilted by u: m = u + h and 1 − hm, h = φ(u)/Φ(u).
 
     Far to the left both are small differences of large numbers; there their series in 1/u² takes over.
     """
@@ -283,19 +268,19 @@ class Prior:
         return self.weight == 0
 
     def penalty(self, eta: Tensor) -> Tensor:
-        """Q(η)."""
+        """Return Q(η)."""
         return self.weight * self.family.log_partition(eta)
 
     def slope(self, eta: Tensor) -> Tensor:
-        """Q′(η)."""
+        """Return Q′(η)."""
         return self.weight * self.family.mean(eta)
 
     def curvature(self, eta: Tensor) -> Tensor:
-        """Q″(η)."""
+        """Return Q″(η)."""
         return self.weight * self.family.variance(eta)
 
     def max_curvature(self) -> float:
-        """sup Q″."""
+        """Return sup Q″."""
         return 0.0 if self.flat else self.weight * self.family.variance_range()[1]
 
 

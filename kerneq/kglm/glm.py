@@ -1,8 +1,8 @@
 """The kernel GLM: an exponential family whose canonical parameter is a function in a kernel's space.
 
-`Problem` is what is minimised, for one kernel matrix and a batch of targets, and `newton` minimises it:
+`Problem` is what is minimised, kGLM's (5), for one kernel matrix and a batch of targets, and `newton` minimises it:
 
-min over α   J(α) = 1ᵀ(A + Q)(η) − ηᵀT + ½λ αᵀKα,      η = Kα + m
+(5)  min over α   J(α) = 1ᵀ(A + Q)(η) − ηᵀT + ½λ αᵀKα,      η = Kα + m
 
 A is the family's log-partition, Q = −log q the prior factor's penalty, m the offset, T the sufficient statistics.
 `KernelGLM` is the model: fit, prediction, posterior, evidence, and the equilibrium layer that is the same function.
@@ -37,31 +37,31 @@ class Problem:
     offset: Tensor | float = 0.0  # m at the coordinates, (n,) or (batch, n)
 
     def times(self, v: Tensor) -> Tensor:
-        """Kv, (batch, n); K is symmetric."""
+        """Return Kv, (batch, n); K is symmetric."""
         return v @ self.K if self.K.ndim == 2 else (v[:, None, :] @ self.K)[:, 0, :]
 
     def canonical(self, alpha: Tensor) -> Tensor:
-        """η = Kα + m."""
+        """Return η = Kα + m."""
         return self.times(alpha) + self.offset
 
     def objective(self, alpha: Tensor, eta: Tensor) -> Tensor:
-        """J per sample; +∞ where it overflows, so that a line search turns back."""
+        """Return J(α) per sample (5); +∞ where it overflows, so that a line search turns back."""
         loss = self.family.log_partition(eta) + self.prior.penalty(eta) - eta * self.t
         value = (loss + 0.5 * self.lam * alpha * (eta - self.offset)).sum(-1)
         return torch.nan_to_num(value, nan=torch.inf, posinf=torch.inf)
 
     def rounding(self, alpha: Tensor, eta: Tensor) -> Tensor:
-        """How much of J is rounding, per sample: two values closer than this are the same value."""
+        """Return how much of J is rounding, per sample: two values closer than this are the same value."""
         size = self.family.log_partition(eta).abs() + self.prior.penalty(eta).abs() + (eta * self.t).abs()
         size = size + self.lam * (alpha * eta).abs()
         return 4 * torch.finfo(eta.dtype).eps * size.sum(-1)
 
     def residual(self, alpha: Tensor, eta: Tensor) -> Tensor:
-        """r = T − A′(η) − Q′(η) − λα; the gradient of J is −Kr, and r = 0 is the equilibrium."""
+        """Return r = T − A′(η) − Q′(η) − λα; the gradient of J is −Kr, and r = 0 is the equilibrium."""
         return self.t - self.family.mean(eta) - self.prior.slope(eta) - self.lam * alpha
 
     def weights(self, eta: Tensor) -> Tensor:
-        """D = A″ + Q″, the diagonal of the Hessian in η."""
+        """Return D = A″ + Q″, the diagonal of the Hessian in η."""
         return self.family.variance(eta) + self.prior.curvature(eta)
 
 
@@ -70,7 +70,7 @@ LinearSolver = Callable[[Tensor, Tensor, float, Tensor], Tensor]
 
 
 def scaled_factor(K: Tensor, s: Tensor, lam: float) -> Tensor:
-    """The Cholesky factors of λI + S K S, S = diag(s), (batch, n, n); an error where one is not definite."""
+    """Return the Cholesky factors of λI + S K S, S = diag(s), (batch, n, n); an error where one is not definite."""
     matrix = s[:, :, None] * K * s[:, None, :]
     matrix.diagonal(dim1=-2, dim2=-1).add_(lam)
     factor, info = torch.linalg.cholesky_ex(matrix)
@@ -83,9 +83,9 @@ def scaled_factor(K: Tensor, s: Tensor, lam: float) -> Tensor:
 
 
 def cholesky(K: Tensor, s: Tensor, lam: float, b: Tensor) -> Tensor:
-    """The exact `LinearSolver`: n³/3 operations and n² numbers per sample. The choice for a few samples.
+    """Solve (λI + S K S) x = b exactly, a `LinearSolver`: n³/3 operations and n² numbers per sample.
 
-    Or for the Gaussian family, whose A″ is a constant: samples that share K then share one matrix.
+    For few samples, or the Gaussian family, whose A″ is a constant: samples that share K then share one matrix.
     """
     if K.ndim == 2 and bool((s == s[:1]).all()):
         return torch.cholesky_solve(b.mT, scaled_factor(K, s[:1], lam)[0]).mT
@@ -93,7 +93,7 @@ def cholesky(K: Tensor, s: Tensor, lam: float, b: Tensor) -> Tensor:
 
 
 def newton_step(problem: Problem, eta: Tensor, residual: Tensor, linear_solver: LinearSolver = cholesky) -> Tensor:
-    """p = (λI + DK)⁻¹ r = (r − S(λI + SKS)⁻¹S K r)/λ, D = S² the weights at η: no inverse of K is needed."""
+    """Return p = (λI + DK)⁻¹ r = (r − S(λI + SKS)⁻¹S K r)/λ, D = S² the weights at η: no inverse of K is needed."""
     s = problem.weights(eta).sqrt()
     return (residual - s * linear_solver(problem.K, s, problem.lam, s * problem.times(residual))) / problem.lam
 
@@ -110,8 +110,8 @@ class Fit:
     steps: int
     objective: Tensor  # (steps + 1, batch), J before every step and at the end
 
-    def checked(self) -> Self:
-        """Itself; a warning to the caller's caller where a sample is far from solved, which rounding alone is not."""
+    def warn_if_unsolved(self) -> Self:
+        """Return the fit; warn the caller's caller if a sample is farther from solved than rounding explains."""
         if not bool((self.residual <= torch.finfo(self.alpha.dtype).eps ** 0.5).all()):
             stopped = f"worst residual {self.residual.max().item():.1e} after {self.steps} steps"
             advice = "Raise `lam`, or choose a positive semi-definite kernel if it is not one."
@@ -122,7 +122,7 @@ class Fit:
 def newton(
     problem: Problem, *, linear_solver: LinearSolver = cholesky, tol: float = 1e-12, max_steps: int = 100
 ) -> Fit:
-    """Minimise J from α = 0 until ‖r‖ ≤ tol·max(‖T‖, 1) or rounding stops the descent; the same as IRWLS.
+    """Minimise J from α = 0 by IRWLS (12), damped, until ‖r‖ ≤ tol·max(‖T‖, 1) or rounding stops the descent.
 
     The step, `newton_step`, is halved, per sample, until J falls by a quarter of what its slope promises: J is convex,
     so Newton's method then converges from anywhere.
@@ -155,7 +155,7 @@ def newton(
 def _line_search(
     problem: Problem, alpha: Tensor, eta: Tensor, value: Tensor, p: Tensor, residual: Tensor, active: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The longest step of 1, ½, ¼ … along p whose objective falls enough, per sample; none where none does."""
+    """Return the longest step of 1, ½, ¼ … along p whose objective falls enough, per sample; none where none does."""
     Kp = problem.times(p)
     slope = -(residual * Kp).sum(-1)  # of J along p, never positive
     length = active.to(alpha.dtype)
@@ -195,7 +195,7 @@ class Posterior:
         return self.family.response(self.mode)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """The central interval of the mean response, which is monotone in f: it carries quantiles over exactly."""
+        """Return the central interval of the mean response; as that is monotone in f, quantiles carry over exactly."""
         if not 0 < level < 1:
             raise ValueError(f"`level` must lie between 0 and 1, got {level}.")
         width = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=self.mode.dtype)).item() * self.deviation
@@ -204,14 +204,14 @@ class Posterior:
 
 @final
 class KernelGLM:
-    """p(y | x) from `family` with η = f(x) + offset(x), f the most probable under q(f) exp(−λ‖f‖²_k/2).
+    """p(y | x) from `family` with η = f(x) + offset(x), f the most probable under the prior (4), q(f) exp(−λ‖f‖²_k/2).
 
     >>> glm = KernelGLM(SquaredExponential(0.5), Bernoulli(), lam=0.1).fit(X, Y)
     >>> glm.predict(X2)                       # the mean response at X2
     >>> layer = glm.as_equilibrium(X2)        # the same function of Y, as an equilibrium model
 
-    X is (n,) or (n, d). Y may be (n,) or (batch, n): many data sets on the same coordinates, fitted together. The
-    kernel may be one of ours, of scikit-learn or of GPyTorch, or any function k(X, X2).
+    The offset is that of Appendix H. X is (n,) or (n, d). Y may be (n,) or (batch, n): many data sets on the same
+    coordinates, fitted together. The kernel may be one of ours, of scikit-learn or of GPyTorch, or any k(X, X2).
     """
 
     def __init__(
@@ -234,19 +234,19 @@ class KernelGLM:
     def fit(
         self, X: Tensor, Y: Tensor, *, linear_solver: LinearSolver = cholesky, tol: float = 1e-12, max_steps: int = 100
     ) -> Self:
-        """Newton's method from f = 0; refuses targets outside the family's support and indefinite kernels.
+        """Fit by Newton's method from f = 0; refuse targets outside the family's support and indefinite kernels.
 
         Where it stops before the minimum, as it may with an indefinite kernel or a λ of next to nothing, it warns.
         """
         # copies: what is predicted later is about these numbers, whatever becomes of the caller's
         X, Y, single = coordinates(X).clone(), Y.clone(), Y.ndim == 1
         problem = self.pose(X, Y[None] if single else Y)
-        fit = newton(problem, linear_solver=linear_solver, tol=tol, max_steps=max_steps).checked()
+        fit = newton(problem, linear_solver=linear_solver, tol=tol, max_steps=max_steps).warn_if_unsolved()
         self._state = X, problem, fit, single
         return self
 
     def pose(self, X: Tensor, Y: Tensor) -> Problem:
-        """The inner problem of targets Y (batch, n) at X, (n, d) or, one for each, (batch, n, d); with gradients."""
+        """Return the inner problem of targets Y (batch, n) at X, (n, d) or (batch, n, d), with gradients."""
         if Y.ndim != 2 or Y.shape[1] != X.shape[-2]:
             raise ValueError(f"Targets must be (n,) or (batch, n) with n = {X.shape[-2]}, got {tuple(Y.shape)}.")
         t = self.family.statistic(Y.to(X.dtype))
@@ -264,7 +264,7 @@ class KernelGLM:
 
     @torch.no_grad()
     def canonical(self, X2: Tensor | None = None) -> Tensor:
-        """η = k(X2, X)α + offset(X2), (m,) or (batch, m); X2 defaults to the fitted coordinates."""
+        """Return η = k(X2, X)α + offset(X2) (Theorem 7), (m,) or (batch, m); X2 defaults to the fitted coordinates."""
         X, _, fit, single = self._fitted
         eta = fit.eta
         if X2 is not None:
@@ -273,12 +273,12 @@ class KernelGLM:
         return eta[0] if single else eta
 
     def predict(self, X2: Tensor | None = None) -> Tensor:
-        """The mean response at X2, (m,) or (batch, m): the expectation of y, A′(η) where T(y) = y."""
+        """Return the mean response at X2, (m,) or (batch, m): the expectation of y, A′(η) where T(y) = y."""
         return self.family.response(self.canonical(X2))
 
     @torch.no_grad()
     def posterior(self, X2: Tensor) -> Posterior:
-        """Laplace's approximation of f(X2): covariance (k(X2,X2) − k(X2,X) S(λI + SKS)⁻¹S k(X,X2)) / λ."""
+        """Return Laplace's approximation of f(X2), of covariance (k(X2,X2) − k(X2,X) S(λI + SKS)⁻¹S k(X,X2))/λ."""
         X, problem, fit, single = self._fitted
         X2 = coordinates(X2, like=X)
         s = problem.weights(fit.eta).sqrt()
@@ -289,7 +289,7 @@ class KernelGLM:
 
     @torch.no_grad()
     def log_evidence(self) -> Tensor:
-        """log ∫ p(Y | f) p(f) df by Laplace, less Σ log h(y), per data set: to choose kernel and λ by."""
+        """Return log ∫ p(Y | f) p(f) df by Laplace, less Σ log h(y), per data set, to choose kernel and λ by."""
         _, problem, fit, single = self._fitted
         if not self.prior.flat:
             raise ValueError("The evidence needs a normalised prior: it is available for the flat factor q only.")
@@ -300,7 +300,7 @@ class KernelGLM:
 
     @torch.no_grad()
     def as_equilibrium(self, X2: Tensor | None = None, *, convolutional: bool = False) -> KernelEquilibrium:
-        """The equilibrium model Y ↦ f*(X2; X, Y) with the closed-form weights; `.guarantee` says what holds.
+        """Return the equilibrium model Y ↦ f*(X2; X, Y) (Corollary 6), whose `.guarantee` says what holds.
 
         X2 defaults to the fitted coordinates. `convolutional` needs a `Truncated` kernel on all pixels of an image.
         """
@@ -313,26 +313,36 @@ class KernelGLM:
         K = self.kernel.filters().to(X)
         size = _image_size(X, len(K))
         m = self.offset_at(X).view(len(K), *size)
-        guarantee = certify(K, self.lam, self.family, self.prior, size=size)
-        cell = GLMCell(K / self.lam, m, self.family, self.prior)
-        return KernelEquilibrium(cell, K / self.lam, m, guarantee)
+        return self._closed_form(K, K, m, m, size=size)
 
     @torch.no_grad()
     def layer(self, X: Tensor, X2: Tensor, *, drive: Tensor | None = None) -> KernelEquilibrium:
-        """`as_equilibrium` for coordinates (n, d) and (m, d), before any targets are seen; `drive`: see `certify`."""
-        K = self.kernel(X, X)
-        guarantee = certify(K, self.lam, self.family, self.prior, drive=drive)
-        cell = GLMCell(K / self.lam, self.offset_at(X), self.family, self.prior)
-        return KernelEquilibrium(cell, self.kernel(X2, X) / self.lam, self.offset_at(X2), guarantee)
+        """Return (7) and (8) of Theorem 3 for coordinates (n, d) and (m, d), any targets; `drive` as in `certify`."""
+        m, m2 = self.offset_at(X), self.offset_at(X2)
+        return self._closed_form(self.kernel(X, X), self.kernel(X2, X), m, m2, drive=drive)
+
+    def _closed_form(
+        self,
+        K: Tensor,
+        K2: Tensor,
+        m: Tensor,
+        m2: Tensor,
+        size: tuple[int, int] | None = None,
+        drive: Tensor | None = None,
+    ) -> KernelEquilibrium:
+        """Return the layer with W₁ = W₃ = −K/λ, W₂ = K/λ and V₁ = −K2/λ, V₂ = K2/λ, matrices or filters."""
+        guarantee = certify(K, self.lam, self.family, self.prior, size=size, drive=drive)
+        cell = GLMCell(K / self.lam, m, self.family, self.prior)
+        return KernelEquilibrium(cell, K2 / self.lam, m2, guarantee)
 
     def covariance(self, X: Tensor, X2: Tensor) -> Tensor:
-        """k(X, X2), (n, m); for batches of coordinates one matrix each, (batch, n, m)."""
+        """Return k(X, X2), (n, m); for batches of coordinates one matrix each, (batch, n, m)."""
         if X.ndim == X2.ndim == 2:
             return self.kernel(X, X2)
         return torch.stack([self.kernel(x, x2) for x, x2 in zip(X, X2, strict=True)])
 
     def offset_at(self, X: Tensor) -> Tensor:
-        """offset(X), (n,) or (batch, n); zero where there is none."""
+        """Return offset(X), (n,) or (batch, n); zero where there is none."""
         if self.offset is None:
             return X.new_zeros(X.shape[:-1])
         return self.offset(X.flatten(0, -2)).reshape(X.shape[:-1])
@@ -345,7 +355,7 @@ class KernelGLM:
 
 
 def _image_size(X: Tensor, channels: int) -> tuple[int, int]:
-    """Height and width of the image whose pixels, all of them and in order, are the coordinates X."""
+    """Return height and width of the image whose pixels, all of them and in order, are the coordinates X."""
     height, width = (int(X[:, axis].max().clamp(min=-1).item()) + 1 for axis in (0, 1))
     if not torch.equal(X, pixels(height, width, channels).to(X)):
         order = "in the order of `kerneq.kglm.pixels(height, width, channels)`"

@@ -1,4 +1,4 @@
-"""Spectra of kernel weights: which of the paper's assumptions hold, and what can be promised without them."""
+"""Spectra of kernel weights: whether kGLM's Assumptions 1 and 2 hold, and what is guaranteed without them."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from .families import FLAT, AbstractFamily, Prior
 @final
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
-    """What is known about z = σ(W₁z + W₂T + W₃ρ(z)); `str` says it in words.
+    """What is known about the equilibrium (7), z = σ(W₁z + W₂T + W₃ρ(z)); `str` says it in words.
 
     Beyond the paper: A′ + Q′ is monotone, so whenever K is positive semi-definite the equilibrium exists, is unique,
     and its readout is the kernel GLM's prediction. Assumption 1 is never needed (α = (T − z − ρ)/λ minimises J for
@@ -29,7 +29,7 @@ class Guarantee:
 
     @property
     def assumption1(self) -> bool:
-        """K is strictly positive definite."""
+        """Assumption 1: K is strictly positive definite."""
         return self.smallest > self.rounding
 
     @property
@@ -39,7 +39,7 @@ class Guarantee:
 
     @property
     def assumption2(self) -> bool:
-        """The map contracts, so plain iteration converges to its only fixed point."""
+        """Assumption 2: the map contracts (Proposition 4), so plain iteration converges to its only fixed point."""
         return self.contraction < 1
 
     @property
@@ -51,31 +51,31 @@ class Guarantee:
         return 2 / (2 + self.lipschitz)
 
     def __str__(self) -> str:
-        least, number = f"(least eigenvalue {self.smallest:.1e})", f"{self.contraction:.3g}"
         if self.assumption1:
-            words = f"Assumption 1 holds: K is positive definite {least}."
+            first = f"Assumption 1 holds: K is positive definite (least eigenvalue {self.smallest:.1e})."
         elif self.semidefinite:
-            words = "Assumption 1 fails: K is singular to rounding. It is not needed: the readout is the same "
-            words += "for every minimiser."
+            first = "Assumption 1 fails: K is singular to rounding. It is not needed: the readout is the same "
+            first += "for every minimiser."
         else:
-            words = f"K is not positive semi-definite {least}: no convex kernel GLM belongs to this layer; "
-            words += "an equilibrium is a stationary point of J at best."
+            first = f"K is not positive semi-definite (least eigenvalue {self.smallest:.1e}): no convex kernel GLM "
+            first += "belongs to this layer; an equilibrium is a stationary point of J at best."
+        last = " The layer and the kernel GLM are the same function of the targets (Corollary 6)."
+        return first + self._solving() + (last if self.semidefinite else "")
+
+    def _solving(self) -> str:
+        """Return what `str` says about Assumption 2 and the solver."""
         if self.assumption2:
-            words += f" Assumption 2 holds: the map contracts by {number}, so plain iteration finds the only "
-            words += "equilibrium (Proposition 4)."
-            if not self.bounded:
-                words += " That is for the targets given: A″ has no bound, so the layer uses damped Newton."
-        elif not self.semidefinite:
-            words += f" Assumption 2 fails (its number is {number}): nothing is known about uniqueness."
-        else:
-            way = f"relaxed iteration in canonical coordinates with step {self.relaxation:.2g} finds it"
-            if not self.bounded:
-                way = "A″ has no bound, so no step serves all targets, but damped Newton finds it for every λ > 0"
-            words += f" Assumption 2 fails (its number is {number}): plain iteration may not converge. "
-            words += f"The equilibrium is unique all the same; {way}."
-        if self.semidefinite:
-            words += " The layer and the kernel GLM are the same function of the targets (Corollary 6)."
-        return words
+            words = f" Assumption 2 holds: the map contracts by {self.contraction:.3g}, so plain iteration finds the "
+            words += "only equilibrium (Proposition 4)."
+            targets = " That is for the targets given: A″ has no bound, so the layer uses damped Newton."
+            return words if self.bounded else words + targets
+        fails = f" Assumption 2 fails (its number is {self.contraction:.3g}): "
+        if not self.semidefinite:
+            return fails + "nothing is known about uniqueness."
+        way = f"relaxed iteration in canonical coordinates with step {self.relaxation:.2g} finds it"
+        if not self.bounded:
+            way = "A″ has no bound, so no step serves all targets, but damped Newton finds it for every λ > 0"
+        return f"{fails}plain iteration may not converge. The equilibrium is unique all the same; {way}."
 
 
 def certify(
@@ -87,9 +87,9 @@ def certify(
     size: tuple[int, int] | None = None,
     drive: Tensor | None = None,
 ) -> Guarantee:
-    """The guarantee for a kernel matrix K (n, n), or for filters (c, c, k, k) on images (h, w) of `size`, zero-padded.
+    """Check Assumption 1 and Assumption 2 for a matrix K (n, n), or filters (c, c, k, k) and images of `size` (h, w).
 
-    Filters give rigorous bounds, never exact: the zero-padded convolution is a corner of the circular one on a larger
+    Filters give rigorous bounds, never exact: the convolution, zero-padded, is a corner of the circular one on a larger
     torus, whose spectrum the FFT gives. The `drive` (K/λ)T + m helps a family whose A″ is unbounded (Poisson): if
     K ≥ 0 entrywise, σ > 0 and the prior is flat, iterates stay below its maximum, where A″ is bounded.
     """
@@ -119,7 +119,7 @@ def certify(
 
 
 def _symbol(weight: Tensor, size: tuple[int, int]) -> Tensor:
-    """The convolution's action per frequency (Sedghi et al., 2018): (…, out, in, k, k) → (…, h, w, out, in), complex.
+    """Return the convolution's action per frequency (Sedghi et al., 2018): (…, out, in, k, k) → (…, h, w, out, in).
 
     Their singular values, all frequencies together, are those of the circular convolution.
     """
@@ -129,7 +129,7 @@ def _symbol(weight: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def spectral_norm(weight: Tensor, size: tuple[int, int] | None = None) -> Tensor:
-    """‖W‖, exactly, of a matrix (m, n) or of circular convolutions (…, out, in, k, k) on images of `size`, (…)."""
+    """Return ‖W‖, exact, of a matrix (m, n) or of circular convolutions (…, out, in, k, k) on images of `size`, (…)."""
     if weight.ndim == 2:
         return torch.linalg.matrix_norm(weight, ord=2)
     if weight.ndim < 4:

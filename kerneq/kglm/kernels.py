@@ -1,4 +1,4 @@
-"""Covariance functions k(X, X2): coordinates (n, d) and (m, d) → matrix (n, m); `+` and `*` compose them.
+"""Covariance functions k(X, X2) of kernel GLMs: coordinates (n, d) and (m, d) → matrix (n, m); `+`, `*` compose them.
 
 Not the kernels of `kerneq.kernels`, which define a layer's energy: these say how f(x) and f(x2) vary together.
 """
@@ -22,7 +22,7 @@ class AbstractCovariance(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
-        """k(X, X2), (n, m)."""
+        """Return k(X, X2), (n, m)."""
 
     def __add__(self, other: "AbstractCovariance") -> "AbstractCovariance":
         return Composite(torch.add, self, other)
@@ -55,8 +55,7 @@ class Constant(AbstractCovariance):
     value: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.value >= 0:
-            raise ValueError(f"A kernel cannot be scaled by a negative number, got {self.value}.")
+        check_nonnegative("value", self.value)
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
         return X.new_full((X.shape[0], X2.shape[0]), self.value)
@@ -134,7 +133,10 @@ class Matern(AbstractCovariance):
             raise ValueError(f"`smoothness` must be 0.5, 1.5 or 2.5, got {self.smoothness}.")
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
-        r = math.sqrt(2 * self.smoothness) * _distance(X, X2) / self.lengthscale
+        squared = _squared_distance(X, X2)
+        # a root has no gradient at 0, as on the diagonal of K(X, X): there it is 0
+        distance = torch.where(squared > 0, squared, 1.0).sqrt() * (squared > 0)
+        r = math.sqrt(2 * self.smoothness) * distance / self.lengthscale
         polynomial = 1 + (self.smoothness > 1) * r + (self.smoothness > 2) * r.square() / 3
         return polynomial * (-r).exp()
 
@@ -142,13 +144,13 @@ class Matern(AbstractCovariance):
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class Truncated(AbstractCovariance):
-    """Squared exponentials of their own length per pair of channels, cut off beyond `radius` pixels (Appendix E, F).
+    """Squared exponentials of their own length per pair of channels, cut off beyond `radius` pixels, (18) and (19).
 
     k(x, x′) = w(Δ₁) w(Δ₂) exp(−‖Δ‖² / 2ℓ²_ab) for coordinates x = (row, column, channel), Δ the pixel offset, a and b
-    the channels; its matrix on all pixels of an image is a convolution. As published, w(Δ) is the indicator of
-    |Δ| ≤ r, and it is not a kernel: that indicator is not positive semi-definite (its Fourier transform is a
-    Dirichlet kernel, negative in places), nor is a matrix of ones of different lengths per pair. `definite` repairs
-    both: w = 1 − |Δ|/(r + 1), and each pair of channels a ≠ b enters as a 2 × 2 block of ones.
+    the channels; its matrix on all pixels of an image is a convolution (Corollary 11). As published (Appendix E, F),
+    w(Δ) is the indicator of |Δ| ≤ r, and k is not a kernel: that indicator is not positive semi-definite (its Fourier
+    transform is negative in places), nor is a matrix of ones of different lengths per pair. `definite` repairs both:
+    w = 1 − |Δ|/(r + 1), and each pair of channels a ≠ b enters as a 2 × 2 block of ones.
     """
 
     squared_lengthscales: Tensor  # ℓ², (…, c, c), symmetric; a batch has filters but no k(X, X2)
@@ -170,7 +172,7 @@ class Truncated(AbstractCovariance):
         return table[first, second, i, j] * inside
 
     def filters(self) -> Tensor:
-        """(…, c, c, 2r + 1, 2r + 1): C ∗ image equals k(X, X) @ image for X = `pixels(h, w, c)`."""
+        """Return (…, c, c, 2r + 1, 2r + 1): C ∗ image equals k(X, X) @ image for X = `pixels(h, w, c)`."""
         lengths = self.squared_lengthscales
         offset = torch.arange(-self.radius, self.radius + 1, dtype=lengths.dtype, device=lengths.device)
         distance = offset[:, None].square() + offset[None, :].square()
@@ -185,13 +187,13 @@ class Truncated(AbstractCovariance):
 
 
 def random_lengthscales(channels: int, generator: torch.Generator, *, batch: tuple[int, ...] = ()) -> Tensor:
-    """ℓ² ~ U(0, 4) for each unordered pair of channels, (*batch, c, c), as Appendix F draws them."""
+    """Draw ℓ² ~ U(0, 4) for each unordered pair of channels, (*batch, c, c), as Appendix F draws them."""
     draw = (torch.rand(*batch, channels, channels, generator=generator) * 4.0).clamp(min=1e-3)
     return draw.tril() + draw.tril(-1).mT
 
 
 def pixels(height: int, width: int, channels: int) -> Tensor:
-    """Coordinates (row, column, channel) in the order of `image.flatten()` for an image (c, h, w), float64."""
+    """Return the pixels of an image as coordinates (17), (row, column, channel) in the order of `image.flatten()`."""
     grid = torch.cartesian_prod(torch.arange(channels), torch.arange(height), torch.arange(width))
     return grid[:, [1, 2, 0]].double()
 
@@ -224,7 +226,7 @@ class FunctionKernel(AbstractCovariance):
 
 
 def as_kernel(kernel: Any) -> AbstractCovariance:
-    """`kernel` itself if it is ours; a kernel of scikit-learn or GPyTorch, or a function k(X, X2), adapted."""
+    """Return `kernel` itself if it is ours; a kernel of scikit-learn or GPyTorch, or a function k(X, X2), adapted."""
     if isinstance(kernel, AbstractCovariance):
         return kernel
     if callable(kernel):
@@ -233,7 +235,7 @@ def as_kernel(kernel: Any) -> AbstractCovariance:
 
 
 def coordinates(X: Tensor, like: Tensor | None = None) -> Tensor:
-    """X as a matrix (n, d) of floating-point coordinates, d and dtype as in `like`; a vector means d = 1."""
+    """Return X as a matrix (n, d) of floating-point coordinates, d and dtype as in `like`; a vector means d = 1."""
     if X.ndim not in (1, 2):
         raise ValueError(f"Coordinates must be (n,) or (n, d), got shape {tuple(X.shape)}.")
     found = X[:, None] if X.ndim == 1 else X
@@ -247,11 +249,5 @@ def coordinates(X: Tensor, like: Tensor | None = None) -> Tensor:
 
 
 def _squared_distance(X: Tensor, X2: Tensor) -> Tensor:
-    """‖xᵢ − x2ⱼ‖² from the differences themselves: exactly symmetric, exactly zero on the diagonal."""
+    """Return ‖xᵢ − x2ⱼ‖², exactly symmetric and 0 on the diagonal; `torch.cdist` can be differentiated once only."""
     return (X[:, None, :] - X2[None, :, :]).square().sum(-1)
-
-
-def _distance(X: Tensor, X2: Tensor) -> Tensor:
-    """‖xᵢ − x2ⱼ‖, with gradient 0 where it is 0, as on the diagonal of K(X, X); a root alone has none there."""
-    squared = _squared_distance(X, X2)
-    return torch.where(squared > 0, squared, 1.0).sqrt() * (squared > 0)

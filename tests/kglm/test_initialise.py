@@ -7,7 +7,7 @@ from torch import nn
 import kerneq
 from kerneq import kglm
 from kerneq.kglm import spectral_norm
-from kerneq.kglm.equilibrium import uniform
+from kerneq.kglm.initialisation import uniform
 from kerneq.kglm.kernels import random_lengthscales
 
 

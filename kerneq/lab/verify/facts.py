@@ -11,10 +11,10 @@ from ... import kglm
 from ...cells import DenseCell
 from ...kernels import AbstractKernel, AbstractRadialKernel, Cauchy, Gaussian, Linear, Multiquadric, Polynomial, Sigmoid
 from ...kernels.radial import PatchParameters, input_lipschitz
-from ...kglm import propositions as glm
 from ...maps import AbstractMap
 from ...solution import Solution, Status
 from ...solvers import InFeatures, Newton, Picard, Proximal, solve
+from . import kglm_propositions as glm
 from .verify import RESTARTS, WorstCase, ascend, drawn, equilibrium, largest, settled, times, with_norm
 
 RADIAL = (Gaussian, Multiquadric, Cauchy)
@@ -247,7 +247,7 @@ def glm4_with_prior() -> WorstCase:
     steepest = float(kglm.Bernoulli().variance(torch.zeros(()))) * (1 + q / (z * (1 - z)))
     leaky, prior, K = kglm.LeakyReLU(0.3), kglm.Normal(0.3), torch.eye(4)
     t, points = torch.randn(4), leaky.mean(3 * torch.randn(400, 4))
-    images = leaky.mean((t - points - prior.slope(leaky.canonical(points))) / 9.0)
+    images = leaky.mean((t - points - prior.slope(glm.canonical(leaky, points))) / 9.0)
     quotients = (images[:200] - images[200:]).norm(dim=1) / (points[:200] - points[200:]).norm(dim=1)
     fixed = float(quotients.max()) / glm.proposition4(K, 9.0, leaky, prior)
     return WorstCase(steepest / (0.25 + q), "Bernoulli, ρ = η/2, K/λ = 1, z = 0.01: ‖DH‖ over the printed ¾", fixed)

@@ -1,4 +1,4 @@
-"""Propositions 2, 4, 12, 13 and 14 of the paper, as functions."""
+"""kGLM's Propositions 2, 4, 12, 13 and 14 as functions: "Declarative nets that are equilibrium models"."""
 
 import dataclasses
 import math
@@ -7,9 +7,25 @@ from typing import final
 import torch
 from torch import Tensor
 
-from ..maps import Map
-from .families import FLAT, AbstractFamily, Prior
-from .guarantee import certify, spectral_norm
+from ...kglm import AbstractFamily, Prior, certify, spectral_norm
+from ...kglm.families import FLAT
+from ...maps import Map
+
+
+def canonical(family: AbstractFamily, mean: Tensor) -> Tensor:
+    """The link (A′)⁻¹ by bisection; a ValueError where no η has that mean."""
+    low, high = torch.full_like(mean, -1.0), torch.full_like(mean, 1.0)
+    for _ in range(60):  # 2⁶⁰: beyond it a mean that has not been crossed never will
+        low = torch.where(family.mean(low) > mean, 2 * low, low)
+        high = torch.where(family.mean(high) < mean, 2 * high, high)
+    for _ in range(120):
+        eta = 0.5 * (low + high)
+        above = family.mean(eta) > mean
+        low, high = torch.where(above, low, eta), torch.where(above, eta, high)
+    missed = (family.mean(eta) - mean).abs() > torch.finfo(mean.dtype).eps ** 0.5 * (1 + mean.abs())
+    if bool(missed.any()):
+        raise ValueError(f"{family!r} has no canonical parameter of mean {mean[missed].flatten()[0].item():g}.")
+    return eta
 
 
 def jacobian_norm(f: Map, z: Tensor) -> Tensor:
@@ -19,7 +35,7 @@ def jacobian_norm(f: Map, z: Tensor) -> Tensor:
 
 
 def proposition2(f: Map, z1: Tensor, z2: Tensor, points: int = 64) -> tuple[float, float]:
-    """‖H(z1) − H(z2)‖ / ‖z1 − z2‖ and the largest ‖DH‖ met on the segment between: the first is no larger.
+    """Proposition 2: ‖H(z1) − H(z2)‖ / ‖z1 − z2‖ is at most the largest ‖DH‖ on the segment between; return both.
 
     So ‖DH‖ ≤ q < 1 on an open convex set makes H a contraction on its closure. ‖DH‖ < 1 at every point is not enough:
     tanh on (0, 1), the paper's Figure 2b, has ‖DH‖ → 1 at 0 and is no contraction. It has one fixed point all the same,
@@ -31,12 +47,12 @@ def proposition2(f: Map, z1: Tensor, z2: Tensor, points: int = 64) -> tuple[floa
 
 
 def proposition4(K: Tensor, lam: float, family: AbstractFamily, prior: Prior = FLAT) -> float:
-    """Assumption 2's number, ‖K/λ‖ sup A″ sup(1 + ρ′): below 1 the equilibrium map contracts by it."""
+    """Proposition 4: below 1, Assumption 2's number ‖K/λ‖ sup A″ sup(1 + ρ′) bounds the contraction of the map."""
     return certify(K, lam, family, prior).contraction
 
 
 def proposition12(A: Tensor, B: Tensor, y: Tensor, sigma: Map, lipschitz: float = 1.0) -> Tensor:
-    """A bound on ‖z₁ − z₂‖ for z₁ = σ(A(y − z₁)), z₂ = σ(B(y − z₂)), per row of y.
+    """Proposition 12: a bound on ‖z₁ − z₂‖ for z₁ = σ(A(y − z₁)), z₂ = σ(B(y − z₂)), per row of y.
 
     L_σ‖y − σ(0)‖ ‖A − B‖ / ((1 − L_σ‖A‖)(1 − L_σ‖B‖)). The published ‖A‖, ‖B‖ < 1 is not needed: L_σ‖A‖ < 1
     is.
@@ -46,7 +62,7 @@ def proposition12(A: Tensor, B: Tensor, y: Tensor, sigma: Map, lipschitz: float 
 
 
 def proposition13(A: Tensor, y: Tensor, sigma: Map, lipschitz: float = 1.0) -> tuple[Tensor, Tensor]:
-    """A positive semi-definite B near A, and a bound on ‖z₁ − z₂‖ per row of y.
+    """Proposition 13: a positive semi-definite B near A, and a bound on ‖z₁ − z₂‖ per row of y.
 
     B is the positive part of (A + Aᵀ)/2. The bound is L_σ‖y − σ(0)‖ (ν + ‖(A − Aᵀ)/2‖) / (1 − L_σ‖A‖)², ν the
     size of the most negative eigenvalue of (A + Aᵀ)/2: not positive, and not symmetric, each cost their part.
@@ -70,8 +86,8 @@ class RandomStart:
 
 
 def proposition14(n: int, C: float, t: float, spread: float, lipschitz: float = 1.0) -> RandomStart:
-    """For A (n × n) of independent N(0, ν²), ν = C / (L_σ(2√n + t)): with probability 1 − 2e^{−t²/2} a
-    semi-definite B has ‖z₁ − z₂‖²/n ≤ 4 D C² / (1 − C)⁴, where D = `spread` bounds ‖y − σ(0)‖²/n.
+    """Proposition 14: for A (n × n) of independent N(0, ν²), ν = C / (L_σ(2√n + t)), with probability 1 − 2e^{−t²/2}
+    a semi-definite B has ‖z₁ − z₂‖²/n ≤ 4 D C² / (1 − C)⁴, where D = `spread` bounds ‖y − σ(0)‖²/n.
     """
     if not 0 < C < 1:
         raise ValueError(f"`C` must lie between 0 and 1, got {C}.")

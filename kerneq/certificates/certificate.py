@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..cells import AbstractKernelCell
 from ..equilibrium import Equilibrium
 from ..gradients import Unrolled
-from ..kernels.base import Constants
+from ..kernels.base import KernelConstants
 from ..kernels.radial import PatchParameters
 from ..models import Classifier, DenseClassifier, LipschitzClassifier
 from ..models.classifier import AbstractBranch
@@ -166,7 +166,7 @@ class _Path:
     layer: Equilibrium
     bound: LayerBound
     before: float  # the norm of stem ↦ input of the layer
-    constants: Constants  # of the kernel
+    constants: KernelConstants  # of the kernel
     rows: Tensor  # (classes, channels): the logits as a function of the layer's output
 
     @property

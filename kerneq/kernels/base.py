@@ -56,7 +56,7 @@ class Binding:
 
 
 @dataclasses.dataclass(frozen=True)
-class Constants:
+class KernelConstants:
     """What holds for every input, given upper bounds on ‖W‖ and ‖W_h‖."""
 
     gain: float  # ‖W‖‖W_h‖; ‖W‖ for a kernel without W_h
@@ -117,7 +117,7 @@ class AbstractKernel(abc.ABC):
         """Return w ↦ (∂²S/∂z²) w at z, without a graph; None where S is linear in z beside v. No kernel mixes z and
         v."""
 
-    def constants(self, norm: float, hidden: float) -> Constants | None:
+    def constants(self, norm: float, hidden: float) -> KernelConstants | None:
         """Return the constants for ‖W‖ ≤ norm and ‖W_h‖ ≤ hidden; None where they depend on the input."""
         return None
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..tensors import check_nonnegative, check_whole, per_sample, per_sample_dot, per_sample_norm, working_dtype
-from .base import AbstractKernel, AbstractParameters, Binding, Constants, Scaling, Slope
+from .base import AbstractKernel, AbstractParameters, Binding, KernelConstants, Scaling, Slope
 
 TYPICAL = 1.25  # the root mean square of a, made by a batch norm, that few samples exceed
 
@@ -132,9 +132,9 @@ class Linear(AbstractInnerKernel):
     def derivative(self, t: Tensor) -> Tensor:
         return torch.ones_like(t)
 
-    def constants(self, norm: float, hidden: float) -> Constants:
+    def constants(self, norm: float, hidden: float) -> KernelConstants:
         sensitivity = 1 / (1 - norm**2) if norm < 1 else math.inf
-        return Constants(norm, 1.0, norm**2, 1.0, 1 - norm**2, sensitivity)
+        return KernelConstants(norm, 1.0, norm**2, 1.0, 1 - norm**2, sensitivity)
 
     @property
     def curvature(self) -> float:

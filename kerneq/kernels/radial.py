@@ -33,7 +33,7 @@ from ..tensors import (
     check_whole,
     working_dtype,
 )
-from .base import AbstractKernel, AbstractParameters, Binding, Constants, Scaling, Slope
+from .base import AbstractKernel, AbstractParameters, Binding, KernelConstants, Scaling, Slope
 
 
 @final
@@ -153,9 +153,9 @@ class AbstractRadialKernel(AbstractKernel):
         """
         return input_lipschitz(gain, self.lowest, self.steepest)
 
-    def constants(self, norm: float, hidden: float) -> Constants:
+    def constants(self, norm: float, hidden: float) -> KernelConstants:
         gain, lowest = norm * hidden, min(0.0, self.lowest)
-        return Constants(
+        return KernelConstants(
             gain,
             push=norm * hidden**2 * self.steepest,
             lipschitz=self.steepest * gain**2,

@@ -32,8 +32,8 @@ def capture(model: nn.Module, example: Tensor | None = None) -> "Captured":
     and the next graph has more steps. Weights that were changed in place are seen by the same graph; other weights and
     other settings of the layers get a new one. (PyTorch counts changes, but not those made by another CUDA graph: call
     `train()` and `eval()` after one, for the norms of the weights.) The `steps` of a solution are those of the graph.
-    On a CPU, in `train()`, with gradients, under `equilibrium.hook_solves`, or where a layer warns or raises on failure,
-    the model runs without graphs.
+    On a CPU, in `train()`, with gradients, under `equilibrium.hook_solves`, or where a layer warns or raises on
+    failure, the model runs without graphs.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be a torch module, got {type(model).__name__}.")

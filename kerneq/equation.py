@@ -48,14 +48,14 @@ class Products(NamedTuple):
 
 
 def averaged_step(L: Tensor) -> Tensor:
-    """α = 2/(2 + L), the step length that lowers E for every slope of d up to L, whatever the weights (facts, 3)."""
+    """α = 2/(2 + L), the step length that lowers E for every slope of d up to L, whatever the weights (fact 3)."""
     return 2 / (2 + L)
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Equation(AbstractMap):
-    """f(z) = σ(d(z)), the optimality condition of min E(z) = ½‖z‖² + 1ᵀφ(z) − S(z), at one batch of inputs.
+    """f(z) = σ(d(z)), GEQ (6), the optimality condition of GEQ (5), min E(z) = ½‖z‖² + 1ᵀφ(z) − S(z), at one batch.
 
     d(z) = ∇S = ∂S/∂z + Wᵀ ∂S/∂v at v = Wz. `bound` is L, the Lipschitz constant of d; `convexity` is μ, the strong
     convexity of E (it may be negative).
@@ -168,13 +168,13 @@ class Equation(AbstractMap):
     def descend(self, z: Tensor, drive: Tensor) -> Tensor:
         """Return T(z) = prox_{αφ}((1 − α) z + α d(z)), α = 2/(2 + L): the relaxation is inside the prox.
 
-        Its fixed points are those of f, and E falls by at least ½‖T(z) − z‖², whatever the weights (facts, 3).
+        Its fixed points are those of f, and E falls by at least ½‖T(z) − z‖², whatever the weights (fact 3).
         """
         alpha = averaged_step(self.bound).to(z.dtype)
         return self.prox(torch.lerp(z, drive, alpha), alpha)
 
     def error_bound(self, gap: Tensor) -> Tensor:
-        """Return the bound ‖z − z*‖ ≤ (1 + L/μ)‖f(z) − z‖ where E is μ-strongly convex (facts, 4), else ∞."""
+        """Return the bound ‖z − z*‖ ≤ (1 + L/μ)‖f(z) − z‖ where E is μ-strongly convex (fact 4), else ∞."""
         return torch.where(self.convexity > 0, (1 + self.bound / self.convexity) * gap, torch.inf)
 
     @property

@@ -24,6 +24,8 @@ SolveHook = Callable[["Equilibrium", AbstractMap, Tensor], None]
 class Equilibrium(nn.Module):
     """x ↦ the z* with z* = σ(d(z*; x)), as a `Solution`; its value carries gradients in `train()` and `eval()` alike.
 
+    This is one layer of GEQ's Algorithm 1: solve, then differentiate.
+
     x is (batch, ...) as the cell takes it; `solution.value` is (batch, ...), the state of the cell
     (or what the cell's `output` makes of it), and `residual`, `steps`, `converged`, `error_bound` are (batch,) and
     speak of the state.

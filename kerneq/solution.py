@@ -14,7 +14,7 @@ OnFailure = Literal["raise", "warn", "return"]
 
 
 class Status(enum.Enum):
-    """How a solve ended, best first; the value is the sentence shown to people."""
+    """How a solve ended, best first; the value is the sentence shown to people. For PRECISION see fact 7."""
 
     CONVERGED = "The residual fell below the tolerance."
     PRECISION = "The residual stopped falling at the rounding error of the dtype: the tolerance is out of its reach."

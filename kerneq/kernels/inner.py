@@ -118,7 +118,7 @@ class AbstractInnerKernel(AbstractKernel):
 @final
 @dataclasses.dataclass(frozen=True)
 class Linear(AbstractInnerKernel):
-    """κ(t) = t, the kernel of OptEq and MOptEq: d(z) = a + WᵀWz.
+    """κ(t) = t, the kernel of OptEq (GEQ (3), (4)) and MOptEq: d(z) = a + WᵀWz.
 
     L = ‖W‖² and E is strongly convex with μ = 1 − L; from L = 1 on it need not have a minimum.
     """

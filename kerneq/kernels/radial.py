@@ -39,7 +39,7 @@ from .base import AbstractKernel, AbstractParameters, Binding, KernelConstants, 
 @final
 @dataclasses.dataclass(frozen=True)
 class Adaptive:
-    """γ = share / M, M the smallest ‖rᵢW_h‖² among the patches (GEQ, section 4: 0.2 / M).
+    """γ = share / M, M the smallest ‖rᵢW_h‖² among the patches (GEQ Sec. 4.1: 0.2 / M).
 
     The paper gives no rule for M. Ours is a running mean of the minimum over (the first samples of) a batch at the
     equilibria found in training, frozen in evaluation and saved with the model. Training can drive single patches to
@@ -62,7 +62,7 @@ class Adaptive:
 
 @final
 class Width(nn.Module):
-    """γ of one cell: a number (KerDEQ), or following the data by a rule (GEQ), whose M is saved with the model.
+    """γ of one cell: a number (KerDEQ), or a rule that follows the data (GEQ Sec. 4.1); its M is saved with the model.
 
     The number is no buffer: those are rounded with the weights, and empty after `to_empty`.
     """
@@ -107,8 +107,9 @@ class AbstractRadialKernel(AbstractKernel):
     `steepest`, the supremum of |ω| and |ω + 2sω′|, and `lowest`, the infimum of ω + 2sω′. All else follows: dense and
     patched form, energy, L = steepest·‖W‖²‖W_h‖², μ = 1 + min(0, lowest)·‖W‖²‖W_h‖², backward product, fused kernel.
 
-    In a convolutional cell a patch is `split` channels × `patch` × `patch` pixels (8 channels where not said); in a
-    dense one it is `split` entries, or the whole vector. W_h (n × hidden) enters only through Q = W_hW_hᵀ (n × n).
+    On patches it is GEQ (16), which is KerDEQ (12) and its Algorithm 1; as a robust loss see docs/theory.md, fact 9. In
+    a convolutional cell a patch is `split` channels × `patch` × `patch` pixels (8 channels where not said); in a dense
+    one it is `split` entries, or the whole vector. W_h (n × hidden) enters only through Q = W_hW_hᵀ (n × n).
     """
 
     in_state: ClassVar[bool] = False
@@ -343,7 +344,7 @@ def input_lipschitz(w: float, lowest: float, steepest: float = 1.0) -> float:
 
 @final
 class PatchParameters(AbstractParameters):
-    """W_h, as r ↦ W_hᵀr (`project`, hidden × n), and γ (`width`)."""
+    """W_h of GEQ (16), as r ↦ W_hᵀr (`project`, hidden × n), and γ (`width`)."""
 
     def __init__(self, split: int, patch: int, hidden: int, gamma: float | Adaptive):
         super().__init__()
@@ -373,11 +374,11 @@ class PatchParameters(AbstractParameters):
 @final
 @dataclasses.dataclass(frozen=True)
 class Gaussian(AbstractRadialKernel):
-    """ω = e^{−s}, the kernel of KerDEQ and GEQ: S = (1/2γ) Σᵢ exp(−γ‖rᵢW_h‖²). As a loss: Welsch's.
+    """ω = e^{−s}, the kernel of KerDEQ (5), (6) and GEQ (5), (6): S = (1/2γ) Σᵢ exp(−γ‖rᵢW_h‖²). As a loss: Welsch's.
 
     rᵢ are the patches of r = Ux + b − Wz, s = γ‖rᵢW_h‖², and W_h is a trainable matrix: see `AbstractRadialKernel`.
     L = ‖W‖²‖W_h‖² whatever γ and the input, and E is strongly convex, so that the equilibrium is unique, for
-    L < ½e^{3/2} ≈ 2.24.
+    L < ½e^{3/2} ≈ 2.24 (docs/theory.md, fact 2).
     """
 
     equation: ClassVar[str] = "z = relu(Wᵀm), mᵢ = exp(−γ‖rᵢW_h‖²) rᵢW_hW_hᵀ, r = Ux + b − Wz"

@@ -261,6 +261,8 @@ class History:
 class Anderson(AbstractSolver[History]):
     """z ← Σ αⱼ ((1 − β) zⱼ + β f(zⱼ)), with α minimising ‖Σ αⱼ (f(zⱼ) − zⱼ)‖ and Σ αⱼ = 1 (Walker & Ni, 2011).
 
+    The forward solver of GEQ's Algorithm 1. `anderson_weights` has the formula of α, `History` the mixture.
+
     Fast where f is smooth near its fixed point, contraction or not; no guarantee where it is not a contraction:
     `Proximal` is the safe form. Memory: 2m states a sample.
     """

@@ -17,7 +17,7 @@ from .proximal import Proximal
 @final
 @dataclasses.dataclass(frozen=True)
 class InFeatures(AbstractSolver[Any]):
-    """Let `solver` iterate in the space of the features: forward as the solver of a layer, backward of `Implicit`.
+    """Let `solver` iterate the features (fact 6): forward as the solver of a layer, backward as that of `Implicit`.
 
     Forward it looks for v = Wσ(Wᵀm(v) + ∂S/∂z), whose σ(…) is z; a sample has converged when that z has, in the
     equation itself. Backward it solves y = WDg ± WDWᵀNy, with w = D(g ± WᵀNy) after it. For kernels through which z

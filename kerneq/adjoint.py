@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from .equation import Equation
+from .linear_maps import AbstractLinearMap
 from .maps import Point
-from .operators import BoundOperator, bound
 from .prox import AbstractProx, ReLU
-from .spaces import AbstractSpace, Evaluation, Measurement, check_start, evaluate_start, relative_residual
+from .spaces import AbstractSpace, Evaluation, evaluate_start
 from .tensors import magnitude
 
 
@@ -42,7 +42,7 @@ class Adjoint:
     m: Tensor  # with its graph, but for that of v
     dz: Tensor | None  # ∂S/∂z, with its graph
     weight: Tensor  # of W, with its graph
-    operator: BoundOperator  # W, without
+    operator: AbstractLinearMap  # W, without
     prox: AbstractProx
     hvp: Callable[[Tensor], Tensor]  # N
     sign: int
@@ -80,7 +80,7 @@ class Adjoint:
 
 def open_adjoint(f: Equation, at: Point) -> Adjoint:
     """Return the adjoint of f at its equilibrium; what the solve has computed there is not computed again."""
-    operator = bound(f.operator.weight.detach())
+    operator = dataclasses.replace(f.operator, weight=f.operator.weight.detach())
     z = at.z.detach()
     v = operator(z) if at.features is None else at.features.detach()
     slope = f.kernel.differentiate(f.binding, z, v, value=False)
@@ -117,15 +117,9 @@ class FeatureAdjoint(AbstractSpace):
 
     def start(self, z0: Tensor | None) -> Evaluation:
         if z0 is not None:
-            check_start(z0)
             return evaluate_start(self, z0)
-        return Evaluation(0 * self.source, self.source)  # where g is no number y is none: a 0 would go unnoticed
-
-    def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
-        return Measurement(*relative_residual(at.z, at.image, at.gap), point=at.point)
-
-    def rows(self, index: Tensor) -> None:
-        return None
+        y = 0 * self.source  # where g is no number y is none: a 0 would go unnoticed
+        return Evaluation(y, self.source, AdjointPoint(y))
 
     def recover(self, at: AdjointPoint) -> tuple[Tensor, Tensor, Tensor]:
         """Return w = D(g ± WᵀNy), y and Ny, in the unit of g."""
@@ -156,12 +150,6 @@ class StateAdjoint(AbstractSpace):
 
     def start(self, z0: Tensor | None) -> Evaluation:
         return evaluate_start(self, self.source if z0 is None else z0)
-
-    def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
-        return Measurement(*relative_residual(at.z, at.image, at.gap), point=at.point)
-
-    def rows(self, index: Tensor) -> None:
-        return None
 
     def recover(self, at: AdjointPoint) -> tuple[Tensor, Tensor, Tensor]:
         """Return w, y = Ww and Ny, in the unit that g had."""

@@ -11,15 +11,17 @@ from torch import Tensor, nn
 from .equation import Equation
 from .kernels.base import AbstractKernel, AbstractParameters, Scaling
 from .maps import AbstractMap, Point
-from .operators import AbstractOperator, Conv, Dense, limited
+from .operators import AbstractOperator, Conv, Dense, compute_scale
 from .prox import AbstractProx, ReLU
 from .solution import NonfiniteInputError
-from .tensors import autocasted, check_kind, check_positive, check_whole, is_traced
+from .tensors import autocasted, check_kind, check_positive, check_whole
 
 __all__ = ["AbstractCell", "AbstractKernelCell", "ConvCell", "DenseCell", "Equation", "Output"]
+__dir__ = __all__.copy  # `dir` lists the public names only
 
 OBSERVED = 32  # samples of a batch that `diagnostics` averages over: enough for a mean, at next to no cost
 Output = Literal["state", "features"]  # what a layer returns: z*, or v* = Wz*
+Shape = tuple[int | None, ...]  # None where any number will do
 
 
 class AbstractCell(nn.Module, abc.ABC):
@@ -57,11 +59,11 @@ class AbstractKernelCell(AbstractCell):
     (for a curved inner kernel see `kernels.inner`: its share of norm² is stated there).
 
     With `output="features"` the layer returns v* = Wz*, not z*. For the linear kernel that is OptEq's own form,
-    v = Wσ(Wᵀv + Ux + b), with W̃ = Wᵀ.
+    v = Wσ(Wᵀv + Ux + b), with W̃ = Wᵀ: GEQ (1).
     """
 
     inject: nn.Module
-    shape: tuple[int | None, ...]  # of the input; None where any number will do
+    shape: Shape  # of the input
 
     def __init__(
         self,
@@ -85,7 +87,8 @@ class AbstractKernelCell(AbstractCell):
 
     def bind(self, x: Tensor) -> Equation:
         self._check(x)
-        a = self._checked(self.inject(x))
+        a = self.inject(x)
+        self._check_injected(a)
         a = autocasted(a)  # as W is, whatever `inject` made: autocast is off in the backward pass
         if a.is_cpu and a.dim() == 4:
             a = a.contiguous(memory_format=torch.channels_last)  # patches are quick to cut in this order
@@ -96,7 +99,7 @@ class AbstractKernelCell(AbstractCell):
     ) -> Equation:
         """Return the equation for a = Ux + b, given the norm of W as it is now."""
         kernel, product = self.kernel, operator_norm * self.kernel.gain(similarity)
-        scaling = Scaling(operator_norm, product, limited(product, kernel.max_norm(self.norm)))
+        scaling = Scaling(operator_norm, product, compute_scale(product, kernel.max_norm(self.norm)))
         binding = kernel.bind(similarity, a, self.norm, scaling)
         return Equation(kernel, binding, self.operator.bind(scaling.scale), self.prox, compiled)
 
@@ -129,15 +132,15 @@ class AbstractKernelCell(AbstractCell):
     def diagnostics(self) -> dict[str, float]:
         """Return ‖W‖‖W_h‖ before and after scaling, the mean E of the samples last seen, and γ where there is one."""
         weight = self.operator.weight
-        measured = self.operator.vector.numel() > 0
-        norm = self.operator.last_norm() if measured else weight.new_ones(())
+        norm = self.operator.last_norm()
         a, z = self.seen if self.seen is not None else (weight.new_zeros(1), None)  # the bound does not depend on a
         a = a.to(weight)
         similarity = copy.deepcopy(self.similarity)  # in training, asking for the norm of W_h moves its vector
-        f = self._equation(similarity, a, norm, compiled=False)  # for one energy, compiling would take too long
+        # Compiling would take too long for one energy.
+        f = self._equation(similarity, a, weight.new_ones(()) if norm is None else norm, compiled=False)
         f = dataclasses.replace(f, binding=dataclasses.replace(f.binding, a=a))  # a is in the kernel's unit already
         numbers = {} if f.binding.gamma is None else {"gamma": float(f.binding.gamma)}
-        if not measured:
+        if norm is None:
             return numbers
         raw, scale = float(f.binding.scaling.product), float(f.binding.scaling.scale)
         # At σ(d(z)): a mixture of iterates may lie outside the range of σ, where E is infinite.
@@ -153,11 +156,8 @@ class AbstractKernelCell(AbstractCell):
         if not isinstance(x, Tensor) or not x.is_floating_point():
             got = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"The input must be a floating-point tensor, got {got}.")
-        if x.dim() != len(self.shape) or any(
-            w not in (g, None) for w, g in zip(self.shape[1:], x.shape[1:], strict=True)
-        ):
-            want = ", ".join(str(n or "any") for n in self.shape)
-            raise ValueError(f"The input must have shape ({want}), got {tuple(x.shape)}.")
+        if not _fits(x, self.shape):
+            raise ValueError(f"The input must have shape {_describe(self.shape)}, got {tuple(x.shape)}.")
         if x.numel() == 0:
             raise ValueError(f"The input must hold at least one sample, got shape {tuple(x.shape)}.")
         dtype = self.operator.weight.dtype
@@ -166,18 +166,25 @@ class AbstractKernelCell(AbstractCell):
                 f"The input is {x.dtype} but the weights are {dtype}: convert one with `.to({dtype})`, or use autocast."
             )
         # On a GPU reading the numbers would wait for the device; there the solve ends with Status.NONFINITE.
-        if not x.is_cuda and not is_traced() and not bool(x.isfinite().all()):
+        if not x.is_cuda and not torch.compiler.is_compiling() and not bool(x.isfinite().all()):
             raise NonfiniteInputError("The input has infinite or NaN entries; clean it before the equilibrium layer.")
 
-    def _checked(self, a: Tensor) -> Tensor:
-        """Return what `inject` made of the input; raise if it lacks the channels that the kernel needs."""
+    def _check_injected(self, a: Tensor) -> None:
+        """Raise unless `inject` made a tensor with the channels that the kernel needs."""
         features, state = self.operator.weight.shape[:2]
         channels, where = (state, "state") if self.kernel.in_state else (features, "features")
-        if not isinstance(a, Tensor) or a.dim() != len(self.shape) or a.shape[1] != channels:
-            want = ", ".join(str(n or "any") for n in (None, channels, *self.shape[2:]))
-            got = tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__
-            raise ValueError(f"`inject` must give the shape ({want}), that of the {where}, for this kernel, got {got}.")
-        return a
+        shape = (None, channels, *self.shape[2:])
+        if not isinstance(a, Tensor) or not _fits(a, shape):
+            want, got = _describe(shape), tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__
+            raise ValueError(f"`inject` must give the shape {want}, that of the {where}, for this kernel, got {got}.")
+
+
+def _fits(t: Tensor, shape: Shape) -> bool:
+    return t.dim() == len(shape) and all(want in (got, None) for want, got in zip(shape, t.shape, strict=True))
+
+
+def _describe(shape: Shape) -> str:
+    return f"({', '.join(str(n or 'any') for n in shape)})"
 
 
 @final
@@ -239,8 +246,3 @@ class ConvCell(AbstractKernelCell):
 def _check_sizes(*, inputs: int, state: int, features: int, size: int = 1) -> None:
     for name, value in (("inputs", inputs), ("state", state), ("features", features), ("size", size)):
         check_whole(name, value)
-
-
-def __dir__() -> list[str]:
-    """List the public names."""
-    return __all__

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .kernels.base import AbstractKernel, Binding, Slope
+from .linear_maps import AbstractLinearMap
 from .maps import AbstractMap, Point
-from .operators import BoundOperator, bound
 from .prox import AbstractProx, ReLU
 from .tensors import per_sample_norm, take_samples
 
@@ -48,14 +48,14 @@ class Products(NamedTuple):
 
 
 def averaged_step(L: Tensor) -> Tensor:
-    """α = 2/(2 + L), the step length that lowers E for every slope of d up to L, whatever the weights (facts, 3)."""
+    """α = 2/(2 + L), the step length that lowers E for every slope of d up to L, whatever the weights (fact 3)."""
     return 2 / (2 + L)
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Equation(AbstractMap):
-    """f(z) = σ(d(z)), the optimality condition of min E(z) = ½‖z‖² + 1ᵀφ(z) − S(z), at one batch of inputs.
+    """f(z) = σ(d(z)), GEQ (6), the optimality condition of GEQ (5), min E(z) = ½‖z‖² + 1ᵀφ(z) − S(z), at one batch.
 
     d(z) = ∇S = ∂S/∂z + Wᵀ ∂S/∂v at v = Wz. `bound` is L, the Lipschitz constant of d; `convexity` is μ, the strong
     convexity of E (it may be negative).
@@ -63,7 +63,7 @@ class Equation(AbstractMap):
 
     kernel: AbstractKernel
     binding: Binding
-    operator: BoundOperator  # W, scaled
+    operator: AbstractLinearMap  # W, scaled
     prox: AbstractProx
     compiled: bool = False
 
@@ -153,7 +153,7 @@ class Equation(AbstractMap):
         d = d if slope.dz is None else d + slope.dz
         return self.prox(d), d
 
-    def lift(self, v: Tensor | None) -> Tensor:
+    def state_at(self, v: Tensor | None) -> Tensor:
         """Return z = σ(Wᵀ∂S/∂v + ∂S/∂z) at the features v (None: 0), for a kernel through which z acts by v alone."""
         slope = self.kernel.differentiate(self.binding, v, v, value=False)  # what stands for z is not used
         return self.image(slope, drive=False)[0]
@@ -168,13 +168,13 @@ class Equation(AbstractMap):
     def descend(self, z: Tensor, drive: Tensor) -> Tensor:
         """Return T(z) = prox_{αφ}((1 − α) z + α d(z)), α = 2/(2 + L): the relaxation is inside the prox.
 
-        Its fixed points are those of f, and E falls by at least ½‖T(z) − z‖², whatever the weights (facts, 3).
+        Its fixed points are those of f, and E falls by at least ½‖T(z) − z‖², whatever the weights (fact 3).
         """
         alpha = averaged_step(self.bound).to(z.dtype)
         return self.prox(torch.lerp(z, drive, alpha), alpha)
 
     def error_bound(self, gap: Tensor) -> Tensor:
-        """Return the bound ‖z − z*‖ ≤ (1 + L/μ)‖f(z) − z‖ where E is μ-strongly convex (facts, 4), else ∞."""
+        """Return the bound ‖z − z*‖ ≤ (1 + L/μ)‖f(z) − z‖ where E is μ-strongly convex (fact 4), else ∞."""
         return torch.where(self.convexity > 0, (1 + self.bound / self.convexity) * gap, torch.inf)
 
     @property
@@ -196,7 +196,7 @@ class Equation(AbstractMap):
         weight, a, *rest = tensors
         Q, gamma = rest or (None, None)
         binding = dataclasses.replace(self.binding, a=a, Q=Q, gamma=gamma)
-        return dataclasses.replace(self, operator=bound(weight), binding=binding)
+        return dataclasses.replace(self, operator=dataclasses.replace(self.operator, weight=weight), binding=binding)
 
 
 @functools.cache

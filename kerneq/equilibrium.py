@@ -14,15 +14,17 @@ from .gradients.transforms import opaque
 from .maps import AbstractMap, Function, Point, as_map
 from .solution import OnFailure, Solution, Status, check_limits
 from .solvers import AbstractSolver, Anderson, Proximal
-from .solvers.base import find_point, run_untraced
-from .tensors import check_kind, is_only_channels_last, is_traced, is_transformed
+from .solvers.loops import find_point, run_untraced
+from .tensors import check_kind, is_only_channels_last, is_transformed
 
-Look = Callable[["Equilibrium", AbstractMap, Tensor], None]
+SolveHook = Callable[["Equilibrium", AbstractMap, Tensor], None]
 
 
 @final
 class Equilibrium(nn.Module):
     """x ↦ the z* with z* = σ(d(z*; x)), as a `Solution`; its value carries gradients in `train()` and `eval()` alike.
+
+    This is one layer of GEQ's Algorithm 1: solve, then differentiate.
 
     x is (batch, ...) as the cell takes it; `solution.value` is (batch, ...), the state of the cell
     (or what the cell's `output` makes of it), and `residual`, `steps`, `converged`, `error_bound` are (batch,) and
@@ -58,7 +60,7 @@ class Equilibrium(nn.Module):
         self.cell, self.solver, self.gradient = cell, solver, gradient
         self.tol, self.max_steps = tol, max_steps
         self.check_every, self.on_failure = check_every, on_failure
-        self.look: Look | None = None  # see `watching`
+        self.solve_hook: SolveHook | None = None  # see `hook_solves`
 
     def extra_repr(self) -> str:
         return f"solver={self.solver}, gradient={self.gradient}, tol={self.tol:g}, max_steps={self.max_steps}"
@@ -74,15 +76,15 @@ class Equilibrium(nn.Module):
         solution, at = _find(f, self.cell.initial(f), self.solver, self.gradient, *limits)
         if self.training:
             self.cell.observe(f, at.z)
-        if self.look is not None:
-            self.look(self, f, at.z)
+        if self.solve_hook is not None:
+            self.solve_hook(self, f, at.z)
         known = f.tensors()  # empty for a map that does not say: then it may depend on anything
         wanted = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
         output = self.cell.output
         value = _attach(self.gradient, f, solution, at, output) if wanted else output(f, at)
+        error = None if solution.error_bound is None else self.cell.output_error(f, solution.error_bound)
         if value.is_cpu and not is_only_channels_last(x):
             value = value.contiguous()
-        error = None if solution.error_bound is None else self.cell.output_error(f, solution.error_bound)
         return dataclasses.replace(solution, value=value, error_bound=error, backward=at.backward)
 
     def _transformed(self, x: Tensor) -> Solution:
@@ -140,7 +142,7 @@ def _attach(
     On a GPU finding those samples would wait for the device, so there all have one.
     """
     z = at.z
-    if not z.is_cuda and not is_traced():
+    if not z.is_cuda and not torch.compiler.is_compiling():
         lost = solution.codes == Status.NONFINITE.code
         kept = lost.logical_not().nonzero().flatten()
         part = f.rows(kept) if 0 < len(kept) < len(z) else None
@@ -158,23 +160,23 @@ def layers_of(model: nn.Module) -> list[Equilibrium]:
 
 
 @contextlib.contextmanager
-def watching(model: nn.Module, look: Look) -> Iterator[None]:
-    """Inside this context, every equilibrium layer of `model` calls look(layer, f, z) after each solve.
+def hook_solves(model: nn.Module, hook: SolveHook) -> Iterator[None]:
+    """Inside this context, every equilibrium layer of `model` calls hook(layer, f, z) after each solve.
 
     It gets the layer, its equation and the z* it found, in any order: on a GPU branches are solved side by side.
 
-    with watching(model, lambda layer, f, z: energies.append(f.energy(z))):
+    with hook_solves(model, lambda layer, f, z: energies.append(f.energy(z))):
         model(x)
     """
     layers = layers_of(model)
-    before = [layer.look for layer in layers]
+    before = [layer.solve_hook for layer in layers]
     for layer in layers:
-        layer.look = look
+        layer.solve_hook = hook
     try:
         yield
     finally:
         for layer, old in zip(layers, before, strict=True):
-            layer.look = old
+            layer.solve_hook = old
 
 
 def fixed_point(

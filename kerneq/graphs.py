@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from .equilibrium import layers_of
+from .norm_tracker import find_place
 from .operators import AbstractOperator
 from .solution import Solution
-from .tensors import map_tensors, version
+from .tensors import map_tensors
 
 MARGIN = 1.25  # times the steps that a batch took are in the graph, so that most others need no more
 
@@ -25,14 +26,14 @@ def capture(model: nn.Module, example: Tensor | None = None) -> "Captured":
         with torch.no_grad():
             logits = fast(x)
 
-    A shape is captured when it is seen for the second time, that of `example` at once. A graph cannot look at a
-    residual, so it takes a fixed number of steps in every layer: a quarter more than the first batch needed. The
-    residuals of every batch are looked at after it: where a sample has not converged, the batch is run again as it is,
-    and the graph made anew with more steps. Weights that were changed in place are seen by the same graph, others and
-    other settings of the layers by a new one. (PyTorch counts the changes; one made by another CUDA graph is not
-    counted: call `train()` and `eval()` after it, for the norms of the weights.) The `steps` of a solution are those of
-    the graph. On a CPU, in `train()`, with gradients, under `equilibrium.watching`, or where a layer warns or raises on
-    failure, the model runs as it is.
+    A shape is captured when it is seen for the second time, that of `example` at once. A graph cannot check a residual
+    on the way, so it takes a fixed number of steps in every layer: a quarter more than the first batch needed. The
+    residuals are checked after each batch: where a sample has not converged, the batch is run again without a graph,
+    and the next graph has more steps. Weights that were changed in place are seen by the same graph; other weights and
+    other settings of the layers get a new one. (PyTorch counts changes, but not those made by another CUDA graph: call
+    `train()` and `eval()` after one, for the norms of the weights.) The `steps` of a solution are those of the graph.
+    On a CPU, in `train()`, with gradients, under `equilibrium.hook_solves`, or where a layer warns or raises on
+    failure, the model runs without graphs.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be a torch module, got {type(model).__name__}.")
@@ -46,17 +47,23 @@ def capture(model: nn.Module, example: Tensor | None = None) -> "Captured":
 
 @dataclasses.dataclass
 class Graph:
-    """A captured call: replay it after writing `x`, then read `output`."""
+    """A captured call."""
 
     graph: torch.cuda.CUDAGraph
     x: Tensor
     output: Any
     missed: Tensor | None  # whether a sample of a layer has not converged; None where no layer could do better
 
+    def replay(self, x: Tensor) -> bool:
+        """Write `output` for x; returns whether it is as good as the model's own."""
+        self.x.copy_(x)
+        self.graph.replay()
+        return self.missed is None or not bool(self.missed)
+
 
 @final
 class Captured(nn.Module):
-    """What `capture` gives."""
+    """The model as CUDA graphs, made by `capture`."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -72,49 +79,61 @@ class Captured(nn.Module):
     def forward(self, x: Tensor, solutions: bool | None = None) -> Any:
         if not self._fits(x):
             return self._call(x, solutions)
-        autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-        rules = tuple((layer.solver, layer.gradient) for layer in self.layers)  # an unrolled layer is its steps
-        limits = tuple((layer.tol, layer.max_steps, layer.check_every) for layer in self.layers)
-        given = (x.shape, x.stride(), x.dtype, x.device)
-        key = (*given, autocast, torch.is_inference_mode_enabled(), solutions, rules, limits)
-        places = self._places()
-        if places != self.weights or not all(operator.settled for operator in self.operators):
-            if [address for address, _ in places] != [address for address, _ in self.weights]:
-                self.graphs.clear()
-            # A graph reads the weights anew at every replay, but holds no search for the vectors of their norms.
-            for operator in self.operators:
-                operator.settle()
-            self.weights = self._places()
+        self._follow_weights()
+        key = self._key(x, solutions)
         graph = self.graphs.get(key)
         if graph is None and key in self.graphs:
             graph = self.graphs[key] = self._record(x, solutions)
         if graph is not None:
-            graph.x.copy_(x)
-            graph.graph.replay()
-            if graph.missed is None or not bool(graph.missed):
+            if graph.replay(x):
                 return map_tensors(torch.clone, graph.output)
             self.steps = [math.ceil(MARGIN * steps) for steps in self.steps]
-        with self._watched() as found:
-            output = self._call(x, solutions)
-        for index, solution in found.items():
-            taken = math.ceil(MARGIN * int(solution.steps.max()))
-            self.steps[index] = min(max(self.steps[index], taken), self.layers[index].max_steps)
+        output = self._count_steps(x, solutions)
         self.graphs[key] = None
         # Read afterwards: the first call settles the norms of the weights.
         self.weights = self._places()
         return output
 
+    def _key(self, x: Tensor, solutions: bool | None) -> tuple[Any, ...]:
+        """Return all that a graph depends on beside the numbers of x and the weights."""
+        autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+        rules = tuple((layer.solver, layer.gradient) for layer in self.layers)  # an unrolled layer is its steps
+        limits = tuple((layer.tol, layer.max_steps, layer.check_every) for layer in self.layers)
+        given = (x.shape, x.stride(), x.dtype, x.device)
+        return (*given, autocast, torch.is_inference_mode_enabled(), solutions, rules, limits)
+
+    def _follow_weights(self) -> None:
+        """Settle the norms of weights that were changed in place; forget the graphs of those that lie elsewhere now."""
+        places = self._places()
+        if places == self.weights and all(operator.settled for operator in self.operators):
+            return
+        if [address for address, _ in places] != [address for address, _ in self.weights]:
+            self.graphs.clear()
+        # A graph reads the weights anew at every replay, but holds no search for the vectors of their norms.
+        for operator in self.operators:
+            operator.settle()
+        self.weights = self._places()
+
+    def _count_steps(self, x: Tensor, solutions: bool | None) -> Any:
+        """Call the model as it is, and set how many steps each layer takes in the next graph."""
+        with self._watched() as found:
+            output = self._call(x, solutions)
+        for index, solution in found.items():
+            taken = math.ceil(MARGIN * int(solution.steps.max()))
+            self.steps[index] = min(max(self.steps[index], taken), self.layers[index].max_steps)
+        return output
+
     def _places(self) -> list[tuple[int, int]]:
-        """Where the numbers of the model lie, and how often each was changed."""
-        vectors = [operator.vector for operator in self.operators]
+        """Return the address of each tensor of the model and how often it was changed."""
+        vectors = [operator.tracker.vector for operator in self.operators]
         tensors = (*self.model.parameters(), *self.model.buffers(), *vectors)
-        return [(t.data_ptr(), version(t)) for t in tensors]
+        return [find_place(t) for t in tensors]
 
     def _fits(self, x: Tensor) -> bool:
-        """Whether a graph may take the place of the model."""
+        """Whether a graph may take the place of the model for this input."""
         if self.refused or not isinstance(x, Tensor) or not x.is_cuda:
             return False
-        quiet = all(layer.on_failure == "return" and layer.look is None for layer in self.layers)
+        quiet = all(layer.on_failure == "return" and layer.solve_hook is None for layer in self.layers)
         return quiet and not (
             self.model.training or torch.is_grad_enabled() or torch.cuda.is_current_stream_capturing()
         )
@@ -123,7 +142,7 @@ class Captured(nn.Module):
         return self.model(x) if solutions is None else self.model(x, solutions=solutions)
 
     def _record(self, x: Tensor, solutions: bool | None) -> Graph | None:
-        """The call as a graph; None, from now on and with a warning, where that cannot be."""
+        """Return the call as a graph; None, with a warning and from now on, where it cannot be captured."""
         x = x.clone()
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         torch.clear_autocast_cache()  # a weight that was converted outside the graph is not kept for it
@@ -154,7 +173,7 @@ class Captured(nn.Module):
 
     @contextmanager
     def _fixed(self) -> Iterator[None]:
-        """Every layer takes its fixed number of steps and looks at nothing."""
+        """Let every layer take its fixed number of steps, without residual checks."""
         before = [(layer.max_steps, layer.check_every) for layer in self.layers]
         for layer, steps in zip(self.layers, self.steps, strict=True):
             layer.max_steps = layer.check_every = min(steps, layer.max_steps)
@@ -166,7 +185,7 @@ class Captured(nn.Module):
 
     @contextmanager
     def _watched(self) -> Iterator[dict[int, Solution]]:
-        """The last solution of each layer that was called, by its place in `layers`."""
+        """Collect the last solution of each layer that is called, by its index in `layers`."""
         found: dict[int, Solution] = {}
 
         def watch(index: int) -> Any:

@@ -13,6 +13,7 @@ from torch import Tensor
 from .tensors import check_nonnegative, working_dtype
 
 __all__ = ["AbstractProx", "Identity", "ReLU", "SoftThreshold"]
+__dir__ = __all__.copy  # `dir` lists the public names only
 
 Scale = float | Tensor
 
@@ -87,8 +88,3 @@ class Identity(AbstractProx):
 
     def vjp(self, z: Tensor, g: Tensor) -> Tensor:
         return g
-
-
-def __dir__() -> list[str]:
-    """List the public names."""
-    return __all__

@@ -14,7 +14,7 @@ OnFailure = Literal["raise", "warn", "return"]
 
 
 class Status(enum.Enum):
-    """How a solve ended, best first; the value is the sentence shown to people."""
+    """How a solve ended, best first; the value is the sentence shown to people. For PRECISION see fact 7."""
 
     CONVERGED = "The residual fell below the tolerance."
     PRECISION = "The residual stopped falling at the rounding error of the dtype: the tolerance is out of its reach."
@@ -22,10 +22,8 @@ class Status(enum.Enum):
     BREAKDOWN = "The linear system met a direction of negative curvature: it is not positive definite."
     NONFINITE = "The map gave an infinite or NaN value."
 
-    @property
-    def code(self) -> int:
-        """The place in the list above; per-sample tensors store a status as this number."""
-        return list(Status).index(self)
+    def __init__(self, sentence: str):
+        self.code = len(type(self).__members__)  # the place in this list; per-sample tensors store it
 
 
 _REMEDY = {

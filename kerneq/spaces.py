@@ -57,7 +57,7 @@ class Evaluation:
 
     z: Tensor  # the iterate
     image: Tensor  # what the iterated map makes of it
-    point: AbstractPoint | None = None  # the state that stands for it; None: z
+    point: AbstractPoint  # the state that stands for it, with what is known there
     energy: Energy | None = None  # E, where the space was asked for it
     slope: Slope | None = None  # of S at that state, where it was needed
 
@@ -66,11 +66,6 @@ class Evaluation:
         """image − z, computed once for the residual and for the solver."""
         return self.image - self.z
 
-    @property
-    def value(self) -> Tensor:
-        """The state that was evaluated."""
-        return self.z if self.point is None else self.point.z
-
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
@@ -78,9 +73,9 @@ class Measurement:
 
     residual: Tensor  # ‖f(z) − z‖ / ‖f(z)‖
     gap: Tensor  # ‖f(z) − z‖
+    point: AbstractPoint  # the state that was measured, with all that is now known of it
     merit: Tensor | None = None  # lower is better; None: the residual
     slack: Tensor | None = None  # a merit higher by no more than this counts as equal
-    point: AbstractPoint | None = None  # the state that was measured, with all that is now known of it
 
 
 class AbstractSpace(abc.ABC):
@@ -94,16 +89,16 @@ class AbstractSpace(abc.ABC):
     def start(self, z0: Tensor | None) -> Evaluation:
         """Evaluate at the iterate that stands for the state z0; None is z = 0 where the space can make use of it."""
 
-    @abc.abstractmethod
     def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
         """Measure the residual of the state that was evaluated.
 
         With a `tol`, only whether it is reached matters, and a space may estimate a residual that is far above it.
         """
+        return Measurement(*relative_residual(at.z, at.image, at.gap), at.point)
 
-    @abc.abstractmethod
     def rows(self, index: Tensor) -> Self | None:
         """Return the same space for the samples in `index` only; None where that is not possible."""
+        return None
 
     def remeasure(self, z: Tensor) -> Measurement | None:
         """Measure the state z in f itself; None where `measure` has done no less."""
@@ -112,10 +107,6 @@ class AbstractSpace(abc.ABC):
     def answer(self, at: Evaluation, following: Tensor) -> Tensor:
         """Return the state that a solve which ends at `at` returns; `following` is where the solver would step to."""
         return following
-
-    def project(self, z: Tensor) -> Tensor:
-        """Return z moved into the domain of φ, which a mixture of iterates may have left."""
-        return z
 
 
 def check_start(z0: Tensor, shape: tuple[int, ...] | None = None) -> None:
@@ -131,8 +122,9 @@ def check_start(z0: Tensor, shape: tuple[int, ...] | None = None) -> None:
         raise ValueError(f"`z0` must have the shape of the state, {shape}, got {tuple(z0.shape)}.")
 
 
-def evaluate_start(space: AbstractSpace, z0: Tensor) -> Evaluation:
+def evaluate_start(space: AbstractSpace, z0: Tensor, shape: tuple[int, ...] | None = None) -> Evaluation:
     """Evaluate at z0, check that f leaves it alone and keeps its shape, and convert it to the dtype of f's values."""
+    check_start(z0, shape)
     before = version(z0)
     at = space.evaluate(z0)
     if version(z0) != before:  # f(z) − z would be 0 wherever z is
@@ -147,57 +139,33 @@ def evaluate_start(space: AbstractSpace, z0: Tensor) -> Evaluation:
 
 def move(at: Evaluation, z: Tensor) -> Evaluation:
     """Return the same evaluation with its iterate stored as z: in another dtype or memory layout."""
-    same = at.point is not None and at.point.z is at.z
-    return dataclasses.replace(at, z=z, point=dataclasses.replace(at.point, z=z) if same else at.point)  # type: ignore[type-var]
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class MapSpace(AbstractSpace):
-    """Iterates any map: z ↦ f(z)."""
-
-    f: AbstractMap
-
-    def evaluate(self, z: Tensor) -> Evaluation:
-        return Evaluation(z, self.f(z))
-
-    def start(self, z0: Tensor | None) -> Evaluation:
-        if z0 is None:
-            raise TypeError(f"`z0` may be None only for the equation of a cell, got {type(self.f).__name__}.")
-        check_start(z0)
-        return evaluate_start(self, z0)
-
-    def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
-        return Measurement(*relative_residual(at.z, at.image, at.gap), point=Point(at.z, image=at.image))
-
-    def rows(self, index: Tensor) -> Self | None:
-        rest = self.f.rows(index)
-        return None if rest is None else dataclasses.replace(self, f=rest)
+    point = dataclasses.replace(at.point, z=z) if at.point.z is at.z else at.point  # type: ignore[type-var]
+    return dataclasses.replace(at, z=z, point=point)
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class StateSpace(AbstractSpace):
-    """Iterates the state of an equation: z ↦ σ(d(z))."""
+    """Iterates the state of a map itself: z ↦ f(z)."""
 
-    f: Equation
+    f: AbstractMap
 
     def evaluate(self, z: Tensor) -> Evaluation:
-        v, image, _, _ = self.f.evaluate(z)
+        v, image = self.f.evaluate(z)[:2] if isinstance(self.f, Equation) else (None, self.f(z))
         return Evaluation(z, image, Point(z, v, image))
 
     def start(self, z0: Tensor | None) -> Evaluation:
         if z0 is not None:
-            check_start(z0, self.f.state_shape)
-            return evaluate_start(self, z0)
+            return evaluate_start(self, z0, self.f.state_shape if isinstance(self.f, Equation) else None)
+        if not isinstance(self.f, Equation):
+            raise TypeError(f"`z0` may be None only for the equation of a cell, got {type(self.f).__name__}.")
         image = self.f.evaluate(None).image
-        return Evaluation(image.new_zeros(()).expand_as(image), image)
+        zero = image.new_zeros(()).expand_as(image)
+        return Evaluation(zero, image, Point(zero, None, image))
 
-    def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
-        return Measurement(*relative_residual(at.z, at.image, at.gap), point=at.point)
-
-    def rows(self, index: Tensor) -> Self:
-        return dataclasses.replace(self, f=self.f.rows(index))
+    def rows(self, index: Tensor) -> Self | None:
+        rest = self.f.rows(index)
+        return None if rest is None else dataclasses.replace(self, f=rest)
 
 
 @final
@@ -215,8 +183,7 @@ class ProximalSpace(AbstractSpace):
 
     def start(self, z0: Tensor | None) -> Evaluation:
         if z0 is not None:
-            check_start(z0, self.f.state_shape)
-            return evaluate_start(self, z0)
+            return evaluate_start(self, z0, self.f.state_shape)
         _, image, drive, energy = self.f.evaluate(None, drive=True, energy=self.energy)
         assert drive is not None
         zero = torch.zeros_like(image)
@@ -225,13 +192,10 @@ class ProximalSpace(AbstractSpace):
     def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
         assert isinstance(at.point, Point) and at.point.image is not None
         merit, slack = (None, None) if at.energy is None else (at.energy.value, at.energy.slack)
-        return Measurement(*relative_residual(at.z, at.point.image), merit, slack, at.point)
+        return Measurement(*relative_residual(at.z, at.point.image), at.point, merit, slack)
 
     def rows(self, index: Tensor) -> Self:
         return dataclasses.replace(self, f=self.f.rows(index))
-
-    def project(self, z: Tensor) -> Tensor:
-        return self.f.prox(z, 0.0)
 
 
 @final
@@ -251,19 +215,10 @@ class FeatureSpace(AbstractSpace):
         """Times `tol`: the residual of v under which that of z is measured."""
         return NEAR if self.f.binding.limit <= 1 else NEAR / self.f.bound.clamp(1, NEAR)
 
-    def evaluate(self, z: Tensor) -> Evaluation:
-        return self._evaluate(z, self.f.lift(z))
-
-    def start(self, z0: Tensor | None) -> Evaluation:
-        """Evaluate at v = Wz₀; without a z₀ at v = 0, where there is no Wz to compute."""
-        if z0 is not None:
-            check_start(z0, self.f.state_shape)
-        v = None if z0 is None else self.f.operator(z0)
-        return self._evaluate(v, self.f.lift(v))
-
-    def _evaluate(self, v: Tensor | None, z: Tensor) -> Evaluation:
-        """Evaluate at v (None: 0), where its z is known."""
-        f = self.f
+    def evaluate(self, z: Tensor | None) -> Evaluation:
+        """Evaluate at v = `z`; at v = 0, which needs no product, for None."""
+        f, v = self.f, z
+        z = f.state_at(v)
         image = f.operator(z)
         v = torch.zeros_like(image) if v is None else v
         point = Point(z, image)
@@ -272,17 +227,23 @@ class FeatureSpace(AbstractSpace):
         slope = f.kernel.differentiate(f.binding, z, image, value=True)
         return Evaluation(v, image, point, f.energy_of(z, slope, feasible=True), slope)
 
+    def start(self, z0: Tensor | None) -> Evaluation:
+        if z0 is None:
+            return self.evaluate(None)
+        check_start(z0, self.f.state_shape)
+        return self.evaluate(self.f.operator(z0))
+
     def answer(self, at: Evaluation, following: Tensor) -> Tensor:
         """Return z = σ(…), which is a step further than v already."""
-        return at.value
+        return at.point.z
 
     def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
-        """Measure the residual of z in the equation itself, f(z) − z = lift(Wz) − z.
+        """Measure the residual of z in the equation itself, f(z) − z.
 
         That costs half an evaluation. With a `tol`, the residual of v stands for it in samples that are far from it:
         z is a step further than v, and mostly several times as near.
         """
-        f, z, point = self.f, at.value, at.point
+        f, z, point = self.f, at.point.z, at.point
         near, gap = relative_residual(at.z, at.image, at.gap)
         merit, slack = (near, None) if at.energy is None else (at.energy.value, at.energy.slack)
         far = None if tol is None else near > self.nearness * tol
@@ -293,7 +254,7 @@ class FeatureSpace(AbstractSpace):
             residual, distance = relative_residual(z, image)
             near = residual if far is None else torch.where(far, near, residual)
             gap = distance if far is None else torch.where(far, gap, distance)
-        return Measurement(near, gap, merit, slack, point)
+        return Measurement(near, gap, point, merit, slack)
 
     def remeasure(self, z: Tensor) -> Measurement:
         """The residual of a solve that failed may be that of v."""
@@ -303,12 +264,7 @@ class FeatureSpace(AbstractSpace):
         return dataclasses.replace(self, f=self.f.rows(index))
 
 
-def state_space(f: AbstractMap) -> AbstractSpace:
-    """Return the space of the states of f."""
-    return StateSpace(f) if isinstance(f, Equation) else MapSpace(f)
-
-
 def measure_state(f: AbstractMap, z: Tensor) -> Measurement:
     """Evaluate f at the state z and measure its residual."""
-    space = state_space(f)
+    space = StateSpace(f)
     return space.measure(space.evaluate(z))

@@ -96,46 +96,9 @@ def is_only_channels_last(t: Tensor) -> bool:
     return t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous()
 
 
-def flatten_sample(z: Tensor, channels_last: bool) -> Tensor:
-    """Return (batch, numbers), in the order of channels-last storage or not: a view where z is stored that way."""
-    return (z.permute(0, 2, 3, 1) if channels_last else z).reshape(z.shape[0], -1)
-
-
-def unflatten_sample(numbers: Tensor, like: Tensor, channels_last: bool) -> Tensor:
-    """Undo `flatten_sample`: (batch, numbers) in the shape of `like`."""
-    if channels_last:
-        batch, channels, height, width = like.shape
-        return numbers.view(batch, height, width, channels).permute(0, 3, 1, 2)
-    return numbers.view(like.shape)
-
-
-def inner_products(many: Tensor, one: Tensor) -> Tensor:
-    """Return ⟨manyⱼ, one⟩ of each sample, (batch, m), for (batch, m, numbers) and (batch, numbers).
-
-    Half precision is multiplied and summed in float32.
-    """
-    if many.dtype in (torch.float32, torch.float64):
-        return torch.bmm(many, one.unsqueeze(2)).squeeze(2)
-    total = torch.zeros(many.shape[:2], dtype=torch.float32, device=many.device)
-    size = 2**12 if many.is_cpu else 2**16  # on a CPU what a cache holds, on a GPU few launches
-    for part, piece in zip(torch.split(many, size, 2), torch.split(one, size, 1), strict=True):
-        total += torch.bmm(part.float(), piece.float().unsqueeze(2)).squeeze(2)
-    return total
-
-
 def version(t: Tensor) -> int:
     """Return how often t has been written to; 0 where PyTorch does not count."""
-    return 0 if t.is_inference() or is_traced() else t._version
-
-
-def is_traced() -> bool:
-    """Whether a compiler or an export traces this code, so that no number can be read."""
-    return torch.compiler.is_compiling()
-
-
-def is_exported() -> bool:
-    """Whether an export traces this code. (`torch.compiler.is_exporting` is not in PyTorch 2.6.)"""
-    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+    return 0 if t.is_inference() or torch.compiler.is_compiling() else t._version
 
 
 def is_transformed() -> bool:

@@ -100,7 +100,7 @@ def test_other_settings_and_those_who_watch_are_seen():
             with equilibrium.solving(layer, max_steps=2):
                 assert (fast(x).steps == 2).all()
             assert (fast(x).steps > 2).all()
-        with equilibrium.watching(layer, lambda layer, f, z: seen.append(z)):
+        with equilibrium.hook_solves(layer, lambda layer, f, z: seen.append(z)):
             fast(x)
     assert len(seen) == 1
 

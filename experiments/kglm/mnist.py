@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import kerneq
-from kerneq import operators
+from kerneq.conjugate_gradient import conjugate_gradient as solve_positive
 from kerneq.kglm import Bernoulli, SquaredExponential, White, certify
 from kerneq.kglm.glm import LinearSolver, Problem, cholesky, newton
 from kerneq.kglm.initialisation import uniform
@@ -93,7 +93,7 @@ def conjugate_gradient(K: Tensor, s: Tensor, lam: float, b: Tensor, *, tol: floa
 
     It converges at the rate of κ = 1 + ‖SKS‖/λ: at ‖K‖/λ = ½ and logistic σ, ten steps reach 1e-16.
     """
-    return operators.conjugate_gradient(lambda p: (p * s) @ K * s + lam * p, b, tol, max_steps=100, check_every=1).value
+    return solve_positive(lambda p: (p * s) @ K * s + lam * p, b, tol, max_steps=100, check_every=1).value
 
 
 def error_bound(problem: Problem, alpha: Tensor, eta: Tensor, norm: float) -> Tensor:

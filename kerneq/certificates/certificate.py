@@ -1,7 +1,7 @@
-"""What is certain about a prediction: one equilibrium, how far the computed one is from it, and a radius around x.
+"""What is proved about a prediction: one equilibrium, a bound on the error of the computed one, a radius around x.
 
 `certify(model, x)` bounds the Lipschitz constant of every difference of two logits, through stem, equilibria, fusion
-and head; a margin divided by it is a distance that no shorter perturbation can bridge (docs/certificates.md).
+and head. No perturbation shorter than a margin divided by it changes the prediction (docs/certificates.md).
 """
 
 import copy
@@ -16,21 +16,22 @@ from torch import Tensor, nn
 from ..cells import AbstractKernelCell
 from ..equilibrium import Equilibrium
 from ..gradients import Unrolled
-from ..kernels import AbstractRadialKernel, Linear
+from ..kernels.base import KernelConstants
 from ..kernels.radial import PatchParameters
-from ..models import Classifier, DenseClassifier
-from ..models.classifier import Branch
+from ..models import Classifier, DenseClassifier, LipschitzClassifier
+from ..models.classifier import AbstractBranch
 from ..models.lipschitz import AlmostOrthogonal, UnitRows
 from ..solution import Solution
 from ..solvers import Proximal
 from ..tensors import check_positive, check_whole, per_sample_norm
 from .norms import conv_norm, matrix_norm
 
-# What rounding in float64 can add to a layer's output, relative to norm of the layer · length of its input: an inner
-# product of n terms is off by nε of that of the absolute values, at most √n times larger: 10⁻¹¹ for n = 2304.
+# A bound on what rounding in float64 adds to a layer's output, relative to the norm of the layer times the length of
+# its input. An inner product of n terms is off by at most nε times that of the absolute values, which is at most √n
+# times larger: 10⁻¹¹ for n = 2304.
 ROUNDING = 1e-10
-MAX_STEPS = 1000  # of a solve; one that needs more leaves a larger error, which is taken from the radius
-Certified = Classifier | DenseClassifier
+MAX_STEPS = 1000  # of a solve; where they are not enough, the error is larger and the radius smaller
+Certified = Classifier | LipschitzClassifier | DenseClassifier
 
 
 @final
@@ -91,11 +92,12 @@ class Certificate:
 def certify(
     model: nn.Module, x: Tensor, *, std: Sequence[float] | None = None, tol: float = 1e-7, batch: int = 100
 ) -> Certificate:
-    """A `Certificate` for pictures x (count, channels, height, width), normalised as in training.
+    """Return a `Certificate` for pictures x (count, channels, height, width), normalised as in training.
 
-    The model is copied to float64 and solved, `batch` pictures at a time, to a relative residual of `tol`; what the
-    solve and rounding leave open is taken from the margin. With `std`, by which pixels in [0, 1] were divided, the
-    radius is stated for pixels too. Of a classifier with `refinements` equilibria are certified, but no radius.
+    The certified radius is the margin over the Lipschitz constant of the difference of two logits (Tsuzuku et al.,
+    2018). The model is copied to float64 and solved, `batch` pictures at a time, to a relative residual of `tol`; a
+    bound on the error of solve and rounding is subtracted from the margin. With `std`, by which pixels in [0, 1] were
+    divided, the radius is stated for pixels too. For a classifier with `refinements` only the equilibria are certified.
 
         certificate = kq.theory.certify(model, x)
         certificate.radius  # no perturbation of x shorter than this changes certificate.prediction
@@ -103,7 +105,7 @@ def certify(
     check_positive("tol", tol)
     check_whole("batch", batch)
     if not isinstance(model, Certified):
-        wanted = "`Classifier` and `DenseClassifier`, whose layers have known bounds"
+        wanted = "`LipschitzClassifier`, `Classifier` and `DenseClassifier`, whose layers have known bounds"
         raise TypeError(f"Certificates are made for {wanted}, got {type(model).__name__}.")
     if len(x) == 0:
         raise ValueError(f"The input must hold at least one sample, got shape {tuple(x.shape)}.")
@@ -127,7 +129,7 @@ def certify(
     own = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, prediction[:, None], True)
     margins = (top[:, None] - logits).masked_fill(own, torch.inf)
     radius = ((margins - slack) / lipschitz[prediction]).masked_fill(own, torch.inf).amin(1)
-    radius = torch.where(radius > 0, radius, 0.0) * unique  # where nothing is certain it is NaN, or negative
+    radius = torch.where(radius > 0, radius, 0.0) * unique  # where nothing is proved it is NaN or negative
     return Certificate(
         prediction=prediction,
         margin=margins.amin(1),
@@ -139,11 +141,11 @@ def certify(
     )
 
 
-Seen = dict[nn.Module, tuple[Tensor, Any]]  # what went into a module, and what came out of it
+Seen = dict[nn.Module, tuple[Tensor, Any]]  # the input and the output of a module
 
 
 def _run(model: Certified, x: Tensor) -> tuple[Tensor, Seen]:
-    """The logits, and what every layer of the stem and every equilibrium layer saw and gave."""
+    """Return the logits, and the input and output of every layer of the stem and every equilibrium layer."""
     seen: Seen = {}
 
     def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
@@ -159,40 +161,39 @@ def _run(model: Certified, x: Tensor) -> tuple[Tensor, Seen]:
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Path:
-    """One equilibrium layer on its way from the stem to the logits."""
+    """One equilibrium layer between the stem and the logits, with its constants."""
 
     layer: Equilibrium
     bound: LayerBound
     before: float  # the norm of stem ↦ input of the layer
-    gain: float  # ‖W‖‖W_h‖, or ‖W‖ for the linear kernel
-    push: float  # how far a moves f(z), at most: ‖W‖‖W_h‖², or 1
-    rows: Tensor  # (classes, channels): what the logits make of the layer's output
+    constants: KernelConstants  # of the kernel
+    rows: Tensor  # (classes, channels): the logits as a function of the layer's output
 
     @property
     def pairs(self) -> Tensor:
-        """How far the output of the layer moves logit i − logit j, at most."""
+        """How far a unit change of the layer's output moves logit i − logit j, at most, (classes, classes)."""
         return torch.cdist(self.rows, self.rows, compute_mode="donot_use_mm_for_euclid_dist")
 
     def distance(self, given: Tensor, solution: Solution) -> Tensor:
-        """How far from the exact equilibrium the computed output is, at most (docs/theory.md, fact 4)."""
-        cell, bound = self.layer.cell, self.bound
-        assert isinstance(cell, AbstractKernelCell)
+        """Return a bound on the distance of the computed output from the exact one, (batch,) (facts, 4)."""
+        cell, bound = _cell(self.layer), self.bound
         f, value = cell.bind(given), solution.value
         features = cell.gives == "features"
-        z = f.lift(value) if features else value
-        lengths = self.push * per_sample_norm(f.binding.a) + (1 + self.gain**2) * per_sample_norm(z)
+        z = f.state_at(value) if features else value
+        gain = self.constants.gain
+        lengths = self.constants.push * per_sample_norm(f.binding.a) + (1 + gain**2) * per_sample_norm(z)
         gap = per_sample_norm(f(z) - z) + ROUNDING * lengths
         error = (1 + bound.lipschitz / bound.convexity) * gap if bound.unique else torch.full_like(gap, torch.inf)
-        return per_sample_norm(value - f.operator(z)) + self.gain * error if features else error
+        return per_sample_norm(value - f.operator(z)) + gain * error if features else error
 
 
 def _margins(
     model: Certified, stem: Sequence[float], paths: Sequence[_Path], branches: Tensor, x: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, by how much each may be nearer to the largest than computed (batch, classes), and error (batch,).
+    """Return logits, by how much each may be nearer to the largest than computed (batch, classes), and error (batch,).
 
-    Every computed quantity is off by what rounding may have done, and an equilibrium by its distance from the exact
-    one; each error reaches the logits stretched by the constants that lie after it.
+    Every computed quantity has a rounding error, and an equilibrium its distance from the exact one. Each error is
+    multiplied by the constants of the layers between it and the logits.
     """
     logits, seen = _run(model, x)
     predicted = logits.argmax(1)
@@ -214,7 +215,7 @@ def _margins(
 
 
 def _layer_norm(layer: nn.Sequential, given: Tensor, scale: Tensor | float = 1.0) -> float:
-    """The norm of the linear part of a layer of the stem, for pictures like `given` with their channels scaled."""
+    """Return the norm of the linear part of a layer of the stem, for pictures like `given` with scaled channels."""
     fold, conv, norm = layer if len(layer) == 3 else (nn.PixelUnshuffle(1), *layer)
     assert isinstance(fold, nn.PixelUnshuffle) and isinstance(conv, nn.Conv2d)
     factor = fold.downscale_factor
@@ -225,70 +226,69 @@ def _layer_norm(layer: nn.Sequential, given: Tensor, scale: Tensor | float = 1.0
 
 
 def _stem(model: Certified) -> list[nn.Sequential]:
-    """The layers before the branches: each a convolution, its norm and an activation that lengthens nothing."""
-    return [layer for layer in model.stem if isinstance(layer, nn.Sequential)] if isinstance(model, Classifier) else []
+    """Return the layers before the branches: a convolution, its batch norm and a 1-Lipschitz activation each."""
+    if isinstance(model, DenseClassifier):
+        return []
+    return [layer for layer in model.stem if isinstance(layer, nn.Sequential)]
 
 
 def _paths(model: Certified, seen: Seen) -> list[_Path]:
-    """Every equilibrium layer with its constants.
+    """Return every equilibrium layer with its constants.
 
     A change of its output moves logit i by at most ⟨|rowᵢ|, lengths of the changes of its channels⟩: batch norms are
-    diagonal, ReLU and MaxMin lengthen nothing, and pooling to 1/s, up-sampling by s and the mean of n pixels have the
+    diagonal, ReLU and MaxMin are 1-Lipschitz, and pooling to 1/s, up-sampling by s and the mean of n pixels have the
     norms 1/s, s and 1/√n.
     """
-    head = model.head.rescaled() if isinstance(model.head, UnitRows) else model.head.weight
+    rows = _scaled(_weight(model.head).mT, model.norm).mT
     if isinstance(model, DenseClassifier):
-        rows = _scaled(head.mT, model.norm).mT
         return [_path("dense", model.equilibrium, seen[model.equilibrium][0], 1.0, rows)]
     found, count = [], len(model.branches)
-    joined = _scaled(head.mT, model.norm).mT
-    heads = joined.chunk(count, 1) if model.config.join == "concatenate" else [joined / count] * count
+    heads = rows.chunk(count, 1) if model.config.join == "concatenate" else [rows / count] * count
     for index, (branch, own) in enumerate(zip(model.branches, heads, strict=True)):
-        assert isinstance(branch, Branch)
+        assert isinstance(branch, AbstractBranch)
         given = seen[branch.equilibrium][0]
-        ratio = branch.scale / model.config.fusion
-        # A 1-Lipschitz branch multiplies its input by the scale, its output by the gain, and the mean by √n.
-        before = 1.0 if model.config.lipschitz else 1 / branch.scale
-        before = math.inf if model.config.refinements else before  # residual blocks in between, which nothing bounds
-        after = float(branch.gain()) if model.config.lipschitz else 1 / (ratio * math.prod(given.shape[2:]) ** 0.5)
-        rows = ratio * after * _scaled(own.mT, branch.norm).mT
+        before, after = branch.stretches(math.prod(given.shape[2:]))
+        before = math.inf if model.config.refinements else before  # residual blocks in between have no known bound
+        rows = after * _scaled(own.mT, branch.norm).mT
         found.append(_path(f"branch{index}", branch.equilibrium, given, before, rows))
     return found
 
 
 def _path(name: str, layer: Equilibrium, given: Tensor, before: float, rows: Tensor) -> _Path:
-    """L, μ and the Lipschitz constant of x ↦ z* of one layer, for inputs of the size of `given`."""
-    cell = layer.cell
-    assert isinstance(cell, AbstractKernelCell)
-    weight, kernel = cell.bind(given[:1]).operator.weight, cell.kernel
+    """Return L, μ and the Lipschitz constant of x ↦ z* of one layer, for inputs of the size of `given`."""
+    cell = _cell(layer)
+    weight, patches = cell.bind(given[:1]).operator.weight, _patches(cell)
     size = (given.shape[2], given.shape[3]) if given.dim() == 4 else None
     norm = conv_norm(weight, size) if size is not None else matrix_norm(weight)
-    if isinstance(kernel, AbstractRadialKernel):
-        assert isinstance(cell.similarity, PatchParameters)
-        hidden = matrix_norm(cell.similarity.project.weight)
-        gain, push = norm * hidden, norm * hidden**2 * kernel.steepest
-        lowest, steepest, slope = min(0.0, kernel.lowest), kernel.steepest, kernel.input_lipschitz(gain)
-    elif isinstance(kernel, Linear):
-        gain, push, lowest, steepest = norm, 1.0, -1.0, 1.0
-        slope = 1 / (1 - gain**2) if gain < 1 else math.inf
-    else:
-        raise TypeError(f"Certificates are made for radial kernels and the linear one, got {kernel!r}.")
-    slope *= _input_norm(cell, size) * (norm if cell.gives == "features" else 1)
-    threshold = None if lowest == 0 else -steepest / lowest
-    bound = LayerBound(name, steepest * gain**2, threshold, 1 + lowest * gain**2, slope)
-    return _Path(layer, bound, before, gain, push, rows)
+    constants = cell.kernel.constants(norm, 1.0 if patches is None else matrix_norm(patches.project.weight))
+    if constants is None:
+        raise TypeError(f"Certificates are made for radial kernels and the linear one, got {cell.kernel!r}.")
+    sensitivity = constants.sensitivity * (_input_norm(cell, size) * (norm if cell.gives == "features" else 1))
+    bound = LayerBound(name, constants.lipschitz, constants.threshold, constants.convexity, sensitivity)
+    return _Path(layer, bound, before, constants, rows)
+
+
+def _cell(layer: Equilibrium) -> AbstractKernelCell:
+    assert isinstance(layer.cell, AbstractKernelCell)
+    return layer.cell
+
+
+def _patches(cell: AbstractKernelCell) -> PatchParameters | None:
+    """Return W_h and how patches are cut; None for a kernel without them."""
+    assert cell.similarity is None or isinstance(cell.similarity, PatchParameters)
+    return cell.similarity
 
 
 def _input_norm(cell: AbstractKernelCell, size: tuple[int, int] | None, scale: Tensor | None = None) -> float:
-    """The norm of x ↦ aW_h (x ↦ a for the linear kernel), both linear: one operator, not a product of two norms.
+    """Return the norm of x ↦ aW_h (x ↦ a for the linear kernel), as one linear map, not as a product of two norms.
 
     `scale` multiplies the inputs, a number each (dense cells only).
     """
     assert isinstance(cell.inject, nn.Sequential)
     weight = _weight(*cell.inject)
-    patches = cell.similarity
+    patches = _patches(cell)
     weight = weight if scale is None else weight * scale
-    if not isinstance(patches, PatchParameters):
+    if patches is None:
         return matrix_norm(weight) if size is None else conv_norm(weight, size)
     # ‖W_hᵀr‖ = ‖Rr‖, where W_hᵀ = QR has more rows than R.
     R = torch.linalg.qr(patches.project.weight, mode="r").R
@@ -306,23 +306,24 @@ def _input_norm(cell: AbstractKernelCell, size: tuple[int, int] | None, scale: T
 
 
 def _first_norm(model: Certified, x: Tensor, std: Sequence[float]) -> float:
-    """The norm of the first linear map, for inputs that are first divided by `std`, a number a channel."""
+    """Return the norm of the first linear map, for inputs that are divided by `std`, a number for each channel."""
     if len(std) != x.shape[1]:
         raise ValueError(f"`std` needs one number for each of the {x.shape[1]} channels, got {len(std)}.")
     scale = 1 / torch.tensor(std, dtype=torch.float64, device=x.device)
     if isinstance(model, DenseClassifier):
-        assert isinstance(model.equilibrium.cell, AbstractKernelCell)
-        return _input_norm(model.equilibrium.cell, None, scale.repeat_interleave(x.shape[2] * x.shape[3]))
+        return _input_norm(_cell(model.equilibrium), None, scale.repeat_interleave(x.shape[2] * x.shape[3]))
     return _layer_norm(_stem(model)[0], x, scale)
 
 
 def _weight(linear: nn.Module, norm: nn.Module | None = None) -> Tensor:
-    """The weight of a convolution or a matrix as it acts, the batch norm after it included."""
-    return _scaled(linear.rescaled() if isinstance(linear, AlmostOrthogonal) else linear.get_parameter("weight"), norm)
+    """Return the weight of a convolution or matrix as it is used, the batch norm after it included."""
+    if isinstance(linear, AlmostOrthogonal | UnitRows):
+        return _scaled(linear.rescaled(), norm)
+    return _scaled(linear.get_parameter("weight"), norm)
 
 
 def _scaled(rows: Tensor, norm: nn.Module | None) -> Tensor:
-    """What a batch norm in `eval()` makes of the rows that end in its channels; others lengthen nothing."""
+    """Return the rows times the gains of a batch norm in `eval()`; other modules are 1-Lipschitz and change nothing."""
     if not isinstance(norm, nn.modules.batchnorm._BatchNorm):
         return rows
     gains = norm.get_parameter("weight") * torch.rsqrt(norm.get_buffer("running_var") + norm.eps)

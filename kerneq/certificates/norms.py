@@ -1,6 +1,6 @@
-"""Operator norms from above: numbers that the norm of a matrix or a zero-padded convolution provably does not exceed.
+"""Upper bounds on operator norms of matrices and zero-padded convolutions.
 
-`operators.py` follows ‖W‖ during training by Lanczos, which approaches it from below; a certificate needs the
+`norm_tracker.py` estimates ‖W‖ during training by Lanczos, which approaches it from below; a certificate needs the
 other side. Everything is in float64, and no random number is drawn.
 """
 
@@ -17,17 +17,17 @@ SLACK = 1e-9  # what rounding in float64 can take from a norm, and far more
 
 
 def matrix_norm(matrix: Tensor) -> float:
-    """An upper bound on the largest singular value of a matrix."""
+    """Return an upper bound on the largest singular value of a matrix."""
     return float(torch.linalg.matrix_norm(matrix.detach().double(), 2)) * (1 + SLACK)
 
 
 def conv_norm(weight: Tensor, size: tuple[int, int], stride: int = 1, padding: int | None = None) -> float:
-    """An upper bound on the norm of a zero-padded convolution of pictures of `size`, (height, width).
+    """Return an upper bound on the norm of a zero-padded convolution of pictures of `size`, (height, width).
 
-    weight (outputs, inputs, k, k); `padding` is k // 2 where not said. Small ones are exact: the matrix is written out.
-    Large ones are held against the same convolution on a torus that is wide enough not to wrap around: the pictures
-    are some of its pixels and the outputs some of its outputs, so its norm is no smaller; and in the Fourier basis it
-    falls apart into one matrix a frequency. The borders that a torus lacks make it larger by about 1/height².
+    weight (outputs, inputs, k, k); `padding` is k // 2 by default. For small ones the matrix is written out and its
+    norm computed. Large ones are bounded by the same convolution on a torus that is wide enough not to wrap around: the
+    pictures are some of its pixels and the outputs some of its outputs, so its norm is no smaller; and in the Fourier
+    basis it is one matrix for each frequency. Its norm is larger by about 1/height².
     """
     weight = weight.detach().double()
     largest = float(weight.abs().amax().clamp_min(torch.finfo(weight.dtype).tiny))
@@ -45,7 +45,7 @@ def conv_norm(weight: Tensor, size: tuple[int, int], stride: int = 1, padding: i
 
 
 def _dense_norm(weight: Tensor, size: tuple[int, int], outputs: list[int], stride: int, padding: int) -> float:
-    """From the matrix, one basis vector of the smaller side at a time."""
+    """Return the bound from the whole matrix, made by convolving the basis of its smaller side."""
     (after, before), (height, width) = weight.shape[:2], size
     if before * height * width <= after * outputs[0] * outputs[1]:
         basis = torch.eye(before * height * width, dtype=weight.dtype, device=weight.device)
@@ -60,7 +60,7 @@ def _dense_norm(weight: Tensor, size: tuple[int, int], outputs: list[int], strid
 
 
 def _torus_norm(weight: Tensor, torus: list[int], stride: int) -> float:
-    """The largest norm of a frequency response Ŵ(ω); with a stride s, of s² of them side by side, over s."""
+    """Return the largest norm of a frequency response Ŵ(ω); with a stride s, of s² of them side by side, over s."""
     if stride == 1 and weight.shape[0] > weight.shape[1]:  # the adjoint has the same norm and smaller Gram matrices
         weight = weight.transpose(0, 1)
     after, before, k, _ = weight.shape
@@ -85,9 +85,9 @@ def _torus_norm(weight: Tensor, torus: list[int], stride: int) -> float:
 
 
 def _top_eigenvalue(gram: Tensor) -> float:
-    """An upper bound on the eigenvalues of Hermitian matrices (n, m, m) ⪰ 0, near the largest of them.
+    """Return an upper bound on the eigenvalues of Hermitian matrices (n, m, m) ⪰ 0, near the largest of them.
 
-    ‖G^{2ᵗ}‖_F^{2⁻ᵗ}, by squaring t times (Delattre et al., 2023): products only, which a card is good at.
+    It is ‖G^{2ᵗ}‖_F^{2⁻ᵗ}, by squaring t times (Delattre et al., 2023): products only, which a GPU does fast.
     """
     log = gram.new_zeros(len(gram), dtype=torch.float64)
     for squared in range(SQUARINGS + 1):

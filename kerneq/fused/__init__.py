@@ -1,4 +1,4 @@
-"""All Triton code: one chapter an operation, its plain PyTorch form in X.py and its Triton programs in X_triton.py.
+"""GPU programs and their dispatch: X_triton.py has the Triton programs of an operation, X.py decides when they run.
 
-X.py decides which form runs (`device` says what a card can run) and imports X_triton.py only then: Triton is optional.
+X.py imports X_triton.py only where a program runs (`device` says what a GPU can run), so that Triton is optional.
 """

@@ -1,6 +1,6 @@
-"""What a card can run, and how work is spread over it.
+"""What a GPU can run, and how work is spread over it.
 
-The one place that decides whether a Triton program may take the place of plain PyTorch.
+This file alone decides whether a Triton program may replace plain PyTorch.
 """
 
 import functools
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def _has_triton() -> bool:
-    """Whether there is a Triton with tensor descriptors, 3.4 or later; looked for without importing it."""
+    """Whether Triton 3.4 or later, which has tensor descriptors, is installed; it is not imported for that."""
     package = importlib.util.find_spec("triton")
     if package is None or package.origin is None:
         return False
@@ -32,21 +32,21 @@ FLOATS = (*HALF, torch.float32)
 
 @functools.cache
 def _properties(card: int) -> tuple[tuple[int, int], int]:
-    """Compute capability and multiprocessors of a card: asked at every launch, and PyTorch takes its time to answer."""
+    """Return a GPU's compute capability and number of multiprocessors; cached, as PyTorch is slow to answer."""
     found = torch.cuda.get_device_properties(card)
     return (found.major, found.minor), found.multi_processor_count
 
 
 def capability(t: Tensor) -> tuple[int, int]:
-    """The compute capability of the tensor's card; (0, 0) where there is none, or none by NVIDIA."""
+    """Return the compute capability of the tensor's GPU; (0, 0) on any other device."""
     return _properties(t.get_device())[0] if t.is_cuda and torch.version.cuda is not None else (0, 0)
 
 
 def runs_triton(t: Tensor, dtypes: Collection[torch.dtype] = FLOATS) -> bool:
     """Whether a Triton program may work on `t`.
 
-    It takes Triton, an NVIDIA card with bfloat16 and asynchronous copies, and a known dtype. A program that is
-    compiled or exported holds plain operations: the compiler fuses by itself. So do transforms: see `is_transformed`.
+    That needs Triton, an NVIDIA GPU with bfloat16 and asynchronous copies, and one of the dtypes. Compilers and exports
+    get plain operations, which the compiler fuses by itself; so do transforms (see `is_transformed`).
     """
     if not (HAS_TRITON and t.is_cuda) or torch.compiler.is_compiling() or is_transformed() or t.dtype not in dtypes:
         return False
@@ -54,18 +54,18 @@ def runs_triton(t: Tensor, dtypes: Collection[torch.dtype] = FLOATS) -> bool:
 
 
 def needs_graph(*tensors: Tensor) -> bool:
-    """Whether autograd will differentiate what is made of these: then plain operations, which record themselves."""
+    """Whether autograd will differentiate the result: then plain operations are needed, which autograd records."""
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
-def differentiable(
+def pull_back(
     plain: Callable[..., Sequence[Tensor | None]],
     inputs: Sequence[Tensor | None],
     cotangents: Sequence[Tensor | None],
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of plain operations with a graph of their own; None for an input that needs none.
+    """Return the gradients of plain operations, with a graph of their own; None for an input that needs none.
 
-    This is what the backward of a fused operation gives when a second derivative is coming.
+    The backward of a fused operation returns them when a second derivative is wanted.
     """
     leaves = [t.view_as(t) if t is not None and t.requires_grad else None for t in inputs]
     outputs = plain(*(t if leaf is None else leaf for t, leaf in zip(inputs, leaves, strict=True)))
@@ -75,16 +75,16 @@ def differentiable(
 
 
 def processors(t: Tensor) -> int:
-    """The number of multiprocessors of the tensor's card; 2 on a CPU, for Triton's interpreter."""
+    """Return the number of multiprocessors of the tensor's GPU; 2 on a CPU, for Triton's interpreter."""
     return _properties(t.get_device())[1] if t.is_cuda else 2
 
 
 def run_on_streams(functions: Sequence[Callable[[Tensor], T]], inputs: Iterable[Tensor], overlap: bool) -> list[T]:
-    """Each function on its input; with `overlap` on a GPU, each on a stream of its own.
+    """Apply each function to its input; with `overlap` on a GPU, each on a stream of its own.
 
-    So the small parts of work that does not depend on each other hide behind the large. Inputs that are made one by one
-    are made on the current stream, beside the functions before them. The results are tensors, or tuples and
-    dataclasses of them, ready on the current stream.
+    So small kernels run beside large ones that do not depend on them. Inputs that an iterator makes one by one are made
+    on the current stream, while the functions before them run. The results are tensors, or tuples and dataclasses of
+    them, ready on the current stream.
     """
     beside: list[torch.cuda.Stream] = []
     results: list[T] = []

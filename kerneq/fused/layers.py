@@ -1,6 +1,6 @@
 """The layers around an equilibrium: batch norm with a ReLU, pooling and up-sampling of pictures.
 
-Pictures are (batch, channels, height, width); where they are stored channels-last on a card, each layer takes fewer
+Pictures are (batch, channels, height, width). Where they are stored channels-last on a GPU, each layer takes fewer
 passes over memory than PyTorch's.
 """
 
@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..tensors import is_channels_last, is_transformed
-from .device import differentiable, needs_graph, runs_triton
+from .device import needs_graph, pull_back, runs_triton
 
 
 @final
 class BatchNorm(nn.BatchNorm2d):
-    """nn.BatchNorm2d, and nn.ReLU after it if `relu`; with the parameters and buffers of nn.BatchNorm2d."""
+    """nn.BatchNorm2d, and nn.ReLU after it if `relu`; parameters and buffers are those of nn.BatchNorm2d."""
 
     def __init__(self, channels: int, relu: bool = False):
         super().__init__(channels)
@@ -31,7 +31,7 @@ class BatchNorm(nn.BatchNorm2d):
         return y.relu_() if self.relu else y
 
     def plain(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor]:
-        """The batch norm of training in plain operations, which have every derivative; no statistics are kept."""
+        """Return the batch norm of training by plain operations, which have every derivative; keep no statistics."""
         y = F.batch_norm(x, None, None, weight, bias, training=True, eps=self.eps)
         return (y.relu() if self.relu else y,)
 
@@ -44,13 +44,13 @@ class BatchNorm(nn.BatchNorm2d):
             and runs_triton(x)
             and is_channels_last(x)
             and x.shape[1] == self.num_features
-            and x.numel() > self.num_features  # of a single value PyTorch says what is wrong
+            and x.numel() > self.num_features  # of a single value PyTorch raises its own error
             and self.momentum is not None  # None means the mean over all batches, which is a number on the host
         )
 
 
 class _Norm(torch.autograd.Function):
-    """Keeps x and two numbers a channel: backward finds again what the ReLU let through."""
+    """Save x and two numbers a channel; backward computes the mask of the ReLU again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: BatchNorm) -> Tensor:
@@ -66,15 +66,14 @@ class _Norm(torch.autograd.Function):
         from .layers_triton import norm_backward
 
         x, weight, bias, stats = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is coming: plain operations, which have one
-            return *differentiable(ctx.norm.plain, (x, weight, bias), (g,)), None
+        if torch.is_grad_enabled():  # a second derivative is wanted, which only plain operations have
+            return *pull_back(ctx.norm.plain, (x, weight, bias), (g,)), None
         g = g.contiguous(memory_format=torch.channels_last)
         return *norm_backward(g, x, stats, weight, bias, ctx.norm.relu), None
 
 
-def synchronised(model: nn.Module) -> nn.Module:
-    """The model with nn.SyncBatchNorm for every batch norm, keeping the ReLUs, of which PyTorch's own
-    conversion knows nothing."""
+def synchronise_norms(model: nn.Module) -> nn.Module:
+    """Return the model with nn.SyncBatchNorm for every batch norm; PyTorch's own conversion would lose the ReLUs."""
     rectified = [name for name, part in model.named_modules() if isinstance(part, BatchNorm) and part.relu]
     model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     for name in rectified:
@@ -87,18 +86,18 @@ def _rectify(module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor
 
 
 def pool(x: Tensor, factor: int) -> Tensor:
-    """The mean of every factor × factor square of pixels: height and width / factor."""
+    """Return the mean of every factor × factor square of pixels: height and width / factor."""
     return pyramid(x, (factor,))[factor]
 
 
 def unpool(x: Tensor, factor: int) -> Tensor:
-    """Every pixel factor × factor times: nearest up-sampling."""
+    """Return every pixel factor × factor times: nearest up-sampling."""
     spread: Tensor = _spread(x, factor, 1) if is_transformed() else _Unpool.apply(x, factor)  # type: ignore[no-untyped-call]
     return spread
 
 
 def pyramid(x: Tensor, scales: Sequence[int]) -> dict[int, Tensor]:
-    """x at every scale, each pooled from the coarsest before it that it is a multiple of."""
+    """Return x at every scale, each pooled from the coarsest scale that divides it."""
     levels = sorted({1, *scales})
     parents = [max(finer for finer in levels if finer < level and level % finer == 0) for level in levels[1:]]
     steps = tuple((levels.index(p), level // p) for p, level in zip(parents, levels[1:], strict=True))
@@ -107,7 +106,7 @@ def pyramid(x: Tensor, scales: Sequence[int]) -> dict[int, Tensor]:
 
 
 def _levels(x: Tensor, steps: tuple[tuple[int, int], ...]) -> tuple[Tensor, ...]:
-    """x first; a step (parent, factor) pools the next level from one before it."""
+    """Return x and one level for each step (parent, factor), pooled from the level `parent`."""
     levels = [x.view_as(x)]
     for parent, factor in steps:
         levels.append(_mean(levels[parent], factor, 1))
@@ -115,7 +114,7 @@ def _levels(x: Tensor, steps: tuple[tuple[int, int], ...]) -> tuple[Tensor, ...]
 
 
 def _mean(x: Tensor, factor: int, scale: float) -> Tensor:
-    """`scale` times the mean of every square."""
+    """Return `scale` times the mean of every square."""
     if _fused(x):
         from .layers_triton import gather
 
@@ -125,7 +124,7 @@ def _mean(x: Tensor, factor: int, scale: float) -> Tensor:
 
 
 def _spread(g: Tensor, factor: int, scale: float, base: Tensor | None = None) -> Tensor:
-    """base + scale · every pixel of g, factor × factor times."""
+    """Return base + scale · every pixel of g, factor × factor times."""
     if _fused(g) and (base is None or not needs_graph(base)):
         from .layers_triton import spread
 
@@ -150,11 +149,11 @@ class _Unpool(torch.autograd.Function):
 
 
 class _Pyramid(torch.autograd.Function):
-    """All levels at once, so that their gradients are added up on the way: one pass a level."""
+    """All levels in one node, so that backward adds up their gradients in one pass a level."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, steps: tuple[tuple[int, int], ...]) -> tuple[Tensor, ...]:
-        ctx.set_materialize_grads(False)  # a level that nothing was made of costs nothing
+        ctx.set_materialize_grads(False)  # a level that is not used costs nothing
         ctx.steps = steps
         return _levels(x, steps)
 

@@ -9,13 +9,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .device import differentiable, runs_triton
+from .device import pull_back, runs_triton
 
 
 class RadialFormula(Protocol):
-    """A radial kernel as the patch step sees it: η, ω = −2η′ and ω′, three functions of s ≥ 0, entry by entry.
+    """A radial kernel as the patch step uses it: η, ω = −2η′ and ω′, three functions of s ≥ 0, entry by entry.
 
-    The Triton form follows from them where they are arithmetic and functions that `triton.language` has under the same
+    The Triton form is made of them where they are arithmetic and functions that `triton.language` has under the same
     name as torch (`torch.exp`, `log`, `sqrt`, `rsqrt` …; no `**`); other formulas run as plain PyTorch.
     """
 
@@ -77,12 +77,12 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, u: Tensor, tau: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # a second derivative is coming: plain operations, which have one
+        if torch.is_grad_enabled():  # a second derivative is wanted, which only plain operations have
 
             def step(*inputs: Any) -> tuple[Tensor, Tensor | None]:
                 return ctx.plain(ctx.formula, *inputs, *ctx.sizes)
 
-            grads = differentiable(step, ctx.saved_tensors, (u, tau))
+            grads = pull_back(step, ctx.saved_tensors, (u, tau))
         else:
             from .radial_triton import backward
 

@@ -11,7 +11,4 @@ from .unrolled import Phantom, Unrolled
 
 __all__ = ["AbstractGradient", "ConjugateGradient", "Implicit", "InFeatures", "Phantom", "Point", "Unrolled"]
 
-
-def __dir__() -> list[str]:
-    """List the public names."""
-    return __all__
+__dir__ = __all__.copy  # `dir` lists the public names only

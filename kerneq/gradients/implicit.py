@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from ..adjoint import Adjoint, AdjointPoint, FeatureAdjoint, StateAdjoint, open_adjoint
+from ..conjugate_gradient import conjugate_gradient
 from ..equation import Equation, averaged_step
 from ..maps import AbstractMap, Function, Linearisation, Map, Point, as_map, linearise
-from ..operators import bound, conjugate_gradient
 from ..solution import OnFailure, Solution, check_limits, final_codes, report_failure
 from ..solvers.anderson import Anderson
-from ..solvers.base import AbstractSolver, check_stride, solve, solve_space
+from ..solvers.base import AbstractSolver
 from ..solvers.features import InFeatures
+from ..solvers.loops import check_stride, solve, solve_space
 from ..solvers.newton import Newton
 from ..solvers.proximal import Proximal
 from ..spaces import AbstractSpace, relative_residual
@@ -58,7 +59,6 @@ class Implicit(AbstractGradient):
         check_limits(self.tol, self.max_steps, self.check_every, self.on_failure)
 
     def attach(self, f: Map, at: Point) -> Point:
-        f = as_map(f)
         if isinstance(f, Equation) and not isinstance(self.solver, Newton):
             adjoint = open_adjoint(f, at)
             inputs = (adjoint.m, adjoint.weight, adjoint.dz, adjoint, self, f, at.backward, *f.tensors())
@@ -67,7 +67,7 @@ class Implicit(AbstractGradient):
         if isinstance(self.solver, ConjugateGradient | InFeatures):
             name = type(self.solver).__name__
             raise TypeError(f"{name} needs the equation of a cell; give `Implicit` another solver for a function.")
-        z = at.z.detach()
+        f, z = as_map(f), at.z.detach()
         system = linearise(f, z)
         out = _Adjoint.apply(system.image, z.detach(), self, f, system, at.backward, *f.tensors())  # type: ignore[no-untyped-call]
         return Point(out, backward=at.backward)
@@ -251,7 +251,7 @@ class _Closed(torch.autograd.Function):
         m, *_ = ctx.saved_tensors
         adjoint: Adjoint = ctx.adjoint
         if g_v is not None:
-            through = bound(adjoint.weight).adjoint(g_v)
+            through = dataclasses.replace(adjoint.operator, weight=adjoint.weight).adjoint(g_v)
             g = through if g is None else g + through
         if g is None:  # nothing depends on either
             return (None,) * (7 + ctx.count)

@@ -17,8 +17,9 @@ from .base import AbstractGradient
 class Phantom(AbstractGradient):
     """z ← (1 − λ) z + λ f(z), `steps` times from z*, with a graph (Geng et al., 2021).
 
-    The default is exactly the papers' 5 steps of 0.2 z + 0.8 f(z). It tends to `Implicit` as steps grow; `steps=1,
-    relaxation=1` is the Jacobian-free gradient (Fung et al., 2022). Memory grows with the steps, not with the solve.
+    The default is exactly the 5 steps of 0.2 z + 0.8 f(z) in GEQ's Algorithm 1. It tends to `Implicit` as steps grow;
+    `steps=1, relaxation=1` is the Jacobian-free gradient (Fung et al., 2022). Memory grows with the steps, not with the
+    solve.
     """
 
     steps: int = 5

@@ -21,7 +21,4 @@ __all__ = [
     "Sigmoid",
 ]
 
-
-def __dir__() -> list[str]:
-    """List the public names."""
-    return __all__
+__dir__ = __all__.copy  # `dir` lists the public names only

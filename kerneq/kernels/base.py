@@ -55,6 +55,18 @@ class Binding:
     patch: int = 1  # pixels of its side
 
 
+@dataclasses.dataclass(frozen=True)
+class KernelConstants:
+    """What holds for every input, given upper bounds on ‖W‖ and ‖W_h‖."""
+
+    gain: float  # ‖W‖‖W_h‖; ‖W‖ for a kernel without W_h
+    push: float  # how far a moves f(z), at most, relative to ‖a‖
+    lipschitz: float  # L, at most
+    threshold: float | None  # E is strongly convex as long as L is below it; None: for every L
+    convexity: float  # μ, at least
+    sensitivity: float  # the Lipschitz constant of aW_h ↦ z*, or of a ↦ z*
+
+
 class AbstractParameters(nn.Module, abc.ABC):
     """The trainable part of a kernel, which belongs to a cell."""
 
@@ -68,6 +80,7 @@ class AbstractKernel(abc.ABC):
 
     in_state: ClassVar[bool]  # whether a lives in the space of z, not of v
     hvp_sign: ClassVar[int]  # of what `hvp` gives
+    equation: ClassVar[str]  # z = σ(d(z)) with σ = relu, as text
 
     @property
     @abc.abstractmethod
@@ -103,6 +116,10 @@ class AbstractKernel(abc.ABC):
     def state_hvp(self, at: Binding, z: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Return w ↦ (∂²S/∂z²) w at z, without a graph; None where S is linear in z beside v. No kernel mixes z and
         v."""
+
+    def constants(self, norm: float, hidden: float) -> KernelConstants | None:
+        """Return the constants for ‖W‖ ≤ norm and ‖W_h‖ ≤ hidden; None where they depend on the input."""
+        return None
 
     def unit(self, norm: float, size: int) -> float:
         """Return the factor by which a kernel multiplies an a of `size` typical entries, and so z; most use 1."""

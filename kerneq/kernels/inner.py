@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..tensors import check_nonnegative, check_whole, per_sample, per_sample_dot, per_sample_norm, working_dtype
-from .base import AbstractKernel, AbstractParameters, Binding, Scaling, Slope
+from .base import AbstractKernel, AbstractParameters, Binding, KernelConstants, Scaling, Slope
 
 TYPICAL = 1.25  # the root mean square of a, made by a batch norm, that few samples exceed
 
@@ -31,6 +31,7 @@ class AbstractInnerKernel(AbstractKernel):
 
     in_state: ClassVar[bool] = True
     hvp_sign: ClassVar[int] = 1
+    equation: ClassVar[str] = "z = relu(κ′(⟨a, z⟩)a + WᵀWz), a = Ux + b"
     operator_share: ClassVar[float] = 0.3  # ‖W‖² ≤ operator_share · norm²
     length_share: ClassVar[float] = 0.6  # |κ″|‖a‖² ≤ length_share · norm²; the rest, 0.1 for norm 1, is left of μ
 
@@ -117,11 +118,12 @@ class AbstractInnerKernel(AbstractKernel):
 @final
 @dataclasses.dataclass(frozen=True)
 class Linear(AbstractInnerKernel):
-    """κ(t) = t, the kernel of OptEq and MOptEq: d(z) = a + WᵀWz.
+    """κ(t) = t, the kernel of OptEq (GEQ (3), (4)) and MOptEq: d(z) = a + WᵀWz.
 
     L = ‖W‖² and E is strongly convex with μ = 1 − L; from L = 1 on it need not have a minimum.
     """
 
+    equation: ClassVar[str] = "z = relu(Ux + b + WᵀWz)"
     operator_share: ClassVar[float] = 1.0
 
     def value(self, t: Tensor) -> Tensor:
@@ -129,6 +131,10 @@ class Linear(AbstractInnerKernel):
 
     def derivative(self, t: Tensor) -> Tensor:
         return torch.ones_like(t)
+
+    def constants(self, norm: float, hidden: float) -> KernelConstants:
+        sensitivity = 1 / (1 - norm**2) if norm < 1 else math.inf
+        return KernelConstants(norm, 1.0, norm**2, 1.0, 1 - norm**2, sensitivity)
 
     @property
     def curvature(self) -> float:
@@ -145,6 +151,7 @@ class Sigmoid(AbstractInnerKernel):
     long a is, for norm < √2. Its length is bounded for the solver's sake only: |κ″| ≤ 4/(3√3).
     """
 
+    equation: ClassVar[str] = "z = relu((1 − tanh²⟨a, z⟩)a + WᵀWz), a = Ux + b"
     operator_share: ClassVar[float] = 0.5
 
     def value(self, t: Tensor) -> Tensor:
@@ -179,6 +186,8 @@ class Polynomial(AbstractInnerKernel):
     the bound then holds for |t| ≤ s, s = max(c, 1), a region that iterates from z = 0 never leave (see `max_length`).
     From a start outside of it another equilibrium may be found, of which `error_bound` does not know.
     """
+
+    equation: ClassVar[str] = "z = relu(k(⟨a, z⟩ + c)ᵏ⁻¹a + WᵀWz), a = Ux + b"
 
     degree: int = 2  # k
     offset: float = 1.0  # c

@@ -31,18 +31,15 @@ from ..tensors import (
     check_positive,
     check_share,
     check_whole,
-    is_only_channels_last,
-    is_traced,
-    widened,
     working_dtype,
 )
-from .base import AbstractKernel, AbstractParameters, Binding, Scaling, Slope
+from .base import AbstractKernel, AbstractParameters, Binding, KernelConstants, Scaling, Slope
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Adaptive:
-    """γ = share / M, M the smallest ‖rᵢW_h‖² among the patches (GEQ, section 4: 0.2 / M).
+    """γ = share / M, M the smallest ‖rᵢW_h‖² among the patches (GEQ Sec. 4.1: 0.2 / M).
 
     The paper gives no rule for M. Ours is a running mean of the minimum over (the first samples of) a batch at the
     equilibria found in training, frozen in evaluation and saved with the model. Training can drive single patches to
@@ -65,7 +62,7 @@ class Adaptive:
 
 @final
 class Width(nn.Module):
-    """γ of one cell: a number (KerDEQ), or following the data by a rule (GEQ), whose M is saved with the model.
+    """γ of one cell: a number (KerDEQ), or a rule that follows the data (GEQ Sec. 4.1); its M is saved with the model.
 
     The number is no buffer: those are rounded with the weights, and empty after `to_empty`.
     """
@@ -86,7 +83,7 @@ class Width(nn.Module):
         if number is None or (number.dtype, number.device) != (dtype, a.device):
             with torch.inference_mode(False):  # it outlives the call, as the vector of a norm does
                 number = torch.full((), self.gamma, dtype=dtype, device=a.device)
-            if not is_traced():
+            if not torch.compiler.is_compiling():
                 self.number = number  # kept: a CUDA graph knows it by its address
         return number
 
@@ -110,12 +107,15 @@ class AbstractRadialKernel(AbstractKernel):
     `steepest`, the supremum of |ω| and |ω + 2sω′|, and `lowest`, the infimum of ω + 2sω′. All else follows: dense and
     patched form, energy, L = steepest·‖W‖²‖W_h‖², μ = 1 + min(0, lowest)·‖W‖²‖W_h‖², backward product, fused kernel.
 
-    In a convolutional cell a patch is `split` channels × `patch` × `patch` pixels (8 channels where not said); in a
-    dense one it is `split` entries, or the whole vector. W_h (n × hidden) enters only through Q = W_hW_hᵀ (n × n).
+    On patches it is GEQ (16), which is KerDEQ (12) and its Algorithm 1; as a robust loss see docs/theory.md, fact 9. In
+    a convolutional cell a patch is `split` channels × `patch` × `patch` pixels (8 channels where not said); in a dense
+    one it is `split` entries, or the whole vector. W_h (n × hidden) enters only through Q = W_hW_hᵀ (n × n).
     """
 
     in_state: ClassVar[bool] = False
+    through_features: ClassVar[bool] = True
     hvp_sign: ClassVar[int] = -1
+    equation: ClassVar[str] = "z = relu(Wᵀm), mᵢ = ω(γ‖rᵢW_h‖²) rᵢW_hW_hᵀ, r = Ux + b − Wz"
     steepest: ClassVar[float]
     lowest: ClassVar[float]
 
@@ -154,9 +154,16 @@ class AbstractRadialKernel(AbstractKernel):
         """
         return input_lipschitz(gain, self.lowest, self.steepest)
 
-    @property
-    def through_features(self) -> bool:
-        return True
+    def constants(self, norm: float, hidden: float) -> KernelConstants:
+        gain, lowest = norm * hidden, min(0.0, self.lowest)
+        return KernelConstants(
+            gain,
+            push=norm * hidden**2 * self.steepest,
+            lipschitz=self.steepest * gain**2,
+            threshold=None if lowest == 0 else -self.steepest / lowest,
+            convexity=1 + lowest * gain**2,
+            sensitivity=self.input_lipschitz(gain),
+        )
 
     def parameters(self, features: int, conv: bool) -> "PatchParameters":
         split = self.split or (8 if conv else features)
@@ -221,7 +228,7 @@ def radial_step(
     """
     if v is not None and v.shape != a.shape:
         raise ValueError(f"`v` must have the shape of `a`, {tuple(a.shape)}, got {tuple(v.shape)}.")
-    if _runs_fused(formula, a, split, patch):
+    if a.is_cuda and has_programs(formula, a, split, patch):
         return fused_step(formula, plain_step, a, v, Q, gamma, split, patch, value)
     return plain_step(formula, a, v, Q, gamma, split, patch, value)
 
@@ -230,7 +237,7 @@ def plain_step(
     formula: Formula, a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor, split: int, patch: int, value: bool
 ) -> tuple[Tensor, Tensor | None]:
     """`radial_step` in plain PyTorch; m in the dtype and memory order of `a`."""
-    last = is_only_channels_last(a)
+    last = a.dim() == 4 and not a.is_contiguous()  # then it is stored channels-last
     _, q, s = _products(a, v, Q, gamma, split, patch, last)
     m = formula.weight(s).unsqueeze(-1) * q
     return join(m, a, split, patch, last), formula.height(s).sum(1) / gamma if value else None
@@ -246,9 +253,9 @@ def radial_hvp(
     """
     a, v, Q = a.detach(), v.detach(), Q.detach()
     gamma = gamma.detach()
-    if _runs_fused(formula, a, split, patch):
+    if a.is_cuda and has_programs(formula, a, split, patch):
         return fused_hvp(formula, a, v, Q, gamma, split, patch)
-    last = is_only_channels_last(a)
+    last = a.dim() == 4 and not a.is_contiguous()  # then it is stored channels-last
     Q, q, s = _products(a, v, Q, gamma, split, patch, last)
     w, slope = formula.weight(s).unsqueeze(-1), 2 * gamma * formula.slope(s)
 
@@ -287,7 +294,7 @@ def _products(
         pixels = patch * patch
         Q = Q.reshape(split, pixels, split, pixels).permute(1, 0, 3, 2).reshape(Q.shape)
     Q = Q.to(r.dtype)
-    q = widened(r @ Q)
+    q = (r @ Q).to(gamma.dtype)
     return Q, q, gamma * (q * r).sum(-1)
 
 
@@ -320,11 +327,6 @@ def join(x: Tensor, like: Tensor, split: int, patch: int, last: bool) -> Tensor:
     return x.reshape(B, g, h, w, split, patch, patch).permute(0, 1, 4, 2, 5, 3, 6).reshape(B, C, H, W)
 
 
-def _runs_fused(formula: Formula, a: Tensor, split: int, patch: int) -> bool:
-    """Whether a Triton program takes it."""
-    return a.is_cuda and has_programs(formula, a, split, patch)
-
-
 def input_lipschitz(w: float, lowest: float, steepest: float = 1.0) -> float:
     """Return the least K with ‖z*(a) − z*(a′)‖ ≤ K‖a − a′‖ for every W with ‖W‖ ≤ w, where ωr has slopes in [−c, S].
 
@@ -342,7 +344,7 @@ def input_lipschitz(w: float, lowest: float, steepest: float = 1.0) -> float:
 
 @final
 class PatchParameters(AbstractParameters):
-    """W_h, as r ↦ W_hᵀr (`project`, hidden × n), and γ (`width`)."""
+    """W_h of GEQ (16), as r ↦ W_hᵀr (`project`, hidden × n), and γ (`width`)."""
 
     def __init__(self, split: int, patch: int, hidden: int, gamma: float | Adaptive):
         super().__init__()
@@ -372,13 +374,14 @@ class PatchParameters(AbstractParameters):
 @final
 @dataclasses.dataclass(frozen=True)
 class Gaussian(AbstractRadialKernel):
-    """ω = e^{−s}, the kernel of KerDEQ and GEQ: S = (1/2γ) Σᵢ exp(−γ‖rᵢW_h‖²). As a loss: Welsch's.
+    """ω = e^{−s}, the kernel of KerDEQ (5), (6) and GEQ (5), (6): S = (1/2γ) Σᵢ exp(−γ‖rᵢW_h‖²). As a loss: Welsch's.
 
     rᵢ are the patches of r = Ux + b − Wz, s = γ‖rᵢW_h‖², and W_h is a trainable matrix: see `AbstractRadialKernel`.
     L = ‖W‖²‖W_h‖² whatever γ and the input, and E is strongly convex, so that the equilibrium is unique, for
-    L < ½e^{3/2} ≈ 2.24.
+    L < ½e^{3/2} ≈ 2.24 (docs/theory.md, fact 2).
     """
 
+    equation: ClassVar[str] = "z = relu(Wᵀm), mᵢ = exp(−γ‖rᵢW_h‖²) rᵢW_hW_hᵀ, r = Ux + b − Wz"
     steepest: ClassVar[float] = 1.0  # at s = 0
     lowest: ClassVar[float] = -2 * math.exp(-1.5)  # at s = 3/2
 
@@ -404,6 +407,7 @@ class Multiquadric(AbstractRadialKernel):
     `norm`.
     """
 
+    equation: ClassVar[str] = "z = relu(Wᵀm), mᵢ = (1 + γ‖rᵢW_h‖²)^{−1/2} rᵢW_hW_hᵀ, r = Ux + b − Wz"
     steepest: ClassVar[float] = 1.0  # at s = 0
     lowest: ClassVar[float] = 0.0  # as s → ∞
 
@@ -428,6 +432,7 @@ class Cauchy(AbstractRadialKernel):
     ω + 2sω′ = (1 − s)/(1 + s)² ≥ −1/8, so E is strongly convex for L < 8.
     """
 
+    equation: ClassVar[str] = "z = relu(Wᵀm), mᵢ = (1 + γ‖rᵢW_h‖²)^{−1} rᵢW_hW_hᵀ, r = Ux + b − Wz"
     steepest: ClassVar[float] = 1.0  # at s = 0
     lowest: ClassVar[float] = -1 / 8  # at s = 3
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from ..cells import AbstractCell
 from ..equilibrium import Equilibrium
 from ..gradients import Implicit
+from ..linear_maps import as_linear_map
 from ..maps import AbstractMap
-from ..operators import bound
 from ..solution import EquilibriumError, Status
 from ..solvers import AbstractSolver, Anderson, Newton, Picard
 from ..tensors import is_transformed
@@ -47,8 +47,8 @@ class GLMMap(AbstractMap):
     prior: Prior
 
     def __call__(self, z: Tensor) -> Tensor:
-        image = bound(self.W1)(self.family.mean(z) - self.t) + self.constant
-        return image if self.W3 is None else image + bound(self.W3)(self.prior.slope(z))
+        image = as_linear_map(self.W1)(self.family.mean(z) - self.t) + self.constant
+        return image if self.W3 is None else image + as_linear_map(self.W3)(self.prior.slope(z))
 
     def rows(self, index: Tensor) -> Self:
         t, constant = self.t.index_select(0, index), self.constant.index_select(0, index)
@@ -80,7 +80,7 @@ class GLMCell(AbstractCell):
 
     def bind(self, x: Tensor) -> GLMMap:
         W1 = self.W1.to(x)  # the targets' dtype may be wider than that of the weights
-        constant = bound(W1 + self.W2.to(x))(x) + self.bias.to(x)
+        constant = as_linear_map(W1 + self.W2.to(x))(x) + self.bias.to(x)
         return GLMMap(x, constant, W1, None if self.W3 is None else self.W3.to(x), self.family, self.prior)
 
     def initial(self, f: AbstractMap) -> Tensor:
@@ -133,7 +133,7 @@ class KernelEquilibrium(nn.Module):
         if self.cell.W3 is not None:
             z = z + self.cell.prior.slope(eta)
         V1, V2 = self.V1.to(t), self.V2.to(t)
-        canonical = bound(V1)(z - t) + bound(V1 + V2)(t) + self.bias.to(t)  # as in `GLMMap`
+        canonical = as_linear_map(V1)(z - t) + as_linear_map(V1 + V2)(t) + self.bias.to(t)  # as in `GLMMap`
         return canonical.to(self.V1.dtype)
 
     def mean(self, Y: Tensor) -> Tensor:

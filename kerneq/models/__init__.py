@@ -3,16 +3,17 @@
 `build(name)` makes one, `names()` lists them, and `kerneq models` shows them with their sizes and accuracies.
 """
 
+from .base import AbstractModel as AbstractModel
 from .baselines import MDEQ as MDEQ
 from .baselines import MDEQConfig as MDEQConfig
 from .baselines import ResNet as ResNet
 from .baselines import ResNetConfig as ResNetConfig
-from .classifier import AbstractModel as AbstractModel
 from .classifier import Classifier as Classifier
 from .classifier import ClassifierConfig as ClassifierConfig
 from .classifier import DenseClassifier as DenseClassifier
 from .classifier import DenseConfig as DenseConfig
 from .classifier import KernelConfig as KernelConfig
+from .lipschitz import LipschitzClassifier as LipschitzClassifier
 from .zoo import MODELS as MODELS
 from .zoo import Entry as Entry
 from .zoo import Measured as Measured

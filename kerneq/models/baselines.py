@@ -6,7 +6,7 @@ MDEQ is one equilibrium over several resolutions, as a cell like any other; the 
 import dataclasses
 import itertools
 import math
-from typing import Any, Literal, Self, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from ..cells import AbstractCell
 from ..gradients import AbstractGradient, ConjugateGradient, Implicit, Phantom
-from ..maps import AbstractMap
+from ..maps import AbstractMap, Function
 from ..settings import setting
 from ..solution import Solution
 from ..solvers import AbstractSolver, Anderson, InFeatures, Proximal
-from ..tensors import take_samples
-from .classifier import AbstractModel, AbstractSolveConfig, conv_norm_relu
+from .base import AbstractModel, AbstractSolveConfig
+from .classifier import conv_batch_norm
 
 
 @final
@@ -27,6 +27,7 @@ from .classifier import AbstractModel, AbstractSolveConfig, conv_norm_relu
 class MDEQConfig(AbstractSolveConfig):
     """The large CIFAR model: four scales, group norm, expansion 5; no weight norm bound, so no guarantee."""
 
+    equation: ClassVar[str] = "z = multi-scale residual block (z; x)"
     solver: AbstractSolver[Any] = setting(Anderson(), "how z = f(z) is solved")
     gradient: AbstractGradient = setting(Phantom(5, relaxation=0.5), "how the solution is differentiated")
     max_steps: int = setting(18, "evaluations of f in a solve, at most", low=1)
@@ -70,7 +71,7 @@ class ResidualBlock(nn.Module):
 
 
 def _path(widths: tuple[int, ...], source: int, target: int, groups: int) -> nn.Module:
-    """From one scale to another: convolutions with stride 2 to a smaller one, 1×1 and up-sampling to a larger one."""
+    """Return layers from one scale to another: convolutions of stride 2 to a smaller one, else 1×1 and up-sampling."""
     here, there = widths[source], widths[target]
     if source == target:
         return nn.Identity()
@@ -85,7 +86,7 @@ def _path(widths: tuple[int, ...], source: int, target: int, groups: int) -> nn.
 
 @final
 class MultiscaleCell(AbstractCell):
-    """A residual block a scale, then every scale sums what the others send; x enters at the largest scale.
+    """A residual block for each scale, then every scale sums the others' outputs; x enters at the largest scale.
 
     The states of all scales are one row of numbers a sample, so every solver and gradient works on them unchanged.
     """
@@ -104,20 +105,26 @@ class MultiscaleCell(AbstractCell):
             if isinstance(module, nn.Conv2d):
                 nn.init.normal_(module.weight, std=0.01)
 
-    def bind(self, x: Tensor) -> "MultiscaleMap":
-        return MultiscaleMap(self, x)
+    def bind(self, x: Tensor) -> Function:
+        return Function(self.evaluate, (x,))
 
     def initial(self, f: AbstractMap) -> Tensor:
-        assert isinstance(f, MultiscaleMap)
-        numbers = sum(math.prod(shape) for shape in self.shapes(f.x))
-        return f.x.new_zeros(len(f.x), numbers)
+        assert isinstance(f, Function)
+        (x,) = f.inputs
+        return x.new_zeros(len(x), sum(math.prod(shape) for shape in self.shapes(x)))
+
+    def evaluate(self, z: Tensor, x: Tensor) -> Tensor:
+        """Return the image of z at x."""
+        # Only the solve is compiled: a compiled graph frees its buffers after one backward pass through it.
+        image: Tensor = self.forward(z, x) if torch.is_grad_enabled() else self(z, x)
+        return image
 
     def shapes(self, x: Tensor) -> list[tuple[int, int, int]]:
         height, width = x.shape[2:]
         return [(channels, height >> s, width >> s) for s, channels in enumerate(self.widths)]
 
     def unpack(self, z: Tensor, x: Tensor) -> list[Tensor]:
-        """One feature map a scale out of a row of numbers."""
+        """Return one feature map for each scale from the rows of numbers z, (batch, numbers)."""
         shapes = self.shapes(x)
         parts = torch.split(z, [math.prod(shape) for shape in shapes], dim=1)
         return [part.view(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]
@@ -139,31 +146,16 @@ class MultiscaleCell(AbstractCell):
 
 
 @final
-@dataclasses.dataclass(frozen=True)
-class MultiscaleMap(AbstractMap):
-    """The cell at one input x: z ↦ cell(z, x)."""
-
-    cell: MultiscaleCell
-    x: Tensor
-
-    def __call__(self, z: Tensor) -> Tensor:
-        # Only the solve is compiled: a compiled graph gives up its buffers after one backward pass through it.
-        image: Tensor = self.cell.forward(z, self.x) if torch.is_grad_enabled() else self.cell(z, self.x)
-        return image
-
-    def rows(self, index: Tensor) -> Self:
-        return dataclasses.replace(self, x=take_samples(self.x, index))
-
-
-@final
 class MDEQ(AbstractModel):
-    """stem → the multi-scale equilibrium → a head that gathers the scales from the largest to the smallest."""
+    """stem → the multi-scale equilibrium → a head that adds up the scales from the largest to the smallest."""
 
     def __init__(self, config: MDEQConfig, classes: int, channels: int = 3):
         stride = 2 if config.stem == "imagenet" else 1
         super().__init__(channels, multiple=stride**2 * 2 ** (len(config.widths) - 1))
         self.config, width = config, config.widths[0]
-        self.stem = nn.Sequential(conv_norm_relu(channels, width, stride), *conv_bn(width, width, 3, stride))
+        self.stem = nn.Sequential(
+            conv_batch_norm(channels, width, stride=stride, relu=True), *conv_bn(width, width, 3, stride)
+        )
         self.equilibrium = config.make_layer(MultiscaleCell(config))
         pairs = zip(config.widths, config.head, strict=True)
         self.lift = nn.ModuleList(Block(width, planes, 1, bottleneck=True) for width, planes in pairs)
@@ -193,6 +185,7 @@ class MDEQ(AbstractModel):
 class ResNetConfig:
     """The settings of a `ResNet`; the defaults are those of ResNet-18 for CIFAR."""
 
+    equation: ClassVar[str] = "none: explicit"
     blocks: tuple[int, ...] = setting((2, 2, 2, 2), "residual blocks a stage", low=1)
     bottleneck: bool = setting(False, "blocks of 1×1, 3×3, 1×1 convolutions instead of two 3×3")
     width: int = setting(64, "channels of the first stage; each stage doubles them", low=1)
@@ -200,7 +193,7 @@ class ResNetConfig:
 
 
 def conv_bn(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
-    """A convolution that keeps the picture's size (divides it by `stride`), and batch norm."""
+    """Return a convolution that keeps the size of the picture (or divides it by `stride`), and batch norm."""
     conv = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(outputs))
 
@@ -253,5 +246,5 @@ class ResNet(AbstractModel):
         return self.head(self.blocks(self.stem(x)).mean((2, 3))), {}
 
     def compile_map(self) -> None:
-        """There is no map inside: the whole network is compiled."""
+        """Use torch.compile for the whole network: there is no map inside."""
         self.compile()

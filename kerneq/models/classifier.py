@@ -1,29 +1,27 @@
 """stem → branches of equilibrium layers at several scales → fusion → head: GEQ, KerDEQ, OptEq and MOptEq.
 
-Also the smallest classifier, one dense equilibrium between the pixels and a linear head, and what all models share:
-how an equilibrium layer is solved and differentiated, and what is said to an input that is no batch of pictures.
+Also the smallest classifier, one dense equilibrium between the pixels and a linear head. `lipschitz.py` has the
+1-Lipschitz counterpart, made of the same branches.
 """
 
 import abc
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, final
+from collections.abc import Callable, Iterator
+from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from ..cells import AbstractCell, ConvCell, DenseCell, Output
-from ..equilibrium import Equilibrium, layers_of
+from ..cells import ConvCell, DenseCell, Output
 from ..fused.device import run_on_streams
 from ..fused.layers import BatchNorm, pool, pyramid, unpool
-from ..gradients import AbstractGradient, Implicit
 from ..kernels import AbstractKernel, AbstractRadialKernel, Adaptive, Gaussian
 from ..kernels.radial import PatchParameters
 from ..settings import setting
 from ..solution import Solution
-from ..solvers import AbstractSolver, Anderson, InFeatures, Proximal
-from .lipschitz import AlmostOrthogonal, MaxMin, UnitRows
+from .base import AbstractModel, AbstractSolveConfig
 
 Stem = Literal["cifar", "deep", "paper", "imagenet", "folded", "plain"]
 STEMS: dict[Stem, tuple[tuple[int, int], ...]] = {  # of each convolution: by what it divides the width, its stride
@@ -34,78 +32,6 @@ STEMS: dict[Stem, tuple[tuple[int, int], ...]] = {  # of each convolution: by wh
     "folded": ((4, 1), (4, 1), (2, 2), (2, 1), (1, 2), (1, 1)),
     "plain": ((1, 1),),
 }
-
-# While training, a backward solve that stops at its step limit is a choice, not an accident.
-_IMPLICIT = Implicit(InFeatures(Anderson(memory=3)), tol=1e-3, max_steps=20, on_failure="return")
-
-
-@dataclasses.dataclass(frozen=True)
-class AbstractSolveConfig:
-    """How every equilibrium layer of a model is solved and differentiated."""
-
-    solver: AbstractSolver[Any] = setting(Proximal(), "how z = f(z) is solved")
-    gradient: AbstractGradient = setting(_IMPLICIT, "how the solution is differentiated")
-    tol: float = setting(1e-3, "relative residual at which a sample has converged", above=0)
-    max_steps: int = setting(30, "evaluations of f in a solve, at most", low=1)
-    check_every: int = setting(0, "steps between two looks at the residual, 0: left to the solve", low=0)
-
-    def make_layer(self, cell: AbstractCell) -> Equilibrium:
-        """The cell as a layer; `check_every` is also that of an implicit gradient that says none of its own."""
-        check_every = self.check_every or None
-        gradient = self.gradient
-        if isinstance(gradient, Implicit) and gradient.check_every is None:
-            gradient = dataclasses.replace(gradient, check_every=check_every)
-        return Equilibrium(
-            cell, solver=self.solver, gradient=gradient, tol=self.tol, max_steps=self.max_steps, check_every=check_every
-        )
-
-
-class AbstractModel(nn.Module, abc.ABC):
-    """Pictures x (batch, channels, height, width) ↦ logits (batch, classes). To write one: `classify`.
-
-    `model(x, solutions=True)` also gives the `Solution` of every equilibrium layer, by name. The sides of a picture are
-    multiples of `multiple`, or exactly `side`.
-    """
-
-    def __init__(self, channels: int, multiple: int = 1, side: int | None = None):
-        super().__init__()
-        self.channels, self.multiple, self.side = channels, multiple, side
-
-    @abc.abstractmethod
-    def classify(self, x: Tensor) -> tuple[Tensor, dict[str, Solution]]:
-        """The logits and the solutions, for pictures that fit."""
-
-    def forward(self, x: Tensor, solutions: bool = False) -> Tensor | tuple[Tensor, dict[str, Solution]]:
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(f"The pictures must be a floating-point tensor, got {got}: scale the pixels first.")
-        self.check_shape(x.shape)
-        logits, found = self.classify(x)
-        return (logits, found) if solutions else logits
-
-    def layers(self) -> list[Equilibrium]:
-        """The equilibrium layers."""
-        return layers_of(self)
-
-    def diagnostics(self) -> dict[str, float]:
-        """Numbers to follow over a run, as the cells of the layers tell them."""
-        return {name: value for layer in self.layers() for name, value in layer.cell.diagnostics().items()}
-
-    def compile_map(self) -> None:
-        """torch.compile the map of every layer, which is where a solve spends its time."""
-        for layer in self.layers():
-            layer.cell.compile_map()
-
-    def check_shape(self, shape: Sequence[int]) -> None:
-        """Refuse, in one sentence, what is not (batch, channels, height, width) with sides that fit."""
-        wanted = f" and sides that are multiples of {self.multiple}" if self.multiple > 1 else ""
-        fit = all(side > 0 and side % self.multiple == 0 for side in shape[2:])
-        if self.side is not None:
-            wanted = f" and sides of {self.side}"
-            fit = all(side == self.side for side in shape[2:])
-        if len(shape) != 4 or shape[1] != self.channels or not fit:
-            wanted = f"pictures (batch, channels, height, width) with {self.channels} channels{wanted}"
-            raise ValueError(f"The input must be {wanted}, got {tuple(shape)}.")
 
 
 @final
@@ -118,30 +44,26 @@ class ClassifierConfig(AbstractSolveConfig):
     features: tuple[int, ...] = setting((64, 128, 128, 128, 256, 256), "channels of v = Wz, a branch each", low=1)
     scales: tuple[int, ...] = setting((1, 2, 4, 4, 8, 8), "how often smaller than the stem's output a branch is", low=1)
     fusion: int = setting(4, "the scale at which the branches meet", low=1)
-    join: Literal["mean", "concatenate"] = setting("mean", "what is made of the branches where they meet")
+    join: Literal["mean", "concatenate"] = setting("mean", "how the branches are joined where they meet")
     stem: Stem = setting(
         "cifar",
         "3×3 convolutions. cifar: 3 → w/4 → w/2 → w; deep: 3 → w/4 → w/4 → w/2 → w/2 → w; paper: 3 → w → w; "
         "imagenet: the same, then two w → w of stride 2; folded: 3 → w/4 → w/4, w/2 → w/2, w → w, with stride 2 in "
         "between; plain: 3 → w",
     )
-    refinements: int = setting(0, "residual blocks at each coarser scale; 0: none, means alone", low=0)
+    refinements: int = setting(0, "residual blocks at each coarser scale; 0: none, averages alone", low=0)
     rectified: bool = setting(True, "whether a residual block gives relu(x + F(x)), or x + F(x)")
     norm: float = setting(1.0, "bound on ‖W‖‖W_h‖", above=0)
     activity: float = setting(0.5, "sᵢ = γ‖rᵢW_h‖² at initialisation, where γ is fixed", above=0)
     length: float | None = setting(None, "‖aᵢ‖² of a patch at initialisation, whatever γ; none: activity / γ", above=0)
     output: Output = setting("state", "what a branch gives: z, or v = Wz with the widths of z and v exchanged")
     overlap: bool = setting(True, "on a GPU, solve the branches side by side")
-    lipschitz: bool = setting(False, "for certificates: almost-orthogonal convolutions and MaxMin, no batch norm")
-    gain: float = setting(1.0, "what a lipschitz model multiplies its logits by: one over a temperature", above=0)
+    lipschitz: bool = setting(False, "for certificates: a LipschitzClassifier, which has no batch norm")
+    gain: float = setting(1.0, "factor of the logits of a lipschitz model: one over a temperature", above=0)
 
     def __post_init__(self) -> None:
-        if self.lipschitz and not isinstance(self.kernel, AbstractRadialKernel):
-            raise ValueError(f"`lipschitz` needs a radial kernel such as multiquadric, got {self.kernel!r}.")
-        if self.lipschitz and self.join != "mean":
-            raise ValueError(f"`lipschitz` needs `join` = mean, got {self.join}.")
-        if self.lipschitz and self.refinements:
-            raise ValueError(f"`lipschitz` needs `refinements` = 0: they have batch norms, got {self.refinements}.")
+        if self.lipschitz:
+            self._check_lipschitz()
         if self.width < 4 and (self.refinements or any(divisor == 4 for divisor, _ in STEMS[self.stem])):
             raise ValueError(
                 f"`width` must be at least 4: this stem, or a refinement, has a quarter, got {self.width}."
@@ -153,88 +75,126 @@ class ClassifierConfig(AbstractSolveConfig):
             got = f"{list(self.scales)} and {self.fusion}"
             raise ValueError(f"Each of `scales` must divide `fusion` or be a multiple of it, got {got}.")
 
+    def _check_lipschitz(self) -> None:
+        """Raise, in one sentence, if a `LipschitzClassifier` cannot have these settings."""
+        if not isinstance(self.kernel, AbstractRadialKernel):
+            raise ValueError(f"`lipschitz` needs a radial kernel such as multiquadric, got {self.kernel!r}.")
+        if self.join != "mean":
+            raise ValueError(f"`lipschitz` needs `join` = mean, got {self.join}.")
+        if self.refinements:
+            raise ValueError(f"`lipschitz` needs `refinements` = 0: they have batch norms, got {self.refinements}.")
+
+    @property
+    def equation(self) -> str:
+        """The equation of the branches."""
+        return f"{self.kernel.equation}; output v = Wz" if self.output == "features" else self.kernel.equation
+
+    @property
+    def branches(self) -> Iterator[tuple[int, int]]:
+        """The scale and the features of each branch."""
+        return zip(self.scales, self.features, strict=True)
+
     @property
     def multiple(self) -> int:
-        """What the sides of a picture must be multiples of: every branch has to end in whole patches."""
+        """The sides of a picture must be multiples of it, so that every branch ends in whole patches."""
         patch = self.kernel.patch if isinstance(self.kernel, AbstractRadialKernel) else 1
         stride = math.prod(stride for _, stride in STEMS[self.stem])
         return stride * math.lcm(self.fusion, *(scale * patch for scale in self.scales))
 
 
+class AbstractBranchedModel(AbstractModel):
+    """stem → its levels → an equilibrium branch each → joined at one scale → logits.
+
+    To write one: make `stem`, `levels` and `branches`, and write `read_out`.
+    """
+
+    stem: nn.Sequential
+    levels: "Levels"
+    branches: nn.ModuleList
+
+    def __init__(self, config: ClassifierConfig, channels: int):
+        super().__init__(channels, multiple=config.multiple)
+        self.config = config
+
+    @abc.abstractmethod
+    def read_out(self, values: list[Tensor]) -> Tensor:
+        """Return the logits for the outputs of the branches, each (batch, width, height, width) at one scale."""
+
+    def classify(self, x: Tensor) -> tuple[Tensor, dict[str, Solution]]:
+        results = run_on_streams(list(self.branches), self.levels(self.stem(x)), self.config.overlap)
+        logits = self.read_out([z for z, _ in results])
+        return logits, {f"branch{index}": solution for index, (_, solution) in enumerate(results)}
+
+    def diagnostics(self) -> dict[str, float]:
+        """Return those of the cell of every branch, under its name."""
+        cells = [layer.cell.diagnostics().items() for layer in self.layers()]
+        return {f"branch{index}/{name}": value for index, numbers in enumerate(cells) for name, value in numbers}
+
+
 @final
-class Classifier(AbstractModel):
-    """stem → its levels → an equilibrium branch each → joined at one scale → batch norm, ReLU, mean, linear head.
+class Classifier(AbstractBranchedModel):
+    """Branches joined → batch norm, ReLU, mean over pixels, linear head.
 
     Before `torch.export.export(model, (x,), strict=False)`, call it once in `eval()` on an x of that size: the norm of
     W is measured there, and the program, which takes `max_steps` steps, holds it.
     """
 
     def __init__(self, config: ClassifierConfig, classes: int, channels: int = 3):
-        super().__init__(channels, multiple=config.multiple)
-        self.config = config
-        self.stem = make_stem(config.stem, channels, config.width, config.lipschitz)
+        if config.lipschitz:
+            raise ValueError("Settings with `lipschitz` are those of a `LipschitzClassifier`.")
+        super().__init__(config, channels)
+        self.stem = make_stem(config, channels, functools.partial(conv_batch_norm, relu=True))
         self.levels = Levels(config)
-        branches = zip(config.scales, config.features, strict=True)
-        self.branches = nn.ModuleList(Branch(config, scale, features) for scale, features in branches)
+        self.branches = nn.ModuleList(Branch(config, *branch) for branch in config.branches)
         joined = config.width * (len(config.scales) if config.join == "concatenate" else 1)
-        self.norm = MaxMin() if config.lipschitz else BatchNorm(joined, relu=True)
-        self.head = UnitRows(joined, classes, config.gain) if config.lipschitz else nn.Linear(joined, classes)
+        self.norm = BatchNorm(joined, relu=True)
+        self.head = nn.Linear(joined, classes)
 
-    def classify(self, x: Tensor) -> tuple[Tensor, dict[str, Solution]]:
-        results = run_on_streams(list(self.branches), self.levels(self.stem(x)), self.config.overlap)
-        values = [z for z, _ in results]
-        joined = torch.cat(values, 1) if self.config.join == "concatenate" else sum(values[1:], values[0]) / len(values)
-        features = self.norm(joined).mean((2, 3))
-        if self.config.lipschitz:
-            pixels = joined.shape[2] * joined.shape[3]
-            features = features * pixels**0.5  # the mean of n pixels shrinks them to 1/√n
-        logits = self.head(features)
-        return logits, {f"branch{index}": solution for index, (_, solution) in enumerate(results)}
-
-    def diagnostics(self) -> dict[str, float]:
-        """Those of the cell of every branch, under its name."""
-        cells = [layer.cell.diagnostics().items() for layer in self.layers()]
-        return {f"branch{index}/{name}": value for index, numbers in enumerate(cells) for name, value in numbers}
+    def read_out(self, values: list[Tensor]) -> Tensor:
+        joined = torch.cat(values, 1) if self.config.join == "concatenate" else mean_of(values)
+        logits: Tensor = self.head(self.norm(joined).mean((2, 3)))
+        return logits
 
 
-def make_stem(kind: Stem, channels: int, width: int, lipschitz: bool) -> nn.Sequential:
-    """Pixels → `width` channels. One convolution alone is markedly worse on CIFAR-10."""
-    outputs = tuple(width // divisor for divisor, _ in STEMS[kind])
-    strides = [stride for _, stride in STEMS[kind]]
-    if lipschitz and any(channels % 2 for channels in outputs):
-        raise ValueError(f"`lipschitz` sorts channels in pairs: the stem needs even numbers of them, got {outputs}.")
-    layer = fold_conv_sort if lipschitz else conv_norm_relu
-    return nn.Sequential(*map(layer, (channels, *outputs[:-1]), outputs, strides))
+def mean_of(values: list[Tensor]) -> Tensor:
+    """Return the mean of some tensors of one shape."""
+    return sum(values[1:], values[0]) / len(values)
 
 
-def conv_norm_relu(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
-    """A 3×3 convolution, batch norm and ReLU."""
-    conv = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-    return nn.Sequential(conv, BatchNorm(outputs, relu=True))
+def make_stem(config: ClassifierConfig, channels: int, make_layer: Callable[..., nn.Sequential]) -> nn.Sequential:
+    """Return pixels → `width` channels, by layers `make_layer(inputs, outputs, stride=…)`.
+
+    One convolution alone is markedly worse on CIFAR-10.
+    """
+    layers = []
+    for divisor, stride in STEMS[config.stem]:
+        layers.append(make_layer(channels, config.width // divisor, stride=stride))
+        channels = config.width // divisor
+    return nn.Sequential(*layers)
 
 
-def fold_conv_sort(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
-    """The 1-Lipschitz counterpart: instead of a stride, squares of pixels become channels, so that nothing is lost."""
-    return nn.Sequential(nn.PixelUnshuffle(stride), AlmostOrthogonal(inputs * stride**2, outputs), MaxMin())
+def conv_batch_norm(inputs: int, outputs: int, size: int = 3, stride: int = 1, relu: bool = False) -> nn.Sequential:
+    """Return a convolution that keeps the size of the picture (or divides it by `stride`), batch norm, and a ReLU."""
+    conv = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+    return nn.Sequential(conv, BatchNorm(outputs, relu=relu))
 
 
 @final
 class Levels(nn.Module):
-    """The stem's output at the scale of every branch: each coarser one the mean of squares of a finer one, refined."""
+    """The stem's output at the scale of every branch: squares of pixels of a finer one averaged, then refined."""
 
     def __init__(self, config: ClassifierConfig):
         super().__init__()
         self.scales = config.scales
         coarser = sorted({*config.scales} - {1}) if config.refinements else []
-        self.blocks = nn.ModuleDict({str(scale): self.make_blocks(config) for scale in coarser})
-
-    @staticmethod
-    def make_blocks(config: ClassifierConfig) -> nn.Sequential:
-        """The residual blocks of one scale."""
-        return nn.Sequential(*(Refinement(config.width, config.rectified) for _ in range(config.refinements)))
+        self.blocks = nn.ModuleDict()
+        for scale in coarser:
+            blocks = (Refinement(config.width, config.rectified) for _ in range(config.refinements))
+            self.blocks[str(scale)] = nn.Sequential(*blocks)
 
     def forward(self, x: Tensor) -> Iterator[Tensor]:
-        """One by one, each made when it is asked for: work on the finest need not wait for the coarser ones."""
+        """Yield the levels in the order of the branches, each computed when it is needed: the branch of the finest
+        scale starts before the coarser levels are computed."""
         levels = {1: x} if self.blocks else pyramid(x, self.scales)
         coarser = iter(self.blocks.items())
         for scale in self.scales:
@@ -253,9 +213,9 @@ class Refinement(nn.Module):
         super().__init__()
         self.rectified = rectified
         inner = width // 4
-        self.reduce = nn.Sequential(nn.Conv2d(width, inner, 1, bias=False), BatchNorm(inner, relu=True))
-        self.mix = conv_norm_relu(inner, inner)
-        self.expand = nn.Sequential(nn.Conv2d(inner, width, 1, bias=False), BatchNorm(width))
+        self.reduce = conv_batch_norm(width, inner, 1, relu=True)
+        self.mix = conv_batch_norm(inner, inner, relu=True)
+        self.expand = conv_batch_norm(inner, width, 1)
         nn.init.zeros_(self.expand[-1].get_parameter("weight"))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -263,74 +223,81 @@ class Refinement(nn.Module):
         return torch.relu(y) if self.rectified else y
 
 
-@final
-class Branch(nn.Module):
-    """The stem's output at one scale → its equilibrium → the scale of the fusion → batch norm.
+class AbstractBranch(nn.Module, abc.ABC):
+    """The stem's output at one scale → its equilibrium → the scale of the fusion.
 
-    Nothing is normalised inside the equation. A curved inner kernel enters a in a unit of its own, in which z comes
-    back; the branch gives z in the units of a. A `lipschitz` branch has no batch norm, but three numbers that make it
-    1-Lipschitz: pooling by s shrinks differences to 1/s of their length, at least, up-sampling stretches them by s; and
-    the equilibrium, from a to z*, by `kernel.input_lipschitz` · ‖W_h‖ at most.
+    To write one: `forward`, which returns z at that scale and the solution, and `stretches`.
     """
 
-    def __init__(self, config: ClassifierConfig, scale: int, features: int):
+    def __init__(
+        self, config: ClassifierConfig, scale: int, features: int, make_inject: Callable[[int, int], nn.Sequential]
+    ):
         super().__init__()
         self.scale, self.fusion = scale, config.fusion
         state = config.width
         if config.output == "features":
             state, features = features, state
-        channels = state if config.kernel.in_state else features
-        if config.lipschitz:
-            inject = nn.Sequential(AlmostOrthogonal(config.width, channels))
-        else:
-            conv = nn.Conv2d(config.width, channels, 3, padding=1, bias=False)
-            inject = nn.Sequential(conv, BatchNorm(channels))
         cell = ConvCell(
             config.kernel,
             inputs=config.width,
             state=state,
             features=features,
             norm=config.norm,
-            inject=inject,
+            inject=make_inject(config.width, state if config.kernel.in_state else features),
             output=config.output,
         )
-        self.sensitivity: float | None = None  # the Lipschitz constant of aW_h ↦ the output
-        if config.lipschitz:
-            assert isinstance(config.kernel, AbstractRadialKernel)
-            self.sensitivity = config.kernel.input_lipschitz(config.norm)
-            if config.output == "features" or self.sensitivity == math.inf:
-                raise ValueError("`lipschitz` needs `output` = state and a `norm` at which the equilibrium is unique.")
-        else:
-            set_scale(inject, cell, config.activity, config.length)
         self.equilibrium = config.make_layer(cell)
-        self.norm = nn.Identity() if config.lipschitz else BatchNorm(config.width)
+        self.norm: nn.Module = nn.Identity()  # of the output
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Solution]:
-        solution: Solution = self.equilibrium(x if self.sensitivity is None else self.scale * x)
-        z = solution.value
-        if self.sensitivity is not None:
-            z = z * self.gain()
-        elif (unit := self.unit(x)) != 1:
-            z = z / unit  # or the ε of the batch norm would outweigh it
-        if self.scale < self.fusion:
-            z = pool(z, self.fusion // self.scale)
-        elif self.scale > self.fusion:
-            z = unpool(z, self.scale // self.fusion)
-        return self.norm(z), solution
-
-    def unit(self, x: Tensor) -> float:
-        """What a typical entry of a, and so of z, is multiplied by for pictures of this size."""
+    @property
+    def cell(self) -> ConvCell:
+        """The equation of the branch."""
         cell = self.equilibrium.cell
         assert isinstance(cell, ConvCell)
+        return cell
+
+    @abc.abstractmethod
+    def stretches(self, pixels: int) -> tuple[float, float]:
+        """Return two Lipschitz constants: from the stem's output to the input of the equilibrium, and from its output,
+        of so many pixels, to the mean over the pixels of the fusion; `norm` is not included."""
+
+    def rescale(self, z: Tensor) -> Tensor:
+        """Return z at the scale of the fusion."""
+        if self.scale < self.fusion:
+            return pool(z, self.fusion // self.scale)
+        return unpool(z, self.scale // self.fusion) if self.scale > self.fusion else z
+
+
+@final
+class Branch(AbstractBranch):
+    """A branch with a batch norm before its equilibrium and one after it.
+
+    Nothing is normalised inside the equation. A curved inner kernel enters a in a unit of its own, in which z comes
+    back; the branch gives z in the units of a.
+    """
+
+    def __init__(self, config: ClassifierConfig, scale: int, features: int):
+        super().__init__(config, scale, features, conv_batch_norm)
+        set_scale(self.cell, config.activity, config.length)
+        self.norm = BatchNorm(config.width)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Solution]:
+        solution: Solution = self.equilibrium(x)
+        z = solution.value
+        if (unit := self.unit(x)) != 1:
+            z = z / unit  # or the ε of the batch norm would outweigh it
+        return self.norm(self.rescale(z)), solution
+
+    def stretches(self, pixels: int) -> tuple[float, float]:
+        """Pooling by s shrinks differences to 1/s of their length, at least, and up-sampling stretches them by s."""
+        ratio = self.scale / self.fusion
+        return 1 / self.scale, ratio * (1 / (ratio * pixels**0.5))
+
+    def unit(self, x: Tensor) -> float:
+        """Return what a typical entry of a, and so of z, is multiplied by for pictures of this size."""
+        cell = self.cell
         state = cell.operator.weight.shape[1]
         return cell.kernel.unit(cell.norm, state * x.shape[2] * x.shape[3])
-
-    def gain(self) -> Tensor:
-        """What the z of a `lipschitz` branch is multiplied by."""
-        cell = self.equilibrium.cell
-        assert self.sensitivity is not None
-        assert isinstance(cell, ConvCell) and isinstance(cell.similarity, PatchParameters)
-        return self.fusion / (self.scale * self.sensitivity * cell.similarity.gain())
 
 
 @final
@@ -343,6 +310,11 @@ class DenseConfig(AbstractSolveConfig):
     width: int = setting(128, "numbers in the state z", low=1)
     features: int = setting(64, "numbers in v = Wz", low=1)
     norm: float = setting(1.0, "bound on ‖W‖‖W_h‖", above=0)
+
+    @property
+    def equation(self) -> str:
+        """The equation of the layer."""
+        return self.kernel.equation
 
 
 KernelConfig = ClassifierConfig | DenseConfig
@@ -360,7 +332,7 @@ class DenseClassifier(AbstractModel):
         inject = nn.Sequential(nn.Linear(inputs, numbers, bias=False), nn.BatchNorm1d(numbers))
         width, features = config.width, config.features
         cell = DenseCell(config.kernel, inputs=inputs, state=width, features=features, norm=config.norm, inject=inject)
-        set_scale(inject, cell, activity=0.5)
+        set_scale(cell, activity=0.5)
         self.equilibrium = config.make_layer(cell)
         self.norm = nn.BatchNorm1d(config.width)
         self.head = nn.Linear(config.width, classes)
@@ -370,12 +342,12 @@ class DenseClassifier(AbstractModel):
         return self.head(self.norm(solution.value)), {"dense": solution}
 
 
-def set_scale(inject: nn.Sequential, cell: ConvCell | DenseCell, activity: float, length: float | None = None) -> None:
-    """Set how large a = Ux + b starts, by the batch norm at the end of `inject`.
+def set_scale(cell: ConvCell | DenseCell, activity: float, length: float | None = None) -> None:
+    """Initialise the size of a = Ux + b, by the batch norm at the end of the cell's `inject`.
 
     With W_h an isometry and z = 0, sᵢ = γ‖rᵢW_h‖² is γ·n·scale² on average, for patches of n numbers. It starts at
-    `activity`, so that γ cancels; or, with `length`, ‖aᵢ‖² starts at that whatever γ, and γ acts. Where γ follows the
-    data (without `length`), or where there is no γ, the scale starts at 1.
+    `activity`, so that γ cancels; with `length`, ‖aᵢ‖² starts at that for every γ, so that γ matters. Where γ follows
+    the data (without `length`), or where there is no γ, the scale starts at 1.
     """
     kernel, patches = cell.kernel, cell.similarity
     if not isinstance(kernel, AbstractRadialKernel):
@@ -388,4 +360,5 @@ def set_scale(inject: nn.Sequential, cell: ConvCell | DenseCell, activity: float
         return
     else:
         square = activity / (kernel.gamma * size)
-    nn.init.constant_(inject[-1].get_parameter("weight"), square**0.5)
+    assert isinstance(cell.inject, nn.Sequential)
+    nn.init.constant_(cell.inject[-1].get_parameter("weight"), square**0.5)

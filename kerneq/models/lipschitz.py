@@ -1,14 +1,20 @@
-"""Layers that lengthen no difference: convolutions of norm at most 1, MaxMin, a head with rows of length 1.
+"""A classifier of layers that lengthen no difference: convolutions of norm at most 1, MaxMin, a head of unit rows.
 
-A classifier made of them (`ClassifierConfig.lipschitz`) has a Lipschitz constant near 1 by construction, so that a
-margin between two logits is a distance that no perturbation below it can bridge: `theory.certify` states it.
+Its Lipschitz constant is near 1 by construction, so that a margin between two logits is a distance that no shorter
+perturbation can bridge: `kerneq.certify` states it.
 """
 
+import math
 from typing import final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ..kernels import AbstractRadialKernel
+from ..kernels.radial import PatchParameters
+from ..solution import Solution
+from .classifier import AbstractBranch, AbstractBranchedModel, ClassifierConfig, Levels, make_stem, mean_of
 
 
 @final
@@ -16,8 +22,9 @@ class AlmostOrthogonal(nn.Conv2d):
     """A zero-padded 3×3 convolution whose weight is rescaled, an input channel each, so that its norm is at most 1.
 
     W ← W diag(d), dᵢ = (Σⱼ |WᵀW|ᵢⱼ)^{−½}: by Gershgorin's theorem ‖W diag(d)‖ ≤ 1 (Prach and Lampert, 2022). The sum
-    over j is one over channels and shifts, of which the borders of a picture only leave some out. Training drives
-    the columns towards orthogonality, where nothing is lost. It starts as an isometry of the channels.
+    over j runs over channels and shifts; at the borders of a picture some terms are missing, which makes it smaller.
+    Training drives the columns towards orthogonality, where the norm is 1. The layer starts as an isometry of the
+    channels.
     """
 
     def __init__(self, inputs: int, outputs: int):
@@ -27,7 +34,7 @@ class AlmostOrthogonal(nn.Conv2d):
         nn.init.zeros_(self.get_parameter("bias"))
 
     def rescaled(self) -> Tensor:
-        """The weight that is used, of norm at most 1."""
+        """Return the weight that is used, of norm at most 1."""
         with torch.autocast(self.weight.device.type, enabled=False):
             columns = self.weight.transpose(0, 1)  # (inputs, outputs, k, k): one filter an input channel
             gram = F.conv2d(columns, columns, padding=self.weight.shape[-1] - 1)  # WᵀW, channel by channel and shift
@@ -40,9 +47,9 @@ class AlmostOrthogonal(nn.Conv2d):
 
 @final
 class MaxMin(nn.Module):
-    """Channels in pairs (c, c + C/2) ↦ their maximum and minimum: 1-Lipschitz, and it keeps the length of gradients.
+    """Channels in pairs (c, c + C/2) ↦ their maximum and minimum: 1-Lipschitz.
 
-    ReLU halves them (Anil, Lucas and Grosse, 2019).
+    It keeps the length of gradients, which ReLU halves (Anil, Lucas and Grosse, 2019).
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,9 +59,9 @@ class MaxMin(nn.Module):
 
 @final
 class UnitRows(nn.Module):
-    """A linear head whose rows are rescaled to the length `gain`: a logit moves that much further than the features.
+    """A linear head whose rows are rescaled to the length `gain`: a logit moves at most that much times the features.
 
-    One over the temperature of the softmax; it changes no radius, as margins grow by the same factor.
+    The gain is one over the temperature of the softmax. It changes no radius, as margins grow by the same factor.
     """
 
     def __init__(self, inputs: int, outputs: int, gain: float):
@@ -64,8 +71,70 @@ class UnitRows(nn.Module):
         self.gain = gain
 
     def rescaled(self) -> Tensor:
-        """The weight that is used."""
+        """Return the weight that is used."""
         return self.gain * F.normalize(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.rescaled(), self.bias)
+
+
+def fold_conv_sort(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+    """Return a layer of the stem; instead of a stride, squares of pixels become channels, so that nothing is lost."""
+    if outputs % 2:
+        raise ValueError(f"`lipschitz` sorts channels in pairs: the stem needs even numbers of them, got {outputs}.")
+    return nn.Sequential(nn.PixelUnshuffle(stride), AlmostOrthogonal(inputs * stride**2, outputs), MaxMin())
+
+
+def make_orthogonal(inputs: int, outputs: int) -> nn.Sequential:
+    """Return x ↦ a = U ∗ x + b with ‖U‖ at most 1."""
+    return nn.Sequential(AlmostOrthogonal(inputs, outputs))
+
+
+@final
+class LipschitzBranch(AbstractBranch):
+    """A branch without batch norm, but with three numbers that make it 1-Lipschitz.
+
+    Pooling by s shrinks differences to 1/s of their length, at least, up-sampling stretches them by s; and the
+    equilibrium, from a to z*, by `kernel.input_lipschitz` · ‖W_h‖ at most.
+    """
+
+    def __init__(self, config: ClassifierConfig, scale: int, features: int):
+        super().__init__(config, scale, features, make_orthogonal)
+        assert isinstance(config.kernel, AbstractRadialKernel)
+        self.sensitivity = config.kernel.input_lipschitz(config.norm)  # the Lipschitz constant of aW_h ↦ z*
+        if config.output == "features" or self.sensitivity == math.inf:
+            raise ValueError("`lipschitz` needs `output` = state and a `norm` at which the equilibrium is unique.")
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Solution]:
+        solution: Solution = self.equilibrium(self.scale * x)
+        return self.rescale(solution.value * self.gain()), solution
+
+    def stretches(self, pixels: int) -> tuple[float, float]:
+        """The input is multiplied by the scale, the output by the gain, and the mean over pixels by √n."""
+        return 1.0, self.scale / self.fusion * float(self.gain())
+
+    def gain(self) -> Tensor:
+        """Return what z is multiplied by."""
+        patches = self.cell.similarity
+        assert isinstance(patches, PatchParameters)
+        return self.fusion / (self.scale * self.sensitivity * patches.gain())
+
+
+@final
+class LipschitzClassifier(AbstractBranchedModel):
+    """The 1-Lipschitz counterpart of `Classifier`: branches joined → MaxMin, mean over pixels, head of unit rows."""
+
+    def __init__(self, config: ClassifierConfig, classes: int, channels: int = 3):
+        super().__init__(config, channels)
+        self.stem = make_stem(config, channels, fold_conv_sort)
+        self.levels = Levels(config)
+        self.branches = nn.ModuleList(LipschitzBranch(config, *branch) for branch in config.branches)
+        self.norm = MaxMin()
+        self.head = UnitRows(config.width, classes, config.gain)
+
+    def read_out(self, values: list[Tensor]) -> Tensor:
+        joined = mean_of(values)
+        pixels = joined.shape[2] * joined.shape[3]
+        # The mean of n pixels shrinks differences to 1/√n.
+        logits: Tensor = self.head(self.norm(joined).mean((2, 3)) * pixels**0.5)
+        return logits

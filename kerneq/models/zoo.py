@@ -10,10 +10,11 @@ from typing import Any
 from torch import nn
 
 from .. import settings as tables
-from ..kernels import Gaussian, Linear, Multiquadric, Polynomial, Sigmoid
 from ..tensors import check_whole
+from .base import AbstractModel
 from .baselines import MDEQ, MDEQConfig, ResNet, ResNetConfig
-from .classifier import AbstractModel, Classifier, ClassifierConfig, DenseClassifier, DenseConfig, KernelConfig
+from .classifier import Classifier, ClassifierConfig, DenseClassifier, DenseConfig, KernelConfig
+from .lipschitz import LipschitzClassifier
 
 ModelConfig = KernelConfig | MDEQConfig | ResNetConfig
 
@@ -35,15 +36,6 @@ PARTS = {
     ("cifar10", "first-five-classes"): "five-classes",
     ("cifar100-coarse", "four-of-five-subclasses"): "super-classes",
     ("cifar100-coarse", "unknown"): "unseen-classes",
-}
-EQUATIONS: dict[type, str] = {
-    Gaussian: "z = relu(Wᵀm), mᵢ = exp(−γ‖rᵢW_h‖²) rᵢW_hW_hᵀ, r = Ux + b − Wz",
-    Multiquadric: "z = relu(Wᵀm), mᵢ = (1 + γ‖rᵢW_h‖²)^{−1/2} rᵢW_hW_hᵀ, r = Ux + b − Wz",
-    Linear: "z = relu(Ux + b + WᵀWz)",
-    Polynomial: "z = relu(k(⟨a, z⟩ + c)ᵏ⁻¹a + WᵀWz), a = Ux + b",
-    Sigmoid: "z = relu((1 − tanh²⟨a, z⟩)a + WᵀWz), a = Ux + b",
-    MDEQConfig: "z = multi-scale residual block (z; x)",
-    ResNetConfig: "none: explicit",
 }
 
 
@@ -72,7 +64,7 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A model and what is said of it; accuracies are by `task`."""
+    """A model of the zoo: its settings, its paper and the published accuracies by `task`."""
 
     config: ModelConfig
     paper: str
@@ -81,14 +73,11 @@ class Entry:
     @property
     def equation(self) -> str:
         """The equation whose solution the model computes."""
-        config = self.config
-        equation = EQUATIONS[type(config.kernel if isinstance(config, KernelConfig) else config)]
-        features = isinstance(config, ClassifierConfig) and config.output == "features"
-        return f"{equation}; output v = Wz" if features else equation
+        return self.config.equation
 
 
 def _read() -> dict[str, Entry]:
-    """The entries of zoo.toml; a base stands above what is made of it."""
+    """Read the entries of zoo.toml, where a base stands above the entries that change it."""
     found: dict[str, Entry] = {}
     for name, table in tomllib.loads(Path(__file__).with_name("zoo.toml").read_text(encoding="utf-8")).items():
         base = found[table["base"]].config if "base" in table else DEFAULTS[name]
@@ -104,7 +93,7 @@ MODELS = _read()
 def build(
     name: str, *, classes: int = 10, channels: int = 3, settings: Mapping[str, Any] | None = None
 ) -> AbstractModel:
-    """The named model, freshly initialised; `settings` change its config, and an unknown one is refused.
+    """Return the named model, freshly initialised; `settings` change its config, and an unknown one raises an error.
 
     They are the tables of an experiment file, `{"kernel": {"gamma": 0.2}, "solver": {"name": "picard"}}`, or hold the
     values themselves, `{"solver": Picard()}`.
@@ -114,14 +103,16 @@ def build(
 
 
 def from_config(config: ModelConfig, classes: int, channels: int = 3) -> AbstractModel:
-    """The model with these settings, freshly initialised."""
+    """Return the model with these settings, freshly initialised."""
     check_whole("classes", classes)
     check_whole("channels", channels)
+    if isinstance(config, ClassifierConfig) and config.lipschitz:
+        return LipschitzClassifier(config, classes, channels)
     return CLASSES[type(config)](config, classes, channels)
 
 
 def find(name: str) -> Entry:
-    """The entry of a model; an unknown name lists the known ones."""
+    """Return the entry of a model; the error for an unknown name lists the known ones."""
     if name not in MODELS:
         hint = tables.suggestion(name, MODELS)
         raise tables.ConfigError(f"There is no model {name!r}.{hint} There are: {', '.join(MODELS)}.")
@@ -129,7 +120,7 @@ def find(name: str) -> Entry:
 
 
 def names() -> tuple[str, ...]:
-    """The name of every model that `build` knows."""
+    """Return the name of every model that `build` knows."""
     return tuple(MODELS)
 
 
@@ -140,11 +131,11 @@ def our_accuracies() -> dict[str, dict[str, Measured]]:
 
 
 def task(data: str, subset: str, split: str = "test") -> str:
-    """What an accuracy is of: a data set, or what the papers make of a part of one."""
+    """Return what an accuracy is measured on: a data set, or the papers' name for a part of one."""
     part = "unknown" if split == "unknown" else subset
     return data if part == "all" else PARTS.get((data, part), f"{part} of {data}")
 
 
 def parameters(model: nn.Module) -> int:
-    """How many numbers training may change."""
+    """Return the number of trainable parameters."""
     return sum(p.numel() for p in model.parameters())

@@ -4,16 +4,14 @@
 """
 
 from .anderson import Anderson
-from .base import AbstractSolver, solve
+from .base import AbstractSolver
 from .broyden import Broyden
 from .features import InFeatures
+from .loops import solve
 from .newton import Newton
 from .picard import Picard
 from .proximal import Proximal
 
 __all__ = ["AbstractSolver", "Anderson", "Broyden", "InFeatures", "Newton", "Picard", "Proximal", "solve"]
 
-
-def __dir__() -> list[str]:
-    """List the public names."""
-    return __all__
+__dir__ = __all__.copy  # `dir` lists the public names only

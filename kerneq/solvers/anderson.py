@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Protocol, Self, final
+from typing import Self, final
 
 import torch
 from torch import Tensor
@@ -13,10 +13,7 @@ from ..tensors import (
     check_nonnegative,
     check_share,
     check_whole,
-    flatten_sample,
-    inner_products,
     is_channels_last,
-    unflatten_sample,
     working_dtype,
 )
 from .base import AbstractSolver
@@ -59,22 +56,110 @@ def eliminate(A: Tensor, b: Tensor) -> Tensor:
     return x
 
 
-class Guard(Protocol):
-    """What decides whether a history accepts its newest entry, sample by sample: see `solvers.proximal`."""
+def flatten_sample(z: Tensor, channels_last: bool) -> Tensor:
+    """Return (batch, numbers), in the order of channels-last storage or not: a view where z is stored that way."""
+    return (z.permute(0, 2, 3, 1) if channels_last else z).reshape(z.shape[0], -1)
 
-    @property
-    def accepted(self) -> Tensor:
-        """Whether the newest entry was, (batch,)."""
+
+def unflatten_sample(numbers: Tensor, like: Tensor, channels_last: bool) -> Tensor:
+    """Undo `flatten_sample`: (batch, numbers) in the shape of `like`."""
+    if channels_last:
+        batch, channels, height, width = like.shape
+        return numbers.view(batch, height, width, channels).permute(0, 3, 1, 2)
+    return numbers.view(like.shape)
+
+
+def inner_products(many: Tensor, one: Tensor) -> Tensor:
+    """Return ⟨manyⱼ, one⟩ of each sample, (batch, m), for (batch, m, numbers) and (batch, numbers).
+
+    Half precision is multiplied and summed in float32.
+    """
+    if many.dtype in (torch.float32, torch.float64):
+        return torch.bmm(many, one.unsqueeze(2)).squeeze(2)
+    total = torch.zeros(many.shape[:2], dtype=torch.float32, device=many.device)
+    size = 2**12 if many.is_cpu else 2**16  # on a CPU what a cache holds, on a GPU few launches
+    for part, piece in zip(torch.split(many, size, 2), torch.split(one, size, 1), strict=True):
+        total += torch.bmm(part.float(), piece.float().unsqueeze(2)).squeeze(2)
+    return total
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class GapGuard:
+    """Accepts an entry by its gap, for a map that does not expand.
+
+    ‖gap‖² may be `rate` times that of the entry before, and anything after a refused one. From a refused entry a sample
+    goes on by the averaged step z + β(image − z) from the entry before.
+    """
+
+    accepted: Tensor  # (batch,): whether the newest entry was
+    average: Tensor  # β, a number
+    rate: Tensor  # a number
 
     def decide(self, history: "History", at: Evaluation) -> tuple[Self, Tensor | None]:
-        """Return the guard after the newest entry, and where refused samples go on, (batch, numbers); None if all were
-        accepted."""
+        before = history.before
+        accepted = ~self.accepted | (history.square <= self.rate * history.gram[:, before, before])
+        guard = dataclasses.replace(self, accepted=accepted)
+        if _all_known(accepted):
+            return guard, None
+        return guard, history.images[:, before] - (1 - self.average) * history.gaps[:, before]
 
     def program_inputs(self, at: Evaluation) -> tuple[object, ...]:
-        """Return what the Triton program needs to decide the same."""
+        return self.average, self.rate, 1.0, self.accepted, None, None, None, 0.0, None
 
     def after(self, accepted: Tensor, ceiling: Tensor | None) -> Self:
-        """Return the guard after a decision of the Triton program."""
+        return dataclasses.replace(self, accepted=accepted)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class EnergyGuard:
+    """Accepts an entry by its energy E, which is no higher at the image than the evaluation says.
+
+    E must lie below U, the `ceiling`, by `fraction` · `rate` · ‖gap‖², and is the next U. From a refused entry a sample
+    goes back to the last image, where E ≤ U; from one that is refused after another, by averaged steps, which lower E,
+    and therefore U, by `rate` · ‖gap‖².
+    """
+
+    accepted: Tensor  # (batch,): whether the newest entry was
+    average: Tensor  # β, a number
+    rate: Tensor  # a number
+    fraction: float
+    ceiling: Tensor  # (batch,): U
+
+    def decide(self, history: "History", at: Evaluation) -> tuple[Self, Tensor | None]:
+        """Entries hold z + β′(image − z), β′ the relaxation of the history."""
+        assert at.energy is not None
+        known, square, beta, energy = self.accepted, history.square, history.relaxation, at.energy.value
+        accepted = energy + self.fraction * self.rate * square <= self.ceiling + at.energy.slack
+        lower = torch.where(known, self.ceiling, self.ceiling - self.rate * square)
+        ceiling = torch.where(accepted, torch.minimum(self.ceiling, energy), lower)
+        guard = dataclasses.replace(self, accepted=accepted, ceiling=ceiling)
+        if _all_known(accepted):
+            return guard, None
+        image, gap = history.images[:, history.before], history.gaps[:, history.before]
+        whole = image if beta is None else image + (1 - beta) * gap
+        ahead = (1 if beta is None else beta) - self.average  # what an entry is further on than the averaged step
+        averaged = history.images[:, history.newest] - ahead * history.gaps[:, history.newest]
+        return guard, torch.where(known.unsqueeze(1), whole, averaged)
+
+    def program_inputs(self, at: Evaluation) -> tuple[object, ...]:
+        E = at.energy
+        assert E is not None
+        parts = (E.similarity, E.length, E.penalty, E.rounding)
+        return self.average, self.rate, self.fraction, self.accepted, *parts, self.ceiling
+
+    def after(self, accepted: Tensor, ceiling: Tensor | None) -> Self:
+        assert ceiling is not None
+        return dataclasses.replace(self, accepted=accepted, ceiling=ceiling)
+
+
+def _all_known(accepted: Tensor) -> bool:
+    """Whether all samples were accepted, where that can be read without waiting for a device."""
+    return accepted.is_cpu and not torch.compiler.is_compiling() and bool(accepted.all())
+
+
+Guard = GapGuard | EnergyGuard  # decides whether a history accepts its newest entry, sample by sample
 
 
 @final
@@ -175,6 +260,8 @@ class History:
 @dataclasses.dataclass(frozen=True)
 class Anderson(AbstractSolver[History]):
     """z ← Σ αⱼ ((1 − β) zⱼ + β f(zⱼ)), with α minimising ‖Σ αⱼ (f(zⱼ) − zⱼ)‖ and Σ αⱼ = 1 (Walker & Ni, 2011).
+
+    The forward solver of GEQ's Algorithm 1. `anderson_weights` has the formula of α, `History` the mixture.
 
     Fast where f is smooth near its fixed point, contraction or not; no guarantee where it is not a contraction:
     `Proximal` is the safe form. Memory: 2m states a sample.

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ..spaces import AbstractSpace, Evaluation
-from ..tensors import check_whole, flatten_sample, inner_products, is_channels_last, unflatten_sample
+from ..tensors import check_whole, is_channels_last
+from .anderson import flatten_sample, inner_products, unflatten_sample
 from .base import AbstractSolver
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..equation import Equation
 from ..maps import AbstractMap
-from ..spaces import AbstractSpace, Evaluation, FeatureSpace, state_space
+from ..spaces import AbstractSpace, Evaluation, FeatureSpace, StateSpace
 from .anderson import Anderson
 from .base import AbstractSolver
 from .newton import Newton
@@ -17,7 +17,7 @@ from .proximal import Proximal
 @final
 @dataclasses.dataclass(frozen=True)
 class InFeatures(AbstractSolver[Any]):
-    """Let `solver` iterate in the space of the features: forward as the solver of a layer, backward of `Implicit`.
+    """Let `solver` iterate the features (fact 6): forward as the solver of a layer, backward as that of `Implicit`.
 
     Forward it looks for v = Wσ(Wᵀm(v) + ∂S/∂z), whose σ(…) is z; a sample has converged when that z has, in the
     equation itself. Backward it solves y = WDg ± WDWᵀNy, with w = D(g ± WᵀNy) after it. For kernels through which z
@@ -36,7 +36,7 @@ class InFeatures(AbstractSolver[Any]):
         return self.solver.steady
 
     def space(self, f: AbstractMap) -> AbstractSpace:
-        return FeatureSpace(f) if isinstance(f, Equation) and f.kernel.through_features else state_space(f)
+        return FeatureSpace(f) if isinstance(f, Equation) and f.kernel.through_features else StateSpace(f)
 
     def init(self, space: AbstractSpace, z0: Tensor) -> Any:
         return self.solver.init(space, z0)

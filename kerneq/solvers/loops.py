@@ -1,33 +1,110 @@
-"""The two loops that run a solver: until each sample has converged, or for a fixed number of steps."""
+"""`solve` and its two loops: until each sample has converged, or for a fixed number of steps."""
 
 import contextlib
 import dataclasses
-from typing import Any, Protocol, final
+import sys
+from collections.abc import Callable
+from typing import Any, final
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..solution import Status, final_codes
-from ..spaces import AbstractPoint, AbstractSpace, Evaluation, Measurement, move
-from ..tensors import per_sample, restrict, take_samples, working_dtype
-
-Array = npt.NDArray[Any]
+from ..equation import Equation
+from ..maps import AbstractMap, Map, Point, as_map
+from ..solution import OnFailure, Solution, Status, check_limits, final_codes, report_failure
+from ..spaces import AbstractPoint, AbstractSpace, Evaluation, move
+from ..tensors import check_kind, per_sample, restrict, take_samples
+from .base import AbstractSolver
+from .record import SampleRecord
 
 CUDA_STRIDE = 4  # steps between two residual checks on a GPU, where a check waits for the device
 SHRINK = 0.25  # finished samples leave the computation once they are this share of it
-PATIENCE = 5  # steps without a lower residual before a sample near its dtype's rounding error is given up
 
 
-class Rule(Protocol):
-    """What the loops need of an `AbstractSolver`."""
+def solve(
+    f: Map,
+    z0: Tensor | None,
+    solver: AbstractSolver[Any],
+    *,
+    tol: float = 1e-3,
+    max_steps: int = 50,
+    check_every: int | None = None,
+    on_failure: OnFailure = "return",
+) -> Solution:
+    """Look for z = f(z), each sample on its own, from z0 (batch, ...), with at most `max_steps` evaluations of f.
 
-    @property
-    def steady(self) -> bool: ...
-    def delays(self, space: AbstractSpace) -> bool: ...
-    def init(self, space: AbstractSpace, z0: Tensor) -> Any: ...
-    def step(self, space: AbstractSpace, at: Evaluation, memory: Any) -> tuple[Tensor, Any]: ...
+    A sample stops at the first residual check that finds at most `tol`; its value is the very point whose residual is
+    reported. One that runs out of steps returns its best point, moved one step on where the solver is `steady`. The
+    residual is checked every `check_every` steps: by default each step on a CPU and every fourth on a GPU, where a
+    check waits for the device. With `check_every >= max_steps` nothing waits: a fixed number of steps, fit for
+    `torch.export` and CUDA graphs, whose last iterate is the value. For the equation of a cell z0 may be None: z = 0,
+    whose evaluation needs no Wz.
+    """
+    check_kind("solver", solver, AbstractSolver)
+    check_limits(tol, max_steps, check_every, on_failure)
+    solution, _ = run_untraced(find_point, as_map(f), z0, solver, tol, max_steps, check_every, on_failure)
+    return solution
+
+
+def run_untraced(run: Callable[..., Any], *arguments: Any) -> Any:
+    """Return run(*arguments), which no compiler traces: the loop reads residuals, and what is worth compiling is the
+    map inside it. (As a decorator, `disable` would import the compiler, seconds, for everybody.)"""
+    if torch.compiler.is_compiling():
+        run = torch.compiler.disable(run)  # type: ignore[no-untyped-call]
+    return run(*arguments)
+
+
+def find_point(
+    f: AbstractMap,
+    z0: Tensor | None,
+    solver: AbstractSolver[Any],
+    tol: float,
+    max_steps: int,
+    check_every: int | None,
+    on_failure: OnFailure,
+) -> tuple[Solution, Point]:
+    """Solve z = f(z); return the solution, and its value as a `Point` with what the solve has computed there."""
+    solution, gap, point = solve_space(solver.space(f), z0, solver, tol, max_steps, check_every)
+    if isinstance(f, Equation):
+        solution = dataclasses.replace(solution, error_bound=f.error_bound(gap))
+    return report_failure(solution, on_failure), point if isinstance(point, Point) else Point(solution.value)
+
+
+def solve_space(
+    space: AbstractSpace,
+    z0: Tensor | None,
+    solver: AbstractSolver[Any],
+    tol: float,
+    max_steps: int,
+    check_every: int | None,
+) -> tuple[Solution, Tensor, AbstractPoint | None]:
+    """Let the solver iterate in this space; return the solution, ‖f(z) − z‖ of each sample, and what is known of its
+    value."""
+    with torch.no_grad():
+        at = space.start(z0)
+        stride = check_stride(check_every, at.image)
+        if stride < max_steps:
+            end = run_adaptive(space, at, solver, tol, max_steps, stride)
+        else:
+            end = run_fixed(space, at, solver, tol, max_steps)
+    value, point = end.value, end.point
+    if value is z0:  # converged where it started: the caller may write there again
+        value, point = z0.detach().clone(), None
+    if torch.is_autocast_enabled(value.device.type):
+        torch.clear_autocast_cache()  # PyTorch 2.6 would keep casts made without a graph for whatever runs next
+    pairs = ((end.gap, end.residual), (end.steps, end.codes))
+    if end.gap.device != value.device:  # two transfers, not four
+        pairs = tuple(torch.stack(pair).to(value.device).unbind() for pair in pairs)  # type: ignore[assignment]
+    (gap, residual), (steps, codes) = pairs
+    return Solution(value, residual, steps, codes, tol), gap, point
+
+
+def check_stride(check_every: int | None, z: Tensor) -> int:
+    """Return the steps between two residual checks; unless given, each step, or every fourth where a check waits for
+    the device. An export has nothing to check."""
+    if torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling():  # 2.6 has no `is_exporting`
+        return sys.maxsize
+    return check_every or (CUDA_STRIDE if z.is_cuda else 1)
 
 
 @final
@@ -40,87 +117,137 @@ class End:
     gap: Tensor  # ‖f(z) − z‖
     steps: Tensor
     codes: Tensor  # `Status.code`
-    point: AbstractPoint | None  # what is known of the value
+    point: AbstractPoint | None  # what is known of the value, if it is the very state that was measured last
 
 
-def run_fixed(space: AbstractSpace, at: Evaluation, solver: Rule, tol: float, max_steps: int) -> End:
+def run_fixed(space: AbstractSpace, at: Evaluation, solver: AbstractSolver[Any], tol: float, max_steps: int) -> End:
     """Take `max_steps` steps without reading a number, for `torch.export` and CUDA graphs; the residual is measured at
     the end, on the device."""
-    quiet, memory, z = _without_autocast(at.z), solver.init(space, at.z), at.z
+    running = Running(space, solver, at.z.device.type)
+    at = running.advance(at, max_steps - 1)
     ahead = solver.steady or max_steps == 1  # whether the value is a step ahead of the last evaluation
-    for left in reversed(range(max_steps)):
-        if left or ahead:
-            with quiet:
-                z, memory = solver.step(space, at, memory)
-        if left:
-            at = space.evaluate(z)
+    value = space.answer(at, running.step(at)) if ahead else at.point.z
     measured = space.measure(at)
-    value = space.answer(at, z) if ahead else at.value
     steps = torch.full_like(measured.residual, max_steps, dtype=torch.int64)
     codes = final_codes(measured.residual, tol)
-    return End(value, measured.residual, measured.gap, steps, codes, _known(measured.point, value))
+    point = measured.point if measured.point.z is value else None
+    return End(value, measured.residual, measured.gap, steps, codes, point)
 
 
-def run_adaptive(space: AbstractSpace, at: Evaluation, solver: Rule, tol: float, max_steps: int, stride: int) -> End:
+def run_adaptive(
+    space: AbstractSpace, at: Evaluation, solver: AbstractSolver[Any], tol: float, max_steps: int, stride: int
+) -> End:
     """Step until every sample has converged or failed, with a residual check every `stride` steps.
 
     Each sample keeps its best point, and samples that are finished leave the computation.
     """
-    if at.z.stride() != at.image.stride():
-        at = move(at, torch.empty_like(at.image).copy_(at.z))  # it may become a value
-    quiet, memory, started, step = _without_autocast(at.z), None, False, 1
-    record, best = SampleRecord.open(len(at.z), tol, at.image.dtype), at.value
-    finished: list[tuple[SampleRecord, Tensor]] = []  # samples that have left the computation, with their values
-    delayed: list[Evaluation] = []  # that the solver has not seen yet
-    if solver.delays(space):
-        step = min(stride, CUDA_STRIDE)
-        for _ in range(step - 1):
-            delayed.append(dataclasses.replace(at, point=None))
-            at = space.evaluate(at.image)
+    steady, delays, at = solver.steady, solver.delays(space), _store_alike(at)
+    running, samples = Running(space, solver, at.z.device.type), Samples(at, tol)
+    delay = min(stride, CUDA_STRIDE) - 1 if delays else 0
+    at = running.advance(running.take_picard_steps(at, delay), stride - 1 - delay)
+    step = stride
     while True:
-        z, better, last = at.z, None, step == max_steps
-        if last or step % stride == 0:
-            measured = space.measure(at, None if last else tol)
-            better = record.observe(step, measured)
-            if bool(record.finished.all()):
-                best = _pick(better, at.value, best)
-                break
-        if solver.steady or not last:
-            with quiet:
-                if not started:
-                    memory, started = solver.init(space, z), True
-                for each in (*delayed, at):
-                    z, memory = solver.step(space, each, memory)
-            delayed.clear()
-        if better is not None:
-            ahead = solver.steady or step == 1  # a sample that goes on is worth no less a step ahead
-            value = _pick(record.finished, at.value, space.answer(at, z)) if ahead else at.value
-            best = _pick(better, value, best)
-        if last:
+        last = step == max_steps
+        measured = running.space.measure(at, None if last else tol)
+        better = samples.record.observe(step, measured)
+        finished = samples.record.finished
+        over, value = bool(finished.all()), at.point.z
+        if not over and (steady or not last):
+            z = running.step(at)
+            if steady or step == 1:  # a sample that goes on is worth no less a step ahead
+                value = _pick(finished, value, running.space.answer(at, z))
+        samples.best = _pick(better, value, samples.best)
+        if over or last:
             break
-        if better is not None and SHRINK * len(best) <= int(record.finished.sum()):
-            done, keep = record.finished.nonzero().flatten(), (~record.finished).nonzero().flatten()
-            index = keep.to(best.device)
-            rest = space.rows(index)
-            if rest is not None:
-                finished.append((restrict(record, done), take_samples(best, done.to(best.device))))
-                space, memory, record = rest, restrict(memory, index), restrict(record, keep)
-                z, best = take_samples(z, index), take_samples(best, index)
-        at = space.evaluate(z)
-        step += 1
-    record, best = _gather([*finished, (record, best)])
-    return End(best, record.residual, record.gap, record.steps, record.codes, _known(measured.point, best))
+        z, count = samples.drop_finished(running, z), min(stride, max_steps - step)
+        at, step = running.space.evaluate(z), step + count
+        if count > 1:
+            at = running.advance(at, count - 1)
+    return _end(space, samples, measured.point)
 
 
-def _without_autocast(z: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Return a context without autocast, which is for f only, not for the small systems of a solver."""
-    kind = z.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext()
+class Running:
+    """A solver with its memory, at work on the samples that are still in the computation."""
+
+    def __init__(self, space: AbstractSpace, solver: AbstractSolver[Any], device: str):
+        self.space, self.solver = space, solver
+        self.memory: Any = None
+        self.started = False
+        self.unseen: list[Evaluation] = []  # by the solver
+        on = torch.is_autocast_enabled(device)  # autocast is for f only, not for the small systems of a solver
+        self.precisely = torch.autocast(device, enabled=False) if on else contextlib.nullcontext()
+
+    def step(self, at: Evaluation) -> Tensor:
+        """Let the solver step from `at`, after the evaluations it has not seen yet; return the next iterate."""
+        with self.precisely:
+            if not self.started:
+                self.memory, self.started = self.solver.init(self.space, at.z), True
+            for each in (*self.unseen, at):
+                z, self.memory = self.solver.step(self.space, each, self.memory)
+        self.unseen.clear()
+        return z
+
+    def advance(self, at: Evaluation, count: int) -> Evaluation:
+        """Take `count` steps and return the last evaluation."""
+        for _ in range(count):
+            at = self.space.evaluate(self.step(at))
+        return at
+
+    def take_picard_steps(self, at: Evaluation, count: int) -> Evaluation:
+        """Take `count` steps z ← f(z), which the solver sees later; return the last evaluation."""
+        for _ in range(count):
+            self.unseen.append(dataclasses.replace(at, point=Point(at.z)))  # the state there need not be kept
+            at = self.space.evaluate(at.image)
+        return at
 
 
-def _known(point: AbstractPoint | None, value: Tensor) -> AbstractPoint | None:
-    """Return what is known of the value, if it is the very state that was measured last."""
-    return point if point is not None and point.z is value else None
+class Samples:
+    """The best point of each sample and its record: of those in the computation, and of those that have left it."""
+
+    def __init__(self, at: Evaluation, tol: float):
+        self.record, self.best = SampleRecord.open(len(at.z), tol, at.image.dtype), at.point.z
+        self.left: list[tuple[SampleRecord, Tensor]] = []
+
+    def drop_finished(self, running: Running, z: Tensor) -> Tensor:
+        """Let finished samples leave once they are a share of all; return the z of those that stay."""
+        finished = self.record.finished
+        if int(finished.sum()) < SHRINK * len(z):
+            return z
+        keep, done = (~finished).nonzero().flatten(), finished.nonzero().flatten()
+        index = keep.to(z.device)
+        rest = running.space.rows(index)
+        if rest is None:
+            return z
+        running.space, running.memory = rest, restrict(running.memory, index)
+        self.left.append((restrict(self.record, done), take_samples(self.best, done.to(z.device))))
+        self.record, self.best = restrict(self.record, keep), take_samples(self.best, index)
+        return take_samples(z, index)
+
+    def join(self) -> tuple[SampleRecord, Tensor]:
+        """Return record and best point of all samples, in the order of the batch."""
+        if not self.left:
+            return self.record, self.best
+        records, values = zip(*self.left, (self.record, self.best), strict=True)
+        record, order = SampleRecord.join(records)
+        return record, take_samples(torch.cat(values), order.to(self.best.device))
+
+
+def _store_alike(at: Evaluation) -> Evaluation:
+    """Return the same evaluation with z stored as the image is, since z may become the value."""
+    return at if at.z.stride() == at.image.stride() else move(at, torch.empty_like(at.image).copy_(at.z))
+
+
+def _end(space: AbstractSpace, samples: Samples, measured: AbstractPoint) -> End:
+    """Return the outcome for all samples; `measured` is the state that was measured last, exactly."""
+    record, value = samples.join()
+    point = measured if measured.z is value else None
+    missed = record.codes != Status.CONVERGED.code
+    # The residual of other samples that failed may be that of another variable, which the space has iterated.
+    exact = space.remeasure(value) if point is None and bool(missed.any()) else None
+    if exact is not None:
+        record.residual[missed] = exact.residual.to(record.residual)[missed]
+        record.gap[missed] = exact.gap.to(record.gap)[missed]
+    return End(value, record.residual, record.gap, record.steps, record.codes, point)
 
 
 def _pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
@@ -130,97 +257,3 @@ def _pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
     if not bool(mask.any()):
         return old
     return torch.where(per_sample(mask.to(new.device), new), new, old)
-
-
-@dataclasses.dataclass
-class SampleRecord:
-    """Which samples have finished, how, and after how many steps: an entry per sample still in the computation.
-
-    A tolerance the dtype cannot reach shows as a residual that has stopped falling within ε^¾ (ε: the dtype's
-    rounding unit); bfloat16 stalls near 0.5 ε, float32 and float64 at 10 to 1000 ε, depending on the width.
-    """
-
-    tol: float
-    rounding: float  # ε^¾
-    rows: Tensor  # where in the batch each sample stands
-    residual: Tensor  # of the best point
-    gap: Tensor  # ‖f(z) − z‖ there
-    merit: Tensor  # the lowest energy, or the lowest residual: what "best" means
-    lowest: Tensor  # residual so far
-    fell: Tensor  # the step at which `lowest` last fell
-    steps: Tensor
-    codes: Tensor
-    finished: Tensor
-
-    @classmethod
-    def open(cls, batch: int, tol: float, dtype: torch.dtype) -> "SampleRecord":
-        """Make a record in which nothing is known yet, on the host; every column has memory of its own, since `observe`
-        writes in place."""
-        rows = torch.arange(batch)
-        residual, gap, merit, lowest = torch.full((4, batch), torch.inf, dtype=working_dtype(dtype))
-        fell, steps = torch.zeros(2, batch, dtype=torch.int64)
-        codes = torch.full_like(rows, Status.MAX_STEPS.code)
-        finished = torch.zeros(batch, dtype=torch.bool)
-        rounding = torch.finfo(dtype).eps ** 0.75
-        return cls(tol, rounding, rows, residual, gap, merit, lowest, fell, steps, codes, finished)
-
-    def observe(self, step: int, measured: Measurement) -> Tensor:
-        """Enter one measurement; return where it is the best so far: at `tol`, or by its merit, give or take its slack.
-
-        In NumPy, on the memory of the tensors: on a CPU this runs at every step, and on so few numbers an operation of
-        PyTorch costs several of NumPy's.
-        """
-        found = (measured.residual, measured.gap, measured.merit, measured.slack)
-        residual, gap, *rest = _on_host([t for t in found if t is not None], self.residual.dtype)
-        merit, limit = rest[0] if rest else residual, self.merit.numpy()
-        if len(rest) == 2:
-            with np.errstate(over="ignore", invalid="ignore"):  # an energy near the largest number, or past it
-                limit = limit + rest[1]
-        finished = self.finished.numpy()
-        running, finite = ~finished, np.isfinite(residual)
-        reached = residual <= self.tol
-        better = running & finite & ((merit <= limit) | reached)
-        np.copyto(self.steps.numpy(), step, where=running)
-        for column, new in ((self.residual, residual), (self.gap, gap), (self.merit, merit)):
-            np.copyto(column.numpy(), new, where=better)
-        ends = (
-            (~finite, Status.NONFINITE),
-            (self._stalled(step, residual), Status.PRECISION),
-            (reached, Status.CONVERGED),
-        )
-        for mask, status in ends:
-            if np.count_nonzero(mask):
-                np.copyto(self.codes.numpy(), status.code, where=mask & running)
-                finished |= mask
-        return torch.from_numpy(better)
-
-    def _stalled(self, step: int, residual: Array) -> Array:
-        """Return where the residual is within reach of rounding and has not fallen for a while."""
-        lowest, fell = self.lowest.numpy(), self.fell.numpy()
-        falls = residual < lowest  # by however little: what converges slowly has not stopped
-        np.copyto(fell, step, where=falls)
-        np.copyto(lowest, residual, where=falls)
-        stalled: Array = (residual <= self.rounding) & (step - fell >= PATIENCE)
-        return stalled
-
-
-def _on_host(measured: list[Tensor], dtype: torch.dtype) -> list[Array]:
-    """Return measurements as arrays; from another device in one transfer, since each would wait for it."""
-    if measured[0].device.type != "cpu":
-        return list(torch.stack([t.to(dtype) for t in measured]).cpu().numpy())
-    return [t.to(dtype).numpy() for t in measured]
-
-
-def _gather(parts: list[tuple[SampleRecord, Tensor]]) -> tuple[SampleRecord, Tensor]:
-    """Join records and values of all samples, in the order of the batch."""
-    if len(parts) == 1:
-        return parts[0]
-    records = [record for record, _ in parts]
-    columns = (torch.cat([getattr(r, name) for r in records]) for name in _COLUMNS)
-    joined = SampleRecord(records[0].tol, records[0].rounding, *columns)
-    values = torch.cat([value for _, value in parts])
-    order = joined.rows.argsort()
-    return restrict(joined, order), take_samples(values, order.to(values.device))
-
-
-_COLUMNS = [field.name for field in dataclasses.fields(SampleRecord) if field.type is Tensor]

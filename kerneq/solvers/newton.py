@@ -12,11 +12,10 @@ from ..spaces import (
     AbstractSpace,
     Evaluation,
     Measurement,
-    check_start,
+    StateSpace,
     evaluate_start,
     measure_state,
     relative_residual,
-    state_space,
 )
 from ..tensors import per_sample, per_sample_norm
 from .base import AbstractSolver
@@ -43,13 +42,12 @@ class NewtonSpace(AbstractSpace):
 
     def start(self, z0: Tensor | None) -> Evaluation:
         if z0 is None:
-            return self.evaluate(state_space(self.f).start(None).z.contiguous())
-        check_start(z0, self.f.state_shape if isinstance(self.f, Equation) else None)
-        return evaluate_start(self, z0)
+            return self.evaluate(StateSpace(self.f).start(None).z.contiguous())
+        return evaluate_start(self, z0, self.f.state_shape if isinstance(self.f, Equation) else None)
 
     def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
         """Measure ‖p‖ / ‖z + p‖, and ‖f(z) − z‖ at the point that is returned."""
-        return Measurement(relative_residual(at.z, at.image, at.gap)[0], self._distance(at.value))
+        return Measurement(relative_residual(at.z, at.image, at.gap)[0], self._distance(at.point.z), at.point)
 
     def remeasure(self, z: Tensor) -> Measurement:
         """Where Newton's method failed, p is not the error."""
@@ -102,4 +100,4 @@ class Newton(AbstractSolver[None]):
         return None
 
     def step(self, space: AbstractSpace, at: Evaluation, memory: None) -> tuple[Tensor, None]:
-        return at.value, None
+        return at.point.z, None

@@ -1,7 +1,7 @@
 """The solver that cannot diverge, and the default: accelerated steps, each checked against a step that cannot fail."""
 
 import dataclasses
-from typing import Self, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -9,85 +9,9 @@ from torch import Tensor
 from ..equation import Equation, averaged_step
 from ..maps import AbstractMap
 from ..spaces import AbstractSpace, Evaluation, FeatureSpace, ProximalSpace
-from ..tensors import check_nonnegative, check_share, check_whole, is_exported, working_dtype
-from .anderson import Guard, History
+from ..tensors import check_nonnegative, check_share, check_whole, working_dtype
+from .anderson import EnergyGuard, GapGuard, Guard, History
 from .base import AbstractSolver
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class GapGuard:
-    """Accepts an entry by its gap, for a map that does not expand.
-
-    ‖gap‖² may be `rate` times that of the entry before, and anything after a refused one. From a refused entry a sample
-    goes on by the averaged step z + β(image − z) from the entry before.
-    """
-
-    accepted: Tensor  # (batch,): whether the newest entry was
-    average: Tensor  # β, a number
-    rate: Tensor  # a number
-
-    def decide(self, history: History, at: Evaluation) -> tuple[Self, Tensor | None]:
-        before = history.before
-        accepted = ~self.accepted | (history.square <= self.rate * history.gram[:, before, before])
-        guard = dataclasses.replace(self, accepted=accepted)
-        if _all_known(accepted):
-            return guard, None
-        return guard, history.images[:, before] - (1 - self.average) * history.gaps[:, before]
-
-    def program_inputs(self, at: Evaluation) -> tuple[object, ...]:
-        return self.average, self.rate, 1.0, self.accepted, None, None, None, 0.0, None
-
-    def after(self, accepted: Tensor, ceiling: Tensor | None) -> Self:
-        return dataclasses.replace(self, accepted=accepted)
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class EnergyGuard:
-    """Accepts an entry by its energy E, which is no higher at the image than the evaluation says.
-
-    E must lie below U, the `ceiling`, by `fraction` · `rate` · ‖gap‖², and is the next U. From a refused entry a sample
-    goes back to the last image, where E ≤ U; from one that is refused after another, by averaged steps, which lower E,
-    and therefore U, by `rate` · ‖gap‖².
-    """
-
-    accepted: Tensor  # (batch,): whether the newest entry was
-    average: Tensor  # β, a number
-    rate: Tensor  # a number
-    fraction: float
-    ceiling: Tensor  # (batch,): U
-
-    def decide(self, history: History, at: Evaluation) -> tuple[Self, Tensor | None]:
-        """Entries hold z + β′(image − z), β′ the relaxation of the history."""
-        assert at.energy is not None
-        known, square, beta, energy = self.accepted, history.square, history.relaxation, at.energy.value
-        accepted = energy + self.fraction * self.rate * square <= self.ceiling + at.energy.slack
-        lower = torch.where(known, self.ceiling, self.ceiling - self.rate * square)
-        ceiling = torch.where(accepted, torch.minimum(self.ceiling, energy), lower)
-        guard = dataclasses.replace(self, accepted=accepted, ceiling=ceiling)
-        if _all_known(accepted):
-            return guard, None
-        image, gap = history.images[:, history.before], history.gaps[:, history.before]
-        whole = image if beta is None else image + (1 - beta) * gap
-        ahead = (1 if beta is None else beta) - self.average  # what an entry is further on than the averaged step
-        averaged = history.images[:, history.newest] - ahead * history.gaps[:, history.newest]
-        return guard, torch.where(known.unsqueeze(1), whole, averaged)
-
-    def program_inputs(self, at: Evaluation) -> tuple[object, ...]:
-        E = at.energy
-        assert E is not None
-        parts = (E.similarity, E.length, E.penalty, E.rounding)
-        return self.average, self.rate, self.fraction, self.accepted, *parts, self.ceiling
-
-    def after(self, accepted: Tensor, ceiling: Tensor | None) -> Self:
-        assert ceiling is not None
-        return dataclasses.replace(self, accepted=accepted, ceiling=ceiling)
-
-
-def _all_known(accepted: Tensor) -> bool:
-    """Whether all samples were accepted, where that can be read without waiting for a device."""
-    return accepted.is_cpu and not is_exported() and bool(accepted.all())
 
 
 @final
@@ -162,4 +86,6 @@ class Proximal(AbstractSolver[History | None]):
         if memory is None:
             return at.image, None
         mixture, memory = memory.extrapolate(at, self.ridge)
-        return space.project(mixture), memory
+        if isinstance(space, ProximalSpace):
+            mixture = space.f.prox(mixture, 0.0)  # it may have left the domain of φ
+        return mixture, memory

@@ -11,10 +11,10 @@ import kerneq
 from kerneq import equation
 from kerneq.cells import ConvCell, DenseCell
 from kerneq.equation import Equation
-from kerneq.equilibrium import watching
+from kerneq.equilibrium import hook_solves
 from kerneq.kernels import Gaussian, Linear, Polynomial, Sigmoid
 from kerneq.solvers import Anderson
-from kerneq.spaces import state_space
+from kerneq.spaces import StateSpace
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -25,7 +25,7 @@ def test_bind_gives_the_equation_with_its_four_names(kernel, form):
     cell, x = cell_of(form, KERNELS[kernel]), input_of(form)
     f = cell.bind(x)
     assert isinstance(f, Equation)
-    z = state_space(f).start(cell.initial(f)).z
+    z = StateSpace(f).start(cell.initial(f)).z
     assert z.shape == Reference(cell, x).state and not z.any()
     assert f(z).shape == f.drive(z).shape == z.shape and f.energy(z).shape == (4,)
     assert f.bound.shape == () and f.bound > 0 and not f.bound.requires_grad
@@ -103,7 +103,7 @@ def test_a_cell_reports_the_energy_it_has_seen(kernel):
     """At σ(d(z)): a step of Anderson's may end below zero, where the energy is infinite."""
     cell, found = cell_of("conv", KERNELS[kernel]), []
     layer = kerneq.Equilibrium(cell, solver=Anderson(), tol=1e-10, max_steps=3)
-    with watching(layer, lambda layer, f, z: found.append((f.energy(z).mean(), f.energy(f(z)).mean().item()))):
+    with hook_solves(layer, lambda layer, f, z: found.append((f.energy(z).mean(), f.energy(f(z)).mean().item()))):
         layer(input_of("conv"))
     ((mixed, energy),) = found
     assert mixed.isinf() == (kernel != "gaussian") and math.isfinite(energy)

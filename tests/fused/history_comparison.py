@@ -6,8 +6,8 @@ import unittest.mock
 import torch
 
 from kerneq.equation import Energy
-from kerneq.solvers.anderson import History
-from kerneq.solvers.proximal import EnergyGuard, GapGuard
+from kerneq.maps import Point
+from kerneq.solvers.anderson import EnergyGuard, GapGuard, History
 from kerneq.spaces import Evaluation
 
 
@@ -41,7 +41,7 @@ def compare(dtype, memory, numbers, relaxation, kind, alone, device):
             image[2] = z[2]  # a gap of zero
         similarity, length, penalty = torch.rand(3, batch, generator=generator, device=device)
         energy = Energy(similarity + 0.1 * step, length, penalty if memory == 5 else None, 16 * torch.finfo(dtype).eps)
-        at = Evaluation(z, image, energy=energy)
+        at = Evaluation(z, image, Point(z), energy=energy)
         got, exact = (dataclasses.replace(history, pushed=step + 1) for history in (got, exact))
         inputs = None if got.guard is None else got.guard.program_inputs(at)
         with unittest.mock.patch.object(history_triton, "SMALL", numbers if alone else 0):

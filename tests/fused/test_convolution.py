@@ -6,7 +6,7 @@ from helpers import DEVICES
 from interpreter import needs_triton, run_interpreted
 from torch.nn.functional import conv2d, conv_transpose2d
 
-from kerneq.fused.convolution import Convolution
+from kerneq.linear_maps import Convolution
 
 LAST = torch.channels_last
 

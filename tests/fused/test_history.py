@@ -11,11 +11,10 @@ from torch import Tensor
 
 import kerneq
 from kerneq.equation import Energy
+from kerneq.maps import Point
 from kerneq.solvers import Anderson, Broyden
-from kerneq.solvers.anderson import History, anderson_weights, eliminate
-from kerneq.solvers.proximal import EnergyGuard, GapGuard
+from kerneq.solvers.anderson import EnergyGuard, GapGuard, History, anderson_weights, eliminate, inner_products
 from kerneq.spaces import Evaluation
-from kerneq.tensors import inner_products
 
 
 @needs_triton
@@ -70,12 +69,12 @@ def test_where_the_gap_grows_a_sample_steps_from_the_point_before_and_accepts_th
     points[1, 0, 1] = points[1, 1, 1] + 10  # a long gap
     history = History.empty(points[0, 0], 3, guard=guarded(points[0, 0], None))
     history = dataclasses.replace(history, guard=dataclasses.replace(history.guard, accepted=torch.zeros(3) > 0))
-    _, history = history.extrapolate(Evaluation(*points[0]), 1e-10)
+    _, history = history.extrapolate(Evaluation(*points[0], Point(points[0][0])), 1e-10)
     assert history.guard.accepted.all()
-    mixture, history = history.extrapolate(Evaluation(*points[1]), 1e-10)
+    mixture, history = history.extrapolate(Evaluation(*points[1], Point(points[1][0])), 1e-10)
     assert not history.guard.accepted[1]
     torch.testing.assert_close(mixture[1], torch.lerp(points[0, 0, 1], points[0, 1, 1], 0.6))
-    _, history = history.extrapolate(Evaluation(*points[2]), 1e-10)
+    _, history = history.extrapolate(Evaluation(*points[2], Point(points[2][0])), 1e-10)
     assert history.guard.accepted[1]
 
 
@@ -90,7 +89,7 @@ def test_where_the_energy_is_too_high_a_sample_goes_back_to_the_last_image_and_o
     found = []
     for (z, image), energy in zip(points, energies, strict=True):
         mixture, history = history.extrapolate(
-            Evaluation(z, image, energy=Energy(-energy, none, None, 16 * torch.finfo(z.dtype).eps)), 1e-10
+            Evaluation(z, image, Point(z), energy=Energy(-energy, none, None, 16 * torch.finfo(z.dtype).eps)), 1e-10
         )
         found.append((mixture[1], history.guard.accepted.tolist(), float(history.guard.ceiling[1])))
     assert [accepted[1] for _, accepted, _ in found] == [True, False, False, True]

@@ -8,8 +8,8 @@ from helpers import needs_gpu
 from interpreter import needs_triton, run_interpreted
 from torch import Tensor, nn
 
-from kerneq.fused.device import differentiable
-from kerneq.fused.layers import BatchNorm, synchronised
+from kerneq.fused.device import pull_back
+from kerneq.fused.layers import BatchNorm, synchronise_norms
 
 
 @needs_triton
@@ -71,7 +71,7 @@ def test_the_gradient_with_a_graph_has_the_right_derivative(relu):
     weight, bias = (torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
     g = torch.randn(2, 3, 2, 2, dtype=torch.float64, requires_grad=True)
     plain = BatchNorm(3, relu).plain
-    assert torch.autograd.gradcheck(lambda g, *t: differentiable(plain, t, (g,)), (g, x, weight, bias))
+    assert torch.autograd.gradcheck(lambda g, *t: pull_back(plain, t, (g,)), (g, x, weight, bias))
 
 
 def test_norms_over_all_processes_keep_their_relus():
@@ -81,7 +81,7 @@ def test_norms_over_all_processes_keep_their_relus():
     model(x)
     model.eval()
     wanted = model(x)
-    found = synchronised(model)
+    found = synchronise_norms(model)
     assert [type(found[0]), type(found[2])] == [nn.SyncBatchNorm] * 2
     assert torch.equal(found(x), wanted)
 

@@ -8,12 +8,12 @@ from helpers import CELLS, GRADIENTS, KERNELS, PLAIN_SOLVERS, affine, away_from_
 from torch.func import functional_call
 
 import kerneq
-from kerneq.fused.convolution import Convolution
 from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom, Point, Unrolled
 from kerneq.kernels import Gaussian
+from kerneq.linear_maps import Convolution
 from kerneq.prox import Identity, SoftThreshold
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal
-from kerneq.solvers.base import find_point
+from kerneq.solvers.loops import find_point
 
 pytestmark = pytest.mark.usefixtures("float64")
 # Where zero is the equilibrium of every input its drive is zero too: the kink itself.

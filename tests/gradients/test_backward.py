@@ -10,8 +10,8 @@ from helpers import GRADIENTS, KERNELS, affine, away_from_kinks, cell_of, input_
 from torch.utils.flop_counter import FlopCounterMode
 
 import kerneq
+from kerneq.conjugate_gradient import conjugate_gradient
 from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom, Point, Unrolled, implicit
-from kerneq.operators import conjugate_gradient
 from kerneq.solution import EquilibriumError, Status
 from kerneq.solvers import Anderson, Broyden, Newton, Picard, Proximal
 

@@ -1,11 +1,15 @@
 """Every name: how large it is, that it runs both ways, and that it refuses what it cannot do in one sentence."""
 
+import dataclasses
+
 import pytest
 import torch
 from zoo_helpers import TINY, pictures
 
 import kerneq
-from kerneq.models import MODELS, build, parameters
+from kerneq.kernels import AbstractKernel
+from kerneq.models import MODELS, Classifier, LipschitzClassifier, build, find, parameters
+from kerneq.settings import choices
 
 MILLIONS = {
     "geq-5m": 4.8,
@@ -192,6 +196,19 @@ def test_pictures_that_do_not_fit_are_refused_in_one_sentence(name, shape, words
 def test_pixels_that_are_not_floating_point_are_refused_in_one_sentence():
     with pytest.raises(TypeError, match="floating-point.*uint8"):
         build("geq-tiny")(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("kernel", choices(AbstractKernel).values())
+def test_an_entry_of_the_zoo_with_any_kernel_has_an_equation(kernel):
+    entry = find("geq-tiny")
+    changed = dataclasses.replace(entry, config=dataclasses.replace(entry.config, kernel=kernel()))
+    assert changed.equation == kernel.equation and changed.equation.startswith("z = relu(")
+
+
+def test_the_flag_of_the_settings_chooses_the_class_of_the_model():
+    assert isinstance(build("geq-certified-tiny"), LipschitzClassifier) and isinstance(build("geq-tiny"), Classifier)
+    with pytest.raises(ValueError, match="are those of a `LipschitzClassifier`"):
+        Classifier(find("geq-certified-tiny").config, classes=10)
 
 
 def test_joined_by_concatenation_every_branch_has_its_own_weights_in_the_head():

@@ -26,7 +26,7 @@ def steps(rank: int, folder: pathlib.Path) -> None:
         layer(x).value.square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    numbers = [*cell.parameters(), cell.operator.vector]
+    numbers = [*cell.parameters(), cell.operator.tracker.vector]
     text = " ".join(f"{float(t.detach().double().sum()):.12f}" for t in numbers)
     (folder / f"rank{rank}").write_text(text)
     dist.destroy_process_group()

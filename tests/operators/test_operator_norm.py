@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kerneq
-from kerneq import operators
-from kerneq.operators import Conv, Dense, bound, limited, top_singular_vector
+from kerneq import norm_tracker
+from kerneq.linear_maps import as_linear_map
+from kerneq.norm_tracker import top_singular_vector
+from kerneq.operators import Conv, Dense, compute_scale
 from kerneq.solution import Status
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -23,7 +25,7 @@ def held(cell, x) -> float:
     f = cell.bind(x)
     W = f.operator.weight.detach()
     if W.dim() == 4:
-        W = dense_matrix(lambda z: bound(W)(z), (W.shape[1], *x.shape[-2:]))
+        W = dense_matrix(lambda z: as_linear_map(W)(z), (W.shape[1], *x.shape[-2:]))
     gain = torch.linalg.matrix_norm(cell.similarity.project.weight.detach(), 2) if Reference(cell, x).radial else 1.0
     return float(torch.linalg.matrix_norm(W, 2) * gain)
 
@@ -64,7 +66,7 @@ def test_lanczos_finds_the_norm_of_a_wide_convolution_on_a_large_picture():
     torch.manual_seed(0)
     W = Conv(8, 8, 3)
     norm = float(W.norm(torch.zeros(1, 8, 12, 12)).detach())
-    u = W.vector.clone()
+    u = W.tracker.vector.clone()
     w = W.bind()
     with torch.no_grad():
         best = top_singular_vector(w, w.adjoint, u, 200)
@@ -77,7 +79,7 @@ def test_the_norm_of_a_zero_or_rank_one_weight_is_found():
         W.weight.zero_()
     for _ in range(3):  # the search must not lose its vector
         assert W.norm(W.weight).detach() == 0
-    assert limited(W.norm(W.weight).detach(), 0.5) == 1
+    assert compute_scale(W.norm(W.weight).detach(), 0.5) == 1
     with torch.no_grad():
         W.weight[1] = torch.tensor([1.0, 2.0, 2.0, 4.0])
     W.eval()
@@ -269,9 +271,9 @@ def test_in_training_the_gradient_of_the_norm_is_the_same_whether_it_will_be_dif
 def test_ordinary_training_makes_no_product_for_second_derivatives(monkeypatch):
     operator, example = Dense(5, 4), torch.zeros(1, 4)
     operator.norm(example)
-    for name in ("conjugate_gradient", "bound"):
+    for name in ("conjugate_gradient", "as_linear_map"):
         norm = operator.norm(example)
-        monkeypatch.setattr(operators, name, None)
+        monkeypatch.setattr(norm_tracker, name, None)
         norm.backward()
         monkeypatch.undo()
 

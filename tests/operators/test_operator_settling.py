@@ -10,8 +10,9 @@ from helpers import CELLS, input_of
 from test_operator_norm import held
 from test_operator_survival import layer_of, value
 
-from kerneq import operators
-from kerneq.operators import Dense, top_singular_vector
+from kerneq import norm_tracker
+from kerneq.norm_tracker import top_singular_vector
+from kerneq.operators import AbstractOperator, Dense
 from kerneq.solution import Status
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -27,7 +28,7 @@ def test_a_loaded_cell_settles_its_norm_only_if_the_saved_one_had_not(monkeypatc
     old = {name: tensor for name, tensor in settled.items() if not name.endswith("settled")}  # before there was a mark
     calls = []
     monkeypatch.setattr(
-        operators, "top_singular_vector", lambda *a, **k: calls.append(1) or top_singular_vector(*a, **k)
+        norm_tracker, "top_singular_vector", lambda *a, **k: calls.append(1) or top_singular_vector(*a, **k)
     )
     for state, expected in ((settled, False), (unsettled, True), (old, True)):
         other = layer_of("conv", seed=7).eval()
@@ -65,9 +66,9 @@ def test_a_settled_vector_is_believed_after_it_was_stored_in_fewer_digits(form, 
     assert other.cell.operator.settled and other.cell.similarity.project.settled
 
 
-def known_by_place(operator: operators.AbstractOperator) -> bool:
+def known_by_place(operator: AbstractOperator) -> bool:
     """What `fits` looks at inside a CUDA graph."""
-    return operator._settled.place == operators._place(operator.weight)
+    return operator.tracker.settled.place == norm_tracker.find_place(operator.weight)
 
 
 def test_settling_knows_the_weight_by_its_place_after_it_was_copied_or_swapped_out_and_back():
@@ -82,9 +83,9 @@ def test_settling_knows_the_weight_by_its_place_after_it_was_copied_or_swapped_o
     with torch.no_grad():
         operator.weight.add_(1.0)
         operator.weight.copy_(home)
-    vector = operator.vector
+    vector = operator.tracker.vector
     operator.settle()
-    assert known_by_place(operator) and operator.vector is vector
+    assert known_by_place(operator) and operator.tracker.vector is vector
 
 
 def test_training_unsettles_the_norm_even_where_the_weight_does_not_tell():
@@ -100,7 +101,7 @@ def test_training_unsettles_the_norm_even_where_the_weight_does_not_tell():
 def test_a_vector_that_has_come_to_belong_to_a_smaller_singular_value_is_left():
     operator = Dense(5, 5).eval()
     operator.weight.data.copy_(torch.diag(torch.tensor([3.0, 12.0, 1.0, 0.5, 0.1])))
-    operator.vector = torch.eye(5)[0]  # exactly, so that products with W alone would never leave it
+    operator.tracker.vector = torch.eye(5)[0]  # exactly, so that products with W alone would never leave it
     torch.testing.assert_close(operator.norm(operator.weight).detach(), torch.tensor(12.0))
 
 

@@ -56,7 +56,7 @@ def through_a_file(layer):
 def test_a_copy_gives_the_same_answer_and_trains_on_its_own(copied, form):
     layer = trained(form)
     other = copied(layer)
-    assert torch.equal(other.cell.operator.vector, layer.cell.operator.vector)
+    assert torch.equal(other.cell.operator.tracker.vector, layer.cell.operator.tracker.vector)
     before = value(layer, form)
     assert torch.equal(value(other, form), before)
     with torch.no_grad():
@@ -72,7 +72,7 @@ def test_a_state_dict_goes_into_a_cell_that_has_or_has_not_seen_data(form, seen)
     if seen:
         value(other, form)
     other.load_state_dict(layer.state_dict())
-    assert torch.equal(other.cell.operator.vector, layer.cell.operator.vector)
+    assert torch.equal(other.cell.operator.tracker.vector, layer.cell.operator.tracker.vector)
     torch.testing.assert_close(value(other, form), value(layer, form), rtol=1e-10, atol=1e-10)
     assert held(other.cell, input_of(form)) <= 0.9 * (1 + 1e-9)
 
@@ -93,7 +93,7 @@ def test_a_float32_state_dict_goes_into_a_float64_cell():
     narrow = copy.deepcopy(layer).float()
     other = layer_of("conv", seed=3)
     other.load_state_dict(narrow.state_dict())
-    assert other.cell.operator.vector.dtype == torch.float64
+    assert other.cell.operator.tracker.vector.dtype == torch.float64
     torch.testing.assert_close(value(other, "conv"), value(layer, "conv"), rtol=1e-4, atol=1e-5)
 
 
@@ -102,7 +102,7 @@ def test_a_cell_may_change_its_dtype_after_it_has_seen_data():
     with torch.no_grad():
         wide = layer.eval()(x).value
         cell = copy.deepcopy(layer.cell).float()
-        assert cell.operator.vector.dtype == torch.float32
+        assert cell.operator.tracker.vector.dtype == torch.float32
         narrow = kerneq.Equilibrium(cell, tol=1e-6, max_steps=200).eval()(x.float()).value
     torch.testing.assert_close(narrow.double(), wide, rtol=1e-4, atol=1e-5)
 
@@ -148,9 +148,9 @@ def test_two_picture_sizes_each_have_their_own_norm():
 
 def test_evaluation_does_not_move_the_vector_and_is_repeatable():
     layer = trained("conv")
-    first, vector = value(layer, "conv"), layer.cell.operator.vector.clone()
+    first, vector = value(layer, "conv"), layer.cell.operator.tracker.vector.clone()
     assert torch.equal(value(layer, "conv"), first)
-    assert torch.equal(layer.cell.operator.vector, vector)
+    assert torch.equal(layer.cell.operator.tracker.vector, vector)
 
 
 def test_a_backward_pass_may_wait_while_another_forward_pass_moves_the_vector():

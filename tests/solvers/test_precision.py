@@ -7,9 +7,10 @@ import torch
 from helpers import CELLS, KERNELS, SOLVERS, affine, cell_of, descend, input_of
 
 import kerneq
+from kerneq.maps import Point
 from kerneq.solution import Status
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal
-from kerneq.solvers.loops import SampleRecord
+from kerneq.solvers.record import SampleRecord
 from kerneq.spaces import Measurement
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -111,12 +112,12 @@ def test_an_energy_of_minus_infinity_is_no_reason_to_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for step in (1, 2):
-            record.observe(step, Measurement(half, half, -far, far))
+            record.observe(step, Measurement(half, half, Point(half), -far, far))
 
 
 def test_a_point_without_a_residual_is_not_the_best_however_low_its_energy():
     record = SampleRecord.open(1, 1e-6, torch.float64)
     half, none = torch.tensor([0.5]), torch.tensor([torch.inf])
-    assert record.observe(1, Measurement(half, half, half, 0 * half)).all()
-    assert not record.observe(2, Measurement(none, none, -half, 0 * half)).any()
+    assert record.observe(1, Measurement(half, half, Point(half), half, 0 * half)).all()
+    assert not record.observe(2, Measurement(none, none, Point(half), -half, 0 * half)).any()
     assert record.residual == 0.5 and record.codes == Status.NONFINITE.code

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from ...adjoint import open_adjoint
 from ...equation import Equation
-from ...equilibrium import Equilibrium, layers_of, solving, watching
+from ...equilibrium import Equilibrium, hook_solves, layers_of, solving
 from ...gradients import Unrolled
 from ...maps import AbstractMap, Map, Point, as_map, linearise
 from ...solvers import AbstractSolver, solve
@@ -45,8 +45,8 @@ class Watched(AbstractSolver[Any]):
         return self.solver.init(space, z0)
 
     def step(self, space: AbstractSpace, at: Evaluation, memory: Any) -> tuple[Tensor, Any]:
-        energy = self.f.energy(at.value) if isinstance(self.f, Equation) else None
-        self.seen.append((measure_state(self.f, at.value).residual, energy))
+        energy = self.f.energy(at.point.z) if isinstance(self.f, Equation) else None
+        self.seen.append((measure_state(self.f, at.point.z).residual, energy))
         return self.solver.step(space, at, memory)
 
 
@@ -165,7 +165,7 @@ def measure_behaviour(
         stopped.append(score)
     x = next(iter(trained.batches(chosen).epoch(0)))[0][:traced]
     seen: dict[Equilibrium, tuple[AbstractMap, Tensor]] = {}
-    with torch.no_grad(), watching(trained.model, lambda layer, f, z: seen.update({layer: (f, z)})):
+    with torch.no_grad(), hook_solves(trained.model, lambda layer, f, z: seen.update({layer: (f, z)})):
         trained.model(x)
     parts = zip(layers, solves.items(), strict=True)
     found = [_behaviour(name, layer, *seen[layer], numbers, shown) for layer, (name, numbers) in parts]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...equation import Equation
-from ...equilibrium import watching
+from ...equilibrium import hook_solves
 from ...maps import AbstractMap
 from ..data import Images
 from .classification import calibrate, classify
@@ -93,7 +93,7 @@ def score_images(trained: TrainedRun, images: Images) -> tuple[Tensor, dict[str,
     every: list[Tensor] = []
     parts: list[dict[str, Tensor]] = []
     seen: list[dict[str, Tensor]] = []
-    with watching(trained.model, lambda layer, f, z: seen.append(equilibrium_scores(f, z))):
+    with hook_solves(trained.model, lambda layer, f, z: seen.append(equilibrium_scores(f, z))):
         for _, _, logits, _ in trained.outputs(images):
             every.append(logits.cpu())
             parts.append({"confidence": logits.double().softmax(1).amax(1).cpu(), **_joined(seen)})

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from ...equation import Equation
-from ...equilibrium import Equilibrium, layers_of, solving, watching
+from ...equilibrium import Equilibrium, hook_solves, layers_of, solving
 from ...maps import AbstractMap
 from ...solution import Solution
 from ..data import Images
@@ -107,7 +107,7 @@ def patch_weights(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     def note(layer: nn.Module, f: AbstractMap, z: Tensor) -> None:
         found[layer] = f.weights(z) if isinstance(f, Equation) and z.dim() == 4 else None
 
-    with watching(model, note):
+    with hook_solves(model, note):
         _, solutions = model(x, solutions=True)
     named = [(name, found[layer]) for name, layer in zip(solutions, layers_of(model), strict=True)]
     return {name: _resized(weights.mean(1).to(x.dtype), x) for name, weights in named if weights is not None}

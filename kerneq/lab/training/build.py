@@ -10,7 +10,7 @@ from typing import Literal, cast
 import torch
 
 from ... import models
-from ...fused.layers import synchronised
+from ...fused.layers import synchronise_norms
 from ...models import AbstractModel
 from ..data import Augment, Batches, Images, load, split_validation
 from ..run import TrainingError
@@ -40,7 +40,7 @@ def place(model: AbstractModel, config: Config, process: Process) -> AbstractMod
     if config.training.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if process.world > 1 and process.device.type == "cuda":
-        model = cast(AbstractModel, synchronised(model))
+        model = cast(AbstractModel, synchronise_norms(model))
     return model
 
 

@@ -215,7 +215,7 @@ def test_energies_and_weights_are_those_at_the_equilibria(runs):
     torch.testing.assert_close(scores["energy"][: len(x)].float(), -energy, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(scores["weight"][: len(x)].float(), torch.stack(weight).mean(0), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(scores["confidence"].float(), logits.softmax(1).amax(1))
-    assert all(layer.look is None for layer in trained.model.layers())
+    assert all(layer.solve_hook is None for layer in trained.model.layers())
     assert evaluate.PARTS["ood"].measure(trained).familiarity.keys() == {"confidence", "energy", "weight"}
     assert equilibrium_scores(Function(torch.cos), torch.zeros(1)) == {}
     with pytest.raises(NotApplicableError, match="first-five-classes, and this one has all"):

@@ -111,9 +111,8 @@ class FeatureAdjoint(AbstractSpace):
         adjoint = self.adjoint
         n = adjoint.hvp(z)
         masked = adjoint.masked_adjoint(n, None, 1)
-        return Evaluation(
-            z, adjoint.operator.added(self.source, masked, adjoint.sign), AdjointPoint(z, None, n, masked)
-        )
+        image = adjoint.operator.added(self.source, masked, adjoint.sign)
+        return Evaluation(z, image, AdjointPoint(z, None, n, masked))
 
     def start(self, z0: Tensor | None) -> Evaluation:
         if z0 is not None:

@@ -176,18 +176,14 @@ class ProximalSpace(AbstractSpace):
     f: Equation
     energy: bool  # whether E decides which of two points is the better one
 
-    def evaluate(self, z: Tensor) -> Evaluation:
+    def evaluate(self, z: Tensor | None) -> Evaluation:
         v, image, drive, energy = self.f.evaluate(z, drive=True, energy=self.energy)
         assert drive is not None
+        z = torch.zeros_like(image) if z is None else z
         return Evaluation(z, self.f.descend(z, drive), Point(z, v, image), energy)
 
     def start(self, z0: Tensor | None) -> Evaluation:
-        if z0 is not None:
-            return evaluate_start(self, z0, self.f.state_shape)
-        _, image, drive, energy = self.f.evaluate(None, drive=True, energy=self.energy)
-        assert drive is not None
-        zero = torch.zeros_like(image)
-        return Evaluation(zero, self.f.descend(zero, drive), Point(zero, None, image), energy)
+        return self.evaluate(None) if z0 is None else evaluate_start(self, z0, self.f.state_shape)
 
     def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
         assert isinstance(at.point, Point) and at.point.image is not None

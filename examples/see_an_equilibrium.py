@@ -27,11 +27,15 @@ def bind(cell: kq.cells.DenseCell | kq.cells.ConvCell, x: torch.Tensor) -> Equat
 
 
 def watch(f: Equation, z: torch.Tensor, solver: kq.solvers.AbstractSolver, steps: int) -> Trace:
-    memory, trace = solver.init(f, z), []
+    space, trace = solver.space(f), []  # a solver may iterate another variable than z
+    at = space.start(z)
+    memory = solver.init(space, at.z)
     for _ in range(steps + 1):
-        at = f.evaluate(z)
-        trace.append((z, float((at.image - z).norm() / at.image.norm()), float(f.energy(z))))
-        z, memory = solver.step(f, at, memory)
+        image = f(z)
+        trace.append((z, float((image - z).norm() / image.norm()), float(f.energy(z))))
+        following, memory = solver.step(space, at, memory)
+        z = space.answer(at, following)
+        at = space.evaluate(following)
     return trace
 
 

@@ -228,7 +228,7 @@ def radial_step(
     """
     if v is not None and v.shape != a.shape:
         raise ValueError(f"`v` must have the shape of `a`, {tuple(a.shape)}, got {tuple(v.shape)}.")
-    if a.is_cuda and has_programs(formula, a, split, patch):
+    if _runs_fused(formula, a, split, patch):
         return fused_step(formula, plain_step, a, v, Q, gamma, split, patch, value)
     return plain_step(formula, a, v, Q, gamma, split, patch, value)
 
@@ -253,7 +253,7 @@ def radial_hvp(
     """
     a, v, Q = a.detach(), v.detach(), Q.detach()
     gamma = gamma.detach()
-    if a.is_cuda and has_programs(formula, a, split, patch):
+    if _runs_fused(formula, a, split, patch):
         return fused_hvp(formula, a, v, Q, gamma, split, patch)
     last = a.dim() == 4 and not a.is_contiguous()  # then it is stored channels-last
     Q, q, s = _products(a, v, Q, gamma, split, patch, last)
@@ -325,6 +325,11 @@ def join(x: Tensor, like: Tensor, split: int, patch: int, last: bool) -> Tensor:
         blocks = x.reshape(B, h, w, g, patch, patch, split).permute(0, 1, 4, 2, 5, 3, 6)
         return blocks.reshape(B, H, W, C).permute(0, 3, 1, 2)
     return x.reshape(B, g, h, w, split, patch, patch).permute(0, 1, 4, 2, 5, 3, 6).reshape(B, C, H, W)
+
+
+def _runs_fused(formula: Formula, a: Tensor, split: int, patch: int) -> bool:
+    """Whether a Triton program takes it."""
+    return a.is_cuda and has_programs(formula, a, split, patch)
 
 
 def input_lipschitz(w: float, lowest: float, steepest: float = 1.0) -> float:

@@ -51,7 +51,7 @@ def test_the_step_is_its_definition_patch_by_patch(formula, split, patch, shape,
     a, v, Q, gamma = (x.detach() for x in problem(shape, split * patch * patch, last))
     for got, r in (
         (radial_step(formula, a, v, Q, gamma, split=split, patch=patch, value=True), a - v),
-        (radial_step(formula, a, None, Q, float(gamma), split=split, patch=patch, value=True), a),
+        (radial_step(formula, a, None, Q, gamma, split=split, patch=patch, value=True), a),
     ):
         torch.testing.assert_close(got, by_definition(formula, r, Q, gamma, split, patch), rtol=1e-12, atol=1e-12)
         assert got[0].stride() == a.stride()
@@ -84,7 +84,7 @@ def test_distances_are_those_of_the_step():
     weight = torch.randn(5, 16, dtype=torch.float64)
     r, Q = a - v, weight.mT @ weight
     total = patch_distances(r, weight, split=4, patch=2).sum(1)
-    _, S = radial_step(Multiquadric, a, v, Q, 1e-9, split=4, patch=2, value=True)
+    _, S = radial_step(Multiquadric, a, v, Q, torch.tensor(1e-9, dtype=torch.float64), split=4, patch=2, value=True)
     torch.testing.assert_close(S, -0.5 * total, rtol=1e-5, atol=1e-5)  # 1 − √(1 + s) → −s/2
 
 
@@ -137,7 +137,9 @@ def test_torch_compile_takes_it_whole_with_its_gradients():
 def test_the_plain_form_exports():
     class Step(torch.nn.Module):
         def forward(self, a, v, Q):
-            return radial_step(Multiquadric, a, v, Q, 0.1, split=4, patch=2, value=False)[0]
+            return radial_step(
+                Multiquadric, a, v, Q, torch.tensor(0.1, dtype=torch.float64), split=4, patch=2, value=False
+            )[0]
 
     inputs = tuple(x.detach() for x in problem()[:3])
     exported = torch.export.export(Step(), inputs).module()

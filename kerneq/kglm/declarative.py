@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from ..gradients.base import once
 from .equilibrium import KernelEquilibrium
+from .exact import Problem, newton, newton_step
 from .families import FLAT, AbstractFamily, Prior
-from .glm import KernelGLM, Problem, newton, newton_step
+from .glm import KernelGLM
 from .kernels import coordinates
 
 Constraint = Literal["minimum", "equilibrium"]  # of (6), of (9)

@@ -78,7 +78,7 @@ class Guarantee:
         return f"{fails}plain iteration may not converge. The equilibrium is unique all the same; {way}."
 
 
-def certify(
+def check_assumptions(
     K: Tensor,
     lam: float,
     family: AbstractFamily,

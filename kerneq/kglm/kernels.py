@@ -78,6 +78,22 @@ class White(AbstractCovariance):
 
 @final
 @dataclasses.dataclass(frozen=True)
+class Scaled(AbstractCovariance):
+    """k = s(x) k₀(x, x2) s(x2): the linear scaling of f in kGLM's Appendix H, for any deterministic function s.
+
+    g = s·f has ‖g‖_k = ‖f‖_k₀, so the kernel GLM of k is the one with η = s(x)f(x) + m(x), f in the space of k₀.
+    """
+
+    kernel: Any  # k₀, as `KernelGLM` takes it
+    scale: Callable[[Tensor], Tensor]  # s, (n, d) → (n,)
+
+    def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
+        left, right = (self.scale(points).reshape(len(points)) for points in (X, X2))
+        return left[:, None] * as_kernel(self.kernel)(X, X2) * right
+
+
+@final
+@dataclasses.dataclass(frozen=True)
 class DotProduct(AbstractCovariance):
     """k = ⟨x, x2⟩: the kernel GLM is the ridge-penalised GLM."""
 

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from kerneq import kglm
 from kerneq.kglm.declarative import dual, minimise
+from kerneq.kglm.exact import Problem, newton
 from kerneq.kglm.families import FLAT
-from kerneq.kglm.glm import Problem, newton
 
 CASES = [
     (kglm.Gaussian(0.5), FLAT),
@@ -40,7 +40,7 @@ def test_the_equilibrium_minimises_the_inner_objective_and_maximises_its_dual(fa
     K, t = kglm.SquaredExponential()(X, X), family.statistic(targets(family, 4, 12))
     problem = Problem(K, t, family, lam, prior, offset=0.2 * uniform(12, seed=9))
     cell = kglm.GLMCell(K / lam, problem.offset, family, prior)
-    layer = kglm.KernelEquilibrium(cell, K / lam, problem.offset, kglm.certify(K, lam, family, prior))
+    layer = kglm.KernelEquilibrium(cell, K / lam, problem.offset, kglm.check_assumptions(K, lam, family, prior))
     eta = layer.layer(t).value.detach()
     alpha = (t - family.mean(eta) - prior.slope(eta)) / lam  # what (8) reads out
     best = problem.objective(alpha, problem.canonical(alpha))

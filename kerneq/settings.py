@@ -55,7 +55,7 @@ def read_override(text: str) -> Any:
 def setting(
     default: Any, meaning: str, *, low: float | None = None, high: float | None = None, above: float | None = None
 ) -> Any:
-    """Make a dataclass field with a meaning and a range, low ≤ value ≤ high and value > above; of a list, every entry."""
+    """Make a dataclass field with a meaning and a range, low ≤ value ≤ high and value > above, for all of a list."""
     return dataclasses.field(default=default, metadata={"meaning": meaning, "low": low, "high": high, "above": above})
 
 

@@ -99,7 +99,7 @@ def certify(
     bound on the error of solve and rounding is subtracted from the margin. With `std`, by which pixels in [0, 1] were
     divided, the radius is stated for pixels too. For a classifier with `refinements` only the equilibria are certified.
 
-        certificate = kq.theory.certify(model, x)
+        certificate = kq.certify(model, x)
         certificate.radius  # no perturbation of x shorter than this changes certificate.prediction
     """
     check_positive("tol", tol)
@@ -219,10 +219,10 @@ def _layer_norm(layer: nn.Sequential, given: Tensor, scale: Tensor | float = 1.0
     fold, conv, norm = layer if len(layer) == 3 else (nn.PixelUnshuffle(1), *layer)
     assert isinstance(fold, nn.PixelUnshuffle) and isinstance(conv, nn.Conv2d)
     factor = fold.downscale_factor
-    weight = _weight(conv, norm)
+    size = given.shape[2] // factor, given.shape[3] // factor
     if isinstance(scale, Tensor):
-        weight = weight * scale.repeat_interleave(factor**2)[:, None, None]
-    return conv_norm(weight, (given.shape[2] // factor, given.shape[3] // factor), conv.stride[0])
+        scale = scale.repeat_interleave(factor**2)[:, None, None]
+    return conv_norm(_weight(conv, norm) * scale, size, conv.stride[0])
 
 
 def _stem(model: Certified) -> list[nn.Sequential]:
@@ -257,9 +257,9 @@ def _paths(model: Certified, seen: Seen) -> list[_Path]:
 def _path(name: str, layer: Equilibrium, given: Tensor, before: float, rows: Tensor) -> _Path:
     """Return L, μ and the Lipschitz constant of x ↦ z* of one layer, for inputs of the size of `given`."""
     cell = _cell(layer)
-    weight, patches = cell.bind(given[:1]).operator.weight, _patches(cell)
+    patches = _patches(cell)
     size = (given.shape[2], given.shape[3]) if given.dim() == 4 else None
-    norm = conv_norm(weight, size) if size is not None else matrix_norm(weight)
+    norm = _norm(cell.bind(given[:1]).operator.weight, size)
     constants = cell.kernel.constants(norm, 1.0 if patches is None else matrix_norm(patches.project.weight))
     if constants is None:
         raise TypeError(f"Certificates are made for radial kernels and the linear one, got {cell.kernel!r}.")
@@ -279,30 +279,29 @@ def _patches(cell: AbstractKernelCell) -> PatchParameters | None:
     return cell.similarity
 
 
-def _input_norm(cell: AbstractKernelCell, size: tuple[int, int] | None, scale: Tensor | None = None) -> float:
+def _norm(weight: Tensor, size: tuple[int, int] | None, stride: int = 1, padding: int | None = None) -> float:
+    """Return the norm of a convolution of pictures of `size`, or of a matrix, whose `size` is None."""
+    return matrix_norm(weight.flatten(1)) if size is None else conv_norm(weight, size, stride, padding)
+
+
+def _input_norm(cell: AbstractKernelCell, size: tuple[int, int] | None, scale: Tensor | float = 1.0) -> float:
     """Return the norm of x ↦ aW_h (x ↦ a for the linear kernel), as one linear map, not as a product of two norms.
 
     `scale` multiplies the inputs, a number each (dense cells only).
     """
     assert isinstance(cell.inject, nn.Sequential)
-    weight = _weight(*cell.inject)
-    patches = _patches(cell)
-    weight = weight if scale is None else weight * scale
+    weight, patches = _weight(*cell.inject) * scale, _patches(cell)
     if patches is None:
-        return matrix_norm(weight) if size is None else conv_norm(weight, size)
+        return _norm(weight, size)
     # ‖W_hᵀr‖ = ‖Rr‖, where W_hᵀ = QR has more rows than R.
-    R = torch.linalg.qr(patches.project.weight, mode="r").R
-    p = patches.patch
-    R = R.view(-1, patches.split, p, p)
-    groups = weight.view(-1, patches.split, *weight.shape[1:])
-    if size is None:
-        return matrix_norm(torch.einsum("jc,gci->gji", R[:, :, 0, 0], groups).flatten(0, 1))
-    k = weight.shape[-1]
+    p, k = patches.patch, 1 if size is None else weight.shape[-1]  # a matrix is a convolution of pictures of one pixel
+    R = torch.linalg.qr(patches.project.weight, mode="r").R.view(-1, patches.split, p, p)
+    groups = weight.view(-1, patches.split, weight.shape[1], k, k)
     kernel = weight.new_zeros(len(groups), len(R), weight.shape[1], k + p - 1, k + p - 1)
     for y in range(p):
         for x in range(p):  # the pixel (y, x) of a patch sees the picture y and x further on
             kernel[..., y : y + k, x : x + k] += torch.einsum("jc,gcihw->gjihw", R[:, :, y, x], groups)
-    return conv_norm(kernel.flatten(0, 1), size, stride=p, padding=k // 2)
+    return _norm(kernel.flatten(0, 1), size, stride=p, padding=k // 2)
 
 
 def _first_norm(model: Certified, x: Tensor, std: Sequence[float]) -> float:

@@ -116,14 +116,15 @@ def certify(
         layer.solver, layer.tol, layer.max_steps, layer.check_every = Proximal(), tol, MAX_STEPS, None
     with torch.autocast(x.device.type, enabled=False):
         seen = _run(exact, x[:1].double())[1]
-        stem = [_layer_norm(layer, seen[layer][0]) for layer in _stem(exact)]
+        stem = [(layer, _layer_norm(layer, seen[layer][0])) for layer in _stem(exact)]
         paths = _paths(exact, seen)
         # (classes, classes): how far the output of the stem, and the pictures, move logit i − logit j, at most
         branches = torch.stack([path.before * path.bound.sensitivity * path.pairs for path in paths]).sum(0)
         branches.fill_diagonal_(0.0)  # a logit less itself never moves; ∞ · 0 is NaN
-        lipschitz, unique = math.prod(stem) * branches, all(path.bound.unique for path in paths)
+        lipschitz = math.prod(norm for _, norm in stem) * branches
+        unique = all(path.bound.unique for path in paths)
         parts = [_margins(exact, stem, paths, branches, part.double()) for part in torch.split(x.detach(), batch)]
-        scale = None if std is None else 1 / _first_norm(exact, x, std) * _first_norm(exact, x, [1.0] * x.shape[1])
+        scale = None if std is None else _pixel_scale(exact, x, std)
     logits, slack, error = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     top, prediction = logits.max(1)
     own = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, prediction[:, None], True)
@@ -142,6 +143,7 @@ def certify(
 
 
 Seen = dict[nn.Module, tuple[Tensor, Any]]  # the input and the output of a module
+Stem = list[tuple[nn.Sequential, float]]  # the layers before the branches, each with its norm
 
 
 def _run(model: Certified, x: Tensor) -> tuple[Tensor, Seen]:
@@ -188,7 +190,7 @@ class _Path:
 
 
 def _margins(
-    model: Certified, stem: Sequence[float], paths: Sequence[_Path], branches: Tensor, x: Tensor
+    model: Certified, stem: Stem, paths: Sequence[_Path], branches: Tensor, x: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return logits, by how much each may be nearer to the largest than computed (batch, classes), and error (batch,).
 
@@ -200,14 +202,14 @@ def _margins(
     slack, error = torch.zeros_like(logits), logits.new_zeros(len(x))
     for path in paths:
         given, solution = seen[path.layer]
-        off = path.distance(given, solution)
-        error = torch.maximum(error, off)
-        off = off + ROUNDING * path.bound.sensitivity * per_sample_norm(given)
+        distance = path.distance(given, solution)
+        error = torch.maximum(error, distance)
+        distance = distance + ROUNDING * path.bound.sensitivity * per_sample_norm(given)
         length = torch.linalg.vector_norm(path.rows, dim=1)
-        slack += off[:, None] * path.pairs[predicted]
+        slack += distance[:, None] * path.pairs[predicted]
         slack += ROUNDING * per_sample_norm(solution.value)[:, None] * (length[predicted][:, None] + length)
     after = branches[predicted]
-    for layer, norm in reversed(list(zip(_stem(model), stem, strict=True))):
+    for layer, norm in reversed(stem):
         given, output = seen[layer]
         slack += ROUNDING * (norm * per_sample_norm(given) + per_sample_norm(output))[:, None] * after
         after = norm * after
@@ -304,14 +306,16 @@ def _input_norm(cell: AbstractKernelCell, size: tuple[int, int] | None, scale: T
     return _norm(kernel.flatten(0, 1), size, stride=p, padding=k // 2)
 
 
-def _first_norm(model: Certified, x: Tensor, std: Sequence[float]) -> float:
-    """Return the norm of the first linear map, for inputs that are divided by `std`, a number for each channel."""
+def _pixel_scale(model: Certified, x: Tensor, std: Sequence[float]) -> float:
+    """Return by how much the norm of the first linear map shrinks if channels are not divided by `std` before it."""
     if len(std) != x.shape[1]:
         raise ValueError(f"`std` needs one number for each of the {x.shape[1]} channels, got {len(std)}.")
     scale = 1 / torch.tensor(std, dtype=torch.float64, device=x.device)
     if isinstance(model, DenseClassifier):
-        return _input_norm(_cell(model.equilibrium), None, scale.repeat_interleave(x.shape[2] * x.shape[3]))
-    return _layer_norm(_stem(model)[0], x, scale)
+        cell, scale = _cell(model.equilibrium), scale.repeat_interleave(x.shape[2] * x.shape[3])
+        return 1 / _input_norm(cell, None, scale) * _input_norm(cell, None)
+    first = _stem(model)[0]
+    return 1 / _layer_norm(first, x, scale) * _layer_norm(first, x)
 
 
 def _weight(linear: nn.Module, norm: nn.Module | None = None) -> Tensor:

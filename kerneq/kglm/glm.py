@@ -168,7 +168,7 @@ class KernelGLM:
         """
         X, problem, _, _ = self._fitted
         if not convolutional:
-            drive = problem.t @ problem.K / self.lam + problem.offset
+            drive = problem.times(problem.t) / self.lam + problem.offset
             return self.layer(X, X if X2 is None else coordinates(X2, like=X), drive=drive)
         if not isinstance(self.kernel, Truncated) or X2 is not None:
             raise ValueError("The convolutional form needs a `Truncated` kernel and predicts at its own pixels.")

@@ -123,23 +123,22 @@ def newton(
     """
     alpha = torch.zeros_like(problem.t)
     eta = problem.canonical(alpha)
-    value = problem.objective(alpha, eta)
-    if not bool(value.isfinite().all()):
+    history = [problem.objective(alpha, eta)]
+    if not bool(history[0].isfinite().all()):
         raise ValueError("The objective is not finite at the start; check the offset and the targets.")
-    scale = problem.t.norm(dim=-1).clamp(min=1)
-    history, active = [value], torch.ones_like(value, dtype=torch.bool)
     residual = problem.residual(alpha, eta)
-    for step in range(max_steps + 1):
+    scale = problem.t.norm(dim=-1).clamp(min=1)
+    active = torch.ones_like(scale, dtype=torch.bool)
+    for _ in range(max_steps):
         before = residual.norm(dim=-1)
         active = active & (before > tol * scale)
-        if step == max_steps or not bool(active.any()):
+        if not bool(active.any()):
             break
         p = newton_step(problem, eta, residual, linear_solver)
-        alpha, eta, new = _line_search(problem, alpha, eta, value, p, residual, active)
+        alpha, eta, value = _line_search(problem, alpha, eta, history[-1], p, residual, active)
         residual = problem.residual(alpha, eta)
         # a sample whose objective and residual both stand still has reached the floor of its dtype
-        active = active & ((new < value) | (residual.norm(dim=-1) < 0.5 * before))
-        value = new
+        active = active & ((value < history[-1]) | (residual.norm(dim=-1) < 0.5 * before))
         history.append(value)
     relative = residual.norm(dim=-1) / scale
     floor = 1e3 * torch.finfo(alpha.dtype).eps

@@ -178,7 +178,7 @@ class _Path:
 
     def distance(self, given: Tensor, solution: Solution) -> Tensor:
         """Return a bound on the distance of the computed output from the exact one, (batch,) (facts, 4)."""
-        cell, bound = _cell(self.layer), self.bound
+        (cell, _), bound = _parts(self.layer), self.bound
         f, value = cell.bind(given), solution.value
         features = cell.gives == "features"
         z = f.state_at(value) if features else value
@@ -258,27 +258,22 @@ def _paths(model: Certified, seen: Seen) -> list[_Path]:
 
 def _path(name: str, layer: Equilibrium, given: Tensor, before: float, rows: Tensor) -> _Path:
     """Return L, μ and the Lipschitz constant of x ↦ z* of one layer, for inputs of the size of `given`."""
-    cell = _cell(layer)
-    patches = _patches(cell)
+    cell, patches = _parts(layer)
     size = (given.shape[2], given.shape[3]) if given.dim() == 4 else None
     norm = _norm(cell.bind(given[:1]).operator.weight, size)
     constants = cell.kernel.constants(norm, 1.0 if patches is None else matrix_norm(patches.project.weight))
     if constants is None:
         raise TypeError(f"Certificates are made for radial kernels and the linear one, got {cell.kernel!r}.")
-    sensitivity = constants.sensitivity * (_input_norm(cell, size) * (norm if cell.gives == "features" else 1))
+    sensitivity = constants.sensitivity * (_input_norm(layer, size) * (norm if cell.gives == "features" else 1))
     bound = LayerBound(name, constants.lipschitz, constants.threshold, constants.convexity, sensitivity)
     return _Path(layer, bound, before, constants, rows)
 
 
-def _cell(layer: Equilibrium) -> AbstractKernelCell:
-    assert isinstance(layer.cell, AbstractKernelCell)
-    return layer.cell
-
-
-def _patches(cell: AbstractKernelCell) -> PatchParameters | None:
-    """Return W_h and how patches are cut; None for a kernel without them."""
-    assert cell.similarity is None or isinstance(cell.similarity, PatchParameters)
-    return cell.similarity
+def _parts(layer: Equilibrium) -> tuple[AbstractKernelCell, PatchParameters | None]:
+    """Return the cell of a layer, and W_h with how patches are cut; None for a kernel without them."""
+    cell = layer.cell
+    assert isinstance(cell, AbstractKernelCell) and isinstance(cell.similarity, PatchParameters | None)
+    return cell, cell.similarity
 
 
 def _norm(weight: Tensor, size: tuple[int, int] | None, stride: int = 1, padding: int | None = None) -> float:
@@ -286,13 +281,14 @@ def _norm(weight: Tensor, size: tuple[int, int] | None, stride: int = 1, padding
     return matrix_norm(weight.flatten(1)) if size is None else conv_norm(weight, size, stride, padding)
 
 
-def _input_norm(cell: AbstractKernelCell, size: tuple[int, int] | None, scale: Tensor | float = 1.0) -> float:
+def _input_norm(layer: Equilibrium, size: tuple[int, int] | None, scale: Tensor | float = 1.0) -> float:
     """Return the norm of x ↦ aW_h (x ↦ a for the linear kernel), as one linear map, not as a product of two norms.
 
     `scale` multiplies the inputs, a number each (dense cells only).
     """
+    cell, patches = _parts(layer)
     assert isinstance(cell.inject, nn.Sequential)
-    weight, patches = _weight(*cell.inject) * scale, _patches(cell)
+    weight = _weight(*cell.inject) * scale
     if patches is None:
         return _norm(weight, size)
     # ‖W_hᵀr‖ = ‖Rr‖, where W_hᵀ = QR has more rows than R.
@@ -312,8 +308,8 @@ def _pixel_scale(model: Certified, x: Tensor, std: Sequence[float]) -> float:
         raise ValueError(f"`std` needs one number for each of the {x.shape[1]} channels, got {len(std)}.")
     scale = 1 / torch.tensor(std, dtype=torch.float64, device=x.device)
     if isinstance(model, DenseClassifier):
-        cell, scale = _cell(model.equilibrium), scale.repeat_interleave(x.shape[2] * x.shape[3])
-        return 1 / _input_norm(cell, None, scale) * _input_norm(cell, None)
+        layer, scale = model.equilibrium, scale.repeat_interleave(x.shape[2] * x.shape[3])
+        return 1 / _input_norm(layer, None, scale) * _input_norm(layer, None)
     first = _stem(model)[0]
     return 1 / _layer_norm(first, x, scale) * _layer_norm(first, x)
 

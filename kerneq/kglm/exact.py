@@ -125,7 +125,7 @@ def newton(
     eta = problem.canonical(alpha)
     history = [problem.objective(alpha, eta)]
     if not bool(history[0].isfinite().all()):
-        raise ValueError("The objective is not finite at the start; check the offset and the targets.")
+        raise ValueError("The objective is not finite at the start; check the kernel, the offset and the targets.")
     residual = problem.residual(alpha, eta)
     scale = problem.t.norm(dim=-1).clamp(min=1)
     active = torch.ones_like(scale, dtype=torch.bool)

@@ -89,7 +89,7 @@ class Scaled(AbstractCovariance):
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
         left, right = (self.scale(points).reshape(len(points)) for points in (X, X2))
-        return left[:, None] * as_kernel(self.kernel)(X, X2) * right
+        return left[:, None] * right * as_kernel(self.kernel)(X, X2)  # k(X, X) is exactly symmetric
 
 
 @final

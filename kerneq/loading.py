@@ -18,10 +18,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from .models import ModelConfig, find, from_config
-from .settings import ConfigError, build, convert, rows, suggestion
+from .settings import ConfigError, build, convert, suggestion, values
 
 SHIPPED = Path(__file__).parent / "weights"
 FORMAT = "kerneq checkpoint 1"
+_OTHER = {"best": "last", "last": "best"}  # the checkpoints of a run
 FREE = ("device", "training.checkpoint_epochs", "training.checkpoint_steps")  # may change between two starts of a run
 
 
@@ -42,13 +43,12 @@ def load(run: Path | str, checkpoint: str = "best", device: str | torch.device =
     files and gives classes.
     """
     folder, target = find_folder(run), choose_device(str(device))
-    config = _read_toml(config_file(folder))
+    config = _read_config(config_file(folder))
     model_config = _read_model(config)
     path, weights, facts = read_weights(folder, checkpoint)
     check_settings(path, facts, config)
-    classes = len(weights["head.bias"])
     for channels in (3, 1):  # the pictures were coloured or grey; which of the two, only the weights say
-        model = from_config(model_config, classes, channels).to(target)
+        model = from_config(model_config, len(weights["head.bias"]), channels).to(target)
         if all(name not in weights or weights[name].shape == p.shape for name, p in model.named_parameters()):
             break
     if config.get("training", {}).get("channels_last", True):  # a layout that a GPU computes convolutions faster in
@@ -58,12 +58,12 @@ def load(run: Path | str, checkpoint: str = "best", device: str | torch.device =
 
 
 def names() -> tuple[str, ...]:
-    """The names of the models whose weights are part of the installation."""
+    """Return the names of the models whose weights are part of the installation."""
     return tuple(sorted(path.parent.name for path in SHIPPED.glob("*/config.toml")))
 
 
 def find_folder(run: Path | str) -> Path:
-    """The folder of a run, or of the weights that ship under this name; a folder of one's own goes first."""
+    """Return the folder of a run, or of the weights that ship under this name; a folder of one's own goes first."""
     if not isinstance(run, Path | str):
         raise TypeError(f"A run is a folder, or the name of weights that ship, got {run!r}.")
     path = Path(run)
@@ -79,7 +79,7 @@ def find_folder(run: Path | str) -> Path:
 
 
 def config_file(folder: Path) -> Path:
-    """The config.toml of a run folder; a folder without one is a `TrainingError`."""
+    """Return the config.toml of a run folder; a folder without one is a `TrainingError`."""
     path = folder / "config.toml"
     if not path.exists():
         raise TrainingError(f"{folder} is not a run folder: it has no config.toml. kerneq train makes one.")
@@ -87,7 +87,7 @@ def config_file(folder: Path) -> Path:
 
 
 def choose_device(device: str, local_rank: int = 0) -> torch.device:
-    """The device named by a setting; `auto` and `cuda` take the GPU of this process's local rank."""
+    """Return the device named by a setting; `auto` and `cuda` take the GPU of this process's local rank."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     named = re.fullmatch(r"cpu|cuda(?::(\d+))?", device)
@@ -108,14 +108,12 @@ def read_weights(folder: Path, which: str) -> tuple[Path, dict[str, Tensor], dic
 
     The weights are their running average, where there is one; those with infinite or NaN entries are refused.
     """
-    if which not in ("best", "last"):
+    if which not in _OTHER:
         raise ConfigError(f"`checkpoint` must be 'best' or 'last', got {which!r}.")
-    files = {name: folder / "checkpoints" / f"{name}.safetensors" for name in ("best", "last")}
-    path = files[which]
+    path, other = (folder / "checkpoints" / f"{name}.safetensors" for name in (which, _OTHER[which]))
     if not path.exists():
-        others = [name for name in files if files[name].exists()]
         command = shlex.join(["kerneq", "train", str(folder), "--resume"])
-        remedy = f"ask for the {others[0]} one" if others else f"{command} makes it"
+        remedy = f"ask for the {other.stem} one" if other.exists() else f"{command} makes it"
         raise CheckpointError(f"There is no checkpoint {path}: {remedy}.")
     tensors, facts = read_checkpoint(path)
     weights = select(tensors, "average.") or select(tensors, "model.")
@@ -148,7 +146,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def compute_digest(tensors: Mapping[str, Tensor], facts: str) -> str:
-    """SHA-256 over the facts and every tensor's name, shape, type and bytes, in the order of the names."""
+    """Return SHA-256 of the facts and every tensor's name, shape, type and bytes, in the order of the names."""
     hasher = hashlib.sha256(facts.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -158,7 +156,7 @@ def compute_digest(tensors: Mapping[str, Tensor], facts: str) -> str:
 
 
 def select(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors under a prefix such as `model.`, by the rest of their names."""
+    """Return the tensors under a prefix such as `model.`, by the rest of their names."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
@@ -186,20 +184,20 @@ def check_settings(path: Path, facts: Mapping[str, Any], config: Mapping[str, An
         return
     moved = all(str(each.get("data.name")).startswith("folder:") for each in (before, now))
     free = (*FREE, "data.name") if moved else FREE
-    shared = [key for key in {**before, **now} if key.startswith("model.") or (key in before and key in now)]
-    pairs = {key: (before.get(key, "absent"), now.get(key, "absent")) for key in shared if key not in free}
-    changed = [key for key, (then, current) in pairs.items() if then != current]
+    shared = [key for key in before | now if key.startswith("model.") or (key in before and key in now)]
+    pairs = [(key, before.get(key, "absent"), now.get(key, "absent")) for key in shared if key not in free]
+    changed = [pair for pair in pairs if pair[1] != pair[2]]
     if changed:
-        then, current = pairs[changed[0]]
+        key, then, current = changed[0]
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
         raise CheckpointError(
-            f"{path} was trained with other settings than the run's config.toml has: `{changed[0]}` was {then!r} and "
+            f"{path} was trained with other settings than the run's config.toml has: `{key}` was {then!r} and "
             f"is {current!r}{more}. Put back the config.toml or the checkpoint that belongs there."
         )
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
-    """The tables in a run's config.toml, which states every setting."""
+def _read_config(path: Path) -> dict[str, Any]:
+    """Return the tables in a run's config.toml, which states every setting."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, RecursionError, ValueError) as error:
@@ -210,19 +208,19 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _read_model(config: Mapping[str, Any]) -> ModelConfig:
-    """The settings of the model in a run's configuration."""
+    """Return the settings of the model in a run's configuration."""
     table = dict(config["model"])
-    standing = find(convert("model.name", table.pop("name", None), str)).config
-    return build(type(standing), table, "model.", standing, named=True)
+    current = find(convert("model.name", table.pop("name", None), str)).config
+    return build(type(current), table, "model.", current, named=True)
 
 
 def _list_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Every setting by its dotted key; those of the model with its defaults."""
+    """Return every setting by its dotted key; those of the model with its defaults."""
     found: dict[str, Any] = {}
     for name, value in config.items():
-        if name != "model":
-            found |= (
-                {f"{name}.{key}": entry for key, entry in value.items()} if isinstance(value, dict) else {name: value}
-            )
+        if not isinstance(value, dict):
+            found[name] = value
+        elif name != "model":
+            found |= {f"{name}.{key}": entry for key, entry in value.items()}
     found["model.name"] = config["model"].get("name")
-    return found | {key: value for key, value, _ in rows(_read_model(config), "model.")}
+    return found | {f"model.{key}": value for key, value in values(_read_model(config)).items()}

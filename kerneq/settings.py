@@ -9,9 +9,9 @@ stand there:
     solver: AbstractSolver = Proximal()                 [solver] name = "anderson", memory = 3
 
 Under an abstract class `name` chooses among the final classes that the package of the abstract class exports. A table
-without `name`, or with the name of the present value's class, changes that value; under another name it starts from
-the defaults of that class. By hand: cattrs and pydantic have neither that rule nor errors of one sentence, and the
-library needs torch, numpy and safetensors only.
+without `name`, or with the name of the current value's class, changes that value; under another name it starts from
+the defaults of that class. Written by hand: cattrs and pydantic have neither that rule nor errors of one sentence, and
+the library needs torch, numpy and safetensors only.
 """
 
 import dataclasses
@@ -39,34 +39,31 @@ class ConfigError(ValueError):
 
 
 @final
-class Written(str):
-    """A value as it was written after `key=` on a command line: which kind it is, only its setting can tell."""
+class Override(str):
+    """The text after `key=` on a command line, which only the type of its setting can read: 12, "12" or .5."""
 
 
-def written(text: str) -> Any:
-    """Read what is after `key=` on a command line: a table or a text in quotes as TOML, anything else as `Written`."""
+def read_override(text: str) -> Any:
+    """Read the text after `key=`: a table or a text in quotes as TOML, anything else as an `Override`."""
     with suppress(RecursionError, ValueError):
-        value = _toml(text)
+        value = _read_toml(text)
         if isinstance(value, dict | str):
             return value
-    return Written(text)
+    return Override(text)
 
 
 def setting(
     default: Any, meaning: str, *, low: float | None = None, high: float | None = None, above: float | None = None
 ) -> Any:
-    """A dataclass field that carries its meaning and its range, low ≤ value ≤ high and value > above.
-
-    Of a list every entry has to lie in the range.
-    """
+    """Make a dataclass field with a meaning and a range, low ≤ value ≤ high and value > above, for all of a list."""
     return dataclasses.field(default=default, metadata={"meaning": meaning, "low": low, "high": high, "above": above})
 
 
-def build(cls: type[T], table: Mapping[str, Any], path: str = "", standing: T | None = None, named: bool = False) -> T:
-    """An instance of the dataclass `cls`; an unknown key, a wrong type or a value out of range is a `ConfigError`.
+def build(cls: type[T], table: Mapping[str, Any], path: str = "", current: T | None = None, named: bool = False) -> T:
+    """Make an instance of the dataclass `cls`; an unknown key, a wrong type or a value out of range is a `ConfigError`.
 
-    `path` ("model.") is put before every key in an error message. What the table does not say is as in `standing`, or
-    the default. `named`: list `name` among the valid keys in an error message.
+    What the table does not say is as in `current`, or the default. Error messages put `path` ("model.") before every
+    key and, if `named`, list `name` among the valid keys.
     """
     where = f"[{path.rstrip('.')}]" if path else ""
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
@@ -79,7 +76,7 @@ def build(cls: type[T], table: Mapping[str, Any], path: str = "", standing: T | 
     values = {}
     for name, field in fields.items():
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        values[name] = default if standing is None else getattr(standing, name)
+        values[name] = default if current is None else getattr(current, name)
         if name in table:
             values[name] = convert(path + name, table[name], hints[name], values[name])
             _check_range(path + name, values[name], field.metadata)
@@ -94,32 +91,32 @@ def build(cls: type[T], table: Mapping[str, Any], path: str = "", standing: T | 
 
 
 def check_values(section: Any) -> None:
-    """Refuse what `build` would refuse in a dataclass, for those that are made in Python, too."""
+    """Refuse what `build` refuses in a dataclass that was made in Python."""
     hints = typing.get_type_hints(type(section))
     for field in dataclasses.fields(section):
         value = convert(field.name, getattr(section, field.name), hints[field.name])
         _check_range(field.name, value, field.metadata)
 
 
-def convert(key: str, value: Any, kind: Any, standing: Any = None) -> Any:
-    """`value` as the annotated type `kind`; whole numbers pass for floats, nothing else is guessed.
+def convert(key: str, value: Any, kind: Any, current: Any = None) -> Any:
+    """Return `value` as the annotated type `kind`; whole numbers pass for floats, nothing else is guessed.
 
-    `standing` is the value that a table without a `name` changes.
+    `current` is the value that a table without a `name` changes.
     """
     members = _members(kind)
-    if isinstance(value, Written):
-        value = _read(value, members)
+    if isinstance(value, Override):
+        value = _read_as(value, members)
     if type(value) in choices(kind).values():  # from Python, where a value can stand for its table
         return value
     if isinstance(value, Mapping) or all(choices(member) for member in members):
-        return _convert_table(key, value, kind, standing)
+        return _convert_table(key, value, kind, current)
     if type(None) in members and value in (None, NOTHING):
         return None
     return _convert_plain(key, value, kind)
 
 
 def choices(kind: Any) -> dict[str, type]:
-    """The dataclasses that a table under this annotation may stand for, by name; none where it is a plain value."""
+    """Return the dataclasses that a table under this annotation may stand for, by name; none for a plain value."""
     found: list[Any] = []
     for member in _members(kind):
         cls = typing.get_origin(member) or member  # AbstractSolver[Any] → AbstractSolver
@@ -134,24 +131,24 @@ def choices(kind: Any) -> dict[str, type]:
 
 
 def name_of(cls: type) -> str:
-    """The name of a class in a table: InFeatures → in-features."""
+    """Return the name of a class in a table: InFeatures → in-features."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
 
 
 def settings_of(cls: Any, named: bool = False) -> list[str]:
-    """The settings in a table of this class, and before them the `name`, where that chooses the class."""
+    """Return the keys of a table of this class, `name` first where that chooses the class."""
     names = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
     return ["name", *names] if named else names
 
 
 def suggestion(name: str, known: Iterable[str], path: str = "") -> str:
-    """The question whether a known name was meant, to be put after a sentence; empty where none is near."""
+    """Return " Did you mean `…`?" with the nearest known name; empty where none is near."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" Did you mean `{path}{close[0]}`?" if close else ""
 
 
 def rows(section: Any, path: str = "") -> list[tuple[str, Any, str]]:
-    """Every setting of a dataclass tree as (dotted key, value, meaning), plain ones before tables as TOML wants it.
+    """List every setting of a dataclass tree, (dotted key, value, meaning), plain ones before tables as TOML wants it.
 
     The fields of a field with `metadata={"flat": True}` stand beside those of the dataclass that has it.
     """
@@ -171,12 +168,12 @@ def rows(section: Any, path: str = "") -> list[tuple[str, Any, str]]:
 
 
 def values(section: Any) -> dict[str, Any]:
-    """Every setting of a dataclass tree by its dotted key."""
+    """Return every setting of a dataclass tree by its dotted key."""
     return {key: value for key, value, _ in rows(section)}
 
 
 def write(section: Any, comments: bool = False) -> str:
-    """The dataclass tree as TOML, one `key = value  # meaning` line a setting; `build` reads the same tree back."""
+    """Return the dataclass tree as TOML, a line `key = value  # meaning` each; `build` reads the same tree back."""
     lines: list[str] = []
     table = ""
     for key, value, meaning in rows(section):
@@ -191,7 +188,7 @@ def write(section: Any, comments: bool = False) -> str:
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
-    """The kinds that a union allows; what is no union is its own only member."""
+    """Return the types that a union allows; any other type is its own only member."""
     return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
 
 
@@ -200,10 +197,10 @@ def _refuse_choice(key: str, value: Any, known: Iterable[str]) -> NoReturn:
     raise ConfigError(f"`{key}` must be one of {', '.join(known)}, got {value!r}.{suggestion(str(value), known)}")
 
 
-def _convert_table(key: str, value: Any, kind: Any, standing: Any) -> Any:
-    """The value of a table: of the one class it can be, of the class it names, or of the class of `standing`."""
+def _convert_table(key: str, value: Any, kind: Any, current: Any) -> Any:
+    """Build the value of a table: of the one class it can be, of the class it names, or of the class of `current`."""
     classes, named = choices(kind), not dataclasses.is_dataclass(kind)
-    cls = type(standing) if named else kind
+    cls = type(current) if named else kind
     if not isinstance(value, Mapping):
         known = ", ".join(settings_of(cls, named))
         raise ConfigError(f"`{key}` is a section, not a setting; name one of its settings: {known}.")
@@ -215,11 +212,11 @@ def _convert_table(key: str, value: Any, kind: Any, standing: Any) -> Any:
         cls = classes[name] if name in classes else _refuse_choice(f"{key}.name", name, classes)
     elif not dataclasses.is_dataclass(cls):
         raise ConfigError(f"[{key}] must say its `name`, one of {', '.join(classes)}.")
-    return build(cls, table, f"{key}.", standing if type(standing) is cls else None, named)
+    return build(cls, table, f"{key}.", current if type(current) is cls else None, named)
 
 
 def _convert_plain(key: str, value: Any, kind: Any) -> Any:
-    """The value as the first of the kind's plain types that it fits: a number, a text, a list, one of some literals."""
+    """Return the value as the first plain type that it fits: a number, a text, a list, one of some literals."""
     for member in _members(kind):
         if type(value) is member or (member is float and type(value) is int and abs(value) <= sys.float_info.max):
             return member(value)
@@ -236,7 +233,7 @@ def _convert_plain(key: str, value: Any, kind: Any) -> Any:
 
 
 def _describe(kind: Any) -> str:
-    """A type in words."""
+    """Return a type in words."""
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): f'"{NOTHING}"'}
     return words.get(kind) or ("a list" if typing.get_origin(kind) is tuple else "a table")
 
@@ -256,20 +253,20 @@ def _check_range(key: str, value: Any, bounds: Mapping[str, Any]) -> None:
         raise ConfigError(f"`{key}` must be a finite number, got {value}.")
 
 
-def _read(written: Written, members: tuple[Any, ...]) -> Any:
-    """The value written after `=`: TOML, with quotes around texts optional and `.5` accepted for 0.5."""
-    text = written.strip()
+def _read_as(override: Override, members: tuple[Any, ...]) -> Any:
+    """Read the text after `=` as one of these types: TOML, but texts need no quotes, and .5 is 0.5."""
+    text = override.strip()
     if str in members:
         return text.strip("\"'")
     with suppress(RecursionError, ValueError):
-        return _toml(text)
+        return _read_toml(text)
     with suppress(ValueError):
         return float(text) if float in members else text
     return text
 
 
-def _toml(text: str) -> Any:
-    """One value as TOML has it; a `ValueError` where it is none."""
+def _read_toml(text: str) -> Any:
+    """Read one value of TOML; a `ValueError` where it is none."""
     if "\n" in text:
         raise ValueError("A newline would let one override carry further keys.")
     return tomllib.loads(f"value = {text}")["value"]

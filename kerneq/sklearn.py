@@ -83,8 +83,8 @@ class KernelGLMClassifier(AbstractClassifier):
     def fit(self, X: Any, y: Any) -> Self:
         """Fit to X (samples, features) and labels y (samples)."""
         X, labels = self._check_data(X, y)
-        shown = self.classes_[1:] if len(self.classes_) == 2 else self.classes_
-        targets = np.stack([self.classes_[labels] == name for name in shown])
+        targets = labels == np.arange(len(self.classes_))[:, None]
+        targets = targets[1:] if len(self.classes_) == 2 else targets
         kernel = _covariance(self.kernel, self.lengthscale, X)
         self.model_ = KernelGLM(kernel, Bernoulli(), lam=self.lam).fit(_tensor(X), _tensor(targets))
         return self

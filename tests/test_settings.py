@@ -11,7 +11,7 @@ import pytest
 
 from kerneq import gradients, kernels, solvers
 from kerneq.models import MODELS
-from kerneq.settings import ConfigError, Written, build, choices, convert, name_of, setting, write
+from kerneq.settings import ConfigError, Override, build, choices, convert, name_of, setting, write
 
 
 class AbstractShape(abc.ABC):
@@ -68,17 +68,17 @@ def package(monkeypatch):
     return shapes
 
 
-def read(text: str, standing: Drawing | None = None) -> Drawing:
-    return build(Drawing, tomllib.loads(text), standing=standing)
+def read(text: str, current: Drawing | None = None) -> Drawing:
+    return build(Drawing, tomllib.loads(text), current=current)
 
 
 def test_a_table_without_a_name_changes_what_stands_there_and_another_name_starts_from_its_defaults():
     assert read("shape.radius = 3").shape == Circle(3.0)
-    standing = Drawing(shape=RoundedSquare(1.0, Circle(0.2)))
-    assert read("shape.side = 4", standing).shape == RoundedSquare(4.0, Circle(0.2))
-    assert read("shape.corner.radius = 0.1", standing).shape == RoundedSquare(1.0, Circle(0.1))
-    assert read('shape.corner = "none"', standing).shape == RoundedSquare(1.0)
-    assert read('shape.name = "circle"', standing).shape == Circle()
+    current = Drawing(shape=RoundedSquare(1.0, Circle(0.2)))
+    assert read("shape.side = 4", current).shape == RoundedSquare(4.0, Circle(0.2))
+    assert read("shape.corner.radius = 0.1", current).shape == RoundedSquare(1.0, Circle(0.1))
+    assert read('shape.corner = "none"', current).shape == RoundedSquare(1.0)
+    assert read('shape.name = "circle"', current).shape == Circle()
     assert read('[shape]\nname = "rounded-square"\nside = 2\ncorner.name = "circle"').shape.corner == Circle()
     assert read("ink = 1").ink == 1.0 and read('ink.name = "circle"').ink == Circle()
 
@@ -135,13 +135,13 @@ def test_what_is_written_names_classes_first_and_reads_back_the_same():
 
 
 def test_a_value_written_on_a_command_line_is_read_as_its_setting_wants_it():
-    assert convert("a", Written("12"), str) == "12" and convert("a", Written("'12'"), str) == "12"
-    assert convert("a", Written(".5"), float) == 0.5 and convert("a", Written(".5"), float | AbstractShape) == 0.5
-    assert convert("a", Written("none"), int | None) is None and convert("a", Written("3"), int | None) == 3
-    assert convert("a", Written("[1, 2]"), tuple[int, ...]) == (1, 2)
-    assert convert("a", Written('{name = "circle"}'), AbstractShape) == Circle()
+    assert convert("a", Override("12"), str) == "12" and convert("a", Override("'12'"), str) == "12"
+    assert convert("a", Override(".5"), float) == 0.5 and convert("a", Override(".5"), float | AbstractShape) == 0.5
+    assert convert("a", Override("none"), int | None) is None and convert("a", Override("3"), int | None) == 3
+    assert convert("a", Override("[1, 2]"), tuple[int, ...]) == (1, 2)
+    assert convert("a", Override('{name = "circle"}'), AbstractShape) == Circle()
     with pytest.raises(ConfigError, match="`a` must be a whole number, got"):
-        convert("a", Written("1\nb = 2"), int)
+        convert("a", Override("1\nb = 2"), int)
 
 
 def test_the_classes_of_the_package_go_by_their_names():

@@ -28,7 +28,7 @@ from kerneq.lab import data
 from kerneq.lab.run import TrainingError, machine, write_atomically
 from kerneq.lab.run.config import ConfigError, read_toml
 from kerneq.lab.training.process import choose_device
-from kerneq.settings import Written, build, write
+from kerneq.settings import Override, build, write
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "kglm"
 COLOURS = {"informed": "C0", "naive": "C2", "random": "C3", "kernel": "C0"}
@@ -209,7 +209,7 @@ def read(cls: type[S], arguments: Sequence[str] = ()) -> S:
         key, equals, text = change.partition("=")
         if not equals:
             raise ConfigError(f"A change of setting is written key=value, got `{change}`.")
-        table[key.strip()] = Written(text)
+        table[key.strip()] = Override(text)
     return build(cls, table)
 
 

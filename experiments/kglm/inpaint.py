@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from kerneq.gradients import Implicit
 from kerneq.kglm import DeclarativeNode, Gaussian, SquaredExponential, initialise, pixels
 from kerneq.kglm.declarative import dual
-from kerneq.kglm.glm import newton
+from kerneq.kglm.exact import newton
 from kerneq.settings import ConfigError, setting
 from kerneq.solvers import Newton
 from kerneq.tensors import map_tensors

@@ -1,6 +1,8 @@
-"""What is proved about a trained model: unique equilibria, the error of a computed one, a radius around each input."""
+"""What is proved about a trained model: unique equilibria, the error of a computed one, a radius around each input.
 
-from ..kernels.radial import input_lipschitz as input_lipschitz
+Not named `certify`: importing a package binds its name in `kerneq`, where `kerneq.certify` is the function.
+"""
+
 from .certificate import Certificate as Certificate
 from .certificate import LayerBound as LayerBound
 from .certificate import certify as certify

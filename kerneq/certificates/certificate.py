@@ -99,7 +99,7 @@ def certify(
     bound on the error of solve and rounding is subtracted from the margin. With `std`, by which pixels in [0, 1] were
     divided, the radius is stated for pixels too. For a classifier with `refinements` only the equilibria are certified.
 
-        certificate = kq.theory.certify(model, x)
+        certificate = kq.certify(model, x)
         certificate.radius  # no perturbation of x shorter than this changes certificate.prediction
     """
     check_positive("tol", tol)
@@ -116,14 +116,15 @@ def certify(
         layer.solver, layer.tol, layer.max_steps, layer.check_every = Proximal(), tol, MAX_STEPS, None
     with torch.autocast(x.device.type, enabled=False):
         seen = _run(exact, x[:1].double())[1]
-        stem = [_layer_norm(layer, seen[layer][0]) for layer in _stem(exact)]
+        stem = [(layer, _layer_norm(layer, seen[layer][0])) for layer in _stem(exact)]
         paths = _paths(exact, seen)
         # (classes, classes): how far the output of the stem, and the pictures, move logit i − logit j, at most
         branches = torch.stack([path.before * path.bound.sensitivity * path.pairs for path in paths]).sum(0)
         branches.fill_diagonal_(0.0)  # a logit less itself never moves; ∞ · 0 is NaN
-        lipschitz, unique = math.prod(stem) * branches, all(path.bound.unique for path in paths)
+        lipschitz = math.prod(norm for _, norm in stem) * branches
+        unique = all(path.bound.unique for path in paths)
         parts = [_margins(exact, stem, paths, branches, part.double()) for part in torch.split(x.detach(), batch)]
-        scale = None if std is None else 1 / _first_norm(exact, x, std) * _first_norm(exact, x, [1.0] * x.shape[1])
+        scale = None if std is None else _pixel_scale(exact, x, std)
     logits, slack, error = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     top, prediction = logits.max(1)
     own = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, prediction[:, None], True)
@@ -142,6 +143,7 @@ def certify(
 
 
 Seen = dict[nn.Module, tuple[Tensor, Any]]  # the input and the output of a module
+Stem = list[tuple[nn.Sequential, float]]  # the layers before the branches, each with its norm
 
 
 def _run(model: Certified, x: Tensor) -> tuple[Tensor, Seen]:
@@ -176,7 +178,7 @@ class _Path:
 
     def distance(self, given: Tensor, solution: Solution) -> Tensor:
         """Return a bound on the distance of the computed output from the exact one, (batch,) (facts, 4)."""
-        cell, bound = _cell(self.layer), self.bound
+        (cell, _), bound = _parts(self.layer), self.bound
         f, value = cell.bind(given), solution.value
         features = cell.gives == "features"
         z = f.state_at(value) if features else value
@@ -188,7 +190,7 @@ class _Path:
 
 
 def _margins(
-    model: Certified, stem: Sequence[float], paths: Sequence[_Path], branches: Tensor, x: Tensor
+    model: Certified, stem: Stem, paths: Sequence[_Path], branches: Tensor, x: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return logits, by how much each may be nearer to the largest than computed (batch, classes), and error (batch,).
 
@@ -200,14 +202,14 @@ def _margins(
     slack, error = torch.zeros_like(logits), logits.new_zeros(len(x))
     for path in paths:
         given, solution = seen[path.layer]
-        off = path.distance(given, solution)
-        error = torch.maximum(error, off)
-        off = off + ROUNDING * path.bound.sensitivity * per_sample_norm(given)
+        distance = path.distance(given, solution)
+        error = torch.maximum(error, distance)
+        distance = distance + ROUNDING * path.bound.sensitivity * per_sample_norm(given)
         length = torch.linalg.vector_norm(path.rows, dim=1)
-        slack += off[:, None] * path.pairs[predicted]
+        slack += distance[:, None] * path.pairs[predicted]
         slack += ROUNDING * per_sample_norm(solution.value)[:, None] * (length[predicted][:, None] + length)
     after = branches[predicted]
-    for layer, norm in reversed(list(zip(_stem(model), stem, strict=True))):
+    for layer, norm in reversed(stem):
         given, output = seen[layer]
         slack += ROUNDING * (norm * per_sample_norm(given) + per_sample_norm(output))[:, None] * after
         after = norm * after
@@ -219,10 +221,10 @@ def _layer_norm(layer: nn.Sequential, given: Tensor, scale: Tensor | float = 1.0
     fold, conv, norm = layer if len(layer) == 3 else (nn.PixelUnshuffle(1), *layer)
     assert isinstance(fold, nn.PixelUnshuffle) and isinstance(conv, nn.Conv2d)
     factor = fold.downscale_factor
-    weight = _weight(conv, norm)
+    size = given.shape[2] // factor, given.shape[3] // factor
     if isinstance(scale, Tensor):
-        weight = weight * scale.repeat_interleave(factor**2)[:, None, None]
-    return conv_norm(weight, (given.shape[2] // factor, given.shape[3] // factor), conv.stride[0])
+        scale = scale.repeat_interleave(factor**2)[:, None, None]
+    return conv_norm(_weight(conv, norm) * scale, size, conv.stride[0])
 
 
 def _stem(model: Certified) -> list[nn.Sequential]:
@@ -256,63 +258,60 @@ def _paths(model: Certified, seen: Seen) -> list[_Path]:
 
 def _path(name: str, layer: Equilibrium, given: Tensor, before: float, rows: Tensor) -> _Path:
     """Return L, μ and the Lipschitz constant of x ↦ z* of one layer, for inputs of the size of `given`."""
-    cell = _cell(layer)
-    weight, patches = cell.bind(given[:1]).operator.weight, _patches(cell)
+    cell, patches = _parts(layer)
     size = (given.shape[2], given.shape[3]) if given.dim() == 4 else None
-    norm = conv_norm(weight, size) if size is not None else matrix_norm(weight)
+    norm = _norm(cell.bind(given[:1]).operator.weight, size)
     constants = cell.kernel.constants(norm, 1.0 if patches is None else matrix_norm(patches.project.weight))
     if constants is None:
         raise TypeError(f"Certificates are made for radial kernels and the linear one, got {cell.kernel!r}.")
-    sensitivity = constants.sensitivity * (_input_norm(cell, size) * (norm if cell.gives == "features" else 1))
+    sensitivity = constants.sensitivity * (_input_norm(layer, size) * (norm if cell.gives == "features" else 1))
     bound = LayerBound(name, constants.lipschitz, constants.threshold, constants.convexity, sensitivity)
     return _Path(layer, bound, before, constants, rows)
 
 
-def _cell(layer: Equilibrium) -> AbstractKernelCell:
-    assert isinstance(layer.cell, AbstractKernelCell)
-    return layer.cell
+def _parts(layer: Equilibrium) -> tuple[AbstractKernelCell, PatchParameters | None]:
+    """Return the cell of a layer, and W_h with how patches are cut; None for a kernel without them."""
+    cell = layer.cell
+    assert isinstance(cell, AbstractKernelCell) and isinstance(cell.similarity, PatchParameters | None)
+    return cell, cell.similarity
 
 
-def _patches(cell: AbstractKernelCell) -> PatchParameters | None:
-    """Return W_h and how patches are cut; None for a kernel without them."""
-    assert cell.similarity is None or isinstance(cell.similarity, PatchParameters)
-    return cell.similarity
+def _norm(weight: Tensor, size: tuple[int, int] | None, stride: int = 1, padding: int | None = None) -> float:
+    """Return the norm of a convolution of pictures of `size`, or of a matrix, whose `size` is None."""
+    return matrix_norm(weight.flatten(1)) if size is None else conv_norm(weight, size, stride, padding)
 
 
-def _input_norm(cell: AbstractKernelCell, size: tuple[int, int] | None, scale: Tensor | None = None) -> float:
+def _input_norm(layer: Equilibrium, size: tuple[int, int] | None, scale: Tensor | float = 1.0) -> float:
     """Return the norm of x ↦ aW_h (x ↦ a for the linear kernel), as one linear map, not as a product of two norms.
 
     `scale` multiplies the inputs, a number each (dense cells only).
     """
+    cell, patches = _parts(layer)
     assert isinstance(cell.inject, nn.Sequential)
-    weight = _weight(*cell.inject)
-    patches = _patches(cell)
-    weight = weight if scale is None else weight * scale
+    weight = _weight(*cell.inject) * scale
     if patches is None:
-        return matrix_norm(weight) if size is None else conv_norm(weight, size)
+        return _norm(weight, size)
     # ‖W_hᵀr‖ = ‖Rr‖, where W_hᵀ = QR has more rows than R.
-    R = torch.linalg.qr(patches.project.weight, mode="r").R
-    p = patches.patch
-    R = R.view(-1, patches.split, p, p)
-    groups = weight.view(-1, patches.split, *weight.shape[1:])
-    if size is None:
-        return matrix_norm(torch.einsum("jc,gci->gji", R[:, :, 0, 0], groups).flatten(0, 1))
-    k = weight.shape[-1]
+    p, k = patches.patch, 1 if size is None else weight.shape[-1]  # a matrix is a convolution of pictures of one pixel
+    R = torch.linalg.qr(patches.project.weight, mode="r").R.view(-1, patches.split, p, p)
+    groups = weight.view(-1, patches.split, weight.shape[1], k, k)
     kernel = weight.new_zeros(len(groups), len(R), weight.shape[1], k + p - 1, k + p - 1)
     for y in range(p):
         for x in range(p):  # the pixel (y, x) of a patch sees the picture y and x further on
             kernel[..., y : y + k, x : x + k] += torch.einsum("jc,gcihw->gjihw", R[:, :, y, x], groups)
-    return conv_norm(kernel.flatten(0, 1), size, stride=p, padding=k // 2)
+    return _norm(kernel.flatten(0, 1), size, stride=p, padding=k // 2)
 
 
-def _first_norm(model: Certified, x: Tensor, std: Sequence[float]) -> float:
-    """Return the norm of the first linear map, for inputs that are divided by `std`, a number for each channel."""
+def _pixel_scale(model: Certified, x: Tensor, std: Sequence[float]) -> float:
+    """Return by how much the norm of the first linear map shrinks if channels are not divided by `std` before it."""
     if len(std) != x.shape[1]:
         raise ValueError(f"`std` needs one number for each of the {x.shape[1]} channels, got {len(std)}.")
     scale = 1 / torch.tensor(std, dtype=torch.float64, device=x.device)
     if isinstance(model, DenseClassifier):
-        return _input_norm(_cell(model.equilibrium), None, scale.repeat_interleave(x.shape[2] * x.shape[3]))
-    return _layer_norm(_stem(model)[0], x, scale)
+        layer, scale = model.equilibrium, scale.repeat_interleave(x.shape[2] * x.shape[3])
+        return 1 / _input_norm(layer, None, scale) * _input_norm(layer, None)
+    first = _stem(model)[0]
+    return 1 / _layer_norm(first, x, scale) * _layer_norm(first, x)
 
 
 def _weight(linear: nn.Module, norm: nn.Module | None = None) -> Tensor:

@@ -39,8 +39,8 @@ def conv_norm(weight: Tensor, size: tuple[int, int], stride: int = 1, padding: i
     columns, rows = weight.shape[1] * size[0] * size[1], weight.shape[0] * outputs[0] * outputs[1]
     if min(columns, rows) <= DENSE:
         return largest * _dense_norm(weight, size, outputs, stride, padding)
-    reach = max(weight.shape[-1] - 1 - padding, padding)
-    torus = [-(-(side + reach) // stride) * stride for side in size]
+    margin = max(weight.shape[-1] - 1 - padding, padding)
+    torus = [-(-(side + margin) // stride) * stride for side in size]
     return largest * _torus_norm(weight, torus, stride) * (1 + SLACK)
 
 
@@ -52,9 +52,9 @@ def _dense_norm(weight: Tensor, size: tuple[int, int], outputs: list[int], strid
         images = F.conv2d(basis.view(-1, before, height, width), weight, stride=stride, padding=padding)
     else:
         basis = torch.eye(after * outputs[0] * outputs[1], dtype=weight.dtype, device=weight.device)
-        reached = [(n - 1) * stride - 2 * padding + weight.shape[-1] for n in outputs]
-        lost = (height - reached[0], width - reached[1])
-        images = F.conv_transpose2d(basis.view(-1, after, *outputs), weight, None, stride, padding, lost)
+        covered = [(n - 1) * stride - 2 * padding + weight.shape[-1] for n in outputs]
+        output_padding = (height - covered[0], width - covered[1])
+        images = F.conv_transpose2d(basis.view(-1, after, *outputs), weight, None, stride, padding, output_padding)
     rows = images.flatten(1)
     return float(torch.linalg.eigvalsh(rows @ rows.mT)[-1].clamp_min(0)) ** 0.5 * (1 + SLACK)
 

@@ -18,7 +18,7 @@ from .families import Rectified as Rectified
 from .glm import KernelGLM as KernelGLM
 from .glm import Posterior as Posterior
 from .guarantee import Guarantee as Guarantee
-from .guarantee import certify as certify
+from .guarantee import check_assumptions as check_assumptions
 from .guarantee import spectral_norm as spectral_norm
 from .initialisation import initialise as initialise
 from .kernels import AbstractCovariance as AbstractCovariance
@@ -26,6 +26,7 @@ from .kernels import Constant as Constant
 from .kernels import DotProduct as DotProduct
 from .kernels import Matern as Matern
 from .kernels import Periodic as Periodic
+from .kernels import Scaled as Scaled
 from .kernels import SquaredExponential as SquaredExponential
 from .kernels import Truncated as Truncated
 from .kernels import White as White

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from ..gradients.base import once
 from .equilibrium import KernelEquilibrium
+from .exact import Problem, newton, newton_step
 from .families import FLAT, AbstractFamily, Prior
-from .glm import KernelGLM, Problem, newton, newton_step
+from .glm import KernelGLM
 from .kernels import coordinates
 
 Constraint = Literal["minimum", "equilibrium"]  # of (6), of (9)
@@ -56,6 +57,14 @@ def dual(problem: Problem, eta: Tensor) -> Tensor:
     return -(conjugate + gap * (problem.times(gap) / (2 * problem.lam) + problem.offset)).sum(-1)
 
 
+def _find_modules(part: Any) -> list[nn.Module]:
+    """Return the modules in a kernel or an offset, such as the k₀ and the s of `Scaled(k₀, s)`."""
+    if isinstance(part, nn.Module):
+        return [part]
+    fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
+    return [module for field in fields for module in _find_modules(getattr(part, field.name))]
+
+
 @final
 class DeclarativeNode(nn.Module):
     """(X, Y, X2) ↦ f*(X2; X, Y), (batch, m): the kernel GLM of every data set, as a layer that can be differentiated.
@@ -82,7 +91,7 @@ class DeclarativeNode(nn.Module):
         if constraint not in get_args(Constraint):
             raise ValueError(f"`constraint` must be one of {', '.join(get_args(Constraint))}, got {constraint!r}.")
         self.glm = KernelGLM(kernel, family, lam=lam, prior=prior, offset=offset)
-        self.trained = nn.ModuleList(part for part in (kernel, offset) if isinstance(part, nn.Module))
+        self.trained = nn.ModuleList([*_find_modules(kernel), *_find_modules(offset)])
         self.constraint = constraint
 
     def forward(self, X: Tensor, Y: Tensor, X2: Tensor) -> Tensor:

@@ -104,20 +104,11 @@ class KernelEquilibrium(nn.Module):
     def __init__(self, cell: GLMCell, V: Tensor, bias: Tensor, guarantee: Guarantee) -> None:
         """The closed-form readout is V₁ = −V, V₂ = V for V = k(X2, X)/λ, (m, n) or filters; the bias c the offset."""
         super().__init__()
-        wide = V.dtype == torch.float64
-        # K/λ stretches the rounding of T − σ(η): residuals were seen to end at up to 60εL.
-        tol = min(max(1e-13, 100 * torch.finfo(V.dtype).eps * guarantee.lipschitz), 1e-6) if wide else 1e-6
-        solver, max_steps = _choose_solver(guarantee, tol)
-        gradient = Implicit(tol=1e-10 if wide else 1e-6)
-        relaxed = isinstance(solver, Picard) and solver.relaxation < 1
-        if isinstance(solver, Newton):
-            tol, gradient = 1e-8, Implicit(solver)  # Newton's error is about the square of its residual
-        elif relaxed:
-            # the adjoint map has the spectrum of the forward one: the step that is certain there is certain here
-            gradient = dataclasses.replace(gradient, solver=solver, max_steps=max_steps)
-        self.layer = Equilibrium(cell, solver=solver, gradient=gradient, tol=tol, max_steps=max_steps)
+        self.layer = _make_layer(cell, guarantee, V.dtype)
         self.V1, self.V2, self.bias = nn.Parameter(-V), nn.Parameter(V.clone()), nn.Parameter(bias.clone())
-        self.guarantee, self.in_double = guarantee, relaxed or isinstance(solver, Newton)
+        solver = self.layer.solver
+        self.guarantee = guarantee
+        self.in_double = isinstance(solver, Newton) or (isinstance(solver, Picard) and solver.relaxation < 1)
 
     @property
     def cell(self) -> GLMCell:
@@ -155,24 +146,27 @@ class KernelEquilibrium(nn.Module):
         return t, solution.value
 
 
-def _choose_solver(guarantee: Guarantee, tol: float) -> tuple[AbstractSolver[Any], int]:
+def _make_layer(cell: GLMCell, guarantee: Guarantee, dtype: torch.dtype) -> Equilibrium:
     """Choose plain iteration where it contracts, else relaxed iteration, which always does, else Anderson.
 
     It gets as many steps as the certified rate needs to get from 1 to tol, twice over; 1000 at least, as weights may
     change. Damped Newton takes their place where those are too many (a small λ), or where A″ has no bound: the
     guarantee then holds for the targets it was made for alone.
     """
-    solver: AbstractSolver[Any]
-    rate = guarantee.lipschitz / (2 + guarantee.lipschitz)
-    if not guarantee.bounded:
-        return Newton(), 200
-    if guarantee.assumption2 and not (guarantee.semidefinite and guarantee.contraction > 0.9):
-        solver, rate = Picard(), guarantee.contraction
-    elif guarantee.semidefinite:
-        solver = Picard(relaxation=guarantee.relaxation)
-    else:
-        solver = Anderson()
+    L, wide = guarantee.lipschitz, dtype == torch.float64
+    # K/λ stretches the rounding of T − σ(η): residuals were seen to end at up to 60εL.
+    tol = min(max(1e-13, 100 * torch.finfo(dtype).eps * L), 1e-6) if wide else 1e-6
+    plain = guarantee.assumption2 and not (guarantee.semidefinite and guarantee.contraction > 0.9)
+    rate = guarantee.contraction if plain else L / (2 + L)
     steps = math.ceil(2 * math.log(tol) / math.log(rate)) if 0 < rate < 1 else 1000
-    if guarantee.semidefinite and steps > MANY_STEPS and not guarantee.assumption2:
-        return Newton(), 200
-    return solver, max(1000, min(100_000, steps))
+    slow = guarantee.semidefinite and not guarantee.assumption2 and steps > MANY_STEPS
+    if slow or not guarantee.bounded:  # Newton's error is about the square of its residual
+        return Equilibrium(cell, solver=Newton(), gradient=Implicit(Newton()), tol=1e-8, max_steps=200)
+    max_steps = max(1000, min(100_000, steps))
+    solver: AbstractSolver[Any] = Picard() if plain else Anderson()
+    gradient = Implicit(tol=1e-10 if wide else 1e-6)
+    if guarantee.semidefinite and not plain:
+        # the adjoint map has the spectrum of the forward one: the step that is certain there is certain here
+        solver = Picard(relaxation=guarantee.relaxation)
+        gradient = dataclasses.replace(gradient, solver=solver, max_steps=max_steps)
+    return Equilibrium(cell, solver=solver, gradient=gradient, tol=tol, max_steps=max_steps)

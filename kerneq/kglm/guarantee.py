@@ -51,34 +51,34 @@ class Guarantee:
         return 2 / (2 + self.lipschitz)
 
     def __str__(self) -> str:
+        least, number = f"(least eigenvalue {self.smallest:.1e})", f"{self.contraction:.3g}"
         if self.assumption1:
-            first = f"Assumption 1 holds: K is positive definite (least eigenvalue {self.smallest:.1e})."
+            words = [f"Assumption 1 holds: K is positive definite {least}."]
         elif self.semidefinite:
-            first = "Assumption 1 fails: K is singular to rounding. It is not needed: the readout is the same "
-            first += "for every minimiser."
+            words = ["Assumption 1 fails: K is singular to rounding. It is not needed:"]
+            words += ["the readout is the same for every minimiser."]
         else:
-            first = f"K is not positive semi-definite (least eigenvalue {self.smallest:.1e}): no convex kernel GLM "
-            first += "belongs to this layer; an equilibrium is a stationary point of J at best."
-        last = " The layer and the kernel GLM are the same function of the targets (Corollary 6)."
-        return first + self._solving() + (last if self.semidefinite else "")
-
-    def _solving(self) -> str:
-        """Return what `str` says about Assumption 2 and the solver."""
+            words = [f"K is not positive semi-definite {least}: no convex kernel GLM belongs to this layer;"]
+            words += ["an equilibrium is a stationary point of J at best."]
         if self.assumption2:
-            words = f" Assumption 2 holds: the map contracts by {self.contraction:.3g}, so plain iteration finds the "
-            words += "only equilibrium (Proposition 4)."
-            targets = " That is for the targets given: A″ has no bound, so the layer uses damped Newton."
-            return words if self.bounded else words + targets
-        fails = f" Assumption 2 fails (its number is {self.contraction:.3g}): "
-        if not self.semidefinite:
-            return fails + "nothing is known about uniqueness."
-        way = f"relaxed iteration in canonical coordinates with step {self.relaxation:.2g} finds it"
-        if not self.bounded:
-            way = "A″ has no bound, so no step serves all targets, but damped Newton finds it for every λ > 0"
-        return f"{fails}plain iteration may not converge. The equilibrium is unique all the same; {way}."
+            words += [f"Assumption 2 holds: the map contracts by {number},"]
+            words += ["so plain iteration finds the only equilibrium (Proposition 4)."]
+            if not self.bounded:
+                words += ["That is for the targets given: A″ has no bound, so the layer uses damped Newton."]
+        elif not self.semidefinite:
+            words += [f"Assumption 2 fails (its number is {number}): nothing is known about uniqueness."]
+        else:
+            words += [f"Assumption 2 fails (its number is {number}): plain iteration may not converge."]
+            way = f"relaxed iteration in canonical coordinates with step {self.relaxation:.2g} finds it"
+            if not self.bounded:
+                way = "A″ has no bound, so no step serves all targets, but damped Newton finds it for every λ > 0"
+            words += [f"The equilibrium is unique all the same; {way}."]
+        if self.semidefinite:
+            words += ["The layer and the kernel GLM are the same function of the targets (Corollary 6)."]
+        return " ".join(words)
 
 
-def certify(
+def check_assumptions(
     K: Tensor,
     lam: float,
     family: AbstractFamily,

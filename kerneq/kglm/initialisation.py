@@ -36,12 +36,12 @@ def initialise(
     `Equilibrium` and every kerneq cell (its operator W), `nn.Linear`, `nn.Conv2d`.
     """
     check_positive("norm", norm)
-    scheme = kernel if isinstance(kernel, str) else "informed"
-    if scheme not in ("informed", "naive", "random"):
+    informed = not isinstance(kernel, str)
+    if not informed and kernel not in ("naive", "random"):
         raise ValueError(f"A scheme is a kernel, 'naive' or 'random', got {kernel!r}.")
     cell = layer.cell if isinstance(layer, Equilibrium | KernelEquilibrium) else layer
     weights = _weights(cell)
-    if scheme == "random":
+    if not informed and kernel == "random":
         for weight, sign in weights:
             weight.copy_(sign * uniform(weight, generator))
     else:
@@ -49,13 +49,13 @@ def initialise(
         scale = norm / spectral_norm(K, size)  # 1/λ, the readout's too
         for weight, sign in weights:
             weight.copy_(sign * scale * K)
-    if isinstance(layer, KernelEquilibrium) and scheme == "informed":
+    if isinstance(layer, KernelEquilibrium) and informed:
         V = scale * _evaluate(kernel, layer.V1, X if X2 is None else X2, X, generator)
         layer.V1.copy_(-V)
         layer.V2.copy_(V)
     elif isinstance(layer, KernelEquilibrium):
-        layer.V1.copy_(uniform(layer.V1, generator))
-        layer.V2.copy_(uniform(layer.V2, generator))
+        for weight in (layer.V1, layer.V2):
+            weight.copy_(uniform(weight, generator))
     return layer
 
 

@@ -72,8 +72,24 @@ class White(AbstractCovariance):
         check_nonnegative("variance", self.variance)
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
-        same = (X[:, None, :] == X2[None, :, :]).all(-1)
+        same = (X[:, None] == X2).all(-1)
         return self.variance * same.to(X.dtype)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Scaled(AbstractCovariance):
+    """k = s(x) k₀(x, x2) s(x2): the linear scaling of f in kGLM's Appendix H, for any deterministic function s.
+
+    g = s·f has ‖g‖_k = ‖f‖_k₀, so the kernel GLM of k is the one with η = s(x)f(x) + m(x), f in the space of k₀.
+    """
+
+    kernel: Any  # k₀, as `KernelGLM` takes it
+    scale: Callable[[Tensor], Tensor]  # s, (n, d) → (n,)
+
+    def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
+        left, right = (self.scale(points).reshape(len(points)) for points in (X, X2))
+        return left[:, None] * right * as_kernel(self.kernel)(X, X2)  # k(X, X) is exactly symmetric
 
 
 @final
@@ -115,7 +131,7 @@ class Periodic(AbstractCovariance):
         check_positive("lengthscale", self.lengthscale)
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
-        angle = math.pi / self.period * (X[:, None, :] - X2[None, :, :])
+        angle = math.pi / self.period * (X[:, None] - X2)
         return (-2 * angle.sin().square().sum(-1) / self.lengthscale**2).exp()
 
 
@@ -164,11 +180,11 @@ class Truncated(AbstractCovariance):
         check_whole("radius", self.radius, least=0)
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
-        offset = (X[:, None, :2] - X2[None, :, :2]).abs()
+        offset = (X[:, None, :2] - X2[:, :2]).abs()
         table = self.filters().to(X)
         inside = (offset <= self.radius).all(-1)
         i, j = (offset.clamp(max=self.radius).long() + self.radius).unbind(-1)
-        first, second = X[:, None, 2].long(), X2[None, :, 2].long()
+        first, second = X[:, None, 2].long(), X2[:, 2].long()
         return table[first, second, i, j] * inside
 
     def filters(self) -> Tensor:
@@ -215,7 +231,7 @@ class FunctionKernel(AbstractCovariance):
         else:
             values = self.function(X, X2)
         if not isinstance(values, np.ndarray):
-            values = values.to_dense()  # a tensor stays as it is, a lazy matrix is written out
+            values = values.to_dense()  # a tensor stays as it is, a lazy matrix becomes one
         elif torch.is_grad_enabled() and (X.requires_grad or X2.requires_grad):
             raise ValueError("A kernel of arrays has no gradient in the coordinates: use a `kglm` one, or detach them.")
         matrix = torch.as_tensor(values, dtype=X.dtype, device=X.device)
@@ -250,4 +266,4 @@ def coordinates(X: Tensor, like: Tensor | None = None) -> Tensor:
 
 def _squared_distance(X: Tensor, X2: Tensor) -> Tensor:
     """Return ‖xᵢ − x2ⱼ‖², exactly symmetric and 0 on the diagonal; `torch.cdist` can be differentiated once only."""
-    return (X[:, None, :] - X2[None, :, :]).square().sum(-1)
+    return (X[:, None] - X2).square().sum(-1)

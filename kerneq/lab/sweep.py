@@ -26,7 +26,7 @@ from typing import Any, Literal, final
 import torch
 from rich.table import Column, Table
 
-from ..settings import Written, suggestion, written
+from ..settings import Override, read_override, suggestion
 from .console import numbers, plain
 from .data import DataError
 from .evaluate import evaluate
@@ -104,7 +104,7 @@ def load_sweep(file: str, changes: Sequence[str] = ()) -> Sweep:
         key, equals, text = change.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"An axis is written key=a,b,c (for example seed=0,1,2), got `{change}`.")
-        axes[key.strip()] = _axis(key.strip(), [Written(part) for part in _split(text)])
+        axes[key.strip()] = _axis(key.strip(), [Override(part) for part in _split(text)])
     if not any(len(values) > 1 for values in axes.values()):
         raise ConfigError(f"{file} has no [grid] of several values: say what to vary, for example seed=0,1,2.")
     if "seed" in axes:  # fastest, so that a sweep that is cut short has whole points
@@ -153,7 +153,7 @@ def _axis(key: str, values: Sequence[Any]) -> Axis:
             label, table = value["label"], {name: entry for name, entry in value.items() if name != "label"}
         else:
             label = str(value)
-            put(table, key, written(value) if isinstance(value, Written) else value)
+            put(table, key, read_override(value) if isinstance(value, Override) else value)
         if label in found:
             raise ConfigError(f"`grid.{key}` has the value {label} twice.")
         found[label] = table

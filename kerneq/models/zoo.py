@@ -81,7 +81,7 @@ def _read() -> dict[str, Entry]:
     found: dict[str, Entry] = {}
     for name, table in tomllib.loads(Path(__file__).with_name("zoo.toml").read_text(encoding="utf-8")).items():
         base = found[table["base"]].config if "base" in table else DEFAULTS[name]
-        config = tables.build(type(base), table.get("settings", {}), standing=base)
+        config = tables.build(type(base), table.get("settings", {}), current=base)
         published = {of: Published(*numbers) for of, numbers in table.get("published", {}).items()}
         found[name] = Entry(config, table["paper"], published)
     return found
@@ -99,7 +99,7 @@ def build(
     values themselves, `{"solver": Picard()}`.
     """
     config = find(name).config
-    return from_config(tables.build(type(config), settings or {}, standing=config), classes, channels)
+    return from_config(tables.build(type(config), settings or {}, current=config), classes, channels)
 
 
 def from_config(config: ModelConfig, classes: int, channels: int = 3) -> AbstractModel:

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from kerneq import kglm
 from kerneq.kglm.declarative import dual, minimise
+from kerneq.kglm.exact import Problem, newton
 from kerneq.kglm.families import FLAT
-from kerneq.kglm.glm import Problem, newton
 
 CASES = [
     (kglm.Gaussian(0.5), FLAT),
@@ -22,7 +22,7 @@ CASES = [
 ]
 
 
-class Scaled(nn.Module):
+class Learnable(nn.Module):
     """A kernel that learns: variance · exp(−½‖x − x2‖²) in scaled coordinates."""
 
     def __init__(self):
@@ -40,7 +40,7 @@ def test_the_equilibrium_minimises_the_inner_objective_and_maximises_its_dual(fa
     K, t = kglm.SquaredExponential()(X, X), family.statistic(targets(family, 4, 12))
     problem = Problem(K, t, family, lam, prior, offset=0.2 * uniform(12, seed=9))
     cell = kglm.GLMCell(K / lam, problem.offset, family, prior)
-    layer = kglm.KernelEquilibrium(cell, K / lam, problem.offset, kglm.certify(K, lam, family, prior))
+    layer = kglm.KernelEquilibrium(cell, K / lam, problem.offset, kglm.check_assumptions(K, lam, family, prior))
     eta = layer.layer(t).value.detach()
     alpha = (t - family.mean(eta) - prior.slope(eta)) / lam  # what (8) reads out
     best = problem.objective(alpha, problem.canonical(alpha))
@@ -91,7 +91,7 @@ def test_the_gradient_of_the_minimiser_is_the_declarative_one(family, prior):
 @pytest.mark.parametrize("constraint", ["minimum", "equilibrium"])
 def test_gradients_reach_coordinates_targets_kernel_and_offset(constraint):
     line = nn.Linear(2, 1).double()
-    kernel, Y = Scaled(), uniform(2, 5, seed=1).requires_grad_()
+    kernel, Y = Learnable(), uniform(2, 5, seed=1).requires_grad_()
     node = kglm.DeclarativeNode(kernel, kglm.Rectified(), lam=8.0, offset=line, constraint=constraint)
     X, X2 = (3 * uniform(5, 2)).requires_grad_(), (3 * uniform(3, 2, seed=2)).requires_grad_()
     assert len(list(node.parameters())) == 4
@@ -108,7 +108,7 @@ def test_both_constraints_are_one_function_with_one_gradient_even_for_a_singular
     X2, Y = 3 * uniform(4, 2, seed=1), targets(kglm.Bernoulli(), 3, 11)
     outputs, gradients = [], []
     for constraint in ("minimum", "equilibrium"):
-        kernel = Scaled()
+        kernel = Learnable()
         node = kglm.DeclarativeNode(kernel, kglm.Bernoulli(), lam=0.1, prior=kglm.Logistic(), constraint=constraint)
         f = node(X, Y, X2)
         f.square().sum().backward()
@@ -118,6 +118,20 @@ def test_both_constraints_are_one_function_with_one_gradient_even_for_a_singular
     torch.testing.assert_close(outputs[0], expected, rtol=0, atol=1e-9)
     torch.testing.assert_close(outputs[1], expected, rtol=0, atol=1e-8)
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-6, atol=1e-8)
+
+
+def test_the_factor_of_appendix_h_learns_with_the_kernel_that_it_scales():
+    X, X2, Y = 3 * uniform(6, 2), 3 * uniform(4, 2, seed=1), targets(kglm.Bernoulli(), 3, 6)
+    gradients = []
+    for constraint in ("minimum", "equilibrium"):
+        torch.manual_seed(0)
+        kernel, factor = Learnable(), nn.Linear(2, 1).double()
+        scaled = 2.0 * kglm.Scaled(kernel, factor)
+        node = kglm.DeclarativeNode(scaled, kglm.Bernoulli(), lam=0.5, constraint=constraint)
+        assert {*node.parameters()} == {*kernel.parameters(), *factor.parameters()}
+        gradients.append(torch.autograd.grad(node(X, Y, X2).square().sum(), list(node.parameters())))
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-6, atol=1e-8)
+    assert all(gradient.abs().max() > 0 for gradient in gradients[0])
 
 
 def test_the_minimiser_is_not_unique_where_the_kernel_is_singular_but_its_function_is():

@@ -96,7 +96,7 @@ def test_a_poisson_layer_is_certified_by_its_data():
     kernel = kglm.SquaredExponential(0.3) + kglm.White(1e-3)
     lam = 20 * torch.linalg.matrix_norm(kernel(X, X), 2).item()
     glm = kglm.KernelGLM(kernel, kglm.Poisson(), lam=lam).fit(X, Y)
-    assert math.isinf(kglm.certify(glm.problem.K, lam, kglm.Poisson()).contraction)
+    assert math.isinf(kglm.check_assumptions(glm.problem.K, lam, kglm.Poisson()).contraction)
     layer = glm.as_equilibrium()
     assert layer.guarantee.assumption2
     torch.testing.assert_close(layer(Y).detach(), glm.canonical(), rtol=0, atol=1e-8)
@@ -245,7 +245,7 @@ def test_the_published_truncated_kernel_is_not_positive_semi_definite_and_the_gu
     X = kglm.pixels(12, 12, 1)
     K = kernel(X, X)
     assert torch.linalg.eigvalsh(K).min() < -0.5
-    guarantee = kglm.certify(K, 100.0, kglm.Gaussian())
+    guarantee = kglm.check_assumptions(K, 100.0, kglm.Gaussian())
     assert "not positive semi-definite" in str(guarantee) and guarantee.assumption2
     repaired = kglm.Truncated(torch.full((1, 1), 4.0, dtype=torch.float64), 3, definite=True)
     assert torch.linalg.eigvalsh(repaired(X, X)).min() > 0

@@ -15,7 +15,8 @@ from sklearn.linear_model import LogisticRegression, PoissonRegressor
 
 from kerneq import kglm
 from kerneq.kglm import kernels
-from kerneq.kglm.glm import Problem, newton
+from kerneq.kglm.exact import Problem, newton
+from kerneq.kglm.families import FLAT
 
 
 def line(n=30, seed=0):
@@ -170,6 +171,26 @@ def test_an_offset_moves_the_canonical_parameter_as_appendix_h_says():
     moved = kglm.KernelGLM(kernel, kglm.Gaussian(), lam=0.1, offset=offset).fit(X, y).predict(X2)
     plain = kglm.KernelGLM(kernel, kglm.Gaussian(), lam=0.1).fit(X, y - offset(X)).predict(X2)
     torch.testing.assert_close(moved, plain + offset(X2), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("family", "prior"), [(kglm.Poisson(), kglm.Normal(0.5)), (kglm.Bernoulli(), FLAT)])
+def test_a_scaled_kernel_multiplies_the_function_as_appendix_h_says(family, prior):
+    """f = k₀(·, X)β minimises 1ᵀ(A + Q)(η) − ηᵀT + ½λβᵀK₀β, η = s(X)f(X) + m(X), if λβ = s(T − A′(η) − Q′(η))."""
+    X, _ = line(20)
+    X2, T, lam = torch.linspace(0, 6, 9, dtype=torch.float64)[:, None], targets(family, 20), 0.7
+    offset, scale = lambda x: 1 - 0.5 * x[:, 0], lambda x: x[:, 0].cos()
+    kernel = kglm.Matern(0.8)
+    glm = kglm.KernelGLM(kglm.Scaled(kernel, scale), family, lam=lam, prior=prior, offset=offset).fit(X, T)
+    eta = glm.canonical()
+    beta = scale(X) * (T - family.mean(eta) - prior.slope(eta)) / lam
+    for points in (X, X2):
+        wanted = scale(points) * (kernel(points, X) @ beta) + offset(points)
+        torch.testing.assert_close(glm.canonical(points), wanted, rtol=0, atol=1e-9)
+        torch.testing.assert_close(glm.as_equilibrium(points)(T[None])[0].detach(), wanted, rtol=0, atol=1e-7)
+    constant = kglm.KernelGLM(kglm.Scaled(kernel, lambda x: x.new_full((len(x), 1), 2.0)), family, lam=lam)
+    torch.testing.assert_close(
+        constant.fit(X, T).predict(X2), kglm.KernelGLM(4.0 * kernel, family, lam=lam).fit(X, T).predict(X2)
+    )
 
 
 def test_a_batch_of_targets_is_fitted_as_one_by_one():

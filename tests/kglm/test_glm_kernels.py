@@ -45,10 +45,18 @@ def test_gradients_reach_the_coordinates_also_where_two_are_one(kernel):
     assert torch.autograd.gradcheck(lambda X: kernel(X, X), points(4, 2).requires_grad_())
 
 
-@pytest.mark.parametrize("kernel", [ours for ours, _ in PAIRS], ids=repr)
+SCALED = kernels.Scaled(kernels.Matern(0.7), lambda x: x[:, 0].sin())
+
+
+@pytest.mark.parametrize("kernel", [*(ours for ours, _ in PAIRS), SCALED], ids=repr)
 def test_each_kernel_is_semi_definite_on_a_plane(kernel):
     X = points(40, 2)
     assert torch.linalg.eigvalsh(kernel(X, X)).min() > -1e-12
+
+
+def test_a_scaled_kernel_is_exactly_symmetric():
+    K = SCALED(points(40, 2), points(40, 2))
+    assert torch.equal(K, K.mT)
 
 
 def test_a_gradient_that_would_be_lost_in_an_array_is_refused_in_words():

@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 
 from kerneq import kglm
-from kerneq.kglm.glm import Problem, cholesky
+from kerneq.kglm.exact import Problem, cholesky
 from kerneq.lab import data
 from kerneq.lab.run.config import ConfigError
 

@@ -19,7 +19,7 @@ from ...equilibrium import Equilibrium
 from ...gradients import Implicit
 from ...models import ModelConfig, find, from_config
 from ...settings import ConfigError as ConfigError
-from ...settings import build, convert, setting, suggestion, values, written
+from ...settings import build, convert, read_override, setting, suggestion, values
 from ...settings import write as write
 from ...solvers.loops import CUDA_STRIDE
 from ..data import DATA_SETS, Augment
@@ -207,7 +207,7 @@ def _changes(overrides: Iterable[str]) -> dict[str, Any]:
                 f"A change of setting is written key=value (for example optimizer.lr=0.2), got `{override}`."
             )
         change: dict[str, Any] = {}
-        put(change, key.strip(), written(text))
+        put(change, key.strip(), read_override(text))
         changes = overlay(changes, change)
     return changes
 

@@ -4,8 +4,8 @@ from ...certificates import Certificate as Certificate
 from ...certificates import LayerBound as LayerBound
 from ...certificates import certify as certify
 from ...certificates import conv_norm as conv_norm
-from ...certificates import input_lipschitz as input_lipschitz
 from ...certificates import matrix_norm as matrix_norm
+from ...kernels.radial import input_lipschitz as input_lipschitz
 from . import kglm_propositions as kglm_propositions
 from .constants import Constants as Constants
 from .constants import measure as measure

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from ...kglm import AbstractFamily, Prior, certify, spectral_norm
+from ...kglm import AbstractFamily, Prior, check_assumptions, spectral_norm
 from ...kglm.families import FLAT
 from ...maps import Map
 
@@ -48,7 +48,7 @@ def proposition2(f: Map, z1: Tensor, z2: Tensor, points: int = 64) -> tuple[floa
 
 def proposition4(K: Tensor, lam: float, family: AbstractFamily, prior: Prior = FLAT) -> float:
     """Proposition 4: below 1, Assumption 2's number ‖K/λ‖ sup A″ sup(1 + ρ′) bounds the contraction of the map."""
-    return certify(K, lam, family, prior).contraction
+    return check_assumptions(K, lam, family, prior).contraction
 
 
 def proposition12(A: Tensor, B: Tensor, y: Tensor, sigma: Map, lipschitz: float = 1.0) -> Tensor:

@@ -6,6 +6,7 @@ every one.
 """
 
 import dataclasses
+import difflib
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -234,17 +235,16 @@ def put(table: dict[str, Any], key: str, value: Any) -> None:
 def _model(tables: Sequence[Any]) -> Model:
     """The model that the last `[model]` with a name names, changed as the tables say in turn.
 
-    What was said beside or after the name of another model was said of that one, and what came before any name of all.
+    Another name drops the tables before it; those before the first name are about whichever model comes.
     """
     if not all(isinstance(table, Mapping) for table in tables):
         raise ConfigError("`model` is a section, not a setting; name one of its settings, for example model.name.")
     name: Any = None
-    of_all: list[Mapping[str, Any]] = []
     said: list[Mapping[str, Any]] = []
     for table in tables:
-        if table.get("name", name) != name:
-            of_all = said if name is None else of_all
-            name, said = table["name"], [*of_all]
+        if name is not None and table.get("name", name) != name:
+            said = []
+        name = table.get("name", name)
         said.append(table)
     name = convert("model.name", DEFAULT_MODEL if name is None else name, str)
     config = find(name).config
@@ -282,8 +282,9 @@ def _find(name: str, path: Path) -> Path:
         return found
     if os.path.exists(path):
         return path
-    hint = suggestion(name, [file.stem for file in EXPERIMENTS.glob("*.toml")])
-    raise ConfigError(f"There is no experiment {name!r}.{hint} They are the files in {EXPERIMENTS}.")
+    known = [file.stem for file in EXPERIMENTS.glob("*.toml")]
+    near = ", ".join(difflib.get_close_matches(name, known, n=5, cutoff=0.0))
+    raise ConfigError(f"There is no experiment {name!r}.{suggestion(name, known)} The nearest names are: {near}.")
 
 
 def _read(path: Path, chain: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from .data import SUFFIXES, DataError, decode, grey, pictures_in
 from .evaluate import TrainedRun
 from .evaluate.saliency import contact_sheet, map_each
 from .evaluate.trained import png
-from .run import folder
+from .run import files
 
 SHOWN = 16  # pictures on the sheet that `draw_maps` makes
 TOGETHER = 256  # picture files that `predict_files` has in memory at once
@@ -58,12 +58,12 @@ class Prediction:
         top = zip(self.classes, self.probabilities, strict=True)
         return dict(
             path=str(self.path),
-            top=[{"class": name, "probability": folder.finite(share)} for name, share in top],
+            top=[{"class": name, "probability": files.finite(share)} for name, share in top],
             converged=self.converged if self.status is not None else None,
             status=self.status.name.lower() if self.status is not None else None,
             steps=self.steps,
-            residual=folder.finite(self.residual),
-            certified_radius=folder.finite(self.radius),
+            residual=files.finite(self.residual),
+            certified_radius=files.finite(self.radius),
         )
 
 
@@ -287,4 +287,4 @@ def to_json(
     header = {"run": str(run), "checkpoint": trained.checkpoint, "epoch": trained.epoch, "named": trained.named}
     rows = [prediction.row() for prediction in predictions]
     problems = [{"path": str(path), "problem": problem} for path, problem in failures]
-    return folder.to_json(header | {"predictions": rows, "failures": problems}, indent=2)
+    return files.to_json(header | {"predictions": rows, "failures": problems}, indent=2)

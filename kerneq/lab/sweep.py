@@ -35,7 +35,7 @@ from .report.figures import COLOURS, Canvas, clean, open_canvas
 from .run import Run, Stopped, TrainingError, write_atomically
 from .run.checkpoint import read_facts
 from .run.config import EXPERIMENTS, Config, ConfigError, check, overlay, put, read_toml, resolve
-from .run.folder import write_json
+from .run.files import write_json
 from .training import AbstractLogger, train
 
 SWEEPS = EXPERIMENTS / "sweeps"  # those that come with the package

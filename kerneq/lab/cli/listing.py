@@ -16,7 +16,7 @@ def data() -> None:
 
 def verify(as_json: AsJson = False) -> None:
     """Check every claim of the papers and of ours by numbers, in half a minute; fails where an error is not known."""
-    from ..run.folder import to_json
+    from ..run.files import to_json
     from ..tables import claims_table, describe_verdicts
     from ..verify.claims import CLAIMS
     from ..verify.verify import verify as check

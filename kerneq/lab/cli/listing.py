@@ -21,10 +21,8 @@ def verify(as_json: AsJson = False) -> None:
     from ..verify.claims import CLAIMS
     from ..verify.verify import verify as check
 
-    findings = []
     with progress_bars() as progress:
-        for finding in progress.track(check(CLAIMS), total=len(CLAIMS), description="claims"):
-            findings.append(finding)
+        findings = list(progress.track(check(CLAIMS), total=len(CLAIMS), description="claims"))
     if as_json:
         print(to_json([finding.row() for finding in findings], indent=2))
     else:

@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -56,15 +58,17 @@ def check_proposition1_outputs() -> WorstCase:
     (W, a), gamma = draw_normal((3, 3), (3,)), 0.5
     W = scale_to_norm(W, 0.9)
     exact, worst = solve_geq(W, a, gamma), 0.0
+
+    def expand(z: Tensor, order: int) -> p.Expansion:
+        return p.proposition1(a, multiply(W, z), gamma, order)
+
+    def truncated(order: int, z: Tensor) -> Tensor:
+        return torch.relu(multiply(W.mT, expand(z, order).slope))
+
     for order in (1, 3, 6, 10):
-
-        def truncated(z: Tensor, order: int = order) -> Tensor:
-            return torch.relu(multiply(W.mT, p.proposition1(a, multiply(W, z), gamma, order).slope))
-
-        z = find_fixed_point(truncated, torch.zeros(RESTARTS, 3))
-        allowed = 0.9 / (1 + Gaussian.lowest * 0.81) * p.proposition1(a, multiply(W, z), gamma, order).slope_error
-        ratio = (z - exact).norm(dim=1) / (allowed + 1e-12)
-        worst = largest(worst, float(ratio.max()))
+        z = find_fixed_point(partial(truncated, order), torch.zeros(RESTARTS, 3))
+        allowed = 0.9 / (1 + Gaussian.lowest * 0.81) * expand(z, order).slope_error
+        worst = largest(worst, float(((z - exact).norm(dim=1) / (allowed + 1e-12)).max()))
     apart = float((geq - constant).abs())
     return WorstCase(apart / 1e-6, f"γ = ½, U = W = x = 1: z* = {float(geq):.3f} and {float(constant):.3f}", worst)
 
@@ -184,19 +188,22 @@ def check_kerdeq_remark1() -> WorstCase:
     return WorstCase(printed, "μ ≥ √m = 0.949: the limit is β = 0.826", maximise_remarks())
 
 
+def measure_stretch(solve: Callable[[Tensor, Tensor], Tensor], W: Tensor, a: Tensor, move: Tensor) -> Tensor:
+    """Return ‖z(a) − z(a + move)‖ / ‖move‖ for each row of a."""
+    one, two = solve(torch.cat([W, W]), torch.cat([a, a + move])).chunk(2)
+    return (one - two).norm(dim=1) / move.norm(dim=1)
+
+
 def check_proposition3() -> WorstCase:
     """GEQ Prop. 3: Lipschitz constant of GEQ. Erratum: negative from q = 1 on."""
-    worst = 0.0
-    for kernel, w in ((Gaussian, 0.6), (Gaussian, 1.2), (Cauchy, 1.4), (Multiquadric, 3.0)):
 
-        def ratio(
-            W: Tensor, a: Tensor, move: Tensor, kernel: type[AbstractRadialKernel] = kernel, w: float = w
-        ) -> Tensor:
-            W, b = scale_to_norm(W, w), a + 0.1 * move
-            one, two = solve_geq(torch.cat([W, W]), torch.cat([a, b]), 1.0, kernel).chunk(2)
-            return (one - two).norm(dim=1) / (a - b).norm(dim=1) / input_lipschitz(w, kernel.lowest)
+    def ratio(kernel: type[AbstractRadialKernel], w: float, W: Tensor, a: Tensor, move: Tensor) -> Tensor:
+        solve = partial(solve_geq, gamma=1.0, kernel=kernel)
+        return measure_stretch(solve, scale_to_norm(W, w), a, 0.1 * move) / input_lipschitz(w, kernel.lowest)
 
-        worst = largest(worst, ascend(ratio, *draw_normal((3, 3), (3,), (3,)), steps=20, rate=0.1))
+    cases = ((Gaussian, 0.6), (Gaussian, 1.2), (Cauchy, 1.4), (Multiquadric, 3.0))
+    sizes = ((3, 3), (3,), (3,))
+    worst = largest(*(ascend(partial(ratio, *case), *draw_normal(*sizes), steps=20, rate=0.1) for case in cases))
     negative = p.proposition3(Constants(W=0.9, U=0.9, inputs=2.0, gamma=1.0, beta=0.9)).geq.published
     return WorstCase(negative, "μ = 0.9, γ = 1, B = 2: the printed constant is negative", worst)
 
@@ -229,8 +236,7 @@ def check_proposition3_opteq() -> WorstCase:
 
     def ratio(W: Tensor, a: Tensor, move: Tensor) -> Tensor:
         W = scale_to_norm(W, w)
-        one, two = solve_opteq(torch.cat([W.mT @ W] * 2), torch.cat([a, a + 0.1 * move])).chunk(2)
-        return (one - two).norm(dim=1) / (0.1 * move.norm(dim=1)) * (1 - w**2)
+        return measure_stretch(solve_opteq, W.mT @ W, a, 0.1 * move) * (1 - w**2)
 
     starts = torch.randn(RESTARTS, 3, 3), torch.rand(RESTARTS, 3), torch.randn(RESTARTS, 3)
     return WorstCase(ascend(ratio, *starts), "ascent on W, a₁, a₂ at μ = 0.9")

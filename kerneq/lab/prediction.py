@@ -58,12 +58,12 @@ class Prediction:
         top = zip(self.classes, self.probabilities, strict=True)
         return dict(
             path=str(self.path),
-            top=[{"class": name, "probability": files.finite(share)} for name, share in top],
+            top=[{"class": name, "probability": files.replace_nonfinite(share)} for name, share in top],
             converged=self.converged if self.status is not None else None,
             status=self.status.name.lower() if self.status is not None else None,
             steps=self.steps,
-            residual=files.finite(self.residual),
-            certified_radius=files.finite(self.radius),
+            residual=files.replace_nonfinite(self.residual),
+            certified_radius=files.replace_nonfinite(self.radius),
         )
 
 
@@ -267,7 +267,7 @@ def describe_doubts(predictions: Sequence[Prediction], named: bool) -> list[str]
     return doubts
 
 
-def to_csv(predictions: Sequence[Prediction], top: int) -> str:
+def format_csv(predictions: Sequence[Prediction], top: int) -> str:
     """A row for each picture, its `top` likeliest classes and their probabilities in pairs of columns."""
     pairs = [f"{word} {place}" for place in range(1, top + 1) for word in ("class", "probability")]
     outcome = ("converged", "steps", "residual", "certified_radius")
@@ -280,7 +280,7 @@ def to_csv(predictions: Sequence[Prediction], top: int) -> str:
     return text.getvalue()
 
 
-def to_json(
+def format_json(
     trained: TrainedRun, run: Path, predictions: Sequence[Prediction], failures: Sequence[tuple[Path, str]]
 ) -> str:
     """Everything about the predictions of a run, named as the user did."""

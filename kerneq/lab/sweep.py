@@ -94,7 +94,7 @@ def load_sweep(file: str, changes: Sequence[str] = ()) -> Sweep:
     """A sweep of the package by its name, a file with a [grid], or any experiment, over the values of `key=a,b,c`.
 
     A change replaces the axis of its key; one of a single value is a setting of all cells."""
-    path, table = _find(file)
+    path, table = _find_sweep(file)
     grid = table.pop("grid", {})
     axes = _axes(grid) if isinstance(grid, Mapping) else {}
     for change in changes:
@@ -109,7 +109,7 @@ def load_sweep(file: str, changes: Sequence[str] = ()) -> Sweep:
     return Sweep(path.name.removesuffix(".toml"), table, path.parent, axes)
 
 
-def _find(file: str) -> tuple[Path, dict[str, Any]]:
+def _find_sweep(file: str) -> tuple[Path, dict[str, Any]]:
     """Where a sweep is, and its table; an experiment of the package is the `base` of an empty one."""
     path = Path(file)
     sweeps, experiments = ([known.stem for known in folder.glob("*.toml")] for folder in (SWEEPS, EXPERIMENTS))

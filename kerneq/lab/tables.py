@@ -14,7 +14,7 @@ from .data.datasets import Description
 from .evaluate import over_seeds
 from .run import SHIPPED, Run
 from .training import metrics
-from .verify.verify import ROUNDING, Finding, Verdict
+from .verify.search import ROUNDING, Finding, Verdict
 
 
 def summary_table(rows: Iterable[tuple[str, str]]) -> Table:

@@ -134,9 +134,9 @@ def predict(
             raise ConfigError(f"--certify: {error}") from None
     trained = predictor.trained
     if as_json:
-        print(prediction.to_json(trained, run, predictions, failures))
+        print(prediction.format_json(trained, run, predictions, failures))
     elif as_csv:
-        print(prediction.to_csv(predictions, min(top, len(trained.classes))), end="")
+        print(prediction.format_csv(predictions, min(top, len(trained.classes))), end="")
     elif predictions:
         show_table(prediction.make_table(predictions, f"{trained.config.model.name}, {checkpoint} weights of {run}"))
         for doubt in prediction.describe_doubts(predictions, trained.named):

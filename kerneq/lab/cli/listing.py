@@ -19,10 +19,10 @@ def verify(as_json: AsJson = False) -> None:
     from ..run.files import to_json
     from ..tables import claims_table, describe_verdicts
     from ..verify.claims import CLAIMS
-    from ..verify.verify import verify as check
+    from ..verify.search import check_claims
 
     with progress_bars() as progress:
-        findings = list(progress.track(check(CLAIMS), total=len(CLAIMS), description="claims"))
+        findings = list(progress.track(check_claims(CLAIMS), total=len(CLAIMS), description="claims"))
     if as_json:
         print(to_json([finding.row() for finding in findings], indent=2))
     else:

@@ -47,18 +47,18 @@ def write_json(path: Path, table: Mapping[str, Any]) -> None:
     write_atomically(path, (to_json(table, indent=2) + "\n").encode())
 
 
-def finite(tree: Any) -> Any:
+def replace_nonfinite(tree: Any) -> Any:
     """A tree of mappings and lists as JSON can hold it, which knows neither infinity nor NaN: they become None."""
     if isinstance(tree, Mapping):
-        return {key: finite(entry) for key, entry in tree.items()}
+        return {key: replace_nonfinite(entry) for key, entry in tree.items()}
     if isinstance(tree, list | tuple):
-        return [finite(entry) for entry in tree]
+        return [replace_nonfinite(entry) for entry in tree]
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 def to_json(tree: Any, indent: int | None = None) -> str:
     """The tree as JSON."""
-    text = json.dumps(finite(tree), indent=indent, allow_nan=False)
+    text = json.dumps(replace_nonfinite(tree), indent=indent, allow_nan=False)
     # A list of numbers on one line: a confusion matrix has a line a row. (Strings have no line breaks of their own.)
     return re.sub(r"\[\n\s*([^\[\]{}\"]*?)\n\s*\]", lambda match: f"[{' '.join(match[1].split())}]", text)
 

@@ -118,7 +118,7 @@ class Run:
     def _lines(self) -> list[dict[str, Any] | None]:
         """Every line of metrics.jsonl, None where it is not the row of an epoch."""
         path = self.path / "metrics.jsonl"
-        return [_row(line) for line in path.read_bytes().splitlines()] if path.is_file() else []
+        return [_read_row(line) for line in path.read_bytes().splitlines()] if path.is_file() else []
 
     def seconds(self) -> float:
         """Time spent training, validation left out."""
@@ -381,7 +381,7 @@ def _part(name: str) -> str:
     return "evaluation.json" if name == "scores" else f"evaluation/{name}.json"
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
+def _read_row(line: bytes) -> dict[str, Any] | None:
     """The metrics of an epoch, None where the line holds something else."""
     try:
         row = json.loads(line)

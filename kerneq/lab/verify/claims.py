@@ -15,13 +15,13 @@ from . import propositions as p
 from .constants import Constants
 from .facts import FACTS, GLM_CLAIMS
 from .propositions import multiply
-from .verify import (
+from .search import (
     RESTARTS,
     WorstCase,
     ascend,
     draw_normal,
     find_fixed_point,
-    largest,
+    find_largest,
     maximise_logit_change,
     scale_to_norm,
     solve_geq,
@@ -43,7 +43,7 @@ def check_proposition1() -> WorstCase:
     explicit = (p.feature_map(a, 0.7, 6) * p.feature_map(v, 0.7, 6)).sum(1)
     same = float((explicit - e.corrected).abs().max()) / 1e-12
     printed = float(((e.kernel - e.published).abs() / e.error).max())
-    return WorstCase(printed, "error of order 6 over its bound", largest(same, ascend(ratio, a, v, steps=80)))
+    return WorstCase(printed, "error of order 6 over its bound", find_largest(same, ascend(ratio, a, v, steps=80)))
 
 
 @torch.no_grad()
@@ -68,7 +68,7 @@ def check_proposition1_outputs() -> WorstCase:
     for order in (1, 3, 6, 10):
         z = find_fixed_point(partial(truncated, order), torch.zeros(RESTARTS, 3))
         allowed = 0.9 / (1 + Gaussian.lowest * 0.81) * expand(z, order).slope_error
-        worst = largest(worst, float(((z - exact).norm(dim=1) / (allowed + 1e-12)).max()))
+        worst = find_largest(worst, float(((z - exact).norm(dim=1) / (allowed + 1e-12)).max()))
     apart = float((geq - constant).abs())
     return WorstCase(apart / 1e-6, f"γ = ½, U = W = x = 1: z* = {float(geq):.3f} and {float(constant):.3f}", worst)
 
@@ -128,7 +128,7 @@ def check_proposition2() -> WorstCase:
         Constants(W=0.9, U=0.9, b=0.5, head=0.9, inputs=1.0, gamma=1.0, reach=1 / math.sqrt(2 * math.e)),
         Constants(W=1.2, U=0.5, b=0.1, head=1.0, inputs=2.0, gamma=0.5, reach=1 / math.sqrt(math.e)),
     )
-    worst = largest(
+    worst = find_largest(
         *(maximise_logit_change(c, 0.05, "geq", p.perturbation(c, 0.05).geq.corrected, steps=15) for c in cases)
     )
     none = Constants(W=0.9, U=0.9, b=0.9, head=0.9, inputs=1e-9, gamma=0.1)
@@ -203,7 +203,7 @@ def check_proposition3() -> WorstCase:
 
     cases = ((Gaussian, 0.6), (Gaussian, 1.2), (Cauchy, 1.4), (Multiquadric, 3.0))
     sizes = ((3, 3), (3,), (3,))
-    worst = largest(*(ascend(partial(ratio, *case), *draw_normal(*sizes), steps=20, rate=0.1) for case in cases))
+    worst = find_largest(*(ascend(partial(ratio, *case), *draw_normal(*sizes), steps=20, rate=0.1) for case in cases))
     negative = p.proposition3(Constants(W=0.9, U=0.9, inputs=2.0, gamma=1.0, beta=0.9)).geq.published
     return WorstCase(negative, "μ = 0.9, γ = 1, B = 2: the printed constant is negative", worst)
 
@@ -275,7 +275,7 @@ def compare_similarity(gamma: float | None) -> float:
         x2 = length * x2
         kappa, error = p.estimate_similarity(W, gamma, x1, x2, 0.5, draws=4000, seed=seed)
         both = p.proposition4(Constants(W=w, gamma=gamma or 0.0), x1, x2, 0.5, 3, 0.0)
-        worst = largest(worst, (kappa - 4 * error) / (both.opteq if gamma is None else both.geq).corrected)
+        worst = find_largest(worst, (kappa - 4 * error) / (both.opteq if gamma is None else both.geq).corrected)
     return worst
 
 
@@ -292,7 +292,7 @@ def check_proposition4_opteq() -> WorstCase:
         s1, s2 = a1.relu(), a2.relu()
         return (z1 * z2).sum(1) / ((s1 * s2).sum(1) + s1.norm(dim=1) * s2.norm(dim=1) * ((1 - 0.8) ** -2 - 1))
 
-    fixed = largest(compare_similarity(None), ascend(ratio, *draw_normal((3, 3), (3,), (3,))))
+    fixed = find_largest(compare_similarity(None), ascend(ratio, *draw_normal((3, 3), (3,), (3,))))
     return WorstCase(kappa / printed, f"nearly opposite inputs: κ = {kappa:.2f}, printed {printed:.3f}", fixed)
 
 
@@ -311,7 +311,7 @@ def check_proposition4() -> WorstCase:
         return (z1 * z2).sum(1) / (0.95**2 * math.exp(0.95**4 / (2 * math.e)) * decay * a1.norm(dim=1) * a2.norm(dim=1))
 
     starts = draw_normal((3, 3), (3,), (3,))
-    fixed = largest(compare_similarity(0.5), compare_similarity(2.0), ascend(ratio, *starts, steps=30))
+    fixed = find_largest(compare_similarity(0.5), compare_similarity(2.0), ascend(ratio, *starts, steps=30))
     where = f"nearly opposite inputs: κ = {kappa:.1e}, printed {printed:.1e}"
     return WorstCase((kappa - 4 * error) / printed, where, fixed)
 
@@ -355,7 +355,7 @@ def check_remark3() -> WorstCase:
     factor = math.exp(c.gamma * c.B**2 * c.m - c.gamma / 4 * away.corrected**2)
     grid = itertools.product(make_grid(0.0, math.pi, 7), make_grid(0.01, 0.99, 15))
     both = [p.proposition4(dataclasses.replace(c, W=w), *unit_vectors(angle), 0.5, 4, 0.0) for angle, w in grid]
-    fixed = largest(factor, *(each.geq.corrected / each.opteq.corrected for each in both))
+    fixed = find_largest(factor, *(each.geq.corrected / each.opteq.corrected for each in both))
     where = "B = 100, ‖W‖ = 0.9, σ_min = 1, γ = 0.04, β_max = 0.819: κ̄_geq/κ̄_opteq at the printed distance"
     return WorstCase(bars.geq.published / bars.opteq.published, where, fixed)
 

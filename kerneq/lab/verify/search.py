@@ -103,7 +103,7 @@ def read_statement(claim: Claim) -> tuple[str, str, str | None]:
     return name, source, erratum or None
 
 
-def verify(claims: Sequence[Claim]) -> Iterator[Finding]:
+def check_claims(claims: Sequence[Claim]) -> Iterator[Finding]:
     """Check each claim, in float64, on one thread, from a seed of its own."""
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     for claim in claims:
@@ -145,7 +145,7 @@ def ascend(ratio: Callable[..., Tensor], *starts: Tensor, steps: int = 40, rate:
     return max(met, default=math.nan)
 
 
-def largest(*ratios: float) -> float:
+def find_largest(*ratios: float) -> float:
     """Return the largest; NaN where one is NaN, since `max` skips it and a claim would hold that was never tested."""
     return math.nan if any(math.isnan(ratio) for ratio in ratios) else max(ratios)
 

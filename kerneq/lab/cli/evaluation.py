@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -12,6 +12,7 @@ from .arguments import AsJson, Checkpoint, Device, RunFolder, RunFolders
 from .errors import Failures
 
 if TYPE_CHECKING:
+    from ..evaluate import Measurements
     from ..run import Run
 
 
@@ -26,7 +27,7 @@ def evaluate(
 ) -> None:
     """Measure trained runs on the test images; also written to RUN/evaluation.json and RUN/evaluation/."""
     from ...settings import suggestion
-    from ..evaluate import PARTS
+    from ..evaluate import PARTS, NotApplicableError, TrainedRun, measure_part
     from ..run import find_runs
     from ..run.config import ConfigError
 
@@ -39,50 +40,39 @@ def evaluate(
     failures = Failures(several=len(runs) > 1)
     for run in runs:
         with failures.of(run):
-            evaluate_run(run, names, checkpoint, device, failures, asked=bool(part), everything=everything)
+            progress = progress_bars()
+            trained = TrainedRun.open(run.path, checkpoint, device, progress=progress)
+            for name in names:
+                try:
+                    with progress:
+                        measured = measure_part(trained, name, PARTS[name])
+                except NotApplicableError as error:
+                    if part:  # asked for by name
+                        raise
+                    if everything:
+                        say(f"{run.path}, {name}: {error}")
+                    continue
+                with failures.of(run):  # the results are printed, even if they cannot be written
+                    show_measurements(measured)
     if len(runs) > 1:
         compare(runs, failures)
     if failures.codes:
         sys.exit(failures.codes[0])
 
 
-def evaluate_run(
-    run: "Run",
-    names: Sequence[str],
-    checkpoint: str,
-    device: str,
-    failures: Failures,
-    *,
-    asked: bool,
-    everything: bool,
-) -> None:
-    """Measure, print and write some parts of one run.
-
-    A part that does not apply to this run is an error if it was `asked` for by name, and a sentence among `everything`.
-    """
-    from ..evaluate import PARTS, NotApplicableError, TrainedRun, measure_part
+def show_measurements(measured: "Measurements[Any]") -> None:
+    """Print what was measured, and write it into the folder of its run, but not into that of weights that ship."""
+    from ..evaluate import PARTS
     from ..run import SHIPPED
     from ..tables import summary_table
 
-    progress = progress_bars()
-    trained = TrainedRun.open(run.path, checkpoint, device, progress=progress)
-    for name in names:
-        try:
-            with progress:
-                measured = measure_part(trained, name, PARTS[name])
-        except NotApplicableError as error:
-            if asked:
-                raise
-            if everything:
-                say(f"{run.path}, {name}: {error}")
-            continue
-        say(f"{run.path}: {PARTS[name].sentence}", "bold")
-        show_table(summary_table(measured.evidence.summary()))
-        if run.path.resolve().parent == SHIPPED.resolve():
-            say("Not written: these weights are part of the installation.")
-            continue
-        with failures.of(run):  # the results were printed, even if they cannot be written
-            say(f"Written to {', '.join(str(run.path / file) for file in measured.write())}")
+    path = measured.trained.run.path
+    say(f"{path}: {PARTS[measured.name].sentence}", "bold")
+    show_table(summary_table(measured.evidence.summary()))
+    if path.resolve().parent == SHIPPED.resolve():
+        say("Not written: these weights are part of the installation.")
+    else:
+        say(f"Written to {', '.join(str(path / file) for file in measured.write())}")
 
 
 def compare(runs: "Sequence[Run]", failures: Failures) -> None:

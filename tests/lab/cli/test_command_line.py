@@ -55,6 +55,7 @@ def test_a_run_is_trained_evaluated_and_reported_on(kerneq):
         (["trian"], 2, "No such command"),
         (["train", "--lr", "3"], 2, "No such option"),
         (["train", "nowhere.toml"], 2, "There is no file nowhere.toml"),
+        (["train", "nope"], 2, "There is no experiment 'nope'. The nearest names are: "),
         (["train", "optimizer.lrr=1"], 2, "Did you mean `optimizer.lr`?"),
         (["train", "model.kernel.split=5", "--show-config"], 2, "`split` must divide the number of features"),
         (["train", "data.name=cifar10"], 1, "The data set cifar10 is not in"),

@@ -10,7 +10,7 @@ from typing import Any
 from kerneq.lab.report import compose, gather, summarize, write_page
 from kerneq.lab.report.results import Result
 from kerneq.lab.run import TrainingError
-from kerneq.lab.run.folder import write_json
+from kerneq.lab.run.files import write_json
 from kerneq.models import Measured, task
 
 from .published import compare

@@ -48,6 +48,7 @@ LAYERS = [
     "lab.report",
     "lab.verify",
     "lab.sweep",
+    "lab.demo",
     "lab.tables",
     "lab.cli",
 ]

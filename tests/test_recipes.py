@@ -14,6 +14,7 @@ from torch import Tensor
 
 import kerneq
 from kerneq.kernels import AbstractRadialKernel
+from kerneq.lab import demo
 from kerneq.lab.cli import evaluation, training
 from kerneq.lab.evaluate import PARTS, Part, TrainedRun
 from kerneq.lab.report import render
@@ -77,7 +78,7 @@ def test_a_solver_is_two_methods(tmp_path):
 def test_a_metric_is_one_entry_and_so_is_a_kind_of_evidence(tmp_path, monkeypatch, capsys):
     """A demo before it and one after: the number is wherever numbers are, and the old run has a dash."""
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(training, "DEMO_MODELS", ("resnet-tiny",))
+    monkeypatch.setattr(demo, "DEMO_MODELS", ("resnet-tiny",))
     torch.set_default_dtype(torch.float32)
     training.demo(tmp_path / "before", epochs=1)
     assert "top" not in capsys.readouterr().out

@@ -25,7 +25,7 @@ from .data import SUFFIXES, DataError, decode, grey, pictures_in
 from .evaluate import TrainedRun
 from .evaluate.saliency import contact_sheet, map_each
 from .evaluate.trained import png
-from .run import folder
+from .run import files
 
 SHOWN = 16  # pictures on the sheet that `draw_maps` makes
 TOGETHER = 256  # picture files that `predict_files` has in memory at once
@@ -58,12 +58,12 @@ class Prediction:
         top = zip(self.classes, self.probabilities, strict=True)
         return dict(
             path=str(self.path),
-            top=[{"class": name, "probability": folder.finite(share)} for name, share in top],
+            top=[{"class": name, "probability": files.replace_nonfinite(share)} for name, share in top],
             converged=self.converged if self.status is not None else None,
             status=self.status.name.lower() if self.status is not None else None,
             steps=self.steps,
-            residual=folder.finite(self.residual),
-            certified_radius=folder.finite(self.radius),
+            residual=files.replace_nonfinite(self.residual),
+            certified_radius=files.replace_nonfinite(self.radius),
         )
 
 
@@ -267,7 +267,7 @@ def describe_doubts(predictions: Sequence[Prediction], named: bool) -> list[str]
     return doubts
 
 
-def to_csv(predictions: Sequence[Prediction], top: int) -> str:
+def format_csv(predictions: Sequence[Prediction], top: int) -> str:
     """A row for each picture, its `top` likeliest classes and their probabilities in pairs of columns."""
     pairs = [f"{word} {place}" for place in range(1, top + 1) for word in ("class", "probability")]
     outcome = ("converged", "steps", "residual", "certified_radius")
@@ -280,11 +280,11 @@ def to_csv(predictions: Sequence[Prediction], top: int) -> str:
     return text.getvalue()
 
 
-def to_json(
+def format_json(
     trained: TrainedRun, run: Path, predictions: Sequence[Prediction], failures: Sequence[tuple[Path, str]]
 ) -> str:
     """Everything about the predictions of a run, named as the user did."""
     header = {"run": str(run), "checkpoint": trained.checkpoint, "epoch": trained.epoch, "named": trained.named}
     rows = [prediction.row() for prediction in predictions]
     problems = [{"path": str(path), "problem": problem} for path, problem in failures]
-    return folder.to_json(header | {"predictions": rows, "failures": problems}, indent=2)
+    return files.to_json(header | {"predictions": rows, "failures": problems}, indent=2)

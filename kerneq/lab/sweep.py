@@ -35,10 +35,11 @@ from .report.figures import COLOURS, Canvas, clean, open_canvas
 from .run import Run, Stopped, TrainingError, write_atomically
 from .run.checkpoint import read_facts
 from .run.config import EXPERIMENTS, Config, ConfigError, check, overlay, put, read_toml, resolve
-from .run.folder import write_json
+from .run.files import write_json
 from .training import AbstractLogger, train
 
 SWEEPS = EXPERIMENTS / "sweeps"  # those that come with the package
+AWKWARD = re.compile(r"[^\w.,+-]+")  # in the name of a folder
 Axis = Mapping[str, Mapping[str, Any]]  # by the label of each value, the table of settings it stands for
 Loggers = Callable[[Path], Sequence[AbstractLogger]]  # of the run in a folder
 
@@ -73,31 +74,27 @@ class Sweep:
 
     def cells(self) -> list[Cell]:
         """Every combination of values, the last axis moving fastest."""
-        cells = []
+        cells: list[Cell] = []
         ends = [axis.removesuffix(".name").rpartition(".")[2] for axis in self.axes]
         short = {axis: end if ends.count(end) == 1 else axis for axis, end in zip(self.axes, ends, strict=True)}
         for labels in itertools.product(*self.axes.values()):
             chosen = dict(zip(self.axes, labels, strict=True))
-            changes = [self.axes[axis][label] for axis, label in chosen.items()]
+            settings: dict[str, Any] = {}
+            for axis, label in chosen.items():
+                settings = overlay(settings, self.axes[axis][label])
             values = {axis: label for axis, label in chosen.items() if len(self.axes[axis]) > 1}
-            words = (f"{short[axis]}={_file_name(label)}" for axis, label in values.items())
-            settings: dict[str, Any] = functools.reduce(overlay, changes, {})
-            cells.append(Cell(",".join(words), values, (self.table, settings), self.folder))
+            parts = (f"{short[axis]}={AWKWARD.sub('-', label).strip('-')}" for axis, label in values.items())
+            cells.append(Cell(",".join(parts), values, (self.table, settings), self.folder))
         if len({cell.name for cell in cells}) < len(cells):
             raise ConfigError("Two cells of the grid have the same labels: give their values a `label` each.")
         return cells
-
-
-def _file_name(label: str) -> str:
-    """The label without what is awkward in the name of a folder."""
-    return re.sub(r"[^\w.,+-]+", "-", label).strip("-")
 
 
 def load_sweep(file: str, changes: Sequence[str] = ()) -> Sweep:
     """A sweep of the package by its name, a file with a [grid], or any experiment, over the values of `key=a,b,c`.
 
     A change replaces the axis of its key; one of a single value is a setting of all cells."""
-    path, table = _find(file)
+    path, table = _find_sweep(file)
     grid = table.pop("grid", {})
     axes = _axes(grid) if isinstance(grid, Mapping) else {}
     for change in changes:
@@ -112,19 +109,16 @@ def load_sweep(file: str, changes: Sequence[str] = ()) -> Sweep:
     return Sweep(path.name.removesuffix(".toml"), table, path.parent, axes)
 
 
-def _find(file: str) -> tuple[Path, dict[str, Any]]:
+def _find_sweep(file: str) -> tuple[Path, dict[str, Any]]:
     """Where a sweep is, and its table; an experiment of the package is the `base` of an empty one."""
     path = Path(file)
-    if "/" in file or file.endswith(".toml"):
-        return path, read_toml(path)
-    sweep, experiment = (folder / f"{file}.toml" for folder in (SWEEPS, EXPERIMENTS))
-    if sweep.is_file():
-        return sweep, read_toml(sweep)
-    if experiment.is_file():
-        return path, {"base": file}
-    if path.is_file():
-        return path, read_toml(path)
     sweeps, experiments = ([known.stem for known in folder.glob("*.toml")] for folder in (SWEEPS, EXPERIMENTS))
+    if file in sweeps:
+        path = SWEEPS / f"{file}.toml"
+    elif file in experiments:
+        return path, {"base": file}
+    if path.is_file() or path.name != file or file.endswith(".toml"):
+        return path, read_toml(path)
     hint = suggestion(file, [*sweeps, *experiments])
     raise ConfigError(f"There is no sweep or experiment {file!r}.{hint} The sweeps are: {', '.join(sorted(sweeps))}.")
 
@@ -178,7 +172,7 @@ def _split(text: str) -> list[str]:
 @final
 @dataclasses.dataclass(frozen=True)
 class CellResult:
-    """What the run folder of a cell holds."""
+    """What the run folder of a cell holds; it is finished where it has an accuracy."""
 
     name: str
     values: Mapping[str, str]
@@ -187,11 +181,6 @@ class CellResult:
     validation: float | None  # best accuracy on held-out images; like `test`, of finished cells only
     test: float | None  # accuracy on the test images
     problem: str  # why it failed; empty if it did not
-
-    @property
-    def finished(self) -> bool:
-        """Whether it has an accuracy."""
-        return self.validation is not None or self.test is not None
 
 
 @final
@@ -316,7 +305,7 @@ def _read_cell(cell: Cell, folder: Path, problem: str = "") -> CellResult:
 
 def _summarize(sweep: Sweep, cells: Sequence[CellResult]) -> SweepResult:
     """The cells, and the accuracy of those that are finished, by point."""
-    finished = [cell for cell in cells if cell.finished]
+    finished = [cell for cell in cells if (cell.validation, cell.test) != (None, None)]
     tested = bool(finished) and all(cell.test is not None for cell in finished)
     axes = {axis: list(values) for axis, values in sweep.axes.items() if axis != "seed" and len(values) > 1}
     groups: dict[tuple[str, ...], list[float]] = {}
@@ -334,9 +323,13 @@ def draw(result: SweepResult) -> Canvas:
     labels = result.axes.get(across, [""])
     where, scaled = _place(labels)
     seeds = max((point.seeds for point in result.points), default=1)
+    lines: dict[str, list[GridPoint]] = {}  # the points that differ in the value of the axis `across` only
+    for point in result.points:
+        name = ", ".join(value for axis, value in point.values.items() if axis != across)
+        lines.setdefault(name, []).append(point)
     with open_canvas(3.6, width=6) as canvas:
         (axes,) = canvas.axes
-        for place, (name, points) in enumerate(_lines(result.points, across).items()):
+        for place, (name, points) in enumerate(lines.items()):
             points.sort(key=lambda point: where[point.values.get(across, "")])  # or the line would go to and fro
             axes.errorbar(
                 [where[point.values.get(across, "")] for point in points],
@@ -355,15 +348,6 @@ def draw(result: SweepResult) -> Canvas:
         axes.tick_params("x", rotation=0 if scaled else 20)
         axes.set(xlabel=across, ylabel=f"{result.split} accuracy in %" + (f", {seeds} seeds" if seeds > 1 else ""))
     return canvas
-
-
-def _lines(points: Sequence[GridPoint], across: str) -> dict[str, list[GridPoint]]:
-    """The points of each line: those that differ in the value of the axis `across` only."""
-    lines: dict[str, list[GridPoint]] = {}
-    for point in points:
-        name = ", ".join(value for axis, value in point.values.items() if axis != across)
-        lines.setdefault(name, []).append(point)
-    return lines
 
 
 def _place(labels: Sequence[str]) -> tuple[dict[str, float], bool]:

@@ -7,14 +7,14 @@ from pathlib import Path
 from rich.table import Column, Table
 from rich.text import Text
 
+from ..loading import names as shipped_names
 from ..models import MODELS, Measured, build, our_accuracies, parameters
 from .console import numbers, plain
 from .data.datasets import Description
 from .evaluate import over_seeds
 from .run import SHIPPED, Run
-from .run.weights import names as shipped_names
 from .training import metrics
-from .verify.verify import ROUNDING, Finding, Verdict
+from .verify.search import ROUNDING, Finding, Verdict
 
 
 def summary_table(rows: Iterable[tuple[str, str]]) -> Table:

@@ -14,9 +14,8 @@ from ... import __version__
 from ..console import complain, printable
 from .arguments import PACKAGE
 from .errors import explain
-from .evaluation import evaluate, export, report
+from .evaluation import evaluate, export, predict, report
 from .listing import data, models, verify
-from .prediction import predict
 from .training import demo, sweep, train
 
 app = typer.Typer(

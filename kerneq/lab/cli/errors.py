@@ -1,4 +1,13 @@
-"""Errors whose sentence is enough for the user."""
+"""Errors whose sentence is enough for the user: how the program ends after one, and what goes on after it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, final
+
+from ..console import about_run, complain
+
+if TYPE_CHECKING:
+    from ..run import Run
 
 
 def explain(error: Exception) -> tuple[int, str] | None:
@@ -23,3 +32,25 @@ def explain(error: Exception) -> tuple[int, str] | None:
         return 130, said
     known = (DataError, EquilibriumError, NonfiniteInputError, TrainingError, OSError)
     return (1, said) if isinstance(error, known) else None
+
+
+@final
+class Failures:
+    """Errors about single runs, printed at once, after which the other runs are measured all the same."""
+
+    def __init__(self, several: bool):
+        self.several = several  # then a sentence must name its run
+        self.codes: list[int] = []  # what the program would end with after each error
+
+    @contextmanager
+    def of(self, run: "Run") -> Iterator[None]:
+        """Run a block in which an error whose sentence is enough is collected."""
+        try:
+            yield
+        except Exception as error:
+            explained = explain(error)
+            if explained is None:
+                raise
+            code, sentence = explained
+            complain(about_run(run.path, sentence) if self.several else sentence)
+            self.codes.append(code)

@@ -1,18 +1,18 @@
-"""The commands about trained runs: evaluate, report and export."""
+"""The commands about trained runs: evaluate, predict, report and export."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, final
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from ..console import about_run, complain, progress_bars, say, show_table
-from .arguments import Checkpoint, Device, RunFolder, RunFolders
-from .errors import explain
+from ..console import complain, printable, progress_bars, say, show_table
+from .arguments import AsJson, Checkpoint, Device, RunFolder, RunFolders
+from .errors import Failures
 
 if TYPE_CHECKING:
+    from ..evaluate import Measurements
     from ..run import Run
 
 
@@ -27,7 +27,7 @@ def evaluate(
 ) -> None:
     """Measure trained runs on the test images; also written to RUN/evaluation.json and RUN/evaluation/."""
     from ...settings import suggestion
-    from ..evaluate import PARTS
+    from ..evaluate import PARTS, NotApplicableError, TrainedRun, measure_part
     from ..run import find_runs
     from ..run.config import ConfigError
 
@@ -37,75 +37,42 @@ def evaluate(
         raise ConfigError(f"There is no part `{unknown}`.{suggestion(unknown, PARTS)} There are:{known}")
     names = list(dict.fromkeys(part or [name for name, entry in PARTS.items() if everything or entry.usual]))
     runs = find_runs(folders)
-    failures = Failures(runs)
+    failures = Failures(several=len(runs) > 1)
     for run in runs:
         with failures.of(run):
-            evaluate_run(run, names, checkpoint, device, failures, asked=bool(part), everything=everything)
+            progress = progress_bars()
+            trained = TrainedRun.open(run.path, checkpoint, device, progress=progress)
+            for name in names:
+                try:
+                    with progress:
+                        measured = measure_part(trained, name, PARTS[name])
+                except NotApplicableError as error:
+                    if part:  # asked for by name
+                        raise
+                    if everything:
+                        say(f"{run.path}, {name}: {error}")
+                    continue
+                with failures.of(run):  # the results are printed, even if they cannot be written
+                    show_measurements(measured)
     if len(runs) > 1:
         compare(runs, failures)
     if failures.codes:
         sys.exit(failures.codes[0])
 
 
-@final
-class Failures:
-    """Errors about single runs, printed at once, after which the other runs are measured all the same."""
-
-    def __init__(self, runs: Sequence["Run"]):
-        self.several = len(runs) > 1
-        self.codes: list[int] = []  # what the program would end with after each error
-
-    @contextmanager
-    def of(self, run: "Run") -> Iterator[None]:
-        """Run a block in which an error whose sentence is enough is collected."""
-        try:
-            yield
-        except Exception as error:
-            explained = explain(error)
-            if explained is None:
-                raise
-            code, sentence = explained
-            complain(about_run(run.path, sentence) if self.several else sentence)
-            self.codes.append(code)
-
-
-def evaluate_run(
-    run: "Run",
-    names: Sequence[str],
-    checkpoint: str,
-    device: str,
-    failures: Failures,
-    *,
-    asked: bool,
-    everything: bool,
-) -> None:
-    """Measure, print and write some parts of one run.
-
-    A part that does not apply to this run is an error if it was `asked` for by name, and a sentence among `everything`.
-    """
-    from ..evaluate import PARTS, NotApplicableError, TrainedRun, measure_part
+def show_measurements(measured: "Measurements[Any]") -> None:
+    """Print what was measured, and write it into the folder of its run, but not into that of weights that ship."""
+    from ..evaluate import PARTS
     from ..run import SHIPPED
     from ..tables import summary_table
 
-    progress = progress_bars()
-    trained = TrainedRun.open(run.path, checkpoint, device, progress=progress)
-    for name in names:
-        try:
-            with progress:
-                measured = measure_part(trained, name, PARTS[name])
-        except NotApplicableError as error:
-            if asked:
-                raise
-            if everything:
-                say(f"{run.path}, {name}: {error}")
-            continue
-        say(f"{run.path}: {PARTS[name].sentence}", "bold")
-        show_table(summary_table(measured.evidence.summary()))
-        if run.path.resolve().parent == SHIPPED.resolve():
-            say("Not written: these weights are part of the installation.")
-            continue
-        with failures.of(run):  # the results were printed, even if they cannot be written
-            say(f"Written to {', '.join(str(run.path / file) for file in measured.write())}")
+    path = measured.trained.run.path
+    say(f"{path}: {PARTS[measured.name].sentence}", "bold")
+    show_table(summary_table(measured.evidence.summary()))
+    if path.resolve().parent == SHIPPED.resolve():
+        say("Not written: these weights are part of the installation.")
+    else:
+        say(f"Written to {', '.join(str(path / file) for file in measured.write())}")
 
 
 def compare(runs: "Sequence[Run]", failures: Failures) -> None:
@@ -121,6 +88,67 @@ def compare(runs: "Sequence[Run]", failures: Failures) -> None:
         show_table(comparison_table(whole))
         for sentence in describe_seeds(whole):
             say(sentence)
+
+
+def predict(
+    run: RunFolder,
+    pictures: Annotated[
+        list[Path],  # one that may not be read is for `Predictor.read` to refuse, or the others would get no prediction
+        Argument(help="Picture files, or folders of them.", metavar="IMAGE", readable=False),
+    ],
+    checkpoint: Checkpoint = "best",
+    top: Annotated[int, Option(help="How many classes to show for each picture.", min=1)] = 5,
+    device: Device = "auto",
+    as_json: AsJson = False,
+    as_csv: Annotated[bool, Option("--csv", help="Print CSV instead of a table, a row for each picture.")] = False,
+    certify: Annotated[
+        bool, Option("--certify", help="Also how far a picture may change and provably keep its class; slow.")
+    ] = False,
+    saliency: Annotated[
+        Path | None, Option(help="Also draw where the model looks, into this PNG file.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Classify picture files: classes, probabilities, and whether the equilibrium was found."""
+    from .. import prediction
+    from ..run import write_atomically
+    from ..run.config import ConfigError
+
+    check_outputs(as_json, as_csv, saliency)
+    with progress_bars() as progress:
+        predictor = prediction.Predictor(run, checkpoint, device, progress)
+        try:
+            predictions, failures = predictor.predict_files(pictures, top, certify)
+        except TypeError as error:
+            if not certify:
+                raise
+            raise ConfigError(f"--certify: {error}") from None
+    trained = predictor.trained
+    if as_json:
+        print(prediction.format_json(trained, run, predictions, failures))
+    elif as_csv:
+        print(prediction.format_csv(predictions, min(top, len(trained.classes))), end="")
+    elif predictions:
+        show_table(prediction.make_table(predictions, f"{trained.config.model.name}, {checkpoint} weights of {run}"))
+        for doubt in prediction.describe_doubts(predictions, trained.named):
+            say(doubt, "yellow")
+    if saliency is not None and predictions:
+        write_atomically(saliency, prediction.draw_maps(predictor, predictions))
+        first = f"the first {prediction.SHOWN}" if len(predictions) > prediction.SHOWN else "all"
+        say(f"Where it looks, {first} of the pictures: {saliency}", stderr=True)
+    for _, problem in failures:
+        complain(problem)
+    if failures:
+        sys.exit(1)
+
+
+def check_outputs(as_json: bool, as_csv: bool, saliency: Path | None) -> None:
+    """Refuse options that contradict each other, and a file for the maps that would be overwritten."""
+    from ..run.config import ConfigError
+
+    if as_json and as_csv:
+        raise ConfigError("--json and --csv exclude each other: choose one.")
+    if saliency is not None and (saliency.suffix.lower() != ".png" or saliency.exists()):
+        raise ConfigError(f"--saliency takes the name of a new .png file, got {printable(str(saliency))}.")
 
 
 def report(

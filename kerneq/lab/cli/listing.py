@@ -16,15 +16,13 @@ def data() -> None:
 
 def verify(as_json: AsJson = False) -> None:
     """Check every claim of the papers and of ours by numbers, in half a minute; fails where an error is not known."""
-    from ..run.folder import to_json
+    from ..run.files import to_json
     from ..tables import claims_table, describe_verdicts
     from ..verify.claims import CLAIMS
-    from ..verify.verify import verify as check
+    from ..verify.search import check_claims
 
-    findings = []
     with progress_bars() as progress:
-        for finding in progress.track(check(CLAIMS), total=len(CLAIMS), description="claims"):
-            findings.append(finding)
+        findings = list(progress.track(check_claims(CLAIMS), total=len(CLAIMS), description="claims"))
     if as_json:
         print(to_json([finding.row() for finding in findings], indent=2))
     else:

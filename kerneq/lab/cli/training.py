@@ -2,11 +2,9 @@
 
 import os
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,11 +14,8 @@ from ..console import about_run, complain, printable, say, show_table
 from .arguments import RUNS, RunsFolder, complete
 
 if TYPE_CHECKING:
-    from ..run import Run
     from ..run.config import Config
     from ..training import AbstractLogger
-
-DEMO_MODELS = ("geq-tiny", "mopteq-tiny", "opteq-tiny", "geq-dense-tiny", "resnet-tiny")
 
 
 def train(
@@ -133,41 +128,9 @@ def demo(
     epochs: Annotated[int, Option(help="Epochs for each model.", min=1)] = 6,
 ) -> None:
     """Train small models on the embedded digits and compare them: a few minutes on a CPU, no downloads."""
-    import torch
-
-    from ..evaluate import PARTS, NotApplicableError, TrainedRun, measure_part
-    from ..report import gather, render
-    from ..run import Run
-    from ..run.config import load
+    from ..demo import compare_models
     from ..tables import demo_table
-    from ..training import train as train_model
 
-    configs = {output / name: load(f"{name}-digits", [f"training.epochs={epochs}"]) for name in DEMO_MODELS}
-    earlier = [Run(folder) for folder in configs if folder.exists()]
-    for run in earlier:
-        check_demo(run, configs[run.path])
-    for run in earlier:
-        with run.locked():
-            shutil.rmtree(run.path)
-    torch.set_num_threads(1)  # these models are too small to share between threads
-    for folder, config in configs.items():
-        train_model(config, folder, loggers=open_loggers(folder))
-        trained = TrainedRun.open(folder, device="cpu")
-        for name in ("scores", "behaviour"):
-            with suppress(NotApplicableError):  # a model without equilibria has no behaviour
-                measure_part(trained, name, PARTS[name]).write()
-    page, folders = output / "report.html", list(configs)
-    render(folders, page)
-    show_table(demo_table([reported.run for reported in gather(folders)]))
-    say(f"Curves, calibration, mistakes, equilibria: {page}")
-
-
-def check_demo(run: "Run", config: "Config") -> None:
-    """Refuse a folder that the demo may not replace: no run, or one with other settings than its own, epochs aside."""
-    from ..run import TrainingError
-    from ..run.config import ConfigError, differences
-
-    with suppress(ConfigError, TrainingError):  # no settings, or none that can be read
-        if set(differences(run.config(), config)) <= {"training.epochs"}:
-            return
-    raise ConfigError(f"{run.path} exists but is not a run of the demo; choose another --output.")
+    runs = compare_models(output, epochs, open_loggers)
+    show_table(demo_table(runs))
+    say(f"Curves, calibration, mistakes, equilibria: {output / 'report.html'}")

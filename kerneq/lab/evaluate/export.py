@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ..data import find
 from ..run import Run, TrainingError, write_atomically
-from ..run.checkpoint import copied, save
+from ..run.checkpoint import copy_tensors, save
 from ..run.config import write
-from ..run.folder import read_json
+from ..run.files import read_json
 from .classification import extreme_classes
 from .trained import TrainedRun
 
@@ -42,7 +42,7 @@ def export(path: Path | str, folder: Path, checkpoint: str = "best") -> Run:
             for name in ("checkpoints", "evaluation"):
                 (partial.path / name).mkdir(parents=True)
             copy_records(trained, partial.path)
-            save(partial.checkpoint("best"), copied(weights), facts)
+            save(partial.checkpoint("best"), copy_tensors(weights), facts)
             try:
                 text = card(partial)
             except (KeyError, TypeError, ValueError, UndefinedError) as error:

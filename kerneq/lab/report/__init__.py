@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..run import TrainingError
-from ..run.folder import write_json
+from ..run.files import write_json
 from .page import write_page as write_page
 from .results import Reported as Reported
 from .results import gather as gather

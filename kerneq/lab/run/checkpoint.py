@@ -6,7 +6,6 @@ training state are named `model.…`, `average.…`, `momentum.…`, `random.…
 """
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -19,6 +18,7 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from ...loading import FORMAT, TrainingError, compute_digest
+from .files import write_atomically
 
 
 @final
@@ -27,13 +27,13 @@ class Stopped(TrainingError):
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Write tensors, as `copied` makes them, and JSON-able facts to `path`, atomically."""
+    """Write tensors, as `copy_tensors` makes them, and JSON-able facts to `path`, atomically."""
     text = json.dumps(dict(facts))
     header = {"format": FORMAT, "facts": text, "sha256": compute_digest(tensors, text)}
     write_atomically(path, serialise(dict(tensors), metadata=header))
 
 
-def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def copy_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors as they are now, on the host; each its own and contiguous, as safetensors wants them."""
     return {name: torch.empty(t.shape, dtype=t.dtype).copy_(t.detach()) for name, t in tensors.items()}
 
@@ -75,31 +75,3 @@ def read_facts(path: Path) -> dict[str, Any]:
             with safe_open(path, framework="pt") as file:
                 return dict(json.loads((file.metadata() or {})["facts"]))
     return {}
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Make `path` hold `data`, or what it held before, never half of each, even if the power fails.
-
-    Written to a temporary file of this process, brought to the disk, and renamed over `path`; its folder is made if
-    need be. Of two processes that write at once, the last one wins.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(exist_ok=True)
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # or the rename might not survive a power cut
-        finally:
-            os.close(folder)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        raise TrainingError(
-            f"{path} could not be written: {error.strerror}. What was there before is intact; make room or choose "
-            "another folder and try again, a training with --resume."
-        ) from error

@@ -6,6 +6,7 @@ every one.
 """
 
 import dataclasses
+import difflib
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -142,7 +143,7 @@ def load(path: Path | str | None, overrides: Iterable[str] = ()) -> Config:
     """The configuration in a file or an experiment of the package (none: the defaults), changed by `key=value`."""
     if path is None:
         return parse("", overrides)
-    layers = _read(_find(str(path), Path(path)), ())
+    layers = _read_layers(_find_experiment(str(path), Path(path)), ())
     try:
         return _config([*layers, _changes(overrides)])
     except ConfigError as error:
@@ -151,7 +152,7 @@ def load(path: Path | str | None, overrides: Iterable[str] = ()) -> Config:
 
 def parse(text: str, overrides: Iterable[str] = ()) -> Config:
     """The configuration in a text, changed by `key=value` overrides; a `base` is relative to the working directory."""
-    return _config([*_layers([_toml(text)], Path(), ()), _changes(overrides)])
+    return _config([*_layers([_parse_toml(text)], Path(), ()), _changes(overrides)])
 
 
 def resolve(tables: Sequence[Mapping[str, Any]], folder: Path) -> Config:
@@ -162,7 +163,7 @@ def resolve(tables: Sequence[Mapping[str, Any]], folder: Path) -> Config:
 def read_toml(path: Path) -> dict[str, Any]:
     """The table in a file, without that of its `base`."""
     try:
-        return _toml(path.read_text(encoding="utf-8-sig"))  # Windows' editors begin a file with a mark
+        return _parse_toml(path.read_text(encoding="utf-8-sig"))  # Windows' editors begin a file with a mark
     except FileNotFoundError:
         raise ConfigError(f"There is no file {path}; ready ones are known by name, as geq-tiny-digits.") from None
     except ConfigError as error:
@@ -234,17 +235,16 @@ def put(table: dict[str, Any], key: str, value: Any) -> None:
 def _model(tables: Sequence[Any]) -> Model:
     """The model that the last `[model]` with a name names, changed as the tables say in turn.
 
-    What was said beside or after the name of another model was said of that one, and what came before any name of all.
+    Another name drops the tables before it; those before the first name are about whichever model comes.
     """
     if not all(isinstance(table, Mapping) for table in tables):
         raise ConfigError("`model` is a section, not a setting; name one of its settings, for example model.name.")
     name: Any = None
-    of_all: list[Mapping[str, Any]] = []
     said: list[Mapping[str, Any]] = []
     for table in tables:
-        if table.get("name", name) != name:
-            of_all = said if name is None else of_all
-            name, said = table["name"], [*of_all]
+        if name is not None and table.get("name", name) != name:
+            said = []
+        name = table.get("name", name)
         said.append(table)
     name = convert("model.name", DEFAULT_MODEL if name is None else name, str)
     config = find(name).config
@@ -273,7 +273,7 @@ def overlay(under: Mapping[str, Any], over: Mapping[str, Any], depth: int = 0) -
     return merged
 
 
-def _find(name: str, path: Path) -> Path:
+def _find_experiment(name: str, path: Path) -> Path:
     """The experiment of the package with this bare name, or the file at `path`."""
     if "/" in name or name.endswith(".toml"):
         return path
@@ -282,11 +282,12 @@ def _find(name: str, path: Path) -> Path:
         return found
     if os.path.exists(path):
         return path
-    hint = suggestion(name, [file.stem for file in EXPERIMENTS.glob("*.toml")])
-    raise ConfigError(f"There is no experiment {name!r}.{hint} They are the files in {EXPERIMENTS}.")
+    known = [file.stem for file in EXPERIMENTS.glob("*.toml")]
+    near = ", ".join(difflib.get_close_matches(name, known, n=5, cutoff=0.0))
+    raise ConfigError(f"There is no experiment {name!r}.{suggestion(name, known)} The nearest names are: {near}.")
 
 
-def _read(path: Path, chain: tuple[str, ...]) -> list[dict[str, Any]]:
+def _read_layers(path: Path, chain: tuple[str, ...]) -> list[dict[str, Any]]:
     """The table in a file, after those of its base; `chain` are the files that this one is a base of."""
     table = read_toml(path)
     try:
@@ -295,7 +296,7 @@ def _read(path: Path, chain: tuple[str, ...]) -> list[dict[str, Any]]:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _toml(text: str) -> dict[str, Any]:
+def _parse_toml(text: str) -> dict[str, Any]:
     """The table in a text."""
     try:
         return tomllib.loads(text)
@@ -310,7 +311,7 @@ def _layers(tables: Sequence[Mapping[str, Any]], folder: Path, chain: tuple[str,
     if not bases:
         return layers
     base = convert("base", bases[-1], str)
-    path = _find(base, folder / base)
+    path = _find_experiment(base, folder / base)
     if os.path.abspath(path) in chain:
         raise ConfigError(f"`base` leads back to {path}: a file cannot be its own base.")
-    return [*_read(path, chain), *layers]
+    return [*_read_layers(path, chain), *layers]

@@ -1,11 +1,8 @@
 """The folder of a run: training writes it, so that a kill loses nothing; everything else reads it."""
 
 import dataclasses
-import fcntl
 import json
-import math
 import os
-import re
 import sys
 import time
 import tomllib
@@ -13,16 +10,25 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from ...loading import FREE, CheckpointError, TrainingError, check_settings, config_file, read_checkpoint, read_weights
+from ...loading import (
+    FREE,
+    CheckpointError,
+    TrainingError,
+    check_settings,
+    config_file,
+    find_folder,
+    read_checkpoint,
+    read_weights,
+)
 from ..data import fingerprint
 from . import checkpoint
-from .checkpoint import write_atomically
 from .config import Config, ConfigError, differences, load, write
+from .files import read_json, to_json, wait_for_lock, write_atomically, write_json
 from .origin import machine
 
 _WAYS = ("compile", "graph", "channels_last", "deterministic", "validate_epochs")
@@ -112,7 +118,7 @@ class Run:
     def _lines(self) -> list[dict[str, Any] | None]:
         """Every line of metrics.jsonl, None where it is not the row of an epoch."""
         path = self.path / "metrics.jsonl"
-        return [_row(line) for line in path.read_bytes().splitlines()] if path.is_file() else []
+        return [_read_row(line) for line in path.read_bytes().splitlines()] if path.is_file() else []
 
     def seconds(self) -> float:
         """Time spent training, validation left out."""
@@ -144,29 +150,21 @@ class Run:
 
     def evaluation(self) -> dict[str, Any]:
         """The scores on the test images and what they belong to, as `part` gives them."""
-        found = self._measured("scores")
-        scores = found.get("scores", {})
-        tables = [scores, *(found.get(key) or {} for key in ("classification", "calibration", "scaled"))]
-        whole = all(isinstance(table, dict) for table in tables) and all(_are_scores(each) for each in scores.values())
-        if not whole or not isinstance(found.get("parameters"), int | None):
-            raise TrainingError(f"{self.path / 'evaluation.json'} is damaged: evaluate the run again.")
-        return found
+        return self.part("scores")
 
     def part(self, name: str) -> dict[str, Any]:
         """A part of the evaluation by its name in `kerneq.evaluate.PARTS`; empty if it was not measured.
 
         What was measured before the training went on and changed the weights is not counted, and a warning says so.
         """
-        return self.evaluation() if name == "scores" else self._measured(name)
-
-    def _measured(self, name: str) -> dict[str, Any]:
-        """A part as its file has it; empty if it was measured on other weights than the run has now."""
         path = self.path / _part(name)
         found = read_json(path)
         which = str(found.get("checkpoint"))
         facts = found | checkpoint.read_facts(self.checkpoint(which))  # not all say of which step they are
         keys = ("epoch",) if found.get("step") is None else ("epoch", "step")  # earlier versions wrote no step
         then, now = (", ".join(f"{key} {table.get(key)}" for key in keys) for table in (found, facts))
+        if now == then and name == "scores" and not _is_evaluation(found):
+            raise TrainingError(f"{path} is damaged: evaluate the run again.")
         if now == then:
             return found
         warnings.warn(
@@ -205,7 +203,7 @@ class Run:
         # A worker of a data loader, which may live on for seconds after a kill, would hold the lock with its parent.
         os.register_at_fork(after_in_child=file.close)
         with file:
-            _wait_for_lock(file, self.path, patience)
+            wait_for_lock(file, self.path, patience)
             try:
                 yield
             finally:
@@ -378,51 +376,12 @@ class Run:
         write_json(self.path / "environment.json", written)
 
 
-def _wait_for_lock(file: TextIO, folder: Path, patience: float) -> None:
-    """Lock the open file and write this process's number into it; refused if another still holds it after a while."""
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                file.seek(0)
-                used = f"{folder} is in use by process {file.read().strip() or 'another process'}"
-                raise TrainingError(f"{used}; wait for it, or choose another --name.") from None
-        time.sleep(0.1)
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()
-
-
-def write_json(path: Path, table: Mapping[str, Any]) -> None:
-    """Make `path` hold the table, atomically."""
-    write_atomically(path, (to_json(table, indent=2) + "\n").encode())
-
-
-def finite(tree: Any) -> Any:
-    """A tree of mappings and lists as JSON can hold it, which knows neither infinity nor NaN: they become None."""
-    if isinstance(tree, Mapping):
-        return {key: finite(entry) for key, entry in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [finite(entry) for entry in tree]
-    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
-
-
-def to_json(tree: Any, indent: int | None = None) -> str:
-    """The tree as JSON."""
-    text = json.dumps(finite(tree), indent=indent, allow_nan=False)
-    # A list of numbers on one line: a confusion matrix has a line a row. (Strings have no line breaks of their own.)
-    return re.sub(r"\[\n\s*([^\[\]{}\"]*?)\n\s*\]", lambda match: f"[{' '.join(match[1].split())}]", text)
-
-
 def _part(name: str) -> str:
     """The file of a part of an evaluation, in the run's folder."""
     return "evaluation.json" if name == "scores" else f"evaluation/{name}.json"
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
+def _read_row(line: bytes) -> dict[str, Any] | None:
     """The metrics of an epoch, None where the line holds something else."""
     try:
         row = json.loads(line)
@@ -438,6 +397,14 @@ def _row(line: bytes) -> dict[str, Any] | None:
     return row if all(isinstance(value, int | float | None) for value in numbers) else None
 
 
+def _is_evaluation(found: Mapping[str, Any]) -> bool:
+    """Whether the tables of an evaluation.json are tables, with scores in them."""
+    scores = found.get("scores", {})
+    tables = [scores, *(found.get(key) or {} for key in ("classification", "calibration", "scaled"))]
+    whole = all(isinstance(table, dict) for table in tables) and isinstance(found.get("parameters"), int | None)
+    return whole and all(_are_scores(each) for each in scores.values())
+
+
 def _are_scores(found: Any) -> bool:
     """Whether these are metrics of some images: numbers, the accuracy a share of them."""
     if not isinstance(found, dict) or not all(isinstance(value, int | float | None) for value in found.values()):
@@ -445,13 +412,36 @@ def _are_scores(found: Any) -> bool:
     return 0 <= (found.get("accuracy") or 0) <= 1 and (found.get("images") or 0) >= 0
 
 
-def read_json(path: Path, needed: bool = True) -> dict[str, Any]:
-    """The table in a JSON file; empty if there is no such file, or it is damaged and not `needed`."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        problem = "" if isinstance(found, dict) else "it holds no table"
-    except (OSError, ValueError, RecursionError) as error:
-        found, problem = {}, str(error)
-    if problem and needed:
-        raise TrainingError(f"{path} is damaged: {problem}.")
-    return {} if problem else found
+def find_run(name: Path | str) -> Run:
+    """The run in a folder, or the one that ships under this name; a folder of one's own goes first."""
+    return Run(find_folder(name))
+
+
+def find_runs(paths: Sequence[Path | str]) -> list[Run]:
+    """The runs in some folders, each of which is one or holds some, or that ship under these names.
+
+    In the order of `paths`, then of the names; a folder without any is a `TrainingError`.
+    """
+    found: dict[Path, Run] = {}
+    for path in (find_run(path).path for path in paths):
+        if not path.is_dir():
+            raise TrainingError(f"{path} is not a run folder: it has no config.toml. kerneq train makes one.")
+        runs = list(_runs_in(path, depth=3))
+        found |= {run.path.resolve(): run for run in runs if run.path.resolve() not in found}
+        if not runs:
+            raise TrainingError(f"{path} holds no run: neither it nor a folder in it has a config.toml.")
+    return list(found.values())
+
+
+def _runs_in(folder: Path, depth: int) -> Iterator[Run]:
+    """The run that is this folder, and those in its folders; what may not be entered or listed is passed over."""
+    with suppress(OSError):
+        if Run(folder).exists:
+            yield Run(folder)
+    if depth == 0:
+        return
+    inner: list[Path] = []
+    with suppress(OSError):
+        inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+    for path in inner:  # a sweep may lie in the folder of the run that it was named after
+        yield from _runs_in(path, depth - 1)

@@ -81,7 +81,7 @@ class State:
         """
         self.check_weights()
         tensors = self.tensors()
-        return [partial(run.save, checkpoint.copied(tensors), self.facts())] if self.process.leads else []
+        return [partial(run.save, checkpoint.copy_tensors(tensors), self.facts())] if self.process.leads else []
 
     def best_weights(self, run: Run) -> list[Write]:
         """What writes the weights just validated (the average, where there is one), to be evaluated later."""
@@ -90,7 +90,7 @@ class State:
             return []
         weights = {f"model.{name}": value for name, value in self.candidate.state_dict().items()}
         facts = self.facts() | {"epoch": self.epoch + 1}
-        return [partial(checkpoint.save, run.checkpoint("best"), checkpoint.copied(weights), facts)]
+        return [partial(checkpoint.save, run.checkpoint("best"), checkpoint.copy_tensors(weights), facts)]
 
     def restore(self, path: Path) -> None:
         """Continue from the checkpoint at `path`: afterwards everything is bit for bit as it was saved."""

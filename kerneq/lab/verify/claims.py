@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,14 +15,13 @@ from . import propositions as p
 from .constants import Constants
 from .facts import FACTS, GLM_CLAIMS
 from .propositions import multiply
-from .verify import (
+from .search import (
     RESTARTS,
     WorstCase,
     ascend,
     draw_normal,
     find_fixed_point,
-    largest,
-    maximise_logit_change,
+    find_largest,
     scale_to_norm,
     solve_geq,
     solve_opteq,
@@ -41,7 +42,7 @@ def check_proposition1() -> WorstCase:
     explicit = (p.feature_map(a, 0.7, 6) * p.feature_map(v, 0.7, 6)).sum(1)
     same = float((explicit - e.corrected).abs().max()) / 1e-12
     printed = float(((e.kernel - e.published).abs() / e.error).max())
-    return WorstCase(printed, "error of order 6 over its bound", largest(same, ascend(ratio, a, v, steps=80)))
+    return WorstCase(printed, "error of order 6 over its bound", find_largest(same, ascend(ratio, a, v, steps=80)))
 
 
 @torch.no_grad()
@@ -56,15 +57,17 @@ def check_proposition1_outputs() -> WorstCase:
     (W, a), gamma = draw_normal((3, 3), (3,)), 0.5
     W = scale_to_norm(W, 0.9)
     exact, worst = solve_geq(W, a, gamma), 0.0
+
+    def expand(z: Tensor, order: int) -> p.Expansion:
+        return p.proposition1(a, multiply(W, z), gamma, order)
+
+    def truncated(order: int, z: Tensor) -> Tensor:
+        return torch.relu(multiply(W.mT, expand(z, order).slope))
+
     for order in (1, 3, 6, 10):
-
-        def truncated(z: Tensor, order: int = order) -> Tensor:
-            return torch.relu(multiply(W.mT, p.proposition1(a, multiply(W, z), gamma, order).slope))
-
-        z = find_fixed_point(truncated, torch.zeros(RESTARTS, 3))
-        allowed = 0.9 / (1 + Gaussian.lowest * 0.81) * p.proposition1(a, multiply(W, z), gamma, order).slope_error
-        ratio = (z - exact).norm(dim=1) / (allowed + 1e-12)
-        worst = largest(worst, float(ratio.max()))
+        z = find_fixed_point(partial(truncated, order), torch.zeros(RESTARTS, 3))
+        allowed = 0.9 / (1 + Gaussian.lowest * 0.81) * expand(z, order).slope_error
+        worst = find_largest(worst, (z - exact).norm(dim=1) / (allowed + 1e-12))
     apart = float((geq - constant).abs())
     return WorstCase(apart / 1e-6, f"γ = ½, U = W = x = 1: z* = {float(geq):.3f} and {float(constant):.3f}", worst)
 
@@ -118,13 +121,35 @@ def check_lemma3() -> WorstCase:
     return WorstCase(off[0], f"3 rows: κ = {kappa:.3f}, printed {bound.published:.3f}; over 4 standard errors", off[1])
 
 
+def maximise_logit_change(
+    c: Constants, omega: float, model: str, bound: float | Callable[[Tensor], Tensor], steps: int
+) -> float:
+    """Return the largest change of the logits over `bound` (of β), by ascent, for weights of norms c moved by ω."""
+    sizes = ((3, 3), (3, 2), (3, 1), (2, 3), (2, 1), (2, 1))  # W, U, b, W_c, b_c, x
+    norms = (c.W, c.U, c.b, c.head, 0.0, c.inputs)
+
+    def logits(W: Tensor, U: Tensor, b: Tensor, head: Tensor, bias: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        a = (U @ x + b)[:, :, 0]
+        z = solve_geq(W, a, c.gamma) if model == "geq" else solve_opteq(W.mT @ W, a)
+        return multiply(head, z) + bias[:, :, 0], torch.exp(-c.gamma * (a - multiply(W, z)).square().sum(1))
+
+    def ratio(*points: Tensor) -> Tensor:
+        before = [scale_to_norm(t, norm) for t, norm in zip(points[:6], norms, strict=True)]
+        noise = [scale_to_norm(t, omega) for t in points[6:]]
+        after = [*(t + d for t, d in zip(before[:5], noise, strict=True)), before[5]]
+        (one, beta), (two, other) = logits(*before), logits(*after)
+        return (one - two).norm(dim=1) / (bound(torch.maximum(beta, other)) if callable(bound) else bound)
+
+    return ascend(ratio, *draw_normal(*sizes, *sizes[:5]), steps=steps)
+
+
 def check_proposition2() -> WorstCase:
     """GEQ Prop. 2: generalisation, GEQ: the change of the logits. Erratum: B + 1 becomes B."""
     cases = (
         Constants(W=0.9, U=0.9, b=0.5, head=0.9, inputs=1.0, gamma=1.0, reach=1 / math.sqrt(2 * math.e)),
         Constants(W=1.2, U=0.5, b=0.1, head=1.0, inputs=2.0, gamma=0.5, reach=1 / math.sqrt(math.e)),
     )
-    worst = largest(
+    worst = find_largest(
         *(maximise_logit_change(c, 0.05, "geq", p.perturbation(c, 0.05).geq.corrected, steps=15) for c in cases)
     )
     none = Constants(W=0.9, U=0.9, b=0.9, head=0.9, inputs=1e-9, gamma=0.1)
@@ -184,19 +209,22 @@ def check_kerdeq_remark1() -> WorstCase:
     return WorstCase(printed, "μ ≥ √m = 0.949: the limit is β = 0.826", maximise_remarks())
 
 
+def measure_stretch(solve: Callable[[Tensor, Tensor], Tensor], W: Tensor, a: Tensor, move: Tensor) -> Tensor:
+    """Return ‖z(a) − z(a + move)‖ / ‖move‖ for each row of a."""
+    one, two = solve(torch.cat([W, W]), torch.cat([a, a + move])).chunk(2)
+    return (one - two).norm(dim=1) / move.norm(dim=1)
+
+
 def check_proposition3() -> WorstCase:
     """GEQ Prop. 3: Lipschitz constant of GEQ. Erratum: negative from q = 1 on."""
-    worst = 0.0
-    for kernel, w in ((Gaussian, 0.6), (Gaussian, 1.2), (Cauchy, 1.4), (Multiquadric, 3.0)):
 
-        def ratio(
-            W: Tensor, a: Tensor, move: Tensor, kernel: type[AbstractRadialKernel] = kernel, w: float = w
-        ) -> Tensor:
-            W, b = scale_to_norm(W, w), a + 0.1 * move
-            one, two = solve_geq(torch.cat([W, W]), torch.cat([a, b]), 1.0, kernel).chunk(2)
-            return (one - two).norm(dim=1) / (a - b).norm(dim=1) / input_lipschitz(w, kernel.lowest)
+    def ratio(kernel: type[AbstractRadialKernel], w: float, W: Tensor, a: Tensor, move: Tensor) -> Tensor:
+        solve = partial(solve_geq, gamma=1.0, kernel=kernel)
+        return measure_stretch(solve, scale_to_norm(W, w), a, 0.1 * move) / input_lipschitz(w, kernel.lowest)
 
-        worst = largest(worst, ascend(ratio, *draw_normal((3, 3), (3,), (3,)), steps=20, rate=0.1))
+    cases = ((Gaussian, 0.6), (Gaussian, 1.2), (Cauchy, 1.4), (Multiquadric, 3.0))
+    sizes = ((3, 3), (3,), (3,))
+    worst = find_largest(*(ascend(partial(ratio, *case), *draw_normal(*sizes), steps=20, rate=0.1) for case in cases))
     negative = p.proposition3(Constants(W=0.9, U=0.9, inputs=2.0, gamma=1.0, beta=0.9)).geq.published
     return WorstCase(negative, "μ = 0.9, γ = 1, B = 2: the printed constant is negative", worst)
 
@@ -229,8 +257,7 @@ def check_proposition3_opteq() -> WorstCase:
 
     def ratio(W: Tensor, a: Tensor, move: Tensor) -> Tensor:
         W = scale_to_norm(W, w)
-        one, two = solve_opteq(torch.cat([W.mT @ W] * 2), torch.cat([a, a + 0.1 * move])).chunk(2)
-        return (one - two).norm(dim=1) / (0.1 * move.norm(dim=1)) * (1 - w**2)
+        return measure_stretch(solve_opteq, W.mT @ W, a, 0.1 * move) * (1 - w**2)
 
     starts = torch.randn(RESTARTS, 3, 3), torch.rand(RESTARTS, 3), torch.randn(RESTARTS, 3)
     return WorstCase(ascend(ratio, *starts), "ascent on W, a₁, a₂ at μ = 0.9")
@@ -269,7 +296,7 @@ def compare_similarity(gamma: float | None) -> float:
         x2 = length * x2
         kappa, error = p.estimate_similarity(W, gamma, x1, x2, 0.5, draws=4000, seed=seed)
         both = p.proposition4(Constants(W=w, gamma=gamma or 0.0), x1, x2, 0.5, 3, 0.0)
-        worst = largest(worst, (kappa - 4 * error) / (both.opteq if gamma is None else both.geq).corrected)
+        worst = find_largest(worst, (kappa - 4 * error) / (both.opteq if gamma is None else both.geq).corrected)
     return worst
 
 
@@ -286,7 +313,7 @@ def check_proposition4_opteq() -> WorstCase:
         s1, s2 = a1.relu(), a2.relu()
         return (z1 * z2).sum(1) / ((s1 * s2).sum(1) + s1.norm(dim=1) * s2.norm(dim=1) * ((1 - 0.8) ** -2 - 1))
 
-    fixed = largest(compare_similarity(None), ascend(ratio, *draw_normal((3, 3), (3,), (3,))))
+    fixed = find_largest(compare_similarity(None), ascend(ratio, *draw_normal((3, 3), (3,), (3,))))
     return WorstCase(kappa / printed, f"nearly opposite inputs: κ = {kappa:.2f}, printed {printed:.3f}", fixed)
 
 
@@ -305,7 +332,7 @@ def check_proposition4() -> WorstCase:
         return (z1 * z2).sum(1) / (0.95**2 * math.exp(0.95**4 / (2 * math.e)) * decay * a1.norm(dim=1) * a2.norm(dim=1))
 
     starts = draw_normal((3, 3), (3,), (3,))
-    fixed = largest(compare_similarity(0.5), compare_similarity(2.0), ascend(ratio, *starts, steps=30))
+    fixed = find_largest(compare_similarity(0.5), compare_similarity(2.0), ascend(ratio, *starts, steps=30))
     where = f"nearly opposite inputs: κ = {kappa:.1e}, printed {printed:.1e}"
     return WorstCase((kappa - 4 * error) / printed, where, fixed)
 
@@ -349,7 +376,7 @@ def check_remark3() -> WorstCase:
     factor = math.exp(c.gamma * c.B**2 * c.m - c.gamma / 4 * away.corrected**2)
     grid = itertools.product(make_grid(0.0, math.pi, 7), make_grid(0.01, 0.99, 15))
     both = [p.proposition4(dataclasses.replace(c, W=w), *unit_vectors(angle), 0.5, 4, 0.0) for angle, w in grid]
-    fixed = largest(factor, *(each.geq.corrected / each.opteq.corrected for each in both))
+    fixed = find_largest(factor, *(each.geq.corrected / each.opteq.corrected for each in both))
     where = "B = 100, ‖W‖ = 0.9, σ_min = 1, γ = 0.04, β_max = 0.819: κ̄_geq/κ̄_opteq at the printed distance"
     return WorstCase(bars.geq.published / bars.opteq.published, where, fixed)
 

@@ -72,32 +72,28 @@ def measure(cell: AbstractKernelCell, x: Tensor, head: nn.Linear | None = None) 
     f = cell.bind(x)
     tol = torch.finfo(x.dtype).eps ** 0.75
     z = solve(f, None, Proximal(), tol=tol, max_steps=2000, on_failure="raise").value
-    constants = Constants(
-        W=float(f.binding.scaling.product * f.binding.scaling.scale),
-        U=_affine_norm(cell.inject, x),
-        b=float(cell.inject(torch.zeros_like(x[:1])).norm()),
-        head=1.0 if head is None else float(torch.linalg.matrix_norm(head.weight, 2)),
-        inputs=float(per_sample_norm(x).max()),
-        outputs=float(per_sample_norm(z).max()),
-        gamma=0.0,
-        lowest=0.0,
-    )
+    gain, gamma, beta, lowest, reach, patches = 1.0, 0.0, 1.0, 0.0, math.inf, 1  # of the linear kernel
     if isinstance(cell.kernel, AbstractRadialKernel):
         part = cell.similarity
         assert isinstance(part, PatchParameters) and f.binding.gamma is not None
         r = f.binding.a - f.operator(z)
         s = f.binding.gamma * patch_distances(r, part.project.weight, split=part.split, patch=part.patch)
         gain, gamma, patches = float(part.gain()), float(f.binding.gamma), s[0].numel()
-        constants = dataclasses.replace(
-            constants,
-            U=gain * constants.U,
-            b=gain * constants.b,
-            gamma=gamma,
-            beta=float(cell.kernel.weight(s).max()),
-            lowest=cell.kernel.lowest,
-            reach=math.sqrt(patches / (2 * math.e * gamma)) if isinstance(cell.kernel, Gaussian) else math.inf,
-            patches=patches,
-        )
+        beta, lowest = float(cell.kernel.weight(s).max()), cell.kernel.lowest
+        reach = math.sqrt(patches / (2 * math.e * gamma)) if isinstance(cell.kernel, Gaussian) else math.inf
+    constants = Constants(
+        W=float(f.binding.scaling.product * f.binding.scaling.scale),
+        U=gain * _affine_norm(cell.inject, x),
+        b=gain * float(cell.inject(torch.zeros_like(x[:1])).norm()),
+        head=1.0 if head is None else float(torch.linalg.matrix_norm(head.weight, 2)),
+        inputs=float(per_sample_norm(x).max()),
+        outputs=float(per_sample_norm(z).max()),
+        gamma=gamma,
+        beta=beta,
+        lowest=lowest,
+        reach=reach,
+        patches=patches,
+    )
     if head is None or not isinstance(cell, DenseCell) or not isinstance(cell.inject, nn.Linear):
         return constants
     biases = cell.inject(torch.zeros_like(x[:1])).mT, head(torch.zeros_like(z[:1]))  # zeros where there is none

@@ -17,13 +17,13 @@ from ...solution import Solution, Status
 from ...solvers import InFeatures, Newton, Picard, Proximal, solve
 from . import kglm_propositions as glm
 from .propositions import multiply
-from .verify import (
+from .search import (
     RESTARTS,
     WorstCase,
     ascend,
     draw_normal,
     find_fixed_point,
-    largest,
+    find_largest,
     scale_to_norm,
     solve_geq,
 )
@@ -90,7 +90,7 @@ def check_descent() -> WorstCase:
             for _ in range(25):
                 before, z = z, f.descend(z, f.drive(z))
                 drop, least = f.energy(before) - f.energy(z), 0.5 * (z - before).square().sum(1)
-                worst = largest(worst, *(least / drop)[least > 1e-9].tolist())  # where it is no rounding
+                worst = find_largest(worst, (least / drop)[least > 1e-9])  # where it is no rounding
     return WorstCase(worst, f"½‖T(z) − z‖² over the fall of E; plain iteration fails on {failed} of 384")
 
 
@@ -104,7 +104,7 @@ def check_error_bound() -> WorstCase:
         for steps in (1, 3, 10):
             s = solve(f, None, Proximal(memory=0), tol=1e-13, max_steps=steps)
             assert s.error_bound is not None
-            worst = largest(worst, float(((s.value - star).norm(dim=1) / (s.error_bound + 1e-10)).max()))
+            worst = find_largest(worst, (s.value - star).norm(dim=1) / (s.error_bound + 1e-10))
     return WorstCase(worst, "stopped solves of four kernels: distance over `error_bound`")
 
 
@@ -118,7 +118,7 @@ def check_lipschitz() -> WorstCase:
         moved = (solve_newton(f).value - solve_newton(g).value).norm(dim=1) / (f.binding.a - g.binding.a).norm(dim=1)
         assert isinstance(cell.similarity, PatchParameters)
         constant = float(cell.similarity.gain()) * input_lipschitz(norm, kernel.lowest)
-        worst = largest(worst, float(moved.max()) / constant)
+        worst = find_largest(worst, moved / constant)
     return WorstCase(worst, "patched layers, norm 0.9 to 20 (attacked above: GEQ Prop. 3)")
 
 
@@ -166,16 +166,15 @@ def check_sigmoid() -> WorstCase:
 
 def check_robust_losses() -> WorstCase:
     """kerneq fact 9: radial kernels are robust losses."""
-    steepest = largest(*(maximise_slope(kernel, lambda e: e.abs().amax(1)) / kernel.steepest for kernel in RADIAL))
-    lowest = largest(*(maximise_slope(kernel, lambda e: 1 - e.amin(1)) / (1 - kernel.lowest) for kernel in RADIAL))
+    steepest = find_largest(*(maximise_slope(kernel, lambda e: e.abs().amax(1)) / kernel.steepest for kernel in RADIAL))
+    lowest = find_largest(*(maximise_slope(kernel, lambda e: 1 - e.amin(1)) / (1 - kernel.lowest) for kernel in RADIAL))
     with torch.no_grad():
         f = bind_cell(Multiquadric(split=3), 30.0, 3)
     one, two = (solve_newton(f, 100 * s * torch.rand(64, 5)) for s in (0, 1))
     assert one.error_bound is not None and two.error_bound is not None
     apart = (one.value - two.value).norm(dim=1) / (one.error_bound + two.error_bound + 1e-10)  # both may be exact
-    return WorstCase(
-        largest(steepest, lowest, float(apart.max())), "ascent on slopes; multiquadric of norm 30 from two starts"
-    )
+    worst = find_largest(steepest, lowest, apart)
+    return WorstCase(worst, "ascent on slopes; multiquadric of norm 30 from two starts")
 
 
 @torch.no_grad()
@@ -187,7 +186,7 @@ def check_unit_of_length() -> WorstCase:
             (a, W), gamma = draw_normal((3,), (3, 3)), 0.5
             W = scale_to_norm(W, 1.2)
             z, scaled = solve_geq(W, a, gamma, kernel), solve_geq(W, c * a, gamma / c**2, kernel)
-            worst = largest(worst, float((scaled - c * z).abs().max()) / (1e-7 * c))
+            worst = find_largest(worst, (scaled - c * z).abs() / (1e-7 * c))
     return WorstCase(worst, "z(ca, γ/c²) − c z(a, γ) over 10⁻⁷")
 
 
@@ -217,7 +216,7 @@ def check_sizes() -> WorstCase:
         for kernel in RADIAL:
             f = bind_cell(kernel(gamma=0.2, split=3), math.sqrt(20), 3)
             z = solve(f, None, Proximal(), tol=1e-10, max_steps=5000, on_failure="raise").value
-            worst = largest(worst, float((2 * z.norm(dim=1) / f.binding.a.norm(dim=1)).max()))
+            worst = find_largest(worst, 2 * z.norm(dim=1) / f.binding.a.norm(dim=1))
     return WorstCase(worst, "ascent at L = 1.96; patched layers at L = 20")
 
 
@@ -236,7 +235,7 @@ def check_glm2() -> WorstCase:
     for _ in range(10):
         A, y, z1, z2 = 3 * torch.randn(6, 6) / math.sqrt(6), torch.randn(6), torch.randn(6), torch.randn(6)
         quotient, slope = glm.proposition2(partial(_tanh_map, A, y), z1, z2, points=200)
-        worst = largest(worst, quotient / slope)
+        worst = find_largest(worst, quotient / slope)
     return WorstCase(worst, "‖H(z₁) − H(z₂)‖/‖z₁ − z₂‖ over the largest ‖DH‖ between")
 
 
@@ -247,8 +246,7 @@ def check_glm4() -> WorstCase:
     for family in (kglm.Gaussian(), kglm.Binomial(4), kglm.Ising(1.5), kglm.LeakyReLU(0.3)):
         number, t = glm.proposition4(K, 9.0, family), torch.randn(12)
         z = family.mean(torch.randn(100, 12))
-        slope = glm.jacobian_norm(partial(_glm_map, family, K, t), z).max()
-        worst = largest(worst, float(slope) / number)
+        worst = find_largest(worst, glm.jacobian_norm(partial(_glm_map, family, K, t), z) / number)
     return WorstCase(worst, "four families: largest ‖DH‖ over Assumption 2's number")
 
 

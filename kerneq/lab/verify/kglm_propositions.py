@@ -58,7 +58,7 @@ def proposition12(A: Tensor, B: Tensor, y: Tensor, sigma: Map, lipschitz: float 
     is.
     """
     first, second = _contraction(A, lipschitz), _contraction(B, lipschitz)
-    return lipschitz * _spread(y, sigma) * spectral_norm(A - B) / ((1 - first) * (1 - second))
+    return lipschitz * _target_norm(y, sigma) * spectral_norm(A - B) / ((1 - first) * (1 - second))
 
 
 def proposition13(A: Tensor, y: Tensor, sigma: Map, lipschitz: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -72,7 +72,7 @@ def proposition13(A: Tensor, y: Tensor, sigma: Map, lipschitz: float = 1.0) -> t
     values, vectors = torch.linalg.eigh(symmetric)
     B = (vectors * values.clamp(min=0)) @ vectors.mT
     negative = (-values.min()).clamp(min=0)
-    return B, lipschitz * _spread(y, sigma) * (negative + spectral_norm(skew)) / (1 - constant) ** 2
+    return B, lipschitz * _target_norm(y, sigma) * (negative + spectral_norm(skew)) / (1 - constant) ** 2
 
 
 @final
@@ -95,7 +95,7 @@ def proposition14(n: int, C: float, t: float, spread: float, lipschitz: float = 
     return RandomStart(deviation, max(0.0, 1 - 2 * math.exp(-(t**2) / 2)), 4 * spread * C**2 / (1 - C) ** 4)
 
 
-def _spread(y: Tensor, sigma: Map) -> Tensor:
+def _target_norm(y: Tensor, sigma: Map) -> Tensor:
     """‖y − σ(0)‖ per row of y."""
     return (y - sigma(torch.zeros_like(y))).norm(dim=-1)
 

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kerneq import __version__
-from kerneq.lab import cli
-from kerneq.lab.cli import main, training
+from kerneq.lab import cli, demo
+from kerneq.lab.cli import main
 from kerneq.lab.run import Run, checkpoint
 from kerneq.lab.run.config import load, write
 from kerneq.loading import read_checkpoint
@@ -55,6 +55,7 @@ def test_a_run_is_trained_evaluated_and_reported_on(kerneq):
         (["trian"], 2, "No such command"),
         (["train", "--lr", "3"], 2, "No such option"),
         (["train", "nowhere.toml"], 2, "There is no file nowhere.toml"),
+        (["train", "nope"], 2, "There is no experiment 'nope'. The nearest names are: "),
         (["train", "optimizer.lrr=1"], 2, "Did you mean `optimizer.lr`?"),
         (["train", "model.kernel.split=5", "--show-config"], 2, "`split` must divide the number of features"),
         (["train", "data.name=cifar10"], 1, "The data set cifar10 is not in"),
@@ -264,7 +265,7 @@ def test_a_batch_too_small_for_a_batch_norm_is_a_sentence(kerneq):
 
 
 def test_the_demo_ends_in_a_table_and_a_page(kerneq, monkeypatch):
-    monkeypatch.setattr(training, "DEMO_MODELS", ("geq-dense-tiny", "resnet-tiny"))
+    monkeypatch.setattr(demo, "DEMO_MODELS", ("geq-dense-tiny", "resnet-tiny"))
     Path("out/resnet-tiny").mkdir(parents=True)
     Path("out/resnet-tiny/config.toml").write_text(write(load("resnet-tiny-digits", ["training.epochs=3"])))
     Path("out/resnet-tiny/left by an earlier demo").touch()
@@ -277,7 +278,7 @@ def test_the_demo_ends_in_a_table_and_a_page(kerneq, monkeypatch):
 
 
 def test_the_demo_replaces_no_run_of_other_settings_and_none_in_use(kerneq, monkeypatch):
-    monkeypatch.setattr(training, "DEMO_MODELS", ("geq-dense-tiny", "resnet-tiny"))
+    monkeypatch.setattr(demo, "DEMO_MODELS", ("geq-dense-tiny", "resnet-tiny"))
     settings = {"out/geq-dense-tiny": [], "out/resnet-tiny": ["seed=7"]}
     for name, changes in settings.items():
         Path(name).mkdir(parents=True)

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import kerneq as kq
-from kerneq import operators
+from kerneq import loading, operators
 from kerneq.lab.cli import evaluation
 from kerneq.lab.data import DataError
 from kerneq.lab.evaluate import TrainedRun, export
 from kerneq.lab.evaluate.export import card
-from kerneq.lab.run import Run, TrainingError, find_run, weights
+from kerneq.lab.run import SHIPPED, Run, TrainingError, find_run
 from kerneq.lab.run.config import load
 from kerneq.lab.training import train
 from kerneq.lab.training.metrics import validate
@@ -146,7 +146,7 @@ def test_the_command_hands_on_a_run(trained, tmp_path, capsys):
 
 
 def test_a_name_is_a_folder_or_weights_that_ship_or_a_sentence(trained, tmp_path, monkeypatch):
-    assert find_run(trained.path) == trained and find_run("geq-5m-cifar10").path.parent == weights.SHIPPED
+    assert find_run(trained.path) == trained and find_run("geq-5m-cifar10").path.parent == SHIPPED
     with pytest.raises(TrainingError, match="Did you mean `geq-5m-cifar10`"):
         kq.load("geq-5m-cifar")
     monkeypatch.chdir(tmp_path)
@@ -154,7 +154,7 @@ def test_a_name_is_a_folder_or_weights_that_ship_or_a_sentence(trained, tmp_path
     assert find_run("geq-5m-cifar10").config().data.name == "digits"  # a folder of one's own goes first
 
 
-@pytest.mark.parametrize("name", weights.names())
+@pytest.mark.parametrize("name", loading.names())
 def test_shipped_weights_say_what_they_said_when_they_were_shipped(name):
     run = find_run(name)
     assert run.checkpoint("best").stat().st_size <= 16 * 2**20 and run.test()["accuracy"] > 0
@@ -167,7 +167,7 @@ def test_shipped_weights_say_what_they_said_when_they_were_shipped(name):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", weights.names())
+@pytest.mark.parametrize("name", loading.names())
 def test_shipped_weights_have_their_recorded_accuracy(name):
     trained = TrainedRun.open(name)
     try:

@@ -31,7 +31,7 @@ def test_what_is_loaded_is_what_was_saved_bit_for_bit(tmp_path):
 
 def test_tied_and_channels_last_weights_are_saved(tmp_path):
     weight = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
-    checkpoint.save(tmp_path / "c.safetensors", checkpoint.copied({"a": weight, "b": weight}), {})
+    checkpoint.save(tmp_path / "c.safetensors", checkpoint.copy_tensors({"a": weight, "b": weight}), {})
     tensors, _ = read_checkpoint(tmp_path / "c.safetensors")
     assert torch.equal(tensors["a"], weight) and torch.equal(tensors["b"], weight)
 

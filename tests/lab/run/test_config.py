@@ -234,10 +234,17 @@ def test_every_experiment_takes_every_kernel_and_none_keeps_what_was_said_of_ano
     assert load("geq-certified-cifar10", ["model.gradient.name=phantom"]).model.settings.gradient == Phantom()
 
 
-def test_another_model_takes_what_was_said_of_all_and_nothing_that_was_said_of_the_one_before(tmp_path):
-    wanted = load("mopteq-8m-cifar10")
-    changes = ["model.max_steps=6", "model.check_every=6", "model.gradient.max_steps=5"]
-    assert load("geq-5m-cifar10", ["model.name=mopteq-8m", *changes]) == wanted
+@pytest.mark.parametrize("name", ["resnet18", "mdeq-10m", "geq-certified", "geq-dense-tiny", "mopteq-8m"])
+def test_another_model_drops_the_settings_of_the_model_of_the_base(name, tmp_path):
+    base, wanted = load("geq-5m-cifar10"), Model(name, MODELS[name].config)
+    changed = load("geq-5m-cifar10", [f"model.name={name}", "training.graph=false"])
+    assert changed == dataclasses.replace(base, model=wanted, training=dataclasses.replace(base.training, graph=False))
+    check(changed)
+    (tmp_path / "a.toml").write_text(f'base = "geq-5m-cifar10"\n[model]\nname = "{name}"\n')
+    assert load(tmp_path / "a.toml").model == wanted
+
+
+def test_another_model_takes_nothing_that_was_said_of_the_one_before(tmp_path):
     of_a_run = write(load("geq-tiny-digits", ["model.norm=0.5"]))  # every setting beside the name
     (tmp_path / "a.toml").write_text(of_a_run)
     another = load(tmp_path / "a.toml", ["model.name=mopteq-tiny"]).model
@@ -283,6 +290,7 @@ def test_a_file_is_laid_over_its_base(tmp_path):
     ("text", "message"),
     [
         ('base = "cifar11"', "There is no experiment 'cifar11'. Did you mean `cifar10`?"),
+        ('base = "nope"', "There is no experiment 'nope'. The nearest names are: .*opteq-tiny-digits"),
         ('base = "gone.toml"', "There is no file .*gone.toml"),
         ('base = "a.toml"', "`base` leads back to .*a.toml: a file cannot be its own base."),
         ('base = "b.toml"', "`base` leads back to .*a.toml: a file cannot be its own base."),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kerneq.lab.verify import claims
-from kerneq.lab.verify.verify import Verdict, WorstCase, ascend, largest, read_statement, verify
+from kerneq.lab.verify.search import Verdict, WorstCase, ascend, check_claims, find_largest, read_statement
 
 # Bounds that are attained: a search that does not come near them would not notice a wrong one, either.
 ATTAINED = {
@@ -23,7 +23,7 @@ ATTAINED = {
 
 @pytest.mark.parametrize("claim", claims.CLAIMS, ids=lambda claim: "{1}: {0}".format(*read_statement(claim)))
 def test_every_claim_fares_as_is_known(claim):
-    [finding] = verify([claim])
+    [finding] = check_claims([claim])
     found = finding.evidence
     assert finding.explained, (finding.verdict, found)
     assert (found.published if found.corrected is None else found.corrected) >= ATTAINED.get(finding.claim, 0.0)
@@ -44,7 +44,7 @@ def test_an_ascent_finds_the_top_and_does_not_count_what_is_not_finite(float64):
 
     assert ascend(hill, torch.linspace(-2, 4, 7), steps=200) == pytest.approx(2.0)
     assert math.isnan(ascend(hill, torch.full((3,), 4.0)))
-    assert largest(0.0, 2.0, 1.0) == 2.0 and math.isnan(largest(0.0, math.nan, 1.0))
+    assert find_largest(0.0, 2.0, 1.0) == 2.0 and math.isnan(find_largest(0.0, math.nan, 1.0))
 
 
 KNOWN = "b: a. Erratum: c."

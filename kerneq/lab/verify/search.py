@@ -18,8 +18,7 @@ from ...equilibrium import fixed_point
 from ...gradients import Implicit
 from ...kernels import AbstractRadialKernel, Gaussian
 from ...solvers import Newton
-from .constants import Constants
-from .propositions import geq_map, multiply, opteq_map
+from .propositions import geq_map, opteq_map
 
 ROUNDING = 1e-6  # a ratio above 1 by no more than this is rounding
 RESTARTS = 32  # of a search, side by side
@@ -103,7 +102,7 @@ def read_statement(claim: Claim) -> tuple[str, str, str | None]:
     return name, source, erratum or None
 
 
-def verify(claims: Sequence[Claim]) -> Iterator[Finding]:
+def check_claims(claims: Sequence[Claim]) -> Iterator[Finding]:
     """Check each claim, in float64, on one thread, from a seed of its own."""
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     for claim in claims:
@@ -145,9 +144,9 @@ def ascend(ratio: Callable[..., Tensor], *starts: Tensor, steps: int = 40, rate:
     return max(met, default=math.nan)
 
 
-def largest(*ratios: float) -> float:
-    """Return the largest; NaN where one is NaN, since `max` skips it and a claim would hold that was never tested."""
-    return math.nan if any(math.isnan(ratio) for ratio in ratios) else max(ratios)
+def find_largest(*ratios: float | Tensor) -> float:
+    """Return the largest of numbers and entries; NaN where one is NaN, or a claim would hold that was never tested."""
+    return float(torch.cat([torch.as_tensor(ratio, dtype=torch.float64).reshape(-1) for ratio in ratios]).max())
 
 
 def draw_normal(*sizes: tuple[int, ...]) -> list[Tensor]:
@@ -175,25 +174,3 @@ def find_fixed_point(f: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     implicit = Implicit(Newton(), on_failure="return")
     solution = fixed_point(f, start, solver=Newton(), gradient=implicit, tol=SOLVED, max_steps=40)
     return torch.where(solution.converged[:, None], solution.value, torch.nan)
-
-
-def maximise_logit_change(
-    c: Constants, omega: float, model: str, bound: float | Callable[[Tensor], Tensor], steps: int
-) -> float:
-    """Return the largest change of the logits over `bound` (of β), by ascent, for weights of norms c moved by ω."""
-    sizes = ((3, 3), (3, 2), (3, 1), (2, 3), (2, 1), (2, 1))  # W, U, b, W_c, b_c, x
-    norms = (c.W, c.U, c.b, c.head, 0.0, c.inputs)
-
-    def logits(W: Tensor, U: Tensor, b: Tensor, head: Tensor, bias: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        a = (U @ x + b)[:, :, 0]
-        z = solve_geq(W, a, c.gamma) if model == "geq" else solve_opteq(W.mT @ W, a)
-        return multiply(head, z) + bias[:, :, 0], torch.exp(-c.gamma * (a - multiply(W, z)).square().sum(1))
-
-    def ratio(*points: Tensor) -> Tensor:
-        before = [scale_to_norm(t, norm) for t, norm in zip(points[:6], norms, strict=True)]
-        noise = [scale_to_norm(t, omega) for t in points[6:]]
-        after = [*(t + d for t, d in zip(before[:5], noise, strict=True)), before[5]]
-        (one, beta), (two, other) = logits(*before), logits(*after)
-        return (one - two).norm(dim=1) / (bound(torch.maximum(beta, other)) if callable(bound) else bound)
-
-    return ascend(ratio, *draw_normal(*sizes, *sizes[:5]), steps=steps)

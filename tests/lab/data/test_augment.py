@@ -8,7 +8,7 @@ import torch
 from data_files import noise, raw
 
 from kerneq.lab.data import Augment, Batches, Images
-from kerneq.lab.data.augment import Place, random_boxes, resized_crop
+from kerneq.lab.data.batches import Place, random_boxes, resized_crop
 
 
 def changed(images: Images, augment: Augment) -> torch.Tensor:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from kerneq.lab.data import Batches, DataError, Images, decode, split_validation
-from kerneq.lab.data.augment import resized_crop
+from kerneq.lab.data.batches import resized_crop
 from kerneq.lab.data.images import ImageFiles
 from kerneq.lab.prediction import read_picture
 

@@ -1,13 +1,15 @@
-"""Loggers of a run: the terminal, TensorBoard, or a class of your own."""
+"""What is told of a run while it happens, and its loggers: the terminal, TensorBoard, or a class of your own."""
 
 import abc
 import dataclasses
+import math
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -48,6 +50,45 @@ class AbstractLogger(abc.ABC):
 
     def close(self) -> None:  # noqa: B027
         """Called once, however the run ended."""
+
+
+def announce(loggers: Sequence[AbstractLogger], text: str) -> None:
+    """Send a sentence to every logger."""
+    for logger in loggers:
+        logger.log_message(text)
+
+
+@final
+class Clock:
+    """Where the time of a run goes: every second since `began` (of `time.monotonic`) belongs to one phase."""
+
+    START: ClassVar = ("imports", "device", "data", "model", "first steps")
+
+    def __init__(self, began: float):
+        self.last = began
+        self.seconds: dict[str, float] = {}
+
+    def lap(self, phase: str) -> None:
+        """Count what has passed since the last call as time of this phase."""
+        now = time.monotonic()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.last
+        self.last = now
+
+    def __str__(self) -> str:
+        start = {phase: spent for phase, spent in self.seconds.items() if phase in self.START}
+        others = {phase: spent for phase, spent in self.seconds.items() if phase not in self.START}
+        texts = [", ".join(f"{phase} {spent:.1f}" for phase, spent in some.items()) for some in (start, others)]
+        return f"{sum(self.seconds.values()):.1f} s: start {sum(start.values()):.1f} ({texts[0]}), {texts[1]}"
+
+
+def format_duration(seconds: float) -> str:
+    """3 h 20 min, 12 min, 45 s: as precise as a guess can be."""
+    if seconds < 90:
+        return f"{math.ceil(seconds)} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if hours >= 48:
+        return f"{hours // 24} days"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 @final

@@ -2,7 +2,8 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, final
@@ -14,6 +15,7 @@ from torch.nn.utils import get_total_norm
 from ...graphs import capture
 from ...loading import load_weights, read_checkpoint, select
 from ...models import AbstractModel
+from ...solution import NonfiniteInputError
 from ..run import CheckpointError, Run, TrainingError, checkpoint
 from ..run.config import Config, write
 from .metrics import Accumulator
@@ -73,6 +75,11 @@ class State:
         """What a checkpoint needs besides tensors, as JSON has it."""
         place = {name: getattr(self, name) for name in PLACE}
         return place | {"meter": list(self.accumulator.entries), "config": write(self.config)}
+
+    def begin_epoch(self, completed: int) -> None:
+        """Begin the epoch after so many."""
+        self.epoch, self.batch, self.seconds = completed, 0, 0.0
+        self.accumulator.reset()
 
     def checkpoint(self, run: Run) -> list[Write]:
         """What writes a checkpoint of this moment; refused once the weights are no longer numbers.
@@ -143,3 +150,23 @@ class State:
             "optimizer.lr (and optimizer.muon), set training.clip (for example 1.0) or a longer schedule.warmup, and "
             "start a new run."
         )
+
+
+@contextmanager
+def explain_errors(state: State) -> Iterator[None]:
+    """Say in a sentence what a step may raise that is no bug.
+
+    A layer on a CPU refuses features that are no numbers, when the run has diverged; PyTorch refuses a batch norm of
+    one value in each channel, in the middle of the first step.
+    """
+    try:
+        yield
+    except NonfiniteInputError:
+        state.refuse("The features became infinite or NaN")
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise TrainingError(
+            "A batch norm of this model got a single value of each channel, which has no variance: raise "
+            "training.batch_size, of which every process has its share."
+        ) from None

@@ -1,11 +1,7 @@
-"""The batches of an epoch: which images, changed by which random numbers, normalised.
+"""The batches of an epoch: images are gathered, changed at random and normalised on the device.
 
-Images in memory are moved to the device once, and batches are gathered, changed and normalised there; the host draws
-the random numbers, runs ahead and never waits. Random resized crop, shift, flip, RandAugment, TrivialAugment and cutout
-change each picture by itself; mixup and CutMix mix pictures 2k and 2k + 1 of the shuffled batch with each other.
-
-Random numbers are drawn for the whole global batch from a generator keyed by (purpose, seed, epoch, batch); each rank
-keeps its own rows. A resumed run, more processes and another device thus see the same pictures. By hand, since
+The host draws the random numbers for the whole global batch, from a generator keyed by (purpose, seed, epoch, batch),
+and each rank keeps its own rows: a resumed run, more processes and another device see the same pictures. By hand, since
 torchvision draws from one global generator and changes all pictures of a batch alike.
 """
 
@@ -92,7 +88,7 @@ def generator(purpose: Purpose, seed: int, epoch: int = 0, batch: int = 0) -> np
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Place:
+class BatchRows:
     """A batch of a run, and the rows of it (first … last − 1 of `count`) that this rank works on.
 
     Numbers are drawn for all `count` rows and cut afterwards, so that they do not depend on the number of ranks."""
@@ -181,29 +177,29 @@ class Batches:
         for place, row, pixels in zip(places, rows, pictures, strict=True):
             yield self._finish(pixels, self.images.labels[indices[row]], place)
 
-    def _place(self, epoch: int, batch: int) -> Place:
+    def _place(self, epoch: int, batch: int) -> BatchRows:
         """Rank r of w works on the rows ⌊rn/w⌋ … ⌊(r + 1)n/w⌋ − 1 of a batch of n; only the last batch may be short."""
         count = min(self.batch_size, len(self.images) - batch * self.batch_size)
         first, last = (rank * count // self.world for rank in (self.rank, self.rank + 1))
-        return Place(self.seed, epoch, batch, count, first, last)
+        return BatchRows(self.seed, epoch, batch, count, first, last)
 
-    def _decode(self, files: ImageFiles, indices: list[np.ndarray], places: list[Place]) -> Iterator[Tensor]:
+    def _decode(self, files: ImageFiles, indices: list[np.ndarray], places: list[BatchRows]) -> Iterator[Tensor]:
         """The batches at `indices` of picture files, in order; a random crop is taken at the file's own resolution."""
         area = self.augment.area
-        boxes = [random_boxes(place, area) if area < 1 else None for place in places]
+        boxes = [draw_boxes(place, area) if area < 1 else None for place in places]
         for batch in files.decode_ahead(list(zip(indices, boxes, strict=True)), self.workers):
             pinned = batch.pin_memory() if self._mean.is_cuda else batch  # or the copy would make the host wait
             yield pinned.to(self.device, non_blocking=True)
 
-    def _finish(self, pixels: Tensor, labels: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+    def _finish(self, pixels: Tensor, labels: Tensor, place: BatchRows) -> tuple[Tensor, Tensor]:
         """Augment and normalise the pixels of a batch; returns (x, target)."""
         augment = self.augment
         if augment.area < 1 and isinstance(self.images.pixels, Tensor):  # files were cropped when they were decoded
-            pixels = resized_crop(pixels, random_boxes(place, augment.area))
+            pixels = crop_and_resize(pixels, draw_boxes(place, augment.area))
         if augment.crop or augment.flip:
             pixels = crop_and_flip(pixels, augment, place)
         if augment.randaugment or augment.trivial:
-            pixels = random_operations(pixels, augment, place)
+            pixels = apply_policy(pixels, augment, place)
         x, target = normalise(pixels, self._mean, self._std), labels
         if augment.cutout:
             x = cut_out(x, augment.cutout, place)
@@ -217,7 +213,7 @@ def normalise(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return pixels.to(torch.float32).div_(255).sub_(mean).div_(std)
 
 
-def random_boxes(place: Place, area: float) -> np.ndarray:
+def draw_boxes(place: BatchRows, area: float) -> np.ndarray:
     """A random part of each picture: left, top, right, bottom as shares of its sides, (batch, 4).
 
     The part has `area` … 1 of the surface, and its proportions differ from the picture's by up to 4:3. A side longer
@@ -230,7 +226,7 @@ def random_boxes(place: Place, area: float) -> np.ndarray:
     return np.stack([left, top, left + width, top + height], axis=1)
 
 
-def resized_crop(pixels: Tensor, boxes: np.ndarray) -> Tensor:
+def crop_and_resize(pixels: Tensor, boxes: np.ndarray) -> Tensor:
     """Each picture's part in its box, by bilinear interpolation at the picture's own size."""
     left, top, right, bottom = 2 * boxes.T - 1  # grid_sample's corners are ±1
     zero = np.zeros_like(left)
@@ -241,7 +237,7 @@ def resized_crop(pixels: Tensor, boxes: np.ndarray) -> Tensor:
     return found.round_().to(torch.uint8)
 
 
-def crop_and_flip(pixels: Tensor, settings: Augment, place: Place) -> Tensor:
+def crop_and_flip(pixels: Tensor, settings: Augment, place: BatchRows) -> Tensor:
     """Shift each picture by up to `crop` whole pixels each way, as pad-and-crop does, and mirror every second one."""
     down, right, side = place.uniform(Purpose.CROP, 3)
     down, right = (np.floor(u * (2 * settings.crop + 1)) - settings.crop for u in (down, right))
@@ -261,7 +257,7 @@ def _reflect(index: Tensor, size: int) -> Tensor:
     return (size - 1) - (index.abs() - (size - 1)).abs()
 
 
-def random_operations(pixels: Tensor, settings: Augment, place: Place) -> Tensor:
+def apply_policy(pixels: Tensor, settings: Augment, place: BatchRows) -> Tensor:
     """Apply the policy of `settings` to about `share` of the pictures.
 
     RandAugment: `randaugment` operations after one another, drawn for each picture, at level `magnitude` / 30.
@@ -282,22 +278,21 @@ def random_operations(pixels: Tensor, settings: Augment, place: Place) -> Tensor
     return pixels
 
 
-def cut_out(x: Tensor, side: int, place: Place) -> Tensor:
+def cut_out(x: Tensor, side: int, place: BatchRows) -> Tensor:
     """Set a square of each normalised picture (batch, channels, height, width) to the mean, in place.
 
-    Its centre may be any pixel, so that it may hang over the border."""
+    Its centre may be any pixel, so that the square may cross the border."""
     height, width = x.shape[2:]
     y, z = place.uniform(Purpose.CUTOUT, 2)
     top, left = np.floor(y * height) - side // 2, np.floor(z * width) - side // 2
     return x.masked_fill_(_box_mask(x, top, top + side, left, left + side), 0.0)
 
 
-def mix(x: Tensor, labels: Tensor, classes: int, settings: Augment, place: Place) -> tuple[Tensor, Tensor]:
-    """mixup's λx + (1 − λ)x′, or CutMix's x with a box of x′, and the targets in the same proportion.
+def mix(x: Tensor, labels: Tensor, classes: int, settings: Augment, place: BatchRows) -> tuple[Tensor, Tensor]:
+    """mixup's λx + (1 − λ)x′, or CutMix's x with a box of x′, and the class probabilities (batch, classes) to match.
 
-    x is (batch, channels, height, width), x′ its neighbour, λ ~ Beta(α, α) for each picture; CutMix's box has the share
-    1 − λ of the surface before it is clipped to the picture, and its pixels are counted after. The targets are rows of
-    class probabilities, float32 (batch, classes)."""
+    x is (batch, channels, height, width). x′ is the other picture of the pair 2k, 2k + 1 and λ ~ Beta(α, α) for each
+    picture. CutMix's box has the share 1 − λ of the surface before it is clipped to the picture; its pixels count."""
     height, width = x.shape[2:]
     kind, y, z = place.uniform(Purpose.MIX, 3)
     boxed = kind < 0.5 if settings.mixup and settings.cutmix else np.full(len(kind), settings.cutmix > 0)

@@ -1,13 +1,12 @@
 """The 19 corruptions of CIFAR-10-C at 5 severities (Hendrycks and Dietterich, 2019), generated or read.
 
 A corruption is a function of pictures x in [0, 1], float32 (n, 3, h, w), of random numbers and of the published
-parameters of its severity, made for 32×32 pictures. It works on whole batches on their device; only JPEG compresses
-picture by picture. By hand, since the published program needs OpenCV, scikit-image and ImageMagick, and takes pictures
-one by one.
+parameters of its severity, made for 32×32 pictures. By hand, since the published program needs OpenCV, scikit-image and
+ImageMagick and takes pictures one by one; only JPEG, by Pillow, does so here.
 
-The published arrays were made without a seed; ours are another draw from the same distributions. Three details differ
-from the published program: `spatter` uses the rim of the drops in place of Canny's edges, `fog` the four
-neighbours of a point in its clouds, and `frost`, where its pictures are missing, an imitation of them.
+The published arrays were made without a seed; ours are another draw from the same distributions. Three details differ:
+`spatter` uses the rim of the drops in place of Canny's edges, `fog` the four neighbours of a point in its clouds, and
+`frost`, where its pictures are missing, an imitation of them.
 """
 
 import hashlib
@@ -29,7 +28,6 @@ from .filters import (
     apply_matrices,
     blur,
     box_matrix,
-    luma,
     plasma,
     quantise,
     relief,
@@ -117,8 +115,7 @@ def defocus_blur(x: Tensor, draws: Draws, radius: float, sigma: float) -> Tensor
 def glass_blur(x: Tensor, draws: Draws, sigma: float, passes: int) -> Tensor:
     """Blur; in each pass, replace every pixel by itself or its upper or left neighbour (or both); blur.
 
-    The swap of the published program leaves a copy, and it copies from pixels that it visits later, so that all pixels
-    of a pass can be replaced at once."""
+    The published program copies from pixels that it visits later, so all pixels of a pass can be replaced at once."""
     height, width = x.shape[2:]
     x = quantise(blur(x, sigma))
     row, column = torch.arange(height, device=x.device)[:, None], torch.arange(width, device=x.device)
@@ -152,28 +149,23 @@ def snow(
     layer = zoom_sum(loc + scale * draws.normal(0, 1, *x.shape[2:]), zoom)
     layer = quantise(torch.where(layer < least, 0.0, layer))
     layer = trail(layer, radius, sigma, draws.between(-135, -45, 1))
-    white = torch.maximum(x, 1.5 * luma(x) + 0.5)
+    luma = (x * x.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)  # ITU-R 601
+    white = torch.maximum(x, 1.5 * luma + 0.5)
     return mix * x + (1 - mix) * white + layer + layer.flip(2, 3)
 
 
 def frost(x: Tensor, draws: Draws, own: float, ice: float, pictures: Sequence[Tensor]) -> Tensor:
     """A part of a frost picture, shrunk to a fifth, laid over the picture: own · x + ice · frost."""
     if not pictures:
-        return own * x + ice * _ice(draws, max(x.shape[2:]))[..., : x.shape[2], : x.shape[3]]
+        return own * x + ice * _make_ice(draws, max(x.shape[2:]))[..., : x.shape[2], : x.shape[3]]
     height, width = x.shape[2:]
-    small = [_shrunk(picture.to(x), height, width) for picture in pictures]
-    most = [max(each.shape[axis] for each in small) for axis in (1, 2)]
-    stack = x.new_zeros((len(small), 3, *most))
-    for place, each in zip(stack, small, strict=True):
-        place[:, : each.shape[1], : each.shape[2]] = each
-    room = torch.tensor([[each.shape[1] - height, each.shape[2] - width] for each in small], device=x.device)
-    u = draws.uniform(0, 3)
-    which = (u[:, 0] * len(small)).long()
-    top, left = (u[:, 1:] * room[which]).long().T[:, :, None]
-    rows, columns = (top + torch.arange(height, device=x.device)), (left + torch.arange(width, device=x.device))
-    channel = torch.arange(3, device=x.device)[:, None, None]
-    part = stack[which[:, None, None, None], channel, rows[:, None, :, None], columns[:, None, None, :]]
-    return own * x + ice * part
+    small = [_shrink(picture.to(x), height, width) for picture in pictures]
+    parts = []
+    for which, down, right in draws.uniform(0, 3).tolist():
+        chosen = small[int(which * len(small))]
+        top, left = int(down * (chosen.shape[1] - height)), int(right * (chosen.shape[2] - width))
+        parts.append(chosen[:, top : top + height, left : left + width])
+    return own * x + ice * torch.stack(parts)
 
 
 def fog(x: Tensor, draws: Draws, thickness: float, decay: float) -> Tensor:
@@ -207,10 +199,9 @@ def contrast(x: Tensor, draws: Draws, factor: float) -> Tensor:
 
 
 def elastic_transform(x: Tensor, draws: Draws, alpha: float, sigma: float, affine: float) -> Tensor:
-    """An affine map that moves three points by up to `affine`, then a smooth field of displacements.
+    """An affine map that moves three points by up to `affine`, then displacements by α times noise blurred by σ.
 
-    Lengths are in sides of the picture. The field is α times uniform noise in (−1, 1) blurred by σ. Both by bilinear
-    interpolation, the first mirrored in the last pixel, the second beyond it."""
+    Lengths are in sides of the picture. Interpolation is bilinear, mirrored first in the last pixel, then beyond it."""
     height, width = x.shape[2:]
     side = min(height, width)
     sides = x.new_tensor([width, height])
@@ -269,7 +260,7 @@ def spatter(
     return x + water * x.new_tensor([175, 238, 238])[:, None, None] / 255
 
 
-def _shrunk(picture: Tensor, height: int, width: int) -> Tensor:
+def _shrink(picture: Tensor, height: int, width: int) -> Tensor:
     """A frost picture (3, h, w) in [0, 1] at a fifth of its size, or as much larger as covers height × width."""
     sides = picture.shape[1:]
     scale = max(0.2, (height + 1) / sides[0], (width + 1) / sides[1])
@@ -277,7 +268,7 @@ def _shrunk(picture: Tensor, height: int, width: int) -> Tensor:
     return functional.interpolate(picture[None], size, mode="bilinear", align_corners=False)[0].round() / 255
 
 
-def _ice(draws: Draws, side: int) -> Tensor:
+def _make_ice(draws: Draws, side: int) -> Tensor:
     """Frost without pictures: ridges of clouds, slightly blue, as bright and as varied as the pictures are."""
     ridges = 1 - (2 * plasma(draws, side, 1.5) - 1).abs()
     light = draws.between(0.75, 1.25, 100, 1, 1, 1)

@@ -64,11 +64,6 @@ def round_levels(x: Tensor) -> Tensor:
     return (x * 255 + 0.5 + MARGIN).floor() / 255
 
 
-def luma(x: Tensor) -> Tensor:
-    """ITU-R 601 grey, (n, 1, h, w)."""
-    return (x * x.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)
-
-
 def apply_matrices(x: Tensor, rows: Sequence[np.ndarray], columns: Sequence[np.ndarray]) -> Tensor:
     """Σₖ Aₖ x Bₖᵀ for Aₖ (h′, h), which works along the columns of a picture, and Bₖ (w′, w), in two products."""
     height, width = rows[0].shape[0], columns[0].shape[0]
@@ -171,13 +166,13 @@ def relief(drops: Tensor) -> Tensor:
     """Drops, bool (n, 1, h, w), as a relief lit from one side: the distance to a rim, levelled and embossed."""
     wet = functional.pad(drops, (1, 1, 1, 1), value=True)
     inside = wet[..., 1:-1, :-2] & wet[..., 1:-1, 2:] & wet[..., :-2, 1:-1] & wet[..., 2:, 1:-1]
-    depth = _mean3(distance(drops & ~inside).clamp(max=20)).floor()
-    levels = functional.pad(_levelled(depth), (1, 1, 1, 1), mode="reflect")
+    depth = _smooth(distance(drops & ~inside).clamp(max=20)).floor()
+    levels = functional.pad(_equalise(depth), (1, 1, 1, 1), mode="reflect")
     light = levels.new_tensor([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
-    return _mean3(functional.conv2d(levels, light[None, None]).clamp(0, 255))
+    return _smooth(functional.conv2d(levels, light[None, None]).clamp(0, 255))
 
 
-def _levelled(x: Tensor) -> Tensor:
+def _equalise(x: Tensor) -> Tensor:
     """OpenCV's equalisation of a histogram: 255 times the share of the pixels that are no higher, those of the lowest
     level left out. (Pillow's counts in whole steps of n/255 pixels, too coarse for small pictures.)"""
     flat = x.flatten(1)
@@ -186,6 +181,6 @@ def _levelled(x: Tensor) -> Tensor:
     return ((up_to - lowest) * 255 / (flat.shape[1] - lowest).clamp(min=1)).round().view_as(x)
 
 
-def _mean3(x: Tensor) -> Tensor:
+def _smooth(x: Tensor) -> Tensor:
     """The mean of 3×3 pixels (n, 1, h, w); the border is mirrored in its last pixel."""
     return functional.avg_pool2d(functional.pad(x, (1, 1, 1, 1), mode="reflect"), 3, stride=1)

@@ -124,7 +124,7 @@ class TerminalLogger(AbstractLogger):
             description=description,
             total=progress.steps,
             completed=progress.step,
-            numbers=_fitting(words, self.console.width - len(description) - TAKEN),
+            numbers=_fit_words(words, self.console.width - len(description) - TAKEN),
         )
 
     def log_epoch(self, row: Mapping[str, Any]) -> None:
@@ -137,7 +137,7 @@ class TerminalLogger(AbstractLogger):
         self.bar.stop()
 
 
-def _fitting(words: Sequence[str], width: int) -> str:
+def _fit_words(words: Sequence[str], width: int) -> str:
     """As many words as the rest of a line has room for: epoch, share done and time left stand before them."""
     joined = [" · ".join(words[:count]) for count in range(len(words) + 1)]
     return max((text for text in joined if len(text) <= width), key=len, default="")
@@ -151,12 +151,12 @@ def epoch_line(row: Mapping[str, Any], title: str = "") -> str:
             parts.append(f"{group} {' '.join(metrics.phrases(row[group], 'images'))}")
     solves = metrics.phrases(row["validation"] or row["train"], "solves")
     parts.append(", ".join([*solves, *metrics.phrases(row["train"], "adjoints")]))
-    parts.append(" ".join(f"{name} {value:.3g}" for name, value in largest(row["diagnostics"]).items()))
+    parts.append(" ".join(f"{name} {value:.3g}" for name, value in take_largest(row["diagnostics"]).items()))
     parts.append(f"{row['seconds']:.1f} s")
     return " | ".join(part for part in parts if part)
 
 
-def largest(diagnostics: Mapping[str, float]) -> dict[str, float]:
+def take_largest(diagnostics: Mapping[str, float]) -> dict[str, float]:
     """The largest value of each kind of number over the branches: branch0/norm, branch1/norm → norm."""
     found: dict[str, float] = {}
     for name, value in diagnostics.items():

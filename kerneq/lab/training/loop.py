@@ -90,7 +90,7 @@ def _train(
         """Update the weights by one batch, and measure it; nothing here waits for the device."""
         with process.autocast(settings.amp):
             logits, solutions = network(x, solutions=True)
-        logits_lowered = with_margin(logits.float(), target, settings.margin)
+        logits_lowered = subtract_margin(logits.float(), target, settings.margin)
         loss = cross_entropy(logits_lowered, target, label_smoothing=settings.label_smoothing)
         state.optimizer.zero_grad()
         torch.autograd.backward(loss)
@@ -272,7 +272,7 @@ def choose_algorithms(deterministic: bool) -> None:
     torch.backends.cudnn.benchmark = not deterministic
 
 
-def with_margin(logits: Tensor, target: Tensor, margin: float) -> Tensor:
+def subtract_margin(logits: Tensor, target: Tensor, margin: float) -> Tensor:
     """The logits, that of the true class less by `margin`; with soft targets, each class by its share of it."""
     if margin == 0:
         return logits

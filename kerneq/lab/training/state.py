@@ -23,7 +23,7 @@ from .optimizer import make_optimizer, parameters_and_buffers
 from .process import Process
 
 Write = Callable[[], None]
-PLACE = ("epoch", "batch", "step", "rate", "best", "seconds")  # the numbers of a state
+POSITION = ("epoch", "batch", "step", "rate", "best", "seconds")  # the numbers of a state
 
 
 @final
@@ -73,7 +73,7 @@ class State:
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint needs besides tensors, as JSON has it."""
-        place = {name: getattr(self, name) for name in PLACE}
+        place = {name: getattr(self, name) for name in POSITION}
         return place | {"meter": list(self.accumulator.entries), "config": write(self.config)}
 
     def begin_epoch(self, completed: int) -> None:
@@ -114,7 +114,7 @@ class State:
             sums = tensors["meter"] if self.process.leads else torch.zeros_like(tensors["meter"])
             self.accumulator.restore(sums, facts["meter"])
             self._restore_random(tensors)
-            for name in PLACE:
+            for name in POSITION:
                 setattr(self, name, facts[name])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{path} belongs to another run or version: it lacks {error}.") from None

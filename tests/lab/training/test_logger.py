@@ -10,7 +10,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from kerneq.lab.run import Stopped
 from kerneq.lab.training import AbstractLogger, loop
-from kerneq.lab.training.logger import Progress, TensorBoardLogger, TerminalLogger, epoch_line, format_duration, largest
+from kerneq.lab.training.logger import (
+    Progress,
+    TensorBoardLogger,
+    TerminalLogger,
+    epoch_line,
+    format_duration,
+    take_largest,
+)
 from kerneq.lab.training.metrics import Accumulator
 
 SCORES = {"images": 100, "loss": 1.25, "accuracy": 0.5, "steps": 6.5, "residual": 2e-4, "unconverged": 0.125}
@@ -68,7 +75,7 @@ def test_where_there_is_no_terminal_finished_epochs_are_written_and_where_the_ti
 
 
 def test_an_epoch_line_shows_the_largest_of_the_branches_numbers():
-    assert largest({"branch0/norm": 1.0, "branch1/norm": 2.0, "gamma": 0.5}) == {"norm": 2.0, "gamma": 0.5}
+    assert take_largest({"branch0/norm": 1.0, "branch1/norm": 2.0, "gamma": 0.5}) == {"norm": 2.0, "gamma": 0.5}
 
 
 def test_tensorboard_has_the_numbers_of_metrics_jsonl(tmp_path, run):

@@ -62,9 +62,7 @@ class AbstractDataSet(abc.ABC):
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PackedDataSet(AbstractDataSet):
-    """A published data set of small images, packed into a few files and read into memory whole.
-
-    It may have been published in several releases, each of which unpacks to a folder of its own."""
+    """A published data set of small images, packed into a few files, in one or several releases."""
 
     releases: tuple[Release, ...]  # one for each of `folders`
     labels: str = "labels"  # which of the labels that its files hold
@@ -84,9 +82,7 @@ class PackedDataSet(AbstractDataSet):
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DigitsDataSet(AbstractDataSet):
-    """scikit-learn's 1797 handwritten digits, 8×8: the set that is always there.
-
-    It comes inside scikit-learn, so there is no folder; every fifth image of each class is for testing."""
+    """scikit-learn's 1797 handwritten digits, 8×8, always there; every fifth image of each class is for testing."""
 
     class_names: tuple[str, ...]
 
@@ -309,10 +305,9 @@ def load(name: str, split: Split, root: str | Path | None = None, size: int | No
         images = load("cifar10", "train")
         images = load("folder:~/birds", "test", size=64)
 
-    `root` is where data sets lie (by default $KERNEQ_DATA, else ~/.cache/kerneq); `size` is the side to which pictures
-    of a folder are resized. Small published sets are read into memory, every file checked by its size and published
-    MD5; pictures in folders are only listed. The other split's files are never opened. A missing or damaged file is a
-    DataError that says what to do."""
+    `root` is where data sets lie (see `data_root`), `size` the side to which pictures of a folder are resized.
+    Published sets are read into memory, every file checked by its size and MD5; pictures in folders are only listed.
+    The other split's files are never opened. A missing or damaged file is a DataError that says what to do."""
     if split not in ("train", "test"):
         raise DataError(f"There is no split {split!r}: ask for 'train' or 'test'.")
     if size is not None and size < 1:

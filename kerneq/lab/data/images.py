@@ -82,10 +82,9 @@ class ImageFiles:
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class Images:
-    """Labelled images, in memory or in picture files; `to`, `select` and `split_validation` return new values.
+    """Labelled images, in memory or in picture files; a batch normalises them, (pixels / 255 − mean) / std.
 
-    Pixels are bytes until a batch normalises them, (pixels / 255 − mean) / std. `mean` and `std` per channel, for
-    pixels scaled to [0, 1], are those of the whole training split, or ImageNet's."""
+    `mean` and `std` per channel are those of the whole training split scaled to [0, 1], or ImageNet's."""
 
     pixels: Tensor | ImageFiles  # uint8 (count, channels, height, width)
     labels: Tensor  # int64 (count)
@@ -226,8 +225,8 @@ def _end_with_parent() -> None:
 def _decode_request(files: ImageFiles, request: Request) -> np.ndarray | str:
     """The pixels of one request, decoded inside a worker, or the sentence about a file that cannot be read.
 
-    An array, which goes through a pipe: a tensor needs shared memory, and where that is full the batch is lost and the
-    run waits for ever. A sentence: an exception would arrive wrapped in the worker's traceback."""
+    An array goes through a pipe: a tensor would need shared memory, and wait for ever where that is full. An exception
+    would arrive wrapped in the worker's traceback."""
     index, boxes = request
     try:
         return files[index].decode(None if boxes is None else boxes.tolist()).numpy()

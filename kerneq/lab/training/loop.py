@@ -83,15 +83,15 @@ def _train(
         model.compile_map()
     state = State(model, config, process)
     open_run(run, state, batches, held_out, resume, partial(announce, loggers))
-    network = process.wrap(model)
+    network, autocast = process.wrap(model), process.autocast(settings.amp)
     clock.lap("model")
 
     def update(x: Tensor, target: Tensor) -> None:
         """Update the weights by one batch, and measure it; nothing here waits for the device."""
-        with process.autocast(settings.amp):
+        with autocast:
             logits, solutions = network(x, solutions=True)
-        logits_lowered = subtract_margin(logits.float(), target, settings.margin)
-        loss = cross_entropy(logits_lowered, target, label_smoothing=settings.label_smoothing)
+        lowered = subtract_margin(logits.float(), target, settings.margin)
+        loss = cross_entropy(lowered, target, label_smoothing=settings.label_smoothing)
         state.optimizer.zero_grad()
         torch.autograd.backward(loss)
         if settings.clip > 0:
@@ -121,8 +121,8 @@ def _train(
 
 @final
 class Supervisor:
-    """Does what is due between the steps of a run, which are taken in the context of `follow`: time is measured,
-    loggers hear of the run, it is validated and saved, Ctrl-C stops it."""
+    """What is due between the steps of a run, which are taken in the context of `follow`: measure, report, validate,
+    save, and stop when asked to."""
 
     def __init__(self, state: State, run: Run, loggers: Sequence[AbstractLogger], clock: Clock, steps_per_epoch: int):
         self.state, self.run, self.loggers, self.clock = state, run, loggers, clock

@@ -153,7 +153,7 @@ def catch_stop(active: bool, announce: Callable[[str], None]) -> Iterator[Callab
 def wake(device: torch.device, amp: bool) -> Iterator[None]:
     """Meanwhile, a thread starts the GPU, which takes seconds and needs neither data nor model; its error comes last.
 
-    Call it after the seeds are set: those set while a context is being made would be lost.
+    Call it after the seeds are set: seeds set while a context is being made would be lost.
     """
     if device.type != "cuda":
         yield

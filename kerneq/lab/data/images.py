@@ -1,14 +1,13 @@
 """Images with their labels, in memory or in picture files, which worker processes decode ahead of their use."""
 
 import dataclasses
-import functools
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import final
@@ -54,13 +53,6 @@ class ImageFiles:
     def __getitem__(self, index: Tensor | np.ndarray) -> "ImageFiles":
         return ImageFiles(tuple(self.paths[i] for i in index.tolist()), self.size)
 
-    def decode(self, boxes: Sequence[Box] | None = None) -> Tensor:
-        """All of them in memory, each cut to its largest central square, or to its box in that square."""
-        pixels = torch.empty(self.shape, dtype=torch.uint8)
-        for i, path in enumerate(self.paths):
-            pixels[i] = decode(path, self.size, WHOLE if boxes is None else boxes[i])
-        return pixels
-
     def decode_ahead(self, requests: list[Request], workers: int | None = None) -> Iterator[Tensor]:
         """The pixels of each request, in order, by so many processes (by default eight, if there are as many cores).
 
@@ -68,7 +60,7 @@ class ImageFiles:
         loader: DataLoader[np.ndarray | str] = DataLoader(
             requests,  # type: ignore[arg-type]
             batch_size=None,
-            collate_fn=functools.partial(_decode_request, self),
+            collate_fn=self._decode_request,  # type: ignore[arg-type]
             num_workers=min(8, _count_cores()) if workers is None else workers,
             worker_init_fn=_serve,
             generator=torch.Generator().manual_seed(0),  # or it would take a number from torch's global one
@@ -77,6 +69,20 @@ class ImageFiles:
             if isinstance(batch, str):
                 raise DataError(batch)
             yield torch.from_numpy(batch)
+
+    def _decode_request(self, request: Request) -> np.ndarray | str:
+        """The pixels of one request, decoded inside a worker, or the sentence about a file that cannot be read.
+
+        An array goes through a pipe: a tensor would need shared memory, and wait for ever where that is full. An
+        exception would arrive wrapped in the worker's traceback."""
+        index, boxes = request
+        pixels = np.empty((len(index), *self.shape[1:]), np.uint8)
+        try:
+            for row, number in enumerate(index):
+                pixels[row] = decode(self.paths[number], self.size, WHOLE if boxes is None else boxes[row].tolist())
+        except DataError as error:
+            return str(error)
+        return pixels
 
 
 @final
@@ -128,10 +134,11 @@ class Images:
         if isinstance(files, Tensor):
             return files
         pixels = torch.empty(files.shape, dtype=torch.uint8)
-        rows = [np.arange(first, min(first + CHUNK, len(self))) for first in range(0, len(self), CHUNK)]
-        workers = min(_count_cores(), len(self) // CHUNK)
-        for index, part in zip(rows, files.decode_ahead([(index, None) for index in rows], workers), strict=True):
-            pixels[index[0] : index[-1] + 1] = part
+        starts = range(0, len(self), CHUNK)
+        requests: list[Request] = [(np.arange(len(self))[start : start + CHUNK], None) for start in starts]
+        parts = files.decode_ahead(requests, min(_count_cores(), len(self) // CHUNK))
+        for start, part in zip(starts, parts, strict=True):
+            pixels[start : start + CHUNK] = part
         return pixels
 
     def select(self, index: Tensor) -> "Images":
@@ -220,18 +227,6 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
-
-
-def _decode_request(files: ImageFiles, request: Request) -> np.ndarray | str:
-    """The pixels of one request, decoded inside a worker, or the sentence about a file that cannot be read.
-
-    An array goes through a pipe: a tensor would need shared memory, and wait for ever where that is full. An exception
-    would arrive wrapped in the worker's traceback."""
-    index, boxes = request
-    try:
-        return files[index].decode(None if boxes is None else boxes.tolist()).numpy()
-    except DataError as error:
-        return str(error)
 
 
 def _count_cores() -> int:

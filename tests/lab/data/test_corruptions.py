@@ -11,8 +11,20 @@ from PIL import Image
 from scipy import ndimage, stats
 
 from kerneq.lab.data import DataError, load
-from kerneq.lab.data.corruptions import FUNCTIONS, NAMES, STANDARD, corrupt, read_frost, read_published
-from kerneq.lab.data.filters import MARGIN, Draws, distance, plasma, relief, trail
+from kerneq.lab.data.corruptions import (
+    FUNCTIONS,
+    MARGIN,
+    NAMES,
+    STANDARD,
+    Draws,
+    corrupt,
+    distance,
+    plasma,
+    read_frost,
+    read_published,
+    relief,
+    trail,
+)
 
 FIXED = {"defocus_blur", "zoom_blur", "gaussian_blur", "brightness", "saturate", "contrast", "pixelate"}
 FIXED |= {"jpeg_compression"}  # no random number in any of these

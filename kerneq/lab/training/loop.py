@@ -1,4 +1,4 @@
-"""The training loop: batches → loss → gradient → update of the weights, resumable at any step."""
+"""The training loop: batches → loss → gradient → update of the weights; and what is due between its steps."""
 
 import os
 import time
@@ -69,6 +69,7 @@ def _train(
     loggers: Sequence[AbstractLogger],
     clock: Clock,
 ) -> list[dict[str, Any]]:
+    """Train as one of the processes: read the data, build the model, open the run, and take its steps."""
     settings = config.training
     choose_algorithms(settings.deterministic)
     torch.manual_seed(config.seed)
@@ -208,7 +209,8 @@ class Supervisor:
         }
         if state.process.leads:
             writes.append(partial(self.run.add_row, row))
-        state.begin_epoch(epoch)
+        state.epoch, state.batch, state.seconds = epoch, 0, 0.0
+        state.accumulator.reset()
         if last or epoch % settings.checkpoint_epochs == 0 or self._checkpoint_due():
             writes += state.checkpoint(self.run)
         self.writer.submit(writes)

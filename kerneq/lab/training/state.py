@@ -76,11 +76,6 @@ class State:
         place = {name: getattr(self, name) for name in POSITION}
         return place | {"meter": list(self.accumulator.entries), "config": write(self.config)}
 
-    def begin_epoch(self, completed: int) -> None:
-        """Begin the epoch after so many."""
-        self.epoch, self.batch, self.seconds = completed, 0, 0.0
-        self.accumulator.reset()
-
     def checkpoint(self, run: Run) -> list[Write]:
         """What writes a checkpoint of this moment; refused once the weights are no longer numbers.
 

@@ -130,7 +130,7 @@ def blur(x: Tensor, sigma: float, truncate: float = 4.0, border: Literal["neares
     return apply_matrices(x, *matrices)
 
 
-def zoom_sum(x: Tensor, *factors: float) -> Tensor:
+def sum_enlargements(x: Tensor, *factors: float) -> Tensor:
     """The sum of enlargements of the centre, linear, corner pixels on corner pixels, cut to the picture's size."""
     matrices = []
     for side in x.shape[2:]:
@@ -201,7 +201,7 @@ def glass_blur(x: Tensor, draws: Draws, sigma: float, passes: int) -> Tensor:
     return blur(x, sigma)
 
 
-def trail(x: Tensor, radius: int, sigma: float, degrees: Tensor) -> Tensor:
+def draw_trail(x: Tensor, radius: int, sigma: float, degrees: Tensor) -> Tensor:
     """ImageMagick's motion blur: half a Gaussian of 2 · radius + 1 pixels in the direction `degrees` (n), rounded."""
     offsets = np.arange(2 * radius + 1)
     weights = np.exp(-0.5 * (offsets / sigma) ** 2)
@@ -220,13 +220,13 @@ def trail(x: Tensor, radius: int, sigma: float, degrees: Tensor) -> Tensor:
 
 def motion_blur(x: Tensor, draws: Draws, radius: int, sigma: float) -> Tensor:
     """A trail in a direction between −45° and 45°."""
-    return trail(x, radius, sigma, draws.between(-45, 45, 0))
+    return draw_trail(x, radius, sigma, draws.between(-45, 45, 0))
 
 
 def zoom_blur(x: Tensor, draws: Draws, end: float) -> Tensor:
     """The mean of the picture and its enlargements by 1, 1.01, … `end` about its centre."""
     factors = np.arange(1, end, 0.01).tolist()  # as the published program: `end` itself among them for the first two
-    return (x + zoom_sum(x, *factors)) / (len(factors) + 1)
+    return (x + sum_enlargements(x, *factors)) / (len(factors) + 1)
 
 
 def gaussian_blur(x: Tensor, draws: Draws, sigma: float) -> Tensor:
@@ -238,15 +238,15 @@ def snow(
     x: Tensor, draws: Draws, loc: float, scale: float, zoom: float, least: float, radius: int, sigma: float, mix: float
 ) -> Tensor:
     """Bright flakes with a trail between −135° and −45°, and the same upside down, before a whitened picture."""
-    layer = zoom_sum(loc + scale * draws.normal(0, 1, *x.shape[2:]), zoom)
+    layer = sum_enlargements(loc + scale * draws.normal(0, 1, *x.shape[2:]), zoom)
     layer = quantise(torch.where(layer < least, 0.0, layer))
-    layer = trail(layer, radius, sigma, draws.between(-135, -45, 1))
+    layer = draw_trail(layer, radius, sigma, draws.between(-135, -45, 1))
     luma = (x * x.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)  # ITU-R 601
     white = torch.maximum(x, 1.5 * luma + 0.5)
     return mix * x + (1 - mix) * white + layer + layer.flip(2, 3)
 
 
-def plasma(draws: Draws, side: int, decay: float) -> Tensor:
+def draw_clouds(draws: Draws, side: int, decay: float) -> Tensor:
     """Clouds between 0 and 1 on a torus by the diamond-square algorithm, (n, 1, 2ᵏ, 2ᵏ) with 2ᵏ ≥ side.
 
     A new point is the mean of four, plus w · U(−w, w); w is 100 at first and divided by `decay` at every halving."""
@@ -292,7 +292,7 @@ def _shrink(picture: Tensor, height: int, width: int) -> Tensor:
 
 def _make_ice(draws: Draws, side: int) -> Tensor:
     """Frost without pictures: ridges of clouds, slightly blue, as bright and as varied as the pictures are."""
-    ridges = 1 - (2 * plasma(draws, side, 1.5) - 1).abs()
+    ridges = 1 - (2 * draw_clouds(draws, side, 1.5) - 1).abs()
     light = draws.between(0.75, 1.25, 100, 1, 1, 1)
     return (0.3 + 0.6 * ridges) * light * ridges.new_tensor([0.85, 0.95, 1.0])[:, None, None]
 
@@ -300,7 +300,7 @@ def _make_ice(draws: Draws, side: int) -> Tensor:
 def fog(x: Tensor, draws: Draws, thickness: float, decay: float) -> Tensor:
     """(x + c · clouds) · m/(m + c), where m is the brightest value of the picture."""
     brightest = x.amax((1, 2, 3), keepdim=True)
-    clouds = plasma(draws, max(x.shape[2:]), decay)[..., : x.shape[2], : x.shape[3]]
+    clouds = draw_clouds(draws, max(x.shape[2:]), decay)[..., : x.shape[2], : x.shape[3]]
     return (x + thickness * clouds) * brightest / (brightest + thickness)
 
 
@@ -349,7 +349,7 @@ def elastic_transform(x: Tensor, draws: Draws, alpha: float, sigma: float, affin
     return functional.grid_sample(x, (2 * source + 1) / sides - 1, padding_mode="reflection", align_corners=False)
 
 
-def box_matrix(before: int, after: int) -> np.ndarray:
+def make_box_matrix(before: int, after: int) -> np.ndarray:
     """Pillow's box filter from `before` to `after` pixels: the mean of those whose centre lies under a new one."""
     scale = before / after
     centre = (np.arange(after)[:, None] + 0.5) * scale
@@ -362,8 +362,8 @@ def pixelate(x: Tensor, draws: Draws, share: float) -> Tensor:
     """Fewer pixels and back, by Pillow's box filter, which rounds after the rows and after the columns."""
     sides = tuple(x.shape[2:])
     for height, width in (tuple(int(share * side) for side in sides), sides):
-        x = round_levels(apply_matrices(x, [np.eye(x.shape[2])], [box_matrix(x.shape[3], width)]))
-        x = round_levels(apply_matrices(x, [box_matrix(x.shape[2], height)], [np.eye(width)]))
+        x = round_levels(apply_matrices(x, [np.eye(x.shape[2])], [make_box_matrix(x.shape[3], width)]))
+        x = round_levels(apply_matrices(x, [make_box_matrix(x.shape[2], height)], [np.eye(width)]))
     return x
 
 
@@ -381,7 +381,7 @@ def jpeg_compression(x: Tensor, draws: Draws, quality: int) -> Tensor:
     return to_device(done, x.device).permute(0, 3, 1, 2).to(x) / 255
 
 
-def distance(points: Tensor) -> Tensor:
+def measure_distance(points: Tensor) -> Tensor:
     """From each pixel to the nearest of some points, bool (n, 1, h, w); about 1000 where there are none.
 
     Squared distances are separable: the least along the rows, then the least along the columns."""
@@ -392,11 +392,11 @@ def distance(points: Tensor) -> Tensor:
     return squares.sqrt()
 
 
-def relief(drops: Tensor) -> Tensor:
+def draw_relief(drops: Tensor) -> Tensor:
     """Drops, bool (n, 1, h, w), as a relief lit from one side: the distance to a rim, levelled and embossed."""
     wet = functional.pad(drops, (1, 1, 1, 1), value=True)
     inside = wet[..., 1:-1, :-2] & wet[..., 1:-1, 2:] & wet[..., :-2, 1:-1] & wet[..., 2:, 1:-1]
-    depth = _smooth(distance(drops & ~inside).clamp(max=20)).floor()
+    depth = _smooth(measure_distance(drops & ~inside).clamp(max=20)).floor()
     levels = functional.pad(_equalise(depth), (1, 1, 1, 1), mode="reflect")
     light = levels.new_tensor([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
     return _smooth(functional.conv2d(levels, light[None, None]).clamp(0, 255))
@@ -428,7 +428,7 @@ def spatter(
         cover = torch.where(cover < 0.8, 0.0, cover)
         return x * (1 - cover) + cover * x.new_tensor([63, 42, 20])[:, None, None] / 255
     layer = quantise(torch.where(layer < least, 0.0, layer))
-    water = layer * relief(layer > 0)
+    water = layer * draw_relief(layer > 0)
     water = strength * water / water.amax((1, 2, 3), keepdim=True).clamp(min=1e-6)
     return x + water * x.new_tensor([175, 238, 238])[:, None, None] / 255
 

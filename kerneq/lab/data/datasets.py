@@ -148,7 +148,7 @@ class FolderDataSet(AbstractDataSet):
         folder = root / self.locate(root)
         classes = self._classes(folder, root)
         place = _find_split(folder, split)
-        there = {path.name for path in _entries(place) if path.is_dir()}
+        there = {path.name for path in _list_entries(place) if path.is_dir()}
         if absent := sorted(classes.keys() - there):
             raise DataError(f"{place} has no folder {absent[0]} for that class: add it, or correct the classes.")
         listed = self.class_folders is not None or self.class_list is not None or (folder / _CLASS_LIST).exists()
@@ -168,7 +168,7 @@ class FolderDataSet(AbstractDataSet):
             wanted = " or ".join(map(str, lists))
             raise DataError(f"There is no list of the {self.class_count} classes of {folder}: write {wanted}.")
         place = _find_split(folder, "train")
-        found = [path.name for path in _entries(place) if path.is_dir()]
+        found = [path.name for path in _list_entries(place) if path.is_dir()]
         if len(found) < 2:
             raise DataError(f"{place} holds {len(found)} folders of classes: put one there for each class.")
         return {entry: entry for entry in found}
@@ -176,7 +176,7 @@ class FolderDataSet(AbstractDataSet):
 
 def _find_split(folder: Path, split: Split) -> Path:
     """train/, or test/ or else val/, of the folder, in upper or lower case; the folder itself if it has neither."""
-    there = {path.name.lower(): path for path in _entries(folder) if path.is_dir()}
+    there = {path.name.lower(): path for path in _list_entries(folder) if path.is_dir()}
     places = {split: [there[name] for name in names if name in there] for split, names in _SPLITS.items()}
     if places[split]:
         return places[split][0]
@@ -222,7 +222,7 @@ def pictures_in(folder: Path, unlisted: bool = False) -> list[Path]:
 
     A folder in it that cannot be listed is a `DataError`, or with `unlisted` one of the paths returned."""
     found: list[Path] = []
-    for path in _entries(folder):
+    for path in _list_entries(folder):
         if path.is_dir():  # whatever its name
             try:
                 found += [] if path.is_symlink() else pictures_in(path, unlisted)  # a link may lead back here
@@ -235,7 +235,7 @@ def pictures_in(folder: Path, unlisted: bool = False) -> list[Path]:
     return found
 
 
-def _entries(folder: Path) -> list[Path]:
+def _list_entries(folder: Path) -> list[Path]:
     """What a folder holds, sorted by name, hidden entries left out."""
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))

@@ -114,24 +114,24 @@ def fetch(pixels: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return found * inside.unsqueeze(1)
 
 
-def brightness(pixels: Tensor, amount: Tensor) -> Tensor:
+def enhance_brightness(pixels: Tensor, amount: Tensor) -> Tensor:
     """Away from black by the factor `amount`."""
     return (pixels * amount).clamp_(max=255).to(torch.uint8)
 
 
-def colour(pixels: Tensor, amount: Tensor) -> Tensor:
+def enhance_colour(pixels: Tensor, amount: Tensor) -> Tensor:
     """Away from the grey picture by the factor `amount`."""
     return _blend(grey(pixels), pixels, amount)
 
 
-def contrast(pixels: Tensor, amount: Tensor) -> Tensor:
+def enhance_contrast(pixels: Tensor, amount: Tensor) -> Tensor:
     """Away from the picture's mean grey by the factor `amount`: m + amount (pixels − m)."""
     total = grey(pixels).sum(dim=(1, 2, 3), keepdim=True, dtype=torch.int64)
     count = pixels[0, 0].numel()
     return _blend((2 * total + count) // (2 * count), pixels, amount)  # the mean rounded, halves up
 
 
-def sharpness(pixels: Tensor, amount: Tensor) -> Tensor:
+def enhance_sharpness(pixels: Tensor, amount: Tensor) -> Tensor:
     """Away from the smoothed picture by the factor `amount`; the border is never smoothed.
 
     Smoothing is Pillow's 3×3 filter: weight 5 for the pixel, 1 for each neighbour, over 13."""
@@ -180,7 +180,16 @@ def equalize(pixels: Tensor, amount: Tensor) -> Tensor:
 
 
 # In the order of Operation, from BRIGHTNESS on.
-_COLOUR_FUNCTIONS = (brightness, colour, contrast, sharpness, posterize, solarize, autocontrast, equalize)
+_COLOUR_FUNCTIONS = (
+    enhance_brightness,
+    enhance_colour,
+    enhance_contrast,
+    enhance_sharpness,
+    posterize,
+    solarize,
+    autocontrast,
+    equalize,
+)
 
 
 def grey(pixels: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ def place(model: AbstractModel, config: Config, process: Process) -> AbstractMod
     return model
 
 
-def training_batches(
+def make_training_batches(
     config: Config, process: Process, announce: Callable[[str], None] = lambda text: None
 ) -> tuple[Batches, Batches | None]:
     """The batches of the training images, and of the held-out images (None if nothing is held out)."""

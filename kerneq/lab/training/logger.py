@@ -117,7 +117,7 @@ class TerminalLogger(AbstractLogger):
     def log_progress(self, progress: Progress) -> None:
         # Those over solves wait for the end of the epoch: with a fixed number of steps none may have reached `tol` at
         # first, which sounds worse than it is.
-        words = [*metrics.phrases(progress.scores, "images"), f"{progress.images_per_second:,.0f} images/s"]
+        words = [*metrics.format_scores(progress.scores, "images"), f"{progress.images_per_second:,.0f} images/s"]
         description = f"{self.title} epoch {progress.epoch}/{progress.epochs}".strip()
         self.bar.update(
             self.task,
@@ -128,7 +128,7 @@ class TerminalLogger(AbstractLogger):
         )
 
     def log_epoch(self, row: Mapping[str, Any]) -> None:
-        self.console.print(epoch_line(row, self.title), highlight=False, soft_wrap=True, markup=False)
+        self.console.print(format_epoch(row, self.title), highlight=False, soft_wrap=True, markup=False)
 
     def log_message(self, text: str) -> None:
         self.console.print(f"{self.title} {text}".strip(), highlight=False, soft_wrap=True, markup=False)
@@ -143,14 +143,14 @@ def _fit_words(words: Sequence[str], width: int) -> str:
     return max((text for text in joined if len(text) <= width), key=len, default="")
 
 
-def epoch_line(row: Mapping[str, Any], title: str = "") -> str:
+def format_epoch(row: Mapping[str, Any], title: str = "") -> str:
     """A finished epoch as one line; solver numbers are those on held-out images, where there are any."""
     parts = [f"{title} epoch {row['epoch']:>3}".strip()]
     for group in ("train", "validation"):
         if row[group] is not None:
-            parts.append(f"{group} {' '.join(metrics.phrases(row[group], 'images'))}")
-    solves = metrics.phrases(row["validation"] or row["train"], "solves")
-    parts.append(", ".join([*solves, *metrics.phrases(row["train"], "adjoints")]))
+            parts.append(f"{group} {' '.join(metrics.format_scores(row[group], 'images'))}")
+    solves = metrics.format_scores(row["validation"] or row["train"], "solves")
+    parts.append(", ".join([*solves, *metrics.format_scores(row["train"], "adjoints")]))
     parts.append(" ".join(f"{name} {value:.3g}" for name, value in take_largest(row["diagnostics"]).items()))
     parts.append(f"{row['seconds']:.1f} s")
     return " | ".join(part for part in parts if part)

@@ -17,7 +17,7 @@ from ..data import Batches
 from ..run import CheckpointError, Run, Stopped
 from ..run.checkpoint import Writer
 from ..run.config import Config
-from .build import Builder, build_model, class_counts, place, training_batches
+from .build import Builder, build_model, class_counts, make_training_batches, place
 from .logger import AbstractLogger, Clock, Progress, announce, format_duration
 from .metrics import validate
 from .optimizer import rate_multiple, set_rate, update_average
@@ -75,7 +75,7 @@ def _train(
     torch.manual_seed(config.seed)
     clock.lap("device")
     with wake(process.device, settings.amp):
-        batches, held_out = training_batches(config, process, partial(announce, loggers))
+        batches, held_out = make_training_batches(config, process, partial(announce, loggers))
         clock.lap("data")
         model = place(build(config, batches.images), config, process)
     if process.rank > 0:

@@ -173,7 +173,7 @@ def update_average(average: nn.Module, model: nn.Module, decay: float, step: int
     weights are forgotten at once.
     """
     averages, currents = [], []
-    for value, mean in zip(parameters_and_buffers(model), parameters_and_buffers(average), strict=True):
+    for value, mean in zip(list_parameters_and_buffers(model), list_parameters_and_buffers(average), strict=True):
         if value.is_floating_point():
             averages.append(mean)
             currents.append(value)
@@ -182,6 +182,6 @@ def update_average(average: nn.Module, model: nn.Module, decay: float, step: int
     torch._foreach_lerp_(averages, currents, 1 - min(decay, (1 + step) / (10 + step)))
 
 
-def parameters_and_buffers(model: nn.Module) -> list[Tensor]:
+def list_parameters_and_buffers(model: nn.Module) -> list[Tensor]:
     """The parameters and buffers of a model; unlike a state dict, they do not make the host wait for the device."""
     return [*model.parameters(), *model.buffers()]

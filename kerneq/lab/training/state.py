@@ -19,7 +19,7 @@ from ...solution import NonfiniteInputError
 from ..run import CheckpointError, Run, TrainingError, checkpoint
 from ..run.config import Config, write
 from .metrics import Accumulator
-from .optimizer import make_optimizer, parameters_and_buffers
+from .optimizer import list_parameters_and_buffers, make_optimizer
 from .process import Process
 
 Write = Callable[[], None]
@@ -133,7 +133,7 @@ class State:
 
     def check_weights(self) -> None:
         """Refuse to go on, and above all to save, once a weight is infinite or NaN; waits for the device."""
-        found = (*parameters_and_buffers(self.model), *parameters_and_buffers(self.candidate))
+        found = (*list_parameters_and_buffers(self.model), *list_parameters_and_buffers(self.candidate))
         values = [value for value in found if value.is_floating_point()]
         if not math.isfinite(float(get_total_norm(values))):
             self.refuse("A weight became infinite or NaN")

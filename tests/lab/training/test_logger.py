@@ -14,8 +14,8 @@ from kerneq.lab.training.logger import (
     Progress,
     TensorBoardLogger,
     TerminalLogger,
-    epoch_line,
     format_duration,
+    format_epoch,
     take_largest,
 )
 from kerneq.lab.training.metrics import Accumulator
@@ -67,7 +67,7 @@ def test_where_there_is_no_terminal_finished_epochs_are_written_and_where_the_ti
     logger = TerminalLogger(Console(file=output, force_terminal=False), title="toy")
     rows = run("training.epochs=2", loggers=[logger])
     *lines, last = output.getvalue().splitlines()
-    assert lines == [epoch_line(row, "toy") for row in rows]
+    assert lines == [format_epoch(row, "toy") for row in rows]
     assert "validation loss" in output.getvalue() and "bound" in output.getvalue()
     assert re.fullmatch(r"toy \d.*? s: start .*\(imports .*, first steps .*\), training .*, validation .*", last)
     seconds = json.loads((tmp_path / "run" / "environment.json").read_text())["seconds"]

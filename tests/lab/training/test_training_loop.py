@@ -9,7 +9,7 @@ from toys import Toy, build_toy
 from kerneq.lab.data import Augment, Batches, load
 from kerneq.lab.run import Run, checkpoint
 from kerneq.lab.training import loop, process, train
-from kerneq.lab.training.build import training_batches
+from kerneq.lab.training.build import make_training_batches
 from kerneq.lab.training.loop import subtract_margin
 from kerneq.lab.training.process import Process
 from kerneq.loading import read_checkpoint
@@ -32,7 +32,7 @@ def test_a_step_is_that_of_plain_sgd_on_the_same_batch(tmp_path, small):
     train(config, tmp_path / "run", build=without_dropout)
     got, _ = read_checkpoint(Run(tmp_path / "run").checkpoint("last"))
     torch.manual_seed(0)
-    batches, _ = training_batches(config, Process(torch.device("cpu")))
+    batches, _ = make_training_batches(config, Process(torch.device("cpu")))
     model = without_dropout(config, batches.images)
     [(x, target)] = batches.epoch(0)
     nn.functional.cross_entropy(model(x), target).backward()

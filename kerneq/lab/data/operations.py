@@ -1,8 +1,9 @@
 """RandAugment (Cubuk et al., 2020) and TrivialAugmentWide (Müller and Hutter, 2021), picture by picture.
 
-The host sorts the pictures by operation, and the device works on contiguous groups of known size, without masks and
-without waiting; the five geometric operations form one group. Results equal Pillow's to the bit (autocontrast: to one
-level). Pixels are uint8 (batch, channels, height, width), amounts of colour operations float32 (batch, 1, 1, 1).
+By hand, since Pillow and torchvision take pictures one by one. The host sorts the pictures by operation, and the device
+works on contiguous groups of known size, without masks and without waiting; the five geometric operations form one
+group. Results equal Pillow's to the bit (autocontrast: to one level). Pixels are uint8 (batch, channels, height,
+width), amounts of colour operations float32 (batch, 1, 1, 1).
 """
 
 import dataclasses

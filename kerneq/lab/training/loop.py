@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -49,12 +49,10 @@ def train(
     clock.lap("imports")
     try:
         with join_processes(config.device) as process:
-            resume = resume or process.restarts > 0
-            if not process.leads:
-                return _train(config, run, process, resume, build, (), clock)
-            # A worker that torchrun restarts may have to wait until the killed one is gone.
-            with run.locked(patience=30.0 if process.restarts else 0.0):
-                return _train(config, run, process, resume, build, loggers, clock)
+            # A worker that torchrun restarts resumes, and may have to wait until the killed one is gone.
+            resume, patience = resume or process.restarts > 0, 30.0 if process.restarts else 0.0
+            with run.locked(patience) if process.leads else nullcontext():
+                return _train(config, run, process, resume, build, loggers if process.leads else (), clock)
     finally:
         for logger in loggers:
             logger.close()

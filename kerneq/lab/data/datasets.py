@@ -62,9 +62,7 @@ class AbstractDataSet(abc.ABC):
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PackedDataSet(AbstractDataSet):
-    """A published data set of small images, packed into a few files and read into memory whole.
-
-    It may have been published in several releases, each of which unpacks to a folder of its own."""
+    """A published data set of small images, packed into a few files, in one or several releases."""
 
     releases: tuple[Release, ...]  # one for each of `folders`
     labels: str = "labels"  # which of the labels that its files hold
@@ -84,9 +82,7 @@ class PackedDataSet(AbstractDataSet):
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DigitsDataSet(AbstractDataSet):
-    """scikit-learn's 1797 handwritten digits, 8×8: the set that is always there.
-
-    It comes inside scikit-learn, so there is no folder; every fifth image of each class is for testing."""
+    """scikit-learn's 1797 handwritten digits, 8×8, always there; every fifth image of each class is for testing."""
 
     class_names: tuple[str, ...]
 
@@ -152,7 +148,7 @@ class FolderDataSet(AbstractDataSet):
         folder = root / self.locate(root)
         classes = self._classes(folder, root)
         place = _find_split(folder, split)
-        there = {path.name for path in _entries(place) if path.is_dir()}
+        there = {path.name for path in _list_entries(place) if path.is_dir()}
         if absent := sorted(classes.keys() - there):
             raise DataError(f"{place} has no folder {absent[0]} for that class: add it, or correct the classes.")
         listed = self.class_folders is not None or self.class_list is not None or (folder / _CLASS_LIST).exists()
@@ -172,7 +168,7 @@ class FolderDataSet(AbstractDataSet):
             wanted = " or ".join(map(str, lists))
             raise DataError(f"There is no list of the {self.class_count} classes of {folder}: write {wanted}.")
         place = _find_split(folder, "train")
-        found = [path.name for path in _entries(place) if path.is_dir()]
+        found = [path.name for path in _list_entries(place) if path.is_dir()]
         if len(found) < 2:
             raise DataError(f"{place} holds {len(found)} folders of classes: put one there for each class.")
         return {entry: entry for entry in found}
@@ -180,7 +176,7 @@ class FolderDataSet(AbstractDataSet):
 
 def _find_split(folder: Path, split: Split) -> Path:
     """train/, or test/ or else val/, of the folder, in upper or lower case; the folder itself if it has neither."""
-    there = {path.name.lower(): path for path in _entries(folder) if path.is_dir()}
+    there = {path.name.lower(): path for path in _list_entries(folder) if path.is_dir()}
     places = {split: [there[name] for name in names if name in there] for split, names in _SPLITS.items()}
     if places[split]:
         return places[split][0]
@@ -226,7 +222,7 @@ def pictures_in(folder: Path, unlisted: bool = False) -> list[Path]:
 
     A folder in it that cannot be listed is a `DataError`, or with `unlisted` one of the paths returned."""
     found: list[Path] = []
-    for path in _entries(folder):
+    for path in _list_entries(folder):
         if path.is_dir():  # whatever its name
             try:
                 found += [] if path.is_symlink() else pictures_in(path, unlisted)  # a link may lead back here
@@ -239,7 +235,7 @@ def pictures_in(folder: Path, unlisted: bool = False) -> list[Path]:
     return found
 
 
-def _entries(folder: Path) -> list[Path]:
+def _list_entries(folder: Path) -> list[Path]:
     """What a folder holds, sorted by name, hidden entries left out."""
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
@@ -309,10 +305,9 @@ def load(name: str, split: Split, root: str | Path | None = None, size: int | No
         images = load("cifar10", "train")
         images = load("folder:~/birds", "test", size=64)
 
-    `root` is where data sets lie (by default $KERNEQ_DATA, else ~/.cache/kerneq); `size` is the side to which pictures
-    of a folder are resized. Small published sets are read into memory, every file checked by its size and published
-    MD5; pictures in folders are only listed. The other split's files are never opened. A missing or damaged file is a
-    DataError that says what to do."""
+    `root` is where data sets lie (see `data_root`), `size` the side to which pictures of a folder are resized.
+    Published sets are read into memory, every file checked by its size and MD5; pictures in folders are only listed.
+    The other split's files are never opened. A missing or damaged file is a DataError that says what to do."""
     if split not in ("train", "test"):
         raise DataError(f"There is no split {split!r}: ask for 'train' or 'test'.")
     if size is not None and size < 1:

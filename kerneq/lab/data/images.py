@@ -1,18 +1,13 @@
-"""Images with their labels, in memory or in picture files, and the batches of an epoch.
-
-Images in memory are moved to the device once, and batches are gathered, augmented and normalised there; the host draws
-random numbers, runs ahead and never waits. Images in files are decoded by worker processes ahead of their batch.
-"""
+"""Images with their labels, in memory or in picture files, which worker processes decode ahead of their use."""
 
 import dataclasses
-import functools
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import final
@@ -23,21 +18,6 @@ from PIL import Image, ImageOps
 from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION
 from torch import Tensor
 from torch.utils.data import DataLoader
-
-from ...tensors import check_whole
-from .augment import (
-    Augment,
-    Place,
-    Purpose,
-    crop_and_flip,
-    cut_out,
-    generator,
-    mix,
-    random_boxes,
-    random_operations,
-    resized_crop,
-)
-from .operations import to_device
 
 # Formats that are opened, whatever the file's name; none whose reader starts another program, as EPS does.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
@@ -73,21 +53,44 @@ class ImageFiles:
     def __getitem__(self, index: Tensor | np.ndarray) -> "ImageFiles":
         return ImageFiles(tuple(self.paths[i] for i in index.tolist()), self.size)
 
-    def decode(self, boxes: Sequence[Box] | None = None) -> Tensor:
-        """All of them in memory, each cut to its largest central square, or to its box in that square."""
-        pixels = torch.empty(self.shape, dtype=torch.uint8)
-        for i, path in enumerate(self.paths):
-            pixels[i] = decode(path, self.size, WHOLE if boxes is None else boxes[i])
+    def decode_ahead(self, requests: list[Request], workers: int | None = None) -> Iterator[Tensor]:
+        """The pixels of each request, in order, by so many processes (by default eight, if there are as many cores).
+
+        Decoded in this process where `workers` is 0."""
+        loader: DataLoader[np.ndarray | str] = DataLoader(
+            requests,  # type: ignore[arg-type]
+            batch_size=None,
+            collate_fn=self._decode_request,  # type: ignore[arg-type]
+            num_workers=min(8, _count_cores()) if workers is None else workers,
+            worker_init_fn=_serve,
+            generator=torch.Generator().manual_seed(0),  # or it would take a number from torch's global one
+        )
+        for batch in loader:
+            if isinstance(batch, str):
+                raise DataError(batch)
+            yield torch.from_numpy(batch)
+
+    def _decode_request(self, request: Request) -> np.ndarray | str:
+        """The pixels of one request, decoded inside a worker, or the sentence about a file that cannot be read.
+
+        An array goes through a pipe: a tensor would need shared memory, and wait for ever where that is full. An
+        exception would arrive wrapped in the worker's traceback."""
+        index, boxes = request
+        pixels = np.empty((len(index), *self.shape[1:]), np.uint8)
+        try:
+            for row, number in enumerate(index):
+                pixels[row] = decode(self.paths[number], self.size, WHOLE if boxes is None else boxes[row].tolist())
+        except DataError as error:
+            return str(error)
         return pixels
 
 
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class Images:
-    """Labelled images, in memory or in picture files; `to`, `select` and `split_validation` return new values.
+    """Labelled images, in memory or in picture files; a batch normalises them, (pixels / 255 − mean) / std.
 
-    Pixels are bytes until a batch normalises them, (pixels / 255 − mean) / std. `mean` and `std` per channel, for
-    pixels scaled to [0, 1], are those of the whole training split, or ImageNet's."""
+    `mean` and `std` per channel are those of the whole training split scaled to [0, 1], or ImageNet's."""
 
     pixels: Tensor | ImageFiles  # uint8 (count, channels, height, width)
     labels: Tensor  # int64 (count)
@@ -131,10 +134,11 @@ class Images:
         if isinstance(files, Tensor):
             return files
         pixels = torch.empty(files.shape, dtype=torch.uint8)
-        rows = [np.arange(first, min(first + CHUNK, len(self))) for first in range(0, len(self), CHUNK)]
-        workers = min(_cores(), len(self) // CHUNK)
-        for index, part in zip(rows, _decode_ahead(files, [(index, None) for index in rows], workers), strict=True):
-            pixels[index[0] : index[-1] + 1] = part
+        starts = range(0, len(self), CHUNK)
+        requests: list[Request] = [(np.arange(len(self))[start : start + CHUNK], None) for start in starts]
+        parts = files.decode_ahead(requests, min(_count_cores(), len(self) // CHUNK))
+        for start, part in zip(starts, parts, strict=True):
+            pixels[start : start + CHUNK] = part
         return pixels
 
     def select(self, index: Tensor) -> "Images":
@@ -207,150 +211,6 @@ def _upright(path: Path, picture: Image.Image) -> Image.Image:
     return white.convert("RGB")
 
 
-def split_validation(images: Images, count: int, seed: int) -> tuple[Images, Images]:
-    """The training part and a validation part of `count` images, each class in proportion, in the original order.
-
-    The choice depends on the labels, `count` and `seed` only."""
-    labels = images.labels.cpu().numpy()
-    if not 0 < count < len(labels):
-        raise ValueError(f"`count` must lie between 1 and {len(labels) - 1} for this data set, got {count}.")
-    rng = generator(Purpose.VALIDATION, seed)
-    held = np.zeros(len(labels), dtype=bool)
-    for label, quota in enumerate(_quotas(np.bincount(labels), count)):
-        held[rng.permutation(np.flatnonzero(labels == label))[:quota]] = True
-    train, validation = (torch.from_numpy(np.flatnonzero(mask)) for mask in (~held, held))
-    return images.select(train), images.select(validation)
-
-
-def _quotas(sizes: np.ndarray, count: int) -> np.ndarray:
-    """Whole numbers of images to take of each class, summing to `count`: the method of largest remainders."""
-    exact = sizes * (count / sizes.sum())
-    quotas = np.floor(exact).astype(np.int64)
-    order = np.argsort(quotas - exact, kind="stable")  # largest remainder first, the lower label on a tie
-    quotas[order[: count - quotas.sum()]] += 1
-    return quotas
-
-
-@final
-@dataclasses.dataclass(eq=False)
-class Batches:
-    """Global batches of `batch_size` images, of which this rank yields its contiguous share.
-
-        batches = Batches(load("cifar10", "train"), 512, Augment(crop=4, flip=True), device="cuda")
-        for x, labels in batches.epoch(0):
-            ...
-
-    Everything random depends on (seed, epoch, batch, position in the global batch) only, so an epoch can be resumed in
-    the middle, and any number of ranks together see what one process would see."""
-
-    images: Images
-    batch_size: int
-    augment: Augment = Augment()
-    shuffle: bool = True
-    seed: int = 0
-    device: str | torch.device = "cpu"
-    channels_last: bool = False
-    rank: int = 0
-    world: int = 1
-    drop_last: bool = True  # leave out the incomplete batch at the end of an epoch
-    workers: int | None = None  # processes that decode; None: one for each core, eight at most
-
-    def __post_init__(self) -> None:
-        check_whole("batch_size", self.batch_size)
-        check_whole("seed", self.seed, 0)
-        if not 0 <= self.rank < self.world:
-            raise ValueError(f"`rank` must lie between 0 and {self.world - 1}, got {self.rank}.")
-        if self.batch_size % self.world:
-            raise ValueError(f"`batch_size` {self.batch_size} does not divide among {self.world} ranks.")
-        if len(self) == 0:
-            have = f"there are only {len(self.images)} pictures"
-            raise ValueError(f"`batch_size` {self.batch_size} gives no whole batch, {have}: lower it.")
-        if self.augment.mixes and not (self.drop_last and self.shuffle):
-            raise ValueError("mixup and cutmix pair neighbours of a shuffled batch: set `shuffle` and `drop_last`.")
-        self.augment.check_fits(self.images.shape, self.batch_size // self.world)
-        self.images = self.images.to(self.device)
-        self._mean = torch.tensor(self.images.mean, device=self.device)[:, None, None]
-        self._std = torch.tensor(self.images.std, device=self.device)[:, None, None]
-
-    def __len__(self) -> int:
-        """Batches in an epoch."""
-        whole, rest = divmod(len(self.images), self.batch_size)
-        return whole if self.drop_last or not rest else whole + 1
-
-    def epoch(self, n: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches (x, target) of epoch `n` from number `start` on.
-
-        x is normalised, float32 (batch, channels, height, width). target is the labels, int64 (batch), or with mixup
-        and cutmix the class probabilities of each image, float32 (batch, classes)."""
-        if not 0 <= start <= len(self):
-            raise ValueError(f"`start` must lie between 0 and {len(self)}, got {start}.")
-        order = np.arange(len(self.images))
-        if self.shuffle:
-            order = generator(Purpose.ORDER, self.seed, n).permutation(order)
-        indices = to_device(order, self.images.labels.device)  # one copy for the whole epoch
-        places = [self._place(n, batch) for batch in range(start, len(self))]
-        rows = [slice(p.batch * self.batch_size + p.first, p.batch * self.batch_size + p.last) for p in places]
-        source = self.images.pixels
-        if isinstance(source, ImageFiles):
-            pictures = self._decoded(source, [order[row] for row in rows], places)
-        else:
-            pictures = (source[indices[row]] for row in rows)
-        for place, row, pixels in zip(places, rows, pictures, strict=True):
-            yield self._finish(pixels, self.images.labels[indices[row]], place)
-
-    def _place(self, epoch: int, batch: int) -> Place:
-        """Rank r of w works on the rows ⌊rn/w⌋ … ⌊(r + 1)n/w⌋ − 1 of a batch of n; only the last batch may be short."""
-        count = min(self.batch_size, len(self.images) - batch * self.batch_size)
-        first, last = (rank * count // self.world for rank in (self.rank, self.rank + 1))
-        return Place(self.seed, epoch, batch, count, first, last)
-
-    def _decoded(self, files: ImageFiles, indices: list[np.ndarray], places: list[Place]) -> Iterator[Tensor]:
-        """The batches at `indices` of picture files, in order; a random crop is taken at the file's own resolution."""
-        area = self.augment.area
-        boxes = [random_boxes(place, area) if area < 1 else None for place in places]
-        workers = min(8, _cores()) if self.workers is None else self.workers
-        for batch in _decode_ahead(files, list(zip(indices, boxes, strict=True)), workers):
-            pinned = batch.pin_memory() if self._mean.is_cuda else batch  # or the copy would make the host wait
-            yield pinned.to(self.device, non_blocking=True)
-
-    def _finish(self, pixels: Tensor, labels: Tensor, place: Place) -> tuple[Tensor, Tensor]:
-        """Augment and normalise the pixels of a batch; returns (x, target)."""
-        augment = self.augment
-        if augment.area < 1 and isinstance(self.images.pixels, Tensor):  # files were cropped when they were decoded
-            pixels = resized_crop(pixels, random_boxes(place, augment.area))
-        if augment.crop or augment.flip:
-            pixels = crop_and_flip(pixels, augment, place)
-        if augment.randaugment or augment.trivial:
-            pixels = random_operations(pixels, augment, place)
-        x, target = normalise(pixels, self._mean, self._std), labels
-        if augment.cutout:
-            x = cut_out(x, augment.cutout, place)
-        if augment.mixes:
-            x, target = mix(x, labels, len(self.images.classes), augment, place)
-        return (x.contiguous(memory_format=torch.channels_last) if self.channels_last else x), target
-
-
-def normalise(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """(pixels / 255 − mean) / std in float32; mean and std are (channels, 1, 1)."""
-    return pixels.to(torch.float32).div_(255).sub_(mean).div_(std)
-
-
-def _decode_ahead(files: ImageFiles, requests: list[Request], workers: int) -> Iterator[Tensor]:
-    """The files of each request, cut to their boxes, in order; decoded in this process where `workers` is 0."""
-    loader: DataLoader[np.ndarray | str] = DataLoader(
-        requests,  # type: ignore[arg-type]
-        batch_size=None,
-        collate_fn=functools.partial(_decode_batch, files),
-        num_workers=workers,
-        worker_init_fn=_serve,
-        generator=torch.Generator().manual_seed(0),  # or it would take a number from torch's global one
-    )
-    for batch in loader:
-        if isinstance(batch, str):
-            raise DataError(batch)
-        yield torch.from_numpy(batch)
-
-
 def _serve(worker: int) -> None:
     """Make a worker process end with its parent and for no other reason.
 
@@ -369,18 +229,6 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _decode_batch(files: ImageFiles, request: Request) -> np.ndarray | str:
-    """The pixels of one request, decoded inside a worker, or the sentence about a file that cannot be read.
-
-    An array, which goes through a pipe: a tensor needs shared memory, and where that is full the batch is lost and the
-    run waits for ever. A sentence: an exception would arrive wrapped in the worker's traceback."""
-    index, boxes = request
-    try:
-        return files[index].decode(None if boxes is None else boxes.tolist()).numpy()
-    except DataError as error:
-        return str(error)
-
-
-def _cores() -> int:
+def _count_cores() -> int:
     """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -1,10 +1,9 @@
 """RandAugment (Cubuk et al., 2020) and TrivialAugmentWide (Müller and Hutter, 2021), picture by picture.
 
-The host draws which picture gets which operation and sorts the pictures by operation. The device gathers once, works
-on contiguous groups of known size and writes the result back, without masks and without waiting. The five geometric
-operations form one group, as each is a matrix. Results equal Pillow's to the bit (autocontrast: to one level).
-
-Pixels are uint8 (batch, channels, height, width), amounts of the colour operations float32 (batch, 1, 1, 1).
+By hand, since Pillow and torchvision take pictures one by one. The host sorts the pictures by operation, and the device
+works on contiguous groups of known size, without masks and without waiting; the five geometric operations form one
+group. Results equal Pillow's to the bit (autocontrast: to one level). Pixels are uint8 (batch, channels, height,
+width), amounts of colour operations float32 (batch, 1, 1, 1).
 """
 
 import dataclasses
@@ -73,7 +72,7 @@ def operate(pixels: Tensor, operation: np.ndarray, amount: np.ndarray) -> Tensor
     amounts = to_device(amount.astype(np.float32), pixels.device)[:, None, None, None]
     work = pixels[index]
     first = int(np.count_nonzero(operation <= Operation.ROTATE))
-    parts = [move(work[:first], operation[:first], amount[:first])]
+    parts = [transform(work[:first], operation[:first], amount[:first])]
     for kind, function in enumerate(_COLOUR_FUNCTIONS, start=Operation.BRIGHTNESS):
         last = first + int(np.count_nonzero(operation == kind))
         if last > first:
@@ -82,11 +81,11 @@ def operate(pixels: Tensor, operation: np.ndarray, amount: np.ndarray) -> Tensor
     return pixels.index_copy(0, index, torch.cat(parts))
 
 
-def move(pixels: Tensor, operation: np.ndarray, amount: np.ndarray) -> Tensor:
+def transform(pixels: Tensor, operation: np.ndarray, amount: np.ndarray) -> Tensor:
     """The geometric operations, rotation about the centre, by nearest-neighbour resampling.
 
-    Each is an inverse map (a, b, c, d, e, f), which fetches from (ax + by + c, dx + ey + f), at pixel centres in 16.16
-    fixed point as in Pillow's Image.transform. Whole numbers give the same result on every device."""
+    Each fetches from (ax + by + c, dx + ey + f), at pixel centres in 16.16 fixed point as Pillow's Image.transform;
+    whole numbers give the same result on every device."""
     height, width = pixels.shape[2:]
     maps = np.tile(np.array([1.0, 0.0, 0.0, 0.0, 1.0, 0.0]), (len(operation), 1))
     entries = {Operation.SHEAR_X: 1, Operation.SHEAR_Y: 3, Operation.TRANSLATE_X: 2, Operation.TRANSLATE_Y: 5}
@@ -116,24 +115,24 @@ def fetch(pixels: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return found * inside.unsqueeze(1)
 
 
-def brightness(pixels: Tensor, amount: Tensor) -> Tensor:
+def enhance_brightness(pixels: Tensor, amount: Tensor) -> Tensor:
     """Away from black by the factor `amount`."""
     return (pixels * amount).clamp_(max=255).to(torch.uint8)
 
 
-def colour(pixels: Tensor, amount: Tensor) -> Tensor:
+def enhance_colour(pixels: Tensor, amount: Tensor) -> Tensor:
     """Away from the grey picture by the factor `amount`."""
     return _blend(grey(pixels), pixels, amount)
 
 
-def contrast(pixels: Tensor, amount: Tensor) -> Tensor:
+def enhance_contrast(pixels: Tensor, amount: Tensor) -> Tensor:
     """Away from the picture's mean grey by the factor `amount`: m + amount (pixels − m)."""
     total = grey(pixels).sum(dim=(1, 2, 3), keepdim=True, dtype=torch.int64)
     count = pixels[0, 0].numel()
     return _blend((2 * total + count) // (2 * count), pixels, amount)  # the mean rounded, halves up
 
 
-def sharpness(pixels: Tensor, amount: Tensor) -> Tensor:
+def enhance_sharpness(pixels: Tensor, amount: Tensor) -> Tensor:
     """Away from the smoothed picture by the factor `amount`; the border is never smoothed.
 
     Smoothing is Pillow's 3×3 filter: weight 5 for the pixel, 1 for each neighbour, over 13."""
@@ -182,7 +181,16 @@ def equalize(pixels: Tensor, amount: Tensor) -> Tensor:
 
 
 # In the order of Operation, from BRIGHTNESS on.
-_COLOUR_FUNCTIONS = (brightness, colour, contrast, sharpness, posterize, solarize, autocontrast, equalize)
+_COLOUR_FUNCTIONS = (
+    enhance_brightness,
+    enhance_colour,
+    enhance_contrast,
+    enhance_sharpness,
+    posterize,
+    solarize,
+    autocontrast,
+    equalize,
+)
 
 
 def grey(pixels: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
 """Published files to arrays: read whole, checked by size and MD5, and then parsed.
 
-A parser takes the files of a split one after another as (path, content), the shape (channels, height, width) of the
-images and the name of their labels. It yields (path to blame, pixels as bytes, as many labels) or raises a DataError,
-whatever the bytes are, and never runs what a file asks for.
+A parser takes the files of a split as (path, content), the shape of the images and the name of their labels. It yields
+(path to blame, pixels, as many labels) or raises a DataError, whatever the bytes are.
 """
 
 import dataclasses

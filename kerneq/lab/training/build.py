@@ -31,10 +31,9 @@ def build_model(config: Config, images: Images) -> AbstractModel:
 
 
 def place(model: AbstractModel, config: Config, process: Process) -> AbstractModel:
-    """The model on its device, in its memory format, its norms joined over the processes.
+    """The model on its device, in its memory format; on GPUs batch norms take their statistics over all processes.
 
-    On GPUs batch norms take their statistics over all processes. PyTorch has no such norm on CPU: there
-    each process uses its share of the batch, and the first one's running statistics are kept.
+    PyTorch has no such norm on a CPU: each process uses its share of the batch, and the first one's are kept.
     """
     model = model.to(process.device)
     if config.training.channels_last:
@@ -44,7 +43,7 @@ def place(model: AbstractModel, config: Config, process: Process) -> AbstractMod
     return model
 
 
-def training_batches(
+def make_training_batches(
     config: Config, process: Process, announce: Callable[[str], None] = lambda text: None
 ) -> tuple[Batches, Batches | None]:
     """The batches of the training images, and of the held-out images (None if nothing is held out)."""
@@ -96,11 +95,7 @@ def free_memory(device: torch.device) -> float:
 
 
 def make_batches(images: Images, config: Config, process: Process, train: bool) -> Batches:
-    """Shuffled and augmented batches to train on, or every image once, in order and as it is.
-
-    Incomplete batches of training images are left out, so that every step sees `batch_size` images and every
-    process the same number of them; which images those are changes from epoch to epoch.
-    """
+    """Shuffled and augmented whole batches to train on, or every image once, in order and as it is."""
     try:
         return Batches(
             images,

@@ -1,13 +1,15 @@
-"""Loggers of a run: the terminal, TensorBoard, or a class of your own."""
+"""What is told of a run while it happens, and its loggers: the terminal, TensorBoard, or a class of your own."""
 
 import abc
 import dataclasses
+import math
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -50,6 +52,45 @@ class AbstractLogger(abc.ABC):
         """Called once, however the run ended."""
 
 
+def announce(loggers: Sequence[AbstractLogger], text: str) -> None:
+    """Send a sentence to every logger."""
+    for logger in loggers:
+        logger.log_message(text)
+
+
+@final
+class Clock:
+    """Where the time of a run goes: every second since `began` (of `time.monotonic`) belongs to one phase."""
+
+    START: ClassVar = ("imports", "device", "data", "model", "first steps")
+
+    def __init__(self, began: float):
+        self.last = began
+        self.seconds: dict[str, float] = {}
+
+    def lap(self, phase: str) -> None:
+        """Count what has passed since the last call as time of this phase."""
+        now = time.monotonic()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.last
+        self.last = now
+
+    def __str__(self) -> str:
+        start = {phase: spent for phase, spent in self.seconds.items() if phase in self.START}
+        others = {phase: spent for phase, spent in self.seconds.items() if phase not in self.START}
+        texts = [", ".join(f"{phase} {spent:.1f}" for phase, spent in some.items()) for some in (start, others)]
+        return f"{sum(self.seconds.values()):.1f} s: start {sum(start.values()):.1f} ({texts[0]}), {texts[1]}"
+
+
+def format_duration(seconds: float) -> str:
+    """3 h 20 min, 12 min, 45 s: as precise as a guess can be."""
+    if seconds < 90:
+        return f"{math.ceil(seconds)} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if hours >= 48:
+        return f"{hours // 24} days"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
 @final
 class TerminalLogger(AbstractLogger):
     """One line per epoch, and under them a bar with the numbers of the moment.
@@ -76,18 +117,18 @@ class TerminalLogger(AbstractLogger):
     def log_progress(self, progress: Progress) -> None:
         # Those over solves wait for the end of the epoch: with a fixed number of steps none may have reached `tol` at
         # first, which sounds worse than it is.
-        words = [*metrics.phrases(progress.scores, "images"), f"{progress.images_per_second:,.0f} images/s"]
+        words = [*metrics.format_scores(progress.scores, "images"), f"{progress.images_per_second:,.0f} images/s"]
         description = f"{self.title} epoch {progress.epoch}/{progress.epochs}".strip()
         self.bar.update(
             self.task,
             description=description,
             total=progress.steps,
             completed=progress.step,
-            numbers=_fitting(words, self.console.width - len(description) - TAKEN),
+            numbers=_fit_words(words, self.console.width - len(description) - TAKEN),
         )
 
     def log_epoch(self, row: Mapping[str, Any]) -> None:
-        self.console.print(epoch_line(row, self.title), highlight=False, soft_wrap=True, markup=False)
+        self.console.print(format_epoch(row, self.title), highlight=False, soft_wrap=True, markup=False)
 
     def log_message(self, text: str) -> None:
         self.console.print(f"{self.title} {text}".strip(), highlight=False, soft_wrap=True, markup=False)
@@ -96,26 +137,26 @@ class TerminalLogger(AbstractLogger):
         self.bar.stop()
 
 
-def _fitting(words: Sequence[str], width: int) -> str:
+def _fit_words(words: Sequence[str], width: int) -> str:
     """As many words as the rest of a line has room for: epoch, share done and time left stand before them."""
     joined = [" · ".join(words[:count]) for count in range(len(words) + 1)]
     return max((text for text in joined if len(text) <= width), key=len, default="")
 
 
-def epoch_line(row: Mapping[str, Any], title: str = "") -> str:
+def format_epoch(row: Mapping[str, Any], title: str = "") -> str:
     """A finished epoch as one line; solver numbers are those on held-out images, where there are any."""
     parts = [f"{title} epoch {row['epoch']:>3}".strip()]
     for group in ("train", "validation"):
         if row[group] is not None:
-            parts.append(f"{group} {' '.join(metrics.phrases(row[group], 'images'))}")
-    solves = metrics.phrases(row["validation"] or row["train"], "solves")
-    parts.append(", ".join([*solves, *metrics.phrases(row["train"], "adjoints")]))
-    parts.append(" ".join(f"{name} {value:.3g}" for name, value in largest(row["diagnostics"]).items()))
+            parts.append(f"{group} {' '.join(metrics.format_scores(row[group], 'images'))}")
+    solves = metrics.format_scores(row["validation"] or row["train"], "solves")
+    parts.append(", ".join([*solves, *metrics.format_scores(row["train"], "adjoints")]))
+    parts.append(" ".join(f"{name} {value:.3g}" for name, value in take_largest(row["diagnostics"]).items()))
     parts.append(f"{row['seconds']:.1f} s")
     return " | ".join(part for part in parts if part)
 
 
-def largest(diagnostics: Mapping[str, float]) -> dict[str, float]:
+def take_largest(diagnostics: Mapping[str, float]) -> dict[str, float]:
     """The largest value of each kind of number over the branches: branch0/norm, branch1/norm → norm."""
     found: dict[str, float] = {}
     for name, value in diagnostics.items():

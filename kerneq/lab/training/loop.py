@@ -1,11 +1,12 @@
-"""The training loop: batches → loss → gradient → update of the weights, resumable at any step."""
+"""The training loop: batches → loss → gradient → update of the weights; and what is due between its steps."""
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -13,15 +14,18 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
 from ..data import Batches
-from ..run import CheckpointError, Run
+from ..run import CheckpointError, Run, Stopped
+from ..run.checkpoint import Writer
 from ..run.config import Config
-from .build import Builder, build_model, class_counts, place, training_batches
-from .logger import AbstractLogger
+from .build import Builder, build_model, class_counts, make_training_batches, place
+from .logger import AbstractLogger, Clock, Progress, announce, format_duration
 from .metrics import validate
 from .optimizer import rate_multiple, set_rate, update_average
-from .process import GraphedStep, Process, join_processes, prefetch, wake
-from .state import State, Write
-from .supervisor import Clock, Supervisor, announce
+from .process import EAGER_STEPS, GraphedStep, Process, catch_stop, join_processes, prefetch, wake
+from .state import State, Write, explain_errors
+
+SHORT, LONG = 60.0, 600.0  # seconds that need no announcement, and those from which on it also names what takes less
+INTERVAL = 0.5  # seconds between two reports of progress, each of which makes the host wait for the device
 
 
 def train(
@@ -45,11 +49,10 @@ def train(
     clock.lap("imports")
     try:
         with join_processes(config.device) as process:
-            if not process.leads:
-                return _train(config, run, process, resume or process.restarts > 0, build, (), clock)
-            # A worker that torchrun restarts may have to wait until the killed one is gone.
-            with run.locked(patience=30.0 if process.restarts else 0.0):
-                return _train(config, run, process, resume or process.restarts > 0, build, loggers, clock)
+            # A worker that torchrun restarts resumes, and may have to wait until the killed one is gone.
+            resume, patience = resume or process.restarts > 0, 30.0 if process.restarts else 0.0
+            with run.locked(patience) if process.leads else nullcontext():
+                return _train(config, run, process, resume, build, loggers if process.leads else (), clock)
     finally:
         for logger in loggers:
             logger.close()
@@ -64,12 +67,13 @@ def _train(
     loggers: Sequence[AbstractLogger],
     clock: Clock,
 ) -> list[dict[str, Any]]:
+    """Train as one of the processes: read the data, build the model, open the run, and take its steps."""
     settings = config.training
     choose_algorithms(settings.deterministic)
     torch.manual_seed(config.seed)
     clock.lap("device")
     with wake(process.device, settings.amp):
-        batches, held_out = training_batches(config, process, partial(announce, loggers))
+        batches, held_out = make_training_batches(config, process, partial(announce, loggers))
         clock.lap("data")
         model = place(build(config, batches.images), config, process)
     if process.rank > 0:
@@ -78,15 +82,15 @@ def _train(
         model.compile_map()
     state = State(model, config, process)
     open_run(run, state, batches, held_out, resume, partial(announce, loggers))
-    network = process.wrap(model)
+    network, autocast = process.wrap(model), process.autocast(settings.amp)
     clock.lap("model")
 
     def update(x: Tensor, target: Tensor) -> None:
         """Update the weights by one batch, and measure it; nothing here waits for the device."""
-        with process.autocast(settings.amp):
+        with autocast:
             logits, solutions = network(x, solutions=True)
-        logits_lowered = with_margin(logits.float(), target, settings.margin)
-        loss = cross_entropy(logits_lowered, target, label_smoothing=settings.label_smoothing)
+        lowered = subtract_margin(logits.float(), target, settings.margin)
+        loss = cross_entropy(lowered, target, label_smoothing=settings.label_smoothing)
         state.optimizer.zero_grad()
         torch.autograd.backward(loss)
         if settings.clip > 0:
@@ -101,7 +105,7 @@ def _train(
             network.train()
             supervisor.begin_epoch()
             for x, target in prefetch(batches.epoch(state.epoch, start=state.batch), process.device):
-                multiple = rate_multiple(config.schedule, state.step, supervisor.steps, len(batches))
+                multiple = rate_multiple(config.schedule, state.step, supervisor.steps, supervisor.steps_per_epoch)
                 state.rate = multiple * config.optimizer.lr
                 set_rate(state.optimizer, multiple)
                 update_once(x, target)
@@ -110,51 +114,130 @@ def _train(
                 state.step += 1
                 state.batch += 1
                 supervisor.after_step()
-            supervisor.end_training()
-            supervisor.after_epoch(*finish_epoch(state, run, held_out))
+            supervisor.finish_epoch(held_out)
     return run.rows()
 
 
-def finish_epoch(state: State, run: Run, held_out: Batches | None) -> tuple[dict[str, Any], list[Write]]:
-    """Close the epoch; its row of metrics, and what writes its files. All processes must call it together.
+@final
+class Supervisor:
+    """What is due between the steps of a run, which are taken in the context of `follow`: measure, report, validate,
+    save, and stop when asked to."""
 
-    The order matters if a kill falls in between: the row and the best weights first, the checkpoint that
-    moves past them last, also where `checkpoint_steps` wants it, so that whatever is missing is made again.
-    """
-    settings = state.config.training
-    scores = state.read_scores(state.process.total(state.accumulator.sums))
-    epoch = state.epoch + 1
-    last = epoch == settings.epochs
-    validation, diagnostics = None, {}
-    writes: list[Write] = []
-    if last or epoch % settings.validate_epochs == 0:
-        better = last  # where nothing is held out, the last weights are the best
-        if held_out is not None:
-            state.process.share_buffers(state.candidate)
-            validation = validate(state.evaluated, held_out, state.process, settings.amp)
-            accuracy = validation["accuracy"] or 0.0
-            better = state.best is None or accuracy > state.best
-            state.best = accuracy if better else state.best
-        if better:
-            writes += state.best_weights(run)
-        diagnostics = state.model.diagnostics()
-    row = {
-        "epoch": epoch,
-        "step": state.step,
-        "rate": state.rate,
-        "seconds": round(state.seconds, 3),
-        "train": scores,
-        "validation": validation,
-        "diagnostics": diagnostics,
-    }
-    if state.process.leads:
-        writes.append(partial(run.add_row, row))
-    state.epoch, state.batch, state.seconds = epoch, 0, 0.0
-    state.accumulator.reset()
-    every = settings.checkpoint_steps
-    if last or epoch % settings.checkpoint_epochs == 0 or (every > 0 and state.step % every == 0):
-        writes += state.checkpoint(run)
-    return row, writes
+    def __init__(self, state: State, run: Run, loggers: Sequence[AbstractLogger], clock: Clock, steps_per_epoch: int):
+        self.state, self.run, self.loggers, self.clock = state, run, loggers, clock
+        self.steps_per_epoch = steps_per_epoch
+        self.steps = state.config.training.epochs * steps_per_epoch
+        self.first = state.step  # where this start of the run begins
+        self.writer = Writer()
+        self.stop_asked: Callable[[], bool] = lambda: False
+        self.reported = self.started = self.epoch_began = time.monotonic()
+
+    @contextmanager
+    def follow(self) -> Iterator[None]:
+        """Catch Ctrl-C and write files meanwhile; at the end, write down and announce where the time went."""
+        stop = catch_stop(self.state.process.world == 1, partial(announce, self.loggers))
+        with self.writer, stop as self.stop_asked, explain_errors(self.state):
+            yield
+        self.clock.lap("writing")
+        if self.state.process.leads:
+            self.run.finish(self.clock.seconds)
+        announce(self.loggers, str(self.clock))
+        if self.stop_asked():  # after the last step: the caller may have more to do than this run
+            raise Stopped(f"Stopped after step {self.state.step}, the last one; {self.run.path} is complete.")
+
+    def begin_epoch(self) -> None:
+        """Start to count the seconds of an epoch, or continue with one."""
+        self.started = time.monotonic()
+        self.epoch_began = self.started - self.state.seconds
+
+    def after_step(self) -> None:
+        """Measure, report, save and stop, each if it is time to."""
+        state, now = self.state, time.monotonic()
+        state.seconds = now - self.epoch_began
+        taken = state.step - self.first
+        if taken == 1 and state.process.device.type == "cpu":
+            self._announce_duration(now - self.started)
+        if taken == (EAGER_STEPS + 1 if state.captured else 1):
+            state.process.synchronise()
+            self.clock.lap("first steps")
+        if now - self.reported >= INTERVAL:
+            self._report()
+            self.reported = time.monotonic()
+        # Ask once: a stop that came between two calls would end the run without saving this step.
+        stop = self.stop_asked()
+        if stop or (self._checkpoint_due() and state.batch < self.steps_per_epoch):
+            self.writer.submit(state.checkpoint(self.run))
+        if stop:
+            raise Stopped(f"Stopped after step {state.step}; {self.run.path} continues with --resume.")
+
+    def finish_epoch(self, held_out: Batches | None) -> None:
+        """Close the epoch: validate, write its files and tell the loggers. All processes must call it together.
+
+        The order matters if a kill falls in between: the row and the best weights first, the checkpoint that moves past
+        them last, so that whatever is missing is made again.
+        """
+        state, settings = self.state, self.state.config.training
+        state.process.synchronise()
+        state.seconds = time.monotonic() - self.epoch_began
+        self.clock.lap("training")
+        scores = state.read_scores(state.process.total(state.accumulator.sums))
+        epoch = state.epoch + 1
+        last = epoch == settings.epochs
+        validation, diagnostics = None, {}
+        writes: list[Write] = []
+        if last or epoch % settings.validate_epochs == 0:
+            better = last  # where nothing is held out, the last weights are the best
+            if held_out is not None:
+                state.process.share_buffers(state.candidate)
+                validation = validate(state.evaluated, held_out, state.process, settings.amp)
+                accuracy = validation["accuracy"] or 0.0
+                better = state.best is None or accuracy > state.best
+                state.best = accuracy if better else state.best
+            if better:
+                writes += state.best_weights(self.run)
+            diagnostics = state.model.diagnostics()
+        row = {
+            "epoch": epoch,
+            "step": state.step,
+            "rate": state.rate,
+            "seconds": round(state.seconds, 3),
+            "train": scores,
+            "validation": validation,
+            "diagnostics": diagnostics,
+        }
+        if state.process.leads:
+            writes.append(partial(self.run.add_row, row))
+        state.epoch, state.batch, state.seconds = epoch, 0, 0.0
+        state.accumulator.reset()
+        if last or epoch % settings.checkpoint_epochs == 0 or self._checkpoint_due():
+            writes += state.checkpoint(self.run)
+        self.writer.submit(writes)
+        for logger in self.loggers:
+            logger.log_epoch(row)
+        self.clock.lap("validation")
+
+    def _checkpoint_due(self) -> bool:
+        """Whether `checkpoint_steps` wants a checkpoint after the present step."""
+        every = self.state.config.training.checkpoint_steps
+        return every > 0 and self.state.step % every == 0
+
+    def _report(self) -> None:
+        """Tell the loggers how the epoch goes."""
+        state, settings = self.state, self.state.config.training
+        scores = state.read_scores(state.accumulator.sums)
+        speed = state.batch * settings.batch_size / state.seconds
+        progress = Progress(state.epoch + 1, settings.epochs, state.step, self.steps, state.rate, speed, scores)
+        for logger in self.loggers:
+            logger.log_progress(progress)
+
+    def _announce_duration(self, seconds: float) -> None:
+        """Announce what the rest of the run will take on this CPU at so many seconds a step, unless that is soon."""
+        left = (self.steps - self.state.step) * seconds
+        if left < SHORT:
+            return
+        speed = self.state.config.training.batch_size / seconds
+        hint = "; `kerneq train geq-tiny-cifar10` is small, and a GPU is faster" if left > LONG else ""
+        announce(self.loggers, f"about {format_duration(left)} on this CPU, at {speed:,.0f} images/s{hint}")
 
 
 def open_run(
@@ -189,7 +272,7 @@ def choose_algorithms(deterministic: bool) -> None:
     torch.backends.cudnn.benchmark = not deterministic
 
 
-def with_margin(logits: Tensor, target: Tensor, margin: float) -> Tensor:
+def subtract_margin(logits: Tensor, target: Tensor, margin: float) -> Tensor:
     """The logits, that of the true class less by `margin`; with soft targets, each class by its share of it."""
     if margin == 0:
         return logits

@@ -133,7 +133,7 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
-def phrases(scores: Scores, over: Over) -> list[str]:
+def format_scores(scores: Scores, over: Over) -> list[str]:
     """The measured metrics over one of these, each as a few words: "loss 0.1234"."""
     shown = [metric for metric in METRICS if metric.over == over and scores.get(metric.name) is not None]
     return [metric.phrase.format(name=metric.name, value=metric.text(scores)) for metric in shown]

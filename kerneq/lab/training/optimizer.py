@@ -26,8 +26,7 @@ class Descent(torch.optim.SGD):
         b ← μb + g,   w ← (1 − ηδ)w − η √max(1, outputs / (inputs · size²)) UVᵀ   of M = b, or g + μb (Nesterov)
 
     By hand: torch.optim.Muon is newer than the oldest PyTorch that kerneq supports, and takes matrices only, singly.
-    The methods are PyTorch's without the wrappers that keep its compiler out: they import the compiler to do so, which
-    takes longer than importing PyTorch itself.
+    PyTorch's methods are unwrapped, since their wrappers import its compiler: longer than importing PyTorch itself.
     """
 
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
@@ -105,7 +104,6 @@ def orthogonalise(m: Tensor) -> Tensor:
 def make_optimizer(model: nn.Module, settings: Optimizer, captured: bool = False) -> Descent:
     """Momentum SGD whose weight decay spares biases and norms' scales (all parameters of fewer than two axes).
 
-    Shrinking a scale towards zero fights the norm it belongs to instead of regularising the weights;
     `decay_all = true` decays everything, as plain SGD does. Convolutions are Muon's where it has a rate. Inside a CUDA
     graph (`captured`) a rate is a number on the device, which only the fused form of SGD takes.
     """
@@ -175,7 +173,7 @@ def update_average(average: nn.Module, model: nn.Module, decay: float, step: int
     weights are forgotten at once.
     """
     averages, currents = [], []
-    for value, mean in zip(parameters_and_buffers(model), parameters_and_buffers(average), strict=True):
+    for value, mean in zip(list_parameters_and_buffers(model), list_parameters_and_buffers(average), strict=True):
         if value.is_floating_point():
             averages.append(mean)
             currents.append(value)
@@ -184,6 +182,6 @@ def update_average(average: nn.Module, model: nn.Module, decay: float, step: int
     torch._foreach_lerp_(averages, currents, 1 - min(decay, (1 + step) / (10 + step)))
 
 
-def parameters_and_buffers(model: nn.Module) -> list[Tensor]:
+def list_parameters_and_buffers(model: nn.Module) -> list[Tensor]:
     """The parameters and buffers of a model; unlike a state dict, they do not make the host wait for the device."""
     return [*model.parameters(), *model.buffers()]

@@ -1,10 +1,13 @@
-"""One of the processes that train together, and its device: joining the others, and what keeps a GPU busy."""
+"""One of the processes that train together, and its device: joining the others, being stopped, keeping a GPU busy."""
 
 import dataclasses
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import final
 
 import torch
@@ -17,7 +20,8 @@ from ...fused.layers import pool
 from ...loading import TrainingError
 from ...loading import choose_device as choose_device
 
-Step = Callable[[Tensor, Tensor], None]  # of a batch: x (samples, channels, height, width), labels or probabilities
+Batch = tuple[Tensor, Tensor]  # x (samples, channels, height, width), labels or probabilities
+Step = Callable[[Tensor, Tensor], None]  # of a batch
 EAGER_STEPS = 3  # before a step is captured: libraries choose their algorithms, optimizers make their buffers
 
 
@@ -117,10 +121,39 @@ def _variable(name: str, default: int = 0) -> int:
 
 
 @contextmanager
+def catch_stop(active: bool, announce: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+    """Catch Ctrl-C and SIGTERM; yields a function that says whether one came, to call between two steps.
+
+    So a step is never cut in half. That a stop was asked for is announced at once: a step may take a while. A second
+    Ctrl-C stops at once. Not active under torchrun, whose agent ends its workers itself, nor outside the main thread.
+    """
+    asked = threading.Event()
+    if not active or threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+        # Who reads our output through a pipe, as `| tee`, may have died of the same Ctrl-C: rich then wants to exit.
+        # Or rich is just importing a part of itself, which it cannot do twice at once.
+        with suppress(Exception, SystemExit):
+            announce("stopping after this step …")
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def wake(device: torch.device, amp: bool) -> Iterator[None]:
     """Meanwhile, a thread starts the GPU, which takes seconds and needs neither data nor model; its error comes last.
 
-    Call it after the seeds are set: those set while a context is being made would be lost.
+    Call it after the seeds are set: seeds set while a context is being made would be lost.
     """
     if device.type != "cuda":
         yield
@@ -139,11 +172,12 @@ def _touch(device: torch.device, amp: bool) -> None:
     pool(x, 2)
 
 
-def prefetch(batches: Iterator[tuple[Tensor, Tensor]], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
     """The same batches; on a GPU each is made on a stream of its own, beside the step before it."""
-    if device.type != "cuda":
-        yield from batches
-        return
+    return _make_aside(batches, device) if device.type == "cuda" else batches
+
+
+def _make_aside(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
     here, aside = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     aside.wait_stream(here)
     while True:

@@ -2,7 +2,8 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, final
@@ -14,14 +15,15 @@ from torch.nn.utils import get_total_norm
 from ...graphs import capture
 from ...loading import load_weights, read_checkpoint, select
 from ...models import AbstractModel
+from ...solution import NonfiniteInputError
 from ..run import CheckpointError, Run, TrainingError, checkpoint
 from ..run.config import Config, write
 from .metrics import Accumulator
-from .optimizer import make_optimizer, parameters_and_buffers
+from .optimizer import list_parameters_and_buffers, make_optimizer
 from .process import Process
 
 Write = Callable[[], None]
-PLACE = ("epoch", "batch", "step", "rate", "best", "seconds")  # the numbers of a state
+POSITION = ("epoch", "batch", "step", "rate", "best", "seconds")  # the numbers of a state
 
 
 @final
@@ -71,7 +73,7 @@ class State:
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint needs besides tensors, as JSON has it."""
-        place = {name: getattr(self, name) for name in PLACE}
+        place = {name: getattr(self, name) for name in POSITION}
         return place | {"meter": list(self.accumulator.entries), "config": write(self.config)}
 
     def checkpoint(self, run: Run) -> list[Write]:
@@ -107,7 +109,7 @@ class State:
             sums = tensors["meter"] if self.process.leads else torch.zeros_like(tensors["meter"])
             self.accumulator.restore(sums, facts["meter"])
             self._restore_random(tensors)
-            for name in PLACE:
+            for name in POSITION:
                 setattr(self, name, facts[name])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{path} belongs to another run or version: it lacks {error}.") from None
@@ -131,7 +133,7 @@ class State:
 
     def check_weights(self) -> None:
         """Refuse to go on, and above all to save, once a weight is infinite or NaN; waits for the device."""
-        found = (*parameters_and_buffers(self.model), *parameters_and_buffers(self.candidate))
+        found = (*list_parameters_and_buffers(self.model), *list_parameters_and_buffers(self.candidate))
         values = [value for value in found if value.is_floating_point()]
         if not math.isfinite(float(get_total_norm(values))):
             self.refuse("A weight became infinite or NaN")
@@ -143,3 +145,23 @@ class State:
             "optimizer.lr (and optimizer.muon), set training.clip (for example 1.0) or a longer schedule.warmup, and "
             "start a new run."
         )
+
+
+@contextmanager
+def explain_errors(state: State) -> Iterator[None]:
+    """Say in a sentence what a step may raise that is no bug.
+
+    A layer on a CPU refuses features that are no numbers, when the run has diverged; PyTorch refuses a batch norm of
+    one value in each channel, in the middle of the first step.
+    """
+    try:
+        yield
+    except NonfiniteInputError:
+        state.refuse("The features became infinite or NaN")
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise TrainingError(
+            "A batch norm of this model got a single value of each channel, which has no variance: raise "
+            "training.batch_size, of which every process has its share."
+        ) from None

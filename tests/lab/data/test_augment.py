@@ -8,7 +8,7 @@ import torch
 from data_files import noise, raw
 
 from kerneq.lab.data import Augment, Batches, Images
-from kerneq.lab.data.augment import Place, random_boxes, resized_crop
+from kerneq.lab.data.batches import BatchRows, crop_and_resize, draw_boxes
 
 
 def changed(images: Images, augment: Augment) -> torch.Tensor:
@@ -42,7 +42,7 @@ def test_cutout_sets_one_square_to_the_mean():
 
 
 def test_boxes_have_the_asked_area_and_lie_inside():
-    left, top, right, bottom = random_boxes(Place(0, 0, 0, 5000, 0, 5000), 0.3).T
+    left, top, right, bottom = draw_boxes(BatchRows(0, 0, 0, 5000, 0, 5000), 0.3).T
     area = (right - left) * (bottom - top)
     assert min(left.min(), top.min()) >= 0 and max(right.max(), bottom.max()) <= 1
     assert 0.29 < area.min() < 0.33 and 0.95 < area.max() <= 1 and left.std() > 0.05
@@ -50,11 +50,11 @@ def test_boxes_have_the_asked_area_and_lie_inside():
 
 def test_zooming_on_the_whole_picture_changes_nothing_and_on_a_quarter_shows_that_quarter():
     pixels = noise(4, 16).pixels
-    whole = resized_crop(pixels, np.tile([0.0, 0.0, 1.0, 1.0], (4, 1)))
+    whole = crop_and_resize(pixels, np.tile([0.0, 0.0, 1.0, 1.0], (4, 1)))
     assert torch.equal(whole, pixels)
     flat = torch.zeros(1, 1, 16, 16, dtype=torch.uint8)
     flat[:, :, 8:, :8] = 90
-    assert (resized_crop(flat, np.array([[0.0, 0.5, 0.5, 1.0]]))[:, :, 1:, :-1] == 90).all()
+    assert (crop_and_resize(flat, np.array([[0.0, 0.5, 0.5, 1.0]]))[:, :, 1:, :-1] == 90).all()
 
 
 def mixed(augment: Augment, count: int = 400) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -11,8 +11,20 @@ from PIL import Image
 from scipy import ndimage, stats
 
 from kerneq.lab.data import DataError, load
-from kerneq.lab.data.corruptions import FUNCTIONS, NAMES, STANDARD, corrupt, read_frost, read_published
-from kerneq.lab.data.filters import MARGIN, Draws, distance, plasma, relief, trail
+from kerneq.lab.data.corruptions import (
+    FUNCTIONS,
+    MARGIN,
+    NAMES,
+    STANDARD,
+    Draws,
+    corrupt,
+    draw_clouds,
+    draw_relief,
+    draw_trail,
+    measure_distance,
+    read_frost,
+    read_published,
+)
 
 FIXED = {"defocus_blur", "zoom_blur", "gaussian_blur", "brightness", "saturate", "contrast", "pixelate"}
 FIXED |= {"jpeg_compression"}  # no random number in any of these
@@ -231,7 +243,7 @@ def test_snow_whitens_the_picture_and_falls_the_same_upside_down():
 def test_a_trail_keeps_the_light_and_points_where_it_should():
     dot = torch.zeros((2, 1, 31, 31))
     dot[:, :, 15, 15] = 1.0
-    right, up = trail(dot, 6, 2.0, torch.tensor([0.0, -90.0]))
+    right, up = draw_trail(dot, 6, 2.0, torch.tensor([0.0, -90.0]))
     assert right.sum() == pytest.approx(1, abs=0.02)
     assert right[0, 15].sum() == right.sum() and right[0, 15, 16:].sum() == 0
     assert up[0, :, 15].sum() == up.sum() and up[0, 16:].sum() > 0.3
@@ -256,7 +268,7 @@ def test_frost_lies_over_the_picture(pictures):
 
 def test_clouds_fill_their_range_and_get_rougher_as_the_decay_falls():
     some = Draws(5, 0, 100, torch.device("cpu"))
-    smooth, rough = (plasma(some, 30, decay) for decay in (3.0, 1.75))
+    smooth, rough = (draw_clouds(some, 30, decay) for decay in (3.0, 1.75))
     for clouds in (smooth, rough):
         assert clouds.shape == (100, 1, 32, 32)
         assert (clouds.amin((1, 2, 3)) == 0).all() and (clouds.amax((1, 2, 3)) == 1).all()
@@ -266,7 +278,7 @@ def test_clouds_fill_their_range_and_get_rougher_as_the_decay_falls():
 
 
 def test_fog_adds_clouds_and_keeps_the_brightest_value_below_itself(pictures):
-    clouds = plasma(draws("fog", 5, 12), 32, 1.75).double().numpy()
+    clouds = draw_clouds(draws("fog", 5, 12), 32, 1.75).double().numpy()
     x = pictures.numpy() / 255
     brightest = x.max((1, 2, 3), keepdims=True)
     check(corrupt(pictures, "fog", 5), to_bytes((x + 1.5 * clouds) * brightest / (brightest + 1.5)))
@@ -323,11 +335,11 @@ def test_water_brightens_where_it_is_and_mud_covers():
 
 def test_distances_are_those_of_scipy_and_drops_are_lit_from_one_side():
     points = Draws(1, 0, 8, torch.device("cpu")).uniform(0, 1, 20, 24) < 0.02
-    for got, where in zip(distance(points), points, strict=True):
+    for got, where in zip(measure_distance(points), points, strict=True):
         assert got[0].numpy() == pytest.approx(ndimage.distance_transform_edt(~where[0].numpy()), abs=1e-5)
     drops = torch.zeros((1, 1, 20, 24), dtype=torch.bool)
     drops[..., 5:12, 6:15] = True
-    light = relief(drops)
+    light = draw_relief(drops)
     assert light.min() >= 0 and light.max() > 100
     assert light[..., 4:13, 10].sum() > 0 and not torch.equal(light, light.flip(2, 3))
 
@@ -336,7 +348,7 @@ def test_the_relief_of_drops_is_the_published_chain_of_filters():
     """Distance to the rim, mean of 3×3, bytes, OpenCV's equalisation, embossed, mean of 3×3, by SciPy."""
     drops = ndimage.gaussian_filter(np.random.default_rng(0).normal(size=(20, 32, 32)), (0, 1.5, 1.5)) > 0.1
     light = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
-    for got, wet in zip(relief(torch.from_numpy(drops)[:, None]), drops, strict=True):
+    for got, wet in zip(draw_relief(torch.from_numpy(drops)[:, None]), drops, strict=True):
         rim = wet & ~ndimage.binary_erosion(wet, border_value=1)
         depth = ndimage.uniform_filter(ndimage.distance_transform_edt(~rim).clip(max=20), 3, mode="mirror")
         counts = np.bincount((depth + 1e-9).astype(np.uint8).ravel(), minlength=256)

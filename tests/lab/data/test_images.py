@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from kerneq.lab.data import Batches, DataError, Images, decode, split_validation
-from kerneq.lab.data.augment import resized_crop
+from kerneq.lab.data.batches import crop_and_resize
 from kerneq.lab.data.images import ImageFiles
 from kerneq.lab.prediction import read_picture
 
@@ -82,10 +82,9 @@ def test_a_part_of_a_picture_is_as_undistorted_as_the_whole_and_the_same_in_memo
     row, column = np.ogrid[: shape[0], : shape[1]]
     disk = (row - shape[0] / 2 + 0.5) ** 2 + (column - shape[1] / 2 + 0.5) ** 2 < 16
     Image.fromarray(np.repeat(disk[..., None] * np.uint8(255), 3, axis=2)).save(tmp_path / "p.png")
-    files = ImageFiles((tmp_path / "p.png",), 20)
-    box = np.array([[0.1, 0.2, 0.9, 1.0]])
-    part, whole = files.decode(box.tolist()), files.decode()
-    assert (part.int() - resized_crop(whole, box)).abs().max() <= 1
+    box = (0.1, 0.2, 0.9, 1.0)
+    part, whole = decode(tmp_path / "p.png", 20, box)[None], decode(tmp_path / "p.png", 20)[None]
+    assert (part.int() - crop_and_resize(whole, np.array([box]))).abs().max() <= 1
     assert [int((whole[0, 0] > 127).any(axis).sum()) for axis in (0, 1)] == [8, 8]
 
 

@@ -11,7 +11,7 @@ from kerneq.lab.report.results import Reported
 from kerneq.lab.run import Run, TrainingError
 from kerneq.lab.run.config import ConfigError, parse, write
 from kerneq.lab.training import build, train
-from kerneq.lab.training.build import hold, read_images, training_batches
+from kerneq.lab.training.build import hold, make_training_batches, read_images
 from kerneq.lab.training.process import Process
 from kerneq.models import Published
 
@@ -49,14 +49,14 @@ def test_sub_classes_need_the_data_set_that_has_them(cifar100):
 
 def test_a_model_of_the_first_five_classes_has_five_outputs():
     config = parse("", ["data.subset=first-five-classes"])
-    images = training_batches(config, ALONE)[0].images
+    images = make_training_batches(config, ALONE)[0].images
     assert images.classes == ("0", "1", "2", "3", "4")
     assert images.labels.max() == 4
     assert read_images(config, "test", known=False).labels.min() == 5
 
 
 def test_the_held_out_images_are_not_trained_on():
-    batches, held_out = training_batches(parse("", ["data.validation=0.5"]), ALONE)
+    batches, held_out = make_training_batches(parse("", ["data.validation=0.5"]), ALONE)
     images = batches.images
     assert held_out is not None
     everything = read_images(parse(""), "train")
@@ -68,7 +68,7 @@ def test_the_held_out_images_are_not_trained_on():
 def test_something_is_left_to_train_on(monkeypatch):
     monkeypatch.setattr(build, "load", lambda name, split, size=None: load("digits", split).select(torch.arange(3)))
     with pytest.raises(TrainingError, match=r"`data.validation` = 0.9 of 3 images leaves none to train on."):
-        training_batches(parse("", ["data.validation=0.9", "training.batch_size=1"]), ALONE)
+        make_training_batches(parse("", ["data.validation=0.9", "training.batch_size=1"]), ALONE)
 
 
 def test_a_size_that_would_change_fixed_pictures_is_refused():
@@ -92,7 +92,7 @@ def test_picture_files_stay_in_memory_if_they_fit(tmp_path, monkeypatch):
     config = parse("", [*settings, "data.memory=true", "augment.area=0.5"])
     test = read_images(config, "test")
     said: list[str] = []
-    batches, held_out = training_batches(config, ALONE, said.append)
+    batches, held_out = make_training_batches(config, ALONE, said.append)
     assert said == ["decoding 10 pictures into memory, 0.00 GB"] and held_out is not None
     for images, count in ((batches.images, 8), (held_out.images, 2)):
         assert isinstance(images.pixels, torch.Tensor) and images.pixels.shape == (count, 3, 8, 8)

@@ -8,7 +8,7 @@ import torch
 from toys import StopAt, build_toy, metrics, resumptions, same_state
 
 from kerneq.lab.run import Run, Stopped
-from kerneq.lab.training import loop, supervisor, train
+from kerneq.lab.training import loop, train
 from kerneq.lab.training.build import build_model
 from kerneq.loading import read_checkpoint
 
@@ -26,7 +26,7 @@ def test_a_kill_after_the_last_step_of_an_epoch_leaves_no_trace_either(tmp_path,
     settings = ("model.name=geq-dense-tiny", "training.batch_size=600", "training.checkpoint_steps=1")
     run(*settings, folder="whole", build=build_model)
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(loop, "finish_epoch", lambda *arguments: 1 / 0)
+        patch.setattr(loop.Supervisor, "finish_epoch", lambda *arguments: 1 / 0)
         run(*settings, folder="killed", build=build_model)
     run(*settings, folder="killed", build=build_model, resume=True)
     assert resumptions(tmp_path / "killed") == [1]
@@ -58,7 +58,7 @@ def test_control_c_saves_the_step_in_hand_where_it_ends_the_reader_of_the_output
 
 def test_a_stop_asked_for_between_two_looks_saves_the_step_all_the_same(tmp_path, run, monkeypatch):
     answers = iter([False, True, True])
-    monkeypatch.setattr(supervisor, "catch_stop", lambda active, announce: nullcontext(lambda: next(answers)))
+    monkeypatch.setattr(loop, "catch_stop", lambda active, announce: nullcontext(lambda: next(answers)))
     with pytest.raises(Stopped, match="Stopped after step 2;"):
         run()
     assert read_checkpoint(tmp_path / "run" / "checkpoints" / "last.safetensors")[1]["step"] == 2

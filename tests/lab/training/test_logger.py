@@ -9,8 +9,15 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kerneq.lab.run import Stopped
-from kerneq.lab.training import AbstractLogger, supervisor
-from kerneq.lab.training.logger import Progress, TensorBoardLogger, TerminalLogger, epoch_line, largest
+from kerneq.lab.training import AbstractLogger, loop
+from kerneq.lab.training.logger import (
+    Progress,
+    TensorBoardLogger,
+    TerminalLogger,
+    format_duration,
+    format_epoch,
+    take_largest,
+)
 from kerneq.lab.training.metrics import Accumulator
 
 SCORES = {"images": 100, "loss": 1.25, "accuracy": 0.5, "steps": 6.5, "residual": 2e-4, "unconverged": 0.125}
@@ -31,7 +38,7 @@ def test_the_bar_shows_epoch_share_time_left_loss_accuracy_and_speed(width):
 
 
 def test_a_long_run_on_a_cpu_says_what_it_will_take_and_a_stop_is_confirmed_at_once(run, monkeypatch):
-    monkeypatch.setattr(supervisor, "SHORT", 0.0)
+    monkeypatch.setattr(loop, "SHORT", 0.0)
     said = []
 
     class Stopping(AbstractLogger):
@@ -47,7 +54,7 @@ def test_a_long_run_on_a_cpu_says_what_it_will_take_and_a_stop_is_confirmed_at_o
     with pytest.raises(Stopped):
         run("training.epochs=2", loggers=[Stopping()])
     assert said[0].startswith("about ") and "on this CPU" in said[0] and len(said) == 2
-    assert [supervisor.format_duration(s) for s in (45, 720, 12_000, 400_000)] == [
+    assert [format_duration(s) for s in (45, 720, 12_000, 400_000)] == [
         "45 s",
         "12 min",
         "3 h 20 min",
@@ -60,7 +67,7 @@ def test_where_there_is_no_terminal_finished_epochs_are_written_and_where_the_ti
     logger = TerminalLogger(Console(file=output, force_terminal=False), title="toy")
     rows = run("training.epochs=2", loggers=[logger])
     *lines, last = output.getvalue().splitlines()
-    assert lines == [epoch_line(row, "toy") for row in rows]
+    assert lines == [format_epoch(row, "toy") for row in rows]
     assert "validation loss" in output.getvalue() and "bound" in output.getvalue()
     assert re.fullmatch(r"toy \d.*? s: start .*\(imports .*, first steps .*\), training .*, validation .*", last)
     seconds = json.loads((tmp_path / "run" / "environment.json").read_text())["seconds"]
@@ -68,7 +75,7 @@ def test_where_there_is_no_terminal_finished_epochs_are_written_and_where_the_ti
 
 
 def test_an_epoch_line_shows_the_largest_of_the_branches_numbers():
-    assert largest({"branch0/norm": 1.0, "branch1/norm": 2.0, "gamma": 0.5}) == {"norm": 2.0, "gamma": 0.5}
+    assert take_largest({"branch0/norm": 1.0, "branch1/norm": 2.0, "gamma": 0.5}) == {"norm": 2.0, "gamma": 0.5}
 
 
 def test_tensorboard_has_the_numbers_of_metrics_jsonl(tmp_path, run):
@@ -92,13 +99,13 @@ def test_the_sums_are_read_by_the_clock_and_not_at_every_step(run, monkeypatch):
     reads = []
     read = Accumulator.read
     monkeypatch.setattr(Accumulator, "read", lambda self, sums: reads.append(1) or read(self, sums))
-    monkeypatch.setattr(supervisor, "INTERVAL", 1e9)
+    monkeypatch.setattr(loop, "INTERVAL", 1e9)
     run("training.epochs=2")
     assert len(reads) == 4, "training and validation, once an epoch"
 
 
 def test_a_logger_sees_the_run_go_by(run, monkeypatch):
-    monkeypatch.setattr(supervisor, "INTERVAL", 0.0)
+    monkeypatch.setattr(loop, "INTERVAL", 0.0)
     seen, seen_epochs = [], []
 
     class Notes(AbstractLogger):

@@ -8,7 +8,7 @@ from toys import StopAt, Toy, build_toy
 
 from kerneq.lab.evaluate import evaluate
 from kerneq.lab.run import CheckpointError, Run, Stopped, TrainingError, checkpoint
-from kerneq.lab.training import AbstractLogger, build, supervisor
+from kerneq.lab.training import AbstractLogger, build, loop
 from kerneq.loading import read_checkpoint
 
 
@@ -220,7 +220,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_spares_the_last_good_checkpoi
 
 
 def test_weights_that_are_no_numbers_are_not_saved(tmp_path, run, monkeypatch):
-    monkeypatch.setattr(supervisor, "INTERVAL", 1e9)  # on a busy machine a report would read the loss first
+    monkeypatch.setattr(loop, "INTERVAL", 1e9)  # on a busy machine a report would read the loss first
     with pytest.raises(TrainingError, match="weight became infinite or NaN by step 16 .*intact"):
         run("training.checkpoint_steps=1", build=lambda config, images: Poisoned(1, 10))
     assert read_checkpoint(Run(tmp_path / "run").checkpoint("last"))[1]["step"] == 15

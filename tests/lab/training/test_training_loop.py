@@ -9,8 +9,8 @@ from toys import Toy, build_toy
 from kerneq.lab.data import Augment, Batches, load
 from kerneq.lab.run import Run, checkpoint
 from kerneq.lab.training import loop, process, train
-from kerneq.lab.training.build import training_batches
-from kerneq.lab.training.loop import with_margin
+from kerneq.lab.training.build import make_training_batches
+from kerneq.lab.training.loop import subtract_margin
 from kerneq.lab.training.process import Process
 from kerneq.loading import read_checkpoint
 
@@ -32,7 +32,7 @@ def test_a_step_is_that_of_plain_sgd_on_the_same_batch(tmp_path, small):
     train(config, tmp_path / "run", build=without_dropout)
     got, _ = read_checkpoint(Run(tmp_path / "run").checkpoint("last"))
     torch.manual_seed(0)
-    batches, _ = training_batches(config, Process(torch.device("cpu")))
+    batches, _ = make_training_batches(config, Process(torch.device("cpu")))
     model = without_dropout(config, batches.images)
     [(x, target)] = batches.epoch(0)
     nn.functional.cross_entropy(model(x), target).backward()
@@ -88,11 +88,11 @@ def test_deterministic_mode_is_switched_on_and_off_again(run):
 def test_a_margin_is_taken_from_the_logit_of_the_true_class():
     logits = torch.arange(6.0).view(2, 3)
     assert torch.equal(
-        with_margin(logits, torch.tensor([2, 0]), 0.5) - logits, torch.tensor([[0, 0, -0.5], [-0.5, 0, 0]])
+        subtract_margin(logits, torch.tensor([2, 0]), 0.5) - logits, torch.tensor([[0, 0, -0.5], [-0.5, 0, 0]])
     )
     soft = torch.tensor([[0.25, 0.75, 0.0], [1.0, 0.0, 0.0]])
-    assert torch.equal(with_margin(logits, soft, 2.0), logits - 2 * soft)
-    assert with_margin(logits, soft, 0.0) is logits
+    assert torch.equal(subtract_margin(logits, soft, 2.0), logits - 2 * soft)
+    assert subtract_margin(logits, soft, 0.0) is logits
 
 
 @pytest.mark.parametrize("device", DEVICES)

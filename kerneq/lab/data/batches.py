@@ -1,15 +1,13 @@
-"""Training-time augmentation: its settings, its random numbers, and its functions of a batch.
+"""The batches of an epoch: images are gathered, changed at random and normalised on the device.
 
-Random resized crop, shift, flip and cutout change each picture by itself. mixup (Zhang et al., 2018) and CutMix (Yun et
-al., 2019) mix pictures 2k and 2k + 1 of the shuffled batch with each other. The policies are in `operations`.
-
-All random numbers are drawn on the host, for the whole global batch, from a generator keyed by (purpose, seed, epoch,
-batch); each rank keeps its own rows. A resumed run, more processes and another device thus see the same pictures.
-By hand, since torchvision draws from one global generator and changes all pictures of a batch alike.
+The host draws the random numbers for the whole global batch, from a generator keyed by (purpose, seed, epoch, batch),
+and each rank keeps its own rows: a resumed run, more processes and another device see the same pictures. By hand, since
+torchvision draws from one global generator and changes all pictures of a batch alike.
 """
 
 import dataclasses
 import enum
+from collections.abc import Iterator
 from typing import Literal, final
 
 import numpy as np
@@ -18,6 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...settings import check_values, setting
+from ...tensors import check_whole
+from .images import ImageFiles, Images
 from .operations import RANDAUGMENT, TRIVIAL_WIDE, Operation, fetch, operate, to_device
 
 
@@ -88,7 +88,7 @@ def generator(purpose: Purpose, seed: int, epoch: int = 0, batch: int = 0) -> np
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Place:
+class BatchRows:
     """A batch of a run, and the rows of it (first … last − 1 of `count`) that this rank works on.
 
     Numbers are drawn for all `count` rows and cut afterwards, so that they do not depend on the number of ranks."""
@@ -111,7 +111,109 @@ class Place:
         return numbers[self.first : self.last]
 
 
-def random_boxes(place: Place, area: float) -> np.ndarray:
+@final
+@dataclasses.dataclass(eq=False)
+class Batches:
+    """Global batches of `batch_size` images, of which this rank yields its contiguous share.
+
+        batches = Batches(load("cifar10", "train"), 512, Augment(crop=4, flip=True), device="cuda")
+        for x, labels in batches.epoch(0):
+            ...
+
+    An epoch can be resumed in the middle, and any number of ranks together see what one process would see."""
+
+    images: Images
+    batch_size: int
+    augment: Augment = Augment()
+    shuffle: bool = True
+    seed: int = 0
+    device: str | torch.device = "cpu"
+    channels_last: bool = False
+    rank: int = 0
+    world: int = 1
+    drop_last: bool = True  # leave out the incomplete batch at the end of an epoch
+    workers: int | None = None  # processes that decode; None: one for each core, eight at most
+
+    def __post_init__(self) -> None:
+        check_whole("batch_size", self.batch_size)
+        check_whole("seed", self.seed, 0)
+        if not 0 <= self.rank < self.world:
+            raise ValueError(f"`rank` must lie between 0 and {self.world - 1}, got {self.rank}.")
+        if self.batch_size % self.world:
+            raise ValueError(f"`batch_size` {self.batch_size} does not divide among {self.world} ranks.")
+        if len(self) == 0:
+            have = f"there are only {len(self.images)} pictures"
+            raise ValueError(f"`batch_size` {self.batch_size} gives no whole batch, {have}: lower it.")
+        if self.augment.mixes and not (self.drop_last and self.shuffle):
+            raise ValueError("mixup and cutmix pair neighbours of a shuffled batch: set `shuffle` and `drop_last`.")
+        self.augment.check_fits(self.images.shape, self.batch_size // self.world)
+        self.images = self.images.to(self.device)
+        self._mean = torch.tensor(self.images.mean, device=self.device)[:, None, None]
+        self._std = torch.tensor(self.images.std, device=self.device)[:, None, None]
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        whole, rest = divmod(len(self.images), self.batch_size)
+        return whole if self.drop_last or not rest else whole + 1
+
+    def epoch(self, n: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches (x, target) of epoch `n` from number `start` on.
+
+        x is normalised, float32 (batch, channels, height, width). target is the labels, int64 (batch), or with mixup
+        and cutmix the class probabilities of each image, float32 (batch, classes)."""
+        if not 0 <= start <= len(self):
+            raise ValueError(f"`start` must lie between 0 and {len(self)}, got {start}.")
+        order = np.arange(len(self.images))
+        if self.shuffle:
+            order = generator(Purpose.ORDER, self.seed, n).permutation(order)
+        indices = to_device(order, self.images.labels.device)  # one copy for the whole epoch
+        places = [self._place(n, batch) for batch in range(start, len(self))]
+        rows = [slice(p.batch * self.batch_size + p.first, p.batch * self.batch_size + p.last) for p in places]
+        source = self.images.pixels
+        if isinstance(source, ImageFiles):
+            pictures = self._decode(source, [order[row] for row in rows], places)
+        else:
+            pictures = (source[indices[row]] for row in rows)
+        for place, row, pixels in zip(places, rows, pictures, strict=True):
+            yield self._finish(pixels, self.images.labels[indices[row]], place)
+
+    def _place(self, epoch: int, batch: int) -> BatchRows:
+        """Rank r of w works on the rows ⌊rn/w⌋ … ⌊(r + 1)n/w⌋ − 1 of a batch of n; only the last batch may be short."""
+        count = min(self.batch_size, len(self.images) - batch * self.batch_size)
+        first, last = (rank * count // self.world for rank in (self.rank, self.rank + 1))
+        return BatchRows(self.seed, epoch, batch, count, first, last)
+
+    def _decode(self, files: ImageFiles, indices: list[np.ndarray], places: list[BatchRows]) -> Iterator[Tensor]:
+        """The batches at `indices` of picture files, in order; a random crop is taken at the file's own resolution."""
+        area = self.augment.area
+        boxes = [draw_boxes(place, area) if area < 1 else None for place in places]
+        for batch in files.decode_ahead(list(zip(indices, boxes, strict=True)), self.workers):
+            pinned = batch.pin_memory() if self._mean.is_cuda else batch  # or the copy would make the host wait
+            yield pinned.to(self.device, non_blocking=True)
+
+    def _finish(self, pixels: Tensor, labels: Tensor, place: BatchRows) -> tuple[Tensor, Tensor]:
+        """Augment and normalise the pixels of a batch; returns (x, target)."""
+        augment = self.augment
+        if augment.area < 1 and isinstance(self.images.pixels, Tensor):  # files were cropped when they were decoded
+            pixels = crop_and_resize(pixels, draw_boxes(place, augment.area))
+        if augment.crop or augment.flip:
+            pixels = crop_and_flip(pixels, augment, place)
+        if augment.randaugment or augment.trivial:
+            pixels = apply_policy(pixels, augment, place)
+        x, target = normalise(pixels, self._mean, self._std), labels
+        if augment.cutout:
+            x = cut_out(x, augment.cutout, place)
+        if augment.mixes:
+            x, target = mix(x, labels, len(self.images.classes), augment, place)
+        return (x.contiguous(memory_format=torch.channels_last) if self.channels_last else x), target
+
+
+def normalise(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """(pixels / 255 − mean) / std in float32; mean and std are (channels, 1, 1)."""
+    return pixels.to(torch.float32).div_(255).sub_(mean).div_(std)
+
+
+def draw_boxes(place: BatchRows, area: float) -> np.ndarray:
     """A random part of each picture: left, top, right, bottom as shares of its sides, (batch, 4).
 
     The part has `area` … 1 of the surface, and its proportions differ from the picture's by up to 4:3. A side longer
@@ -124,7 +226,7 @@ def random_boxes(place: Place, area: float) -> np.ndarray:
     return np.stack([left, top, left + width, top + height], axis=1)
 
 
-def resized_crop(pixels: Tensor, boxes: np.ndarray) -> Tensor:
+def crop_and_resize(pixels: Tensor, boxes: np.ndarray) -> Tensor:
     """Each picture's part in its box, by bilinear interpolation at the picture's own size."""
     left, top, right, bottom = 2 * boxes.T - 1  # grid_sample's corners are ±1
     zero = np.zeros_like(left)
@@ -135,7 +237,7 @@ def resized_crop(pixels: Tensor, boxes: np.ndarray) -> Tensor:
     return found.round_().to(torch.uint8)
 
 
-def crop_and_flip(pixels: Tensor, settings: Augment, place: Place) -> Tensor:
+def crop_and_flip(pixels: Tensor, settings: Augment, place: BatchRows) -> Tensor:
     """Shift each picture by up to `crop` whole pixels each way, as pad-and-crop does, and mirror every second one."""
     down, right, side = place.uniform(Purpose.CROP, 3)
     down, right = (np.floor(u * (2 * settings.crop + 1)) - settings.crop for u in (down, right))
@@ -155,7 +257,7 @@ def _reflect(index: Tensor, size: int) -> Tensor:
     return (size - 1) - (index.abs() - (size - 1)).abs()
 
 
-def random_operations(pixels: Tensor, settings: Augment, place: Place) -> Tensor:
+def apply_policy(pixels: Tensor, settings: Augment, place: BatchRows) -> Tensor:
     """Apply the policy of `settings` to about `share` of the pictures.
 
     RandAugment: `randaugment` operations after one another, drawn for each picture, at level `magnitude` / 30.
@@ -176,22 +278,21 @@ def random_operations(pixels: Tensor, settings: Augment, place: Place) -> Tensor
     return pixels
 
 
-def cut_out(x: Tensor, side: int, place: Place) -> Tensor:
+def cut_out(x: Tensor, side: int, place: BatchRows) -> Tensor:
     """Set a square of each normalised picture (batch, channels, height, width) to the mean, in place.
 
-    Its centre may be any pixel, so that it may hang over the border."""
+    Its centre may be any pixel, so that the square may cross the border."""
     height, width = x.shape[2:]
     y, z = place.uniform(Purpose.CUTOUT, 2)
     top, left = np.floor(y * height) - side // 2, np.floor(z * width) - side // 2
     return x.masked_fill_(_box_mask(x, top, top + side, left, left + side), 0.0)
 
 
-def mix(x: Tensor, labels: Tensor, classes: int, settings: Augment, place: Place) -> tuple[Tensor, Tensor]:
-    """mixup's λx + (1 − λ)x′, or CutMix's x with a box of x′, and the targets in the same proportion.
+def mix(x: Tensor, labels: Tensor, classes: int, settings: Augment, place: BatchRows) -> tuple[Tensor, Tensor]:
+    """mixup's λx + (1 − λ)x′, or CutMix's x with a box of x′, and the class probabilities (batch, classes) to match.
 
-    x is (batch, channels, height, width), x′ its neighbour, λ ~ Beta(α, α) for each picture; CutMix's box has the share
-    1 − λ of the surface before it is clipped to the picture, and its pixels are counted after. The targets are rows of
-    class probabilities, float32 (batch, classes)."""
+    x is (batch, channels, height, width). x′ is the other picture of the pair 2k, 2k + 1 and λ ~ Beta(α, α) for each
+    picture. CutMix's box has the share 1 − λ of the surface before it is clipped to the picture; its pixels count."""
     height, width = x.shape[2:]
     kind, y, z = place.uniform(Purpose.MIX, 3)
     boxed = kind < 0.5 if settings.mixup and settings.cutmix else np.full(len(kind), settings.cutmix > 0)
@@ -231,3 +332,27 @@ def _box_mask(x: Tensor, top: np.ndarray, bottom: np.ndarray, left: np.ndarray, 
     inside_rows = (rows >= edges[0]) & (rows < edges[1])
     inside_columns = (columns >= edges[2]) & (columns < edges[3])
     return inside_rows[:, None, :, None] & inside_columns[:, None, None, :]
+
+
+def split_validation(images: Images, count: int, seed: int) -> tuple[Images, Images]:
+    """The training part and a validation part of `count` images, each class in proportion, in the original order.
+
+    The choice depends on the labels, `count` and `seed` only."""
+    labels = images.labels.cpu().numpy()
+    if not 0 < count < len(labels):
+        raise ValueError(f"`count` must lie between 1 and {len(labels) - 1} for this data set, got {count}.")
+    rng = generator(Purpose.VALIDATION, seed)
+    held = np.zeros(len(labels), dtype=bool)
+    for label, quota in enumerate(_quotas(np.bincount(labels), count)):
+        held[rng.permutation(np.flatnonzero(labels == label))[:quota]] = True
+    train, validation = (torch.from_numpy(np.flatnonzero(mask)) for mask in (~held, held))
+    return images.select(train), images.select(validation)
+
+
+def _quotas(sizes: np.ndarray, count: int) -> np.ndarray:
+    """Whole numbers of images to take of each class, summing to `count`: the method of largest remainders."""
+    exact = sizes * (count / sizes.sum())
+    quotas = np.floor(exact).astype(np.int64)
+    order = np.argsort(quotas - exact, kind="stable")  # largest remainder first, the lower label on a tie
+    quotas[order[: count - quotas.sum()]] += 1
+    return quotas

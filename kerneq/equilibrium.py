@@ -12,7 +12,7 @@ from .cells import AbstractCell
 from .gradients import AbstractGradient, Implicit, Unrolled
 from .gradients.transforms import opaque
 from .maps import AbstractMap, Function, Point, as_map
-from .solution import OnFailure, Solution, Status, check_limits
+from .solution import Limits, OnFailure, Solution, Status
 from .solvers import AbstractSolver, Anderson, Proximal
 from .solvers.loops import find_point, run_untraced
 from .tensors import check_kind, is_only_channels_last, is_transformed
@@ -56,11 +56,15 @@ class Equilibrium(nn.Module):
         check_kind("cell", cell, AbstractCell)
         check_kind("solver", solver, AbstractSolver)
         check_kind("gradient", gradient, AbstractGradient)
-        check_limits(tol, max_steps, check_every, on_failure)
         self.cell, self.solver, self.gradient = cell, solver, gradient
-        self.tol, self.max_steps = tol, max_steps
-        self.check_every, self.on_failure = check_every, on_failure
+        self.tol, self.max_steps, self.check_every, self.on_failure = tol, max_steps, check_every, on_failure
+        self.limits.check()
         self.solve_hook: SolveHook | None = None  # see `hook_solves`
+
+    @property
+    def limits(self) -> Limits:
+        """`tol`, `max_steps`, `check_every` and `on_failure` as they are now."""
+        return Limits(self.tol, self.max_steps, self.check_every, self.on_failure)
 
     def extra_repr(self) -> str:
         return f"solver={self.solver}, gradient={self.gradient}, tol={self.tol:g}, max_steps={self.max_steps}"
@@ -72,8 +76,7 @@ class Equilibrium(nn.Module):
         if is_transformed():
             return self._transformed(x)
         f = self.cell.bind(x)
-        limits = self.tol, self.max_steps, self.check_every, self.on_failure
-        solution, at = _find(f, self.cell.initial(f), self.solver, self.gradient, *limits)
+        solution, at = _find(f, self.cell.initial(f), self.solver, self.gradient, self.limits)
         if self.training:
             self.cell.observe(f, at.z)
         if self.solve_hook is not None:
@@ -112,10 +115,7 @@ def _find(
     z0: Tensor | None,
     solver: AbstractSolver[Any],
     gradient: AbstractGradient,
-    tol: float,
-    max_steps: int,
-    check_every: int | None,
-    on_failure: OnFailure,
+    limits: Limits,
 ) -> tuple[Solution, Point]:
     """Run the solver; where the gradient is that of unrolled steps, run those steps: validated as they are trained.
 
@@ -123,9 +123,9 @@ def _find(
     """
     if isinstance(gradient, Unrolled):
         solver = gradient.choose_solver(f)
-        max_steps = check_every = gradient.steps
+        limits = dataclasses.replace(limits, max_steps=gradient.steps, check_every=gradient.steps)
         z0 = None if z0 is None else torch.zeros_like(z0)
-    solution, at = find_point(f, z0, solver, tol, max_steps, check_every, on_failure)
+    solution, at = find_point(f, z0, solver, limits)
     return solution, dataclasses.replace(at, backward=[])
 
 
@@ -204,7 +204,7 @@ def fixed_point(
     """
     check_kind("solver", solver, AbstractSolver)
     check_kind("gradient", gradient, AbstractGradient)
-    check_limits(tol, max_steps, check_every, on_failure)
+    limits = Limits(tol, max_steps, check_every, on_failure).check()
     if is_transformed():
         raise RuntimeError(
             "`torch.func`, or forward mode, cannot go through `fixed_point`, which does not know what f depends on: "
@@ -216,7 +216,7 @@ def fixed_point(
 
     def run() -> Solution:
         g = Function(f, inputs) if inputs else as_map(f)
-        solution, at = _find(g, z0, solver, gradient, tol, max_steps, check_every, on_failure)
+        solution, at = _find(g, z0, solver, gradient, limits)
         if not torch.is_grad_enabled():
             return solution
         value = _attach(gradient, g, solution, at, lambda f, at: at.z)
@@ -252,7 +252,7 @@ def solving(
             layer.tol = layer.tol if tol is None else tol
             layer.max_steps = layer.max_steps if max_steps is None else max_steps
             layer.gradient = _exact_rule(layer.gradient) if exact else gradient or layer.gradient
-            check_limits(layer.tol, layer.max_steps)
+            layer.limits.check()
         yield
     finally:
         torch.backends.cudnn.allow_tf32 = tf32

@@ -7,11 +7,10 @@ from torch import Tensor
 
 from ..equation import Equation
 from ..maps import AbstractMap
-from ..spaces import AbstractSpace, Evaluation, FeatureSpace, StateSpace
 from .anderson import Anderson
-from .base import AbstractSolver
+from .base import AbstractSolver, AbstractSpace, Evaluation, StateSpace
 from .newton import Newton
-from .proximal import Proximal
+from .proximal import FeatureSpace, Proximal
 
 
 @final

@@ -1,24 +1,27 @@
-"""`solve` and its two loops: until each sample has converged, or for a fixed number of steps."""
+"""`solve` and its two loops, until each sample has converged or for a fixed number of steps, and what they record."""
 
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable
-from typing import Any, final
+from collections.abc import Callable, Sequence
+from typing import Any, Self, final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..equation import Equation
 from ..maps import AbstractMap, Map, Point, as_map
-from ..solution import OnFailure, Solution, Status, check_limits, final_codes, report_failure
-from ..spaces import AbstractPoint, AbstractSpace, Evaluation, move
-from ..tensors import check_kind, per_sample, restrict, take_samples
-from .base import AbstractSolver
-from .record import SampleRecord
+from ..solution import Limits, OnFailure, Solution, Status, final_codes, report_failure
+from ..tensors import check_kind, per_sample, restrict, take_samples, working_dtype
+from .base import AbstractPoint, AbstractSolver, AbstractSpace, Evaluation, Measurement, move
 
 CUDA_STRIDE = 4  # steps between two residual checks on a GPU, where a check waits for the device
 SHRINK = 0.25  # finished samples leave the computation once they are this share of it
+PATIENCE = 5  # steps without a lower residual before a sample near its dtype's rounding error is given up
+
+Array = npt.NDArray[Any]
 
 
 def solve(
@@ -41,8 +44,8 @@ def solve(
     whose evaluation needs no Wz.
     """
     check_kind("solver", solver, AbstractSolver)
-    check_limits(tol, max_steps, check_every, on_failure)
-    solution, _ = run_untraced(find_point, as_map(f), z0, solver, tol, max_steps, check_every, on_failure)
+    limits = Limits(tol, max_steps, check_every, on_failure).check()
+    solution, _ = run_untraced(find_point, as_map(f), z0, solver, limits)
     return solution
 
 
@@ -55,48 +58,43 @@ def run_untraced(run: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def find_point(
-    f: AbstractMap,
-    z0: Tensor | None,
-    solver: AbstractSolver[Any],
-    tol: float,
-    max_steps: int,
-    check_every: int | None,
-    on_failure: OnFailure,
+    f: AbstractMap, z0: Tensor | None, solver: AbstractSolver[Any], limits: Limits
 ) -> tuple[Solution, Point]:
     """Solve z = f(z); return the solution, and its value as a `Point` with what the solve has computed there."""
-    solution, gap, point = solve_space(solver.space(f), z0, solver, tol, max_steps, check_every)
+    end = solve_space(solver.space(f), z0, solver, limits)
+    solution, point = end.solution, end.point
     if isinstance(f, Equation):
-        solution = dataclasses.replace(solution, error_bound=f.error_bound(gap))
-    return report_failure(solution, on_failure), point if isinstance(point, Point) else Point(solution.value)
+        solution = dataclasses.replace(solution, error_bound=f.error_bound(end.gap))
+    point = point if isinstance(point, Point) else Point(solution.value)
+    return report_failure(solution, limits.on_failure), point
 
 
-def solve_space(
-    space: AbstractSpace,
-    z0: Tensor | None,
-    solver: AbstractSolver[Any],
-    tol: float,
-    max_steps: int,
-    check_every: int | None,
-) -> tuple[Solution, Tensor, AbstractPoint | None]:
-    """Let the solver iterate in this space; return the solution, ‖f(z) − z‖ of each sample, and what is known of its
-    value."""
+@final
+@dataclasses.dataclass(frozen=True)
+class End:
+    """How a loop ended."""
+
+    solution: Solution
+    gap: Tensor  # ‖f(z) − z‖ of each sample, (batch,)
+    point: AbstractPoint | None  # what is known of the value, if it is the very state that was measured last
+
+
+def solve_space(space: AbstractSpace, z0: Tensor | None, solver: AbstractSolver[Any], limits: Limits) -> End:
+    """Let the solver iterate in this space, from the iterate that stands for z0."""
     with torch.no_grad():
         at = space.start(z0)
-        stride = check_stride(check_every, at.image)
-        if stride < max_steps:
-            end = run_adaptive(space, at, solver, tol, max_steps, stride)
+        stride = check_stride(limits.check_every, at.image)
+        if stride < limits.max_steps:
+            end = run_adaptive(space, at, solver, limits, stride)
         else:
-            end = run_fixed(space, at, solver, tol, max_steps)
-    value, point = end.value, end.point
-    if value is z0:  # converged where it started: the caller may write there again
-        value, point = z0.detach().clone(), None
+            end = run_fixed(space, at, solver, limits)
+    value = end.solution.value
     if torch.is_autocast_enabled(value.device.type):
         torch.clear_autocast_cache()  # PyTorch 2.6 would keep casts made without a graph for whatever runs next
-    pairs = ((end.gap, end.residual), (end.steps, end.codes))
-    if end.gap.device != value.device:  # two transfers, not four
-        pairs = tuple(torch.stack(pair).to(value.device).unbind() for pair in pairs)  # type: ignore[assignment]
-    (gap, residual), (steps, codes) = pairs
-    return Solution(value, residual, steps, codes, tol), gap, point
+    if value is not z0:
+        return end
+    # It converged where it started: the caller may write there again.
+    return End(dataclasses.replace(end.solution, value=value.detach().clone()), end.gap, None)
 
 
 def check_stride(check_every: int | None, z: Tensor) -> int:
@@ -107,40 +105,26 @@ def check_stride(check_every: int | None, z: Tensor) -> int:
     return check_every or (CUDA_STRIDE if z.is_cuda else 1)
 
 
-@final
-@dataclasses.dataclass(frozen=True)
-class End:
-    """How a loop ended; but for the value (batch,) each, and on the host where the loop has checked residuals."""
-
-    value: Tensor
-    residual: Tensor  # ‖f(z) − z‖ / ‖f(z)‖
-    gap: Tensor  # ‖f(z) − z‖
-    steps: Tensor
-    codes: Tensor  # `Status.code`
-    point: AbstractPoint | None  # what is known of the value, if it is the very state that was measured last
-
-
-def run_fixed(space: AbstractSpace, at: Evaluation, solver: AbstractSolver[Any], tol: float, max_steps: int) -> End:
+def run_fixed(space: AbstractSpace, at: Evaluation, solver: AbstractSolver[Any], limits: Limits) -> End:
     """Take `max_steps` steps without reading a number, for `torch.export` and CUDA graphs; the residual is measured at
     the end, on the device."""
-    running = Running(space, solver, at.z.device.type)
+    running, max_steps = Running(space, solver, at.z.device.type), limits.max_steps
     at = running.advance(at, max_steps - 1)
     ahead = solver.steady or max_steps == 1  # whether the value is a step ahead of the last evaluation
     value = space.answer(at, running.step(at)) if ahead else at.point.z
     measured = space.measure(at)
     steps = torch.full_like(measured.residual, max_steps, dtype=torch.int64)
-    codes = final_codes(measured.residual, tol)
+    codes = final_codes(measured.residual, limits.tol)
     point = measured.point if measured.point.z is value else None
-    return End(value, measured.residual, measured.gap, steps, codes, point)
+    return End(Solution(value, measured.residual, steps, codes, limits.tol), measured.gap, point)
 
 
-def run_adaptive(
-    space: AbstractSpace, at: Evaluation, solver: AbstractSolver[Any], tol: float, max_steps: int, stride: int
-) -> End:
+def run_adaptive(space: AbstractSpace, at: Evaluation, solver: AbstractSolver[Any], limits: Limits, stride: int) -> End:
     """Step until every sample has converged or failed, with a residual check every `stride` steps.
 
     Each sample keeps its best point, and samples that are finished leave the computation.
     """
+    tol, max_steps = limits.tol, limits.max_steps
     steady, delays, at = solver.steady, solver.delays(space), _store_alike(at)
     running, samples = Running(space, solver, at.z.device.type), Samples(at, tol)
     delay = min(stride, CUDA_STRIDE) - 1 if delays else 0
@@ -158,12 +142,11 @@ def run_adaptive(
                 value = _pick(finished, value, running.space.answer(at, z))
         samples.best = _pick(better, value, samples.best)
         if over or last:
-            break
+            return samples.end(space, measured.point)
         z, count = samples.drop_finished(running, z), min(stride, max_steps - step)
         at, step = running.space.evaluate(z), step + count
         if count > 1:
             at = running.advance(at, count - 1)
-    return _end(space, samples, measured.point)
 
 
 class Running:
@@ -205,7 +188,8 @@ class Samples:
     """The best point of each sample and its record: of those in the computation, and of those that have left it."""
 
     def __init__(self, at: Evaluation, tol: float):
-        self.record, self.best = SampleRecord.open(len(at.z), tol, at.image.dtype), at.point.z
+        self.record = SampleRecord.open(len(at.z), tol, at.image.dtype)
+        self.best = at.point.z
         self.left: list[tuple[SampleRecord, Tensor]] = []
 
     def drop_finished(self, running: Running, z: Tensor) -> Tensor:
@@ -223,31 +207,122 @@ class Samples:
         self.record, self.best = restrict(self.record, keep), take_samples(self.best, index)
         return take_samples(z, index)
 
-    def join(self) -> tuple[SampleRecord, Tensor]:
-        """Return record and best point of all samples, in the order of the batch."""
-        if not self.left:
-            return self.record, self.best
-        records, values = zip(*self.left, (self.record, self.best), strict=True)
-        record, order = SampleRecord.join(records)
-        return record, take_samples(torch.cat(values), order.to(self.best.device))
+    def end(self, space: AbstractSpace, measured: AbstractPoint) -> End:
+        """Return the outcome for all samples, in the order of the batch, on the device of the values.
+
+        `measured` is the state that was measured last.
+        """
+        record, value, device = self.record, self.best, self.best.device
+        if self.left:
+            records, values = zip(*self.left, (record, value), strict=True)
+            record, order = SampleRecord.join(records)
+            value = take_samples(torch.cat(values), order.to(device))
+        point = measured if measured.z is value else None
+        missed = record.codes != Status.CONVERGED.code
+        # The residual of other samples that failed may be that of another variable, which the space has iterated.
+        exact = space.remeasure(value) if point is None and bool(missed.any()) else None
+        if exact is not None:
+            record.residual[missed] = exact.residual.to(record.residual)[missed]
+            record.gap[missed] = exact.gap.to(record.gap)[missed]
+        gap, residual, steps, codes = record.gap, record.residual, record.steps, record.codes
+        if gap.device != device:  # two transfers, not four
+            gap, residual = torch.stack((gap, residual)).to(device).unbind()
+            steps, codes = torch.stack((steps, codes)).to(device).unbind()
+        return End(Solution(value, residual, steps, codes, record.tol), gap, point)
+
+
+@final
+@dataclasses.dataclass
+class SampleRecord:
+    """Which samples have finished, how, and after how many steps: an entry per sample still in the computation.
+
+    A tolerance the dtype cannot reach shows as a residual that has stopped falling within ε^¾ (ε: the dtype's
+    rounding unit); bfloat16 stalls near 0.5 ε, float32 and float64 at 10 to 1000 ε, depending on the width.
+    """
+
+    tol: float
+    rounding: float  # ε^¾
+    rows: Tensor  # where in the batch each sample stands
+    residual: Tensor  # of the best point
+    gap: Tensor  # ‖f(z) − z‖ there
+    merit: Tensor  # the lowest energy, or the lowest residual: what "best" means
+    lowest: Tensor  # residual so far
+    fell: Tensor  # the step at which `lowest` last fell
+    steps: Tensor
+    codes: Tensor
+    finished: Tensor
+
+    @classmethod
+    def open(cls, batch: int, tol: float, dtype: torch.dtype) -> Self:
+        """Make a record in which nothing is known yet, on the host; every column has memory of its own, since `observe`
+        writes in place."""
+        rows = torch.arange(batch)
+        residual, gap, merit, lowest = torch.full((4, batch), torch.inf, dtype=working_dtype(dtype))
+        fell, steps = torch.zeros(2, batch, dtype=torch.int64)
+        codes = torch.full_like(rows, Status.MAX_STEPS.code)
+        finished = torch.zeros(batch, dtype=torch.bool)
+        rounding = torch.finfo(dtype).eps ** 0.75
+        return cls(tol, rounding, rows, residual, gap, merit, lowest, fell, steps, codes, finished)
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> tuple[Self, Tensor]:
+        """Join the records of all samples in the order of the batch; return that order as well."""
+        names = [field.name for field in dataclasses.fields(cls) if field.type is Tensor]
+        columns = (torch.cat([getattr(part, name) for part in parts]) for name in names)
+        joined = cls(parts[0].tol, parts[0].rounding, *columns)
+        order = joined.rows.argsort()
+        return restrict(joined, order), order
+
+    def observe(self, step: int, measured: Measurement) -> Tensor:
+        """Enter one measurement; return where it is the best so far: at `tol`, or by its merit, give or take its slack.
+
+        In NumPy, on the memory of the tensors: on a CPU this runs at every step, and on so few numbers an operation of
+        PyTorch costs several of NumPy's.
+        """
+        found = (measured.residual, measured.gap, measured.merit, measured.slack)
+        residual, gap, *rest = _on_host([t for t in found if t is not None], self.residual.dtype)
+        merit, limit = rest[0] if rest else residual, self.merit.numpy()
+        if len(rest) == 2:
+            with np.errstate(over="ignore", invalid="ignore"):  # an energy near the largest number, or past it
+                limit = limit + rest[1]
+        finished = self.finished.numpy()
+        running, finite = ~finished, np.isfinite(residual)
+        reached = residual <= self.tol
+        better = running & finite & ((merit <= limit) | reached)
+        np.copyto(self.steps.numpy(), step, where=running)
+        for column, new in ((self.residual, residual), (self.gap, gap), (self.merit, merit)):
+            np.copyto(column.numpy(), new, where=better)
+        ends = (
+            (~finite, Status.NONFINITE),
+            (self._stalled(step, residual), Status.PRECISION),
+            (reached, Status.CONVERGED),
+        )
+        for mask, status in ends:
+            if np.count_nonzero(mask):
+                np.copyto(self.codes.numpy(), status.code, where=mask & running)
+                finished |= mask
+        return torch.from_numpy(better)
+
+    def _stalled(self, step: int, residual: Array) -> Array:
+        """Return where the residual is within reach of rounding and has not fallen for a while."""
+        lowest, fell = self.lowest.numpy(), self.fell.numpy()
+        falls = residual < lowest  # by however little: what converges slowly has not stopped
+        np.copyto(fell, step, where=falls)
+        np.copyto(lowest, residual, where=falls)
+        stalled: Array = (residual <= self.rounding) & (step - fell >= PATIENCE)
+        return stalled
+
+
+def _on_host(measured: list[Tensor], dtype: torch.dtype) -> list[Array]:
+    """Return measurements as arrays; from another device in one transfer, since each would wait for it."""
+    if measured[0].device.type != "cpu":
+        return list(torch.stack([t.to(dtype) for t in measured]).cpu().numpy())
+    return [t.to(dtype).numpy() for t in measured]
 
 
 def _store_alike(at: Evaluation) -> Evaluation:
     """Return the same evaluation with z stored as the image is, since z may become the value."""
     return at if at.z.stride() == at.image.stride() else move(at, torch.empty_like(at.image).copy_(at.z))
-
-
-def _end(space: AbstractSpace, samples: Samples, measured: AbstractPoint) -> End:
-    """Return the outcome for all samples; `measured` is the state that was measured last, exactly."""
-    record, value = samples.join()
-    point = measured if measured.z is value else None
-    missed = record.codes != Status.CONVERGED.code
-    # The residual of other samples that failed may be that of another variable, which the space has iterated.
-    exact = space.remeasure(value) if point is None and bool(missed.any()) else None
-    if exact is not None:
-        record.residual[missed] = exact.residual.to(record.residual)[missed]
-        record.gap[missed] = exact.gap.to(record.gap)[missed]
-    return End(value, record.residual, record.gap, record.steps, record.codes, point)
 
 
 def _pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:

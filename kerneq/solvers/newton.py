@@ -8,7 +8,9 @@ from torch import Tensor
 
 from ..equation import Equation
 from ..maps import AbstractMap, Point, linearise
-from ..spaces import (
+from ..tensors import per_sample, per_sample_norm
+from .base import (
+    AbstractSolver,
     AbstractSpace,
     Evaluation,
     Measurement,
@@ -17,8 +19,6 @@ from ..spaces import (
     measure_state,
     relative_residual,
 )
-from ..tensors import per_sample, per_sample_norm
-from .base import AbstractSolver
 
 HALVINGS = 60
 DECREASE = 1e-4  # of the slope of ‖f(z) − z‖ along p, which a step must achieve (Armijo)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ...adjoint import open_adjoint
 from ...equation import Equation
 from ...equilibrium import Equilibrium, hook_solves, layers_of, solving
 from ...gradients import Unrolled
+from ...gradients.implicit import open_adjoint
 from ...maps import AbstractMap, Map, Point, as_map, linearise
 from ...solvers import AbstractSolver, solve
-from ...spaces import AbstractSpace, Evaluation, measure_state
+from ...solvers.base import AbstractSpace, Evaluation, measure_state
 from ...tensors import per_sample, per_sample_norm
 from ..data import Images
 from .trained import NotApplicableError, TrainedRun

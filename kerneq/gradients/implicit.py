@@ -6,16 +6,17 @@ the derivative in closed form, the `Adjoint`.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor
 
 from ..conjugate_gradient import conjugate_gradient
 from ..equation import Equation, averaged_step
+from ..kernels.base import Slope
 from ..linear_maps import AbstractLinearMap
 from ..maps import AbstractMap, Function, Linearisation, Map, Point, as_map, linearise
-from ..prox import AbstractProx, ReLU
+from ..prox import ReLU
 from ..solution import Limits, OnFailure, Solution, final_codes, report_failure
 from ..solvers.anderson import Anderson
 from ..solvers.base import AbstractSolver, AbstractSpace, Evaluation, evaluate_start, relative_residual
@@ -53,23 +54,34 @@ class Adjoint:
     y = Ww, and w = D(g ± WᵀNy) follows.
     """
 
+    f: Equation
     z: Tensor  # the equilibrium
     v: Tensor  # Wz
     image: Tensor  # f(z), whose entries say what D is; those of z do not: a mixture of iterates has no zeros
-    m: Tensor  # with its graph, but for that of v
-    dz: Tensor | None  # ∂S/∂z, with its graph
-    weight: Tensor  # of W, with its graph
-    operator: AbstractLinearMap  # W, without
-    prox: AbstractProx
+    slope: Slope  # ∂S/∂v and ∂S/∂z, with their graph, but for that of v
+    operator: AbstractLinearMap  # W, without a graph
     hvp: Callable[[Tensor], Tensor]  # N
-    sign: int
     state_hvp: Callable[[Tensor], Tensor] | None  # P; None: 0
+    sign: int
+
+    @classmethod
+    def open(cls, f: Equation, at: Point) -> Self:
+        """Open f at its equilibrium; what the solve has computed there is not computed again."""
+        operator = dataclasses.replace(f.operator, weight=f.operator.weight.detach())
+        z, image = at.z.detach(), at.image
+        v = operator(z) if at.features is None else at.features.detach()
+        slope = f.kernel.differentiate(f.binding, z, v, value=False)
+        if image is None:
+            with torch.no_grad():
+                image = f.image(slope, drive=False)[0]
+        hvp, state_hvp = f.kernel.hvp(f.binding, v), f.kernel.state_hvp(f.binding, z)
+        return cls(f, z, v, image, slope, operator, hvp, state_hvp, f.kernel.hvp_sign)
 
     def in_features(self, g: Tensor) -> "FeatureAdjoint":
         """Return the system y = WDg ± WDWᵀNy, in a unit of its own."""
         source = self.operator(self.masked(g))
         unit = magnitude(source)
-        return FeatureAdjoint(self, g, source / unit, unit)
+        return FeatureAdjoint(self, source / unit, unit, g)
 
     def in_state(self, g: Tensor) -> "StateAdjoint":
         """Return the system w = Dg + DHw, in a unit of its own."""
@@ -79,7 +91,7 @@ class Adjoint:
 
     def masked(self, g: Tensor) -> Tensor:
         """Return Dg."""
-        return self.prox.vjp(self.image.to(g.dtype), g)
+        return self.f.prox.vjp(self.image.to(g.dtype), g)
 
     def symmetric(self, w: Tensor) -> Tensor:
         """Return (I − DHD) w for w = Dw."""
@@ -89,26 +101,10 @@ class Adjoint:
 
     def masked_adjoint(self, n: Tensor, g: Tensor | None, sign: int) -> Tensor:
         """Return D(g ± Wᵀn), or ±DWᵀn without g."""
-        if isinstance(self.prox, ReLU):
+        if isinstance(self.f.prox, ReLU):
             return self.operator.adjoint_masked(n, self.image, g, sign)
         drive = sign * self.operator.adjoint(n)
-        return self.prox.vjp(self.image, drive if g is None else g + drive)
-
-
-def open_adjoint(f: Equation, at: Point) -> Adjoint:
-    """Return the adjoint of f at its equilibrium; what the solve has computed there is not computed again."""
-    operator = dataclasses.replace(f.operator, weight=f.operator.weight.detach())
-    z = at.z.detach()
-    v = operator(z) if at.features is None else at.features.detach()
-    slope = f.kernel.differentiate(f.binding, z, v, value=False)
-    assert slope.dv is not None
-    image = at.image
-    if image is None:
-        with torch.no_grad():
-            image = f.image(slope, drive=False)[0]
-    hvp, state_hvp = f.kernel.hvp(f.binding, v), f.kernel.state_hvp(f.binding, z)
-    sign = f.kernel.hvp_sign
-    return Adjoint(z, v, image, slope.dv, slope.dz, f.operator.weight, operator, f.prox, hvp, sign, state_hvp)
+        return self.f.prox.vjp(self.image, drive if g is None else g + drive)
 
 
 @final
@@ -120,9 +116,9 @@ class FeatureAdjoint(AbstractSpace):
     """
 
     adjoint: Adjoint
-    g: Tensor
     source: Tensor  # WDg
     unit: Tensor  # of source and y; a power of two a sample
+    g: Tensor
 
     def evaluate(self, z: Tensor) -> Evaluation:
         adjoint = self.adjoint
@@ -209,8 +205,8 @@ class Implicit(AbstractGradient):
 
     def attach(self, f: Map, at: Point) -> Point:
         if isinstance(f, Equation) and not isinstance(self.solver, Newton):
-            adjoint = open_adjoint(f, at)
-            inputs = (adjoint.m, adjoint.weight, adjoint.dz, adjoint, self, f, at.backward, *f.tensors())
+            adjoint = Adjoint.open(f, at)
+            inputs = (adjoint.slope.dv, f.operator.weight, adjoint.slope.dz, adjoint, self, at.backward, *f.tensors())
             z, v = _InClosedForm.apply(*inputs)  # type: ignore[no-untyped-call]
             return Point(z, v, adjoint.image, at.backward)
         if isinstance(self.solver, ConjugateGradient | InFeatures):
@@ -226,8 +222,8 @@ class Implicit(AbstractGradient):
         """When a backward solve ends."""
         return Limits(self.tol, self.max_steps, self.check_every, self.on_failure)
 
-    def solve_through(self, f: AbstractMap, system: Linearisation, g: Tensor) -> Solution:
-        """Solve u = Jᵀu + g through the graph of f.
+    def solve_through(self, f: AbstractMap, system: Linearisation, g: Tensor, record: list[Tensor] | None) -> Tensor:
+        """Return u = Jᵀu + g, solved through the graph of f; `record` is that of the `Point`.
 
         It is linear in g, which may be too small or too large to be squared: so it is found for g over its size, that
         of each sample, or one for all where f does not tell them apart, for then they may meet in it.
@@ -242,11 +238,11 @@ class Implicit(AbstractGradient):
             solver = self._iteration()
             space = solver.space(Function(lambda u: system.vjp(u) + g))
             found = solve_space(space, g, solver, self.limits).solution
-        self._report(found)
-        return dataclasses.replace(found, value=found.value * unit)
+        self._report(found, record)
+        return found.value * unit
 
-    def solve_closed(self, adjoint: Adjoint, g: Tensor) -> tuple[Solution, Tensor, Tensor, Tensor]:
-        """Solve w = D(g + Hw); return how the solve went, w, y = Ww and Ny."""
+    def solve_closed(self, adjoint: Adjoint, g: Tensor, record: list[Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return w = D(g + Hw), solved, y = Ww and Ny; `record` is that of the `Point`."""
         system: FeatureAdjoint | StateAdjoint
         if adjoint.state_hvp is None and (self.solver is None or isinstance(self.solver, InFeatures)):
             system = adjoint.in_features(g)
@@ -258,8 +254,8 @@ class Implicit(AbstractGradient):
                 point = AdjointPoint(found.value)
             else:
                 found, point = self._iterate(system)
-        self._report(found)
-        return found, *system.recover(point)
+        self._report(found, record)
+        return system.recover(point)
 
     def _solve_features(self, system: FeatureAdjoint) -> tuple[Solution, AdjointPoint]:
         """Solve for y by iteration, and, unless a solver was chosen, what that does not solve by conjugate gradient."""
@@ -300,8 +296,10 @@ class Implicit(AbstractGradient):
         codes = final_codes(residual, max(self.tol, torch.finfo(g.dtype).eps ** 0.5))  # u is wider than half precision
         return Solution(u, residual, torch.ones_like(codes), codes, self.tol)
 
-    def _report(self, solution: Solution) -> None:
+    def _report(self, solution: Solution, record: list[Tensor] | None) -> None:
         report_failure(solution, self.on_failure, where="The backward solve")
+        if record is not None:
+            record.append(solution.converged)
 
 
 class _ThroughGraph(torch.autograd.Function):
@@ -328,10 +326,7 @@ class _ThroughGraph(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         with torch.no_grad():
-            found = ctx.rule.solve_through(ctx.f, ctx.system, g.detach())
-        if ctx.record is not None:
-            ctx.record.append(found.converged)
-        u = found.value
+            u = ctx.rule.solve_through(ctx.f, ctx.system, g.detach(), ctx.record)
         if not torch.is_grad_enabled():
             return u.to(g.dtype), *[None] * (5 + ctx.count)
         if ctx.count == 0:
@@ -393,13 +388,12 @@ class _InClosedForm(torch.autograd.Function):
         dz: Tensor | None,
         adjoint: Adjoint,
         rule: Implicit,
-        f: Equation,
         record: list[Tensor] | None,
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(m, adjoint.z, adjoint.v)  # the outputs too: whoever writes to them gets an error
         ctx.set_materialize_grads(False)
-        ctx.adjoint, ctx.rule, ctx.f, ctx.record, ctx.count = adjoint, rule, f, record, len(tensors)
+        ctx.adjoint, ctx.rule, ctx.record, ctx.count = adjoint, rule, record, len(tensors)
         return adjoint.z.view_as(adjoint.z), adjoint.v.view_as(adjoint.v)
 
     @staticmethod
@@ -407,21 +401,19 @@ class _InClosedForm(torch.autograd.Function):
         m, *_ = ctx.saved_tensors
         adjoint: Adjoint = ctx.adjoint
         if g_v is not None:
-            through = dataclasses.replace(adjoint.operator, weight=adjoint.weight).adjoint(g_v)
+            through = adjoint.f.operator.adjoint(g_v)
             g = through if g is None else g + through
         if g is None:  # nothing depends on either
-            return (None,) * (7 + ctx.count)
+            return (None,) * (6 + ctx.count)
         with torch.no_grad():
-            found, w, y, n = ctx.rule.solve_closed(adjoint, g.detach().to(m.dtype))
-        if ctx.record is not None:
-            ctx.record.append(found.converged)
+            w, y, n = ctx.rule.solve_closed(adjoint, g.detach().to(m.dtype), ctx.record)
         if torch.is_grad_enabled():
             at = Point(adjoint.z, backward=ctx.record)
-            return *[None] * 7, *_differentiable(ctx.rule, ctx.f, at, w, g, g_v)
+            return *[None] * 6, *_differentiable(ctx.rule, adjoint.f, at, w, g, g_v)
         grad_weight = None
         if ctx.needs_input_grad[1]:
             operator = adjoint.operator
             second = n if g_v is None else torch.add(n, g_v, alpha=adjoint.sign)
             grad_weight = operator.weight_gradient(w, m)
             grad_weight = torch.add(grad_weight, operator.weight_gradient(adjoint.z, second), alpha=adjoint.sign)
-        return y, grad_weight, w if ctx.needs_input_grad[2] else None, *[None] * (4 + ctx.count)
+        return y, grad_weight, w if ctx.needs_input_grad[2] else None, *[None] * (3 + ctx.count)

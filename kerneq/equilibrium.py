@@ -18,6 +18,7 @@ from .solvers.loops import find_point, run_untraced
 from .tensors import check_kind, is_only_channels_last, is_transformed
 
 SolveHook = Callable[["Equilibrium", AbstractMap, Tensor], None]
+Output = Callable[[AbstractMap, Point], Tensor]  # what a layer makes of the state
 
 
 @final
@@ -110,73 +111,15 @@ class Equilibrium(nn.Module):
         return Solution(value, residual, steps, codes, self.tol, bound[0] if bound else None)
 
 
-def _find(
-    f: AbstractMap,
-    z0: Tensor | None,
-    solver: AbstractSolver[Any],
-    gradient: AbstractGradient,
-    limits: Limits,
-) -> tuple[Solution, Point]:
-    """Run the solver; where the gradient is that of unrolled steps, run those steps: validated as they are trained.
+@final
+class Value(nn.Module):
+    """Returns the value of a `Solution`, between modules: `nn.Sequential(layer, kerneq.Value(), nn.ReLU())`.
 
-    As everywhere, the residual of a solve out of steps is that of the point from which its last step was made.
+    Backward hooks belong on this module: PyTorch calls only those of modules that return tensors.
     """
-    if isinstance(gradient, Unrolled):
-        solver = gradient.choose_solver(f)
-        limits = dataclasses.replace(limits, max_steps=gradient.steps, check_every=gradient.steps)
-        z0 = None if z0 is None else torch.zeros_like(z0)
-    solution, at = find_point(f, z0, solver, limits)
-    return solution, dataclasses.replace(at, backward=[])
 
-
-def _attach(
-    gradient: AbstractGradient,
-    f: AbstractMap,
-    solution: Solution,
-    at: Point,
-    output: Callable[[AbstractMap, Point], Tensor],
-) -> Tensor:
-    """Return what the layer gives for z*, with its gradient; samples whose map gave no numbers have none, since a loss
-    that masks them would get NaN.
-
-    On a GPU finding those samples would wait for the device, so there all have one.
-    """
-    z = at.z
-    if not z.is_cuda and not torch.compiler.is_compiling():
-        lost = solution.codes == Status.NONFINITE.code
-        kept = lost.logical_not().nonzero().flatten()
-        part = f.rows(kept) if 0 < len(kept) < len(z) else None
-        if part is not None:
-            with torch.no_grad():
-                value = output(f, at)
-            found = gradient.attach(part, Point(z[kept], backward=at.backward))
-            return torch.index_copy(value, 0, kept, output(part, found))
-    return output(f, gradient.attach(f, at))
-
-
-def layers_of(model: nn.Module) -> list[Equilibrium]:
-    """Return the equilibrium layers of a model."""
-    return [module for module in model.modules() if isinstance(module, Equilibrium)]
-
-
-@contextlib.contextmanager
-def hook_solves(model: nn.Module, hook: SolveHook) -> Iterator[None]:
-    """Inside this context, every equilibrium layer of `model` calls hook(layer, f, z) after each solve.
-
-    It gets the layer, its equation and the z* it found, in any order: on a GPU branches are solved side by side.
-
-    with hook_solves(model, lambda layer, f, z: energies.append(f.energy(z))):
-        model(x)
-    """
-    layers = layers_of(model)
-    before = [layer.solve_hook for layer in layers]
-    for layer in layers:
-        layer.solve_hook = hook
-    try:
-        yield
-    finally:
-        for layer, old in zip(layers, before, strict=True):
-            layer.solve_hook = old
+    def forward(self, solution: Solution) -> Tensor:
+        return solution.value
 
 
 def fixed_point(
@@ -219,10 +162,70 @@ def fixed_point(
         solution, at = _find(g, z0, solver, gradient, limits)
         if not torch.is_grad_enabled():
             return solution
-        value = _attach(gradient, g, solution, at, lambda f, at: at.z)
-        return dataclasses.replace(solution, value=value, backward=at.backward)
+        return dataclasses.replace(solution, value=_attach(gradient, g, solution, at), backward=at.backward)
 
     return run_untraced(run)
+
+
+def _find(
+    f: AbstractMap, z0: Tensor | None, solver: AbstractSolver[Any], gradient: AbstractGradient, limits: Limits
+) -> tuple[Solution, Point]:
+    """Run the solver; where the gradient is that of unrolled steps, run those steps: validated as they are trained.
+
+    As everywhere, the residual of a solve out of steps is that of the point from which its last step was made.
+    """
+    if isinstance(gradient, Unrolled):
+        solver = gradient.choose_solver(f)
+        limits = dataclasses.replace(limits, max_steps=gradient.steps, check_every=gradient.steps)
+        z0 = None if z0 is None else torch.zeros_like(z0)
+    solution, at = find_point(f, z0, solver, limits)
+    return solution, dataclasses.replace(at, backward=[])
+
+
+def _attach(
+    gradient: AbstractGradient, f: AbstractMap, solution: Solution, at: Point, output: Output = lambda f, at: at.z
+) -> Tensor:
+    """Return what the layer gives for z*, with its gradient.
+
+    Samples whose map gave no numbers have none, since a loss that masks them would get NaN; on a GPU, where finding
+    them would wait for the device, all have one.
+    """
+    z = at.z
+    if not z.is_cuda and not torch.compiler.is_compiling():
+        lost = solution.codes == Status.NONFINITE.code
+        kept = lost.logical_not().nonzero().flatten()
+        part = f.rows(kept) if 0 < len(kept) < len(z) else None
+        if part is not None:
+            with torch.no_grad():
+                value = output(f, at)
+            found = gradient.attach(part, Point(z[kept], backward=at.backward))
+            return torch.index_copy(value, 0, kept, output(part, found))
+    return output(f, gradient.attach(f, at))
+
+
+def layers_of(model: nn.Module) -> list[Equilibrium]:
+    """Return the equilibrium layers of a model."""
+    return [module for module in model.modules() if isinstance(module, Equilibrium)]
+
+
+@contextlib.contextmanager
+def hook_solves(model: nn.Module, hook: SolveHook) -> Iterator[None]:
+    """Inside this context, every equilibrium layer of `model` calls hook(layer, f, z) after each solve.
+
+    It gets the layer, its equation and the z* it found, in any order: on a GPU branches are solved side by side.
+
+    with hook_solves(model, lambda layer, f, z: energies.append(f.energy(z))):
+        model(x)
+    """
+    layers = layers_of(model)
+    before = [layer.solve_hook for layer in layers]
+    for layer in layers:
+        layer.solve_hook = hook
+    try:
+        yield
+    finally:
+        for layer, old in zip(layers, before, strict=True):
+            layer.solve_hook = old
 
 
 @contextlib.contextmanager
@@ -266,14 +269,3 @@ def _exact_rule(rule: AbstractGradient) -> AbstractGradient:
         return rule
     implicit = rule if isinstance(rule, Implicit) else Implicit(Anderson())
     return dataclasses.replace(implicit, tol=1e-5, max_steps=50, check_every=None, on_failure="return")
-
-
-@final
-class Value(nn.Module):
-    """Returns the value of a `Solution`, between modules: `nn.Sequential(layer, kerneq.Value(), nn.ReLU())`.
-
-    Backward hooks belong on this module: PyTorch calls only those of modules that return tensors.
-    """
-
-    def forward(self, solution: Solution) -> Tensor:
-        return solution.value

@@ -28,13 +28,8 @@ def relative_residual(z: Tensor, image: Tensor, gap: Tensor | None = None) -> tu
     known. The residual is infinite where ‖f(z)‖ is: an iterate that diverges must not look converged once its square
     overflows.
     """
-    if (
-        image.is_cuda
-        and runs_triton(image)
-        and (image.is_contiguous() or is_channels_last(image))  # a sample is one run of numbers
-        and z.stride() == image.stride()
-        and z.dtype == image.dtype
-    ):
+    alike = z.stride() == image.stride() and z.dtype == image.dtype
+    if image.is_cuda and alike and (image.is_contiguous() or is_channels_last(image)) and runs_triton(image):
         from ..fused.history_triton import residual_and_gap
 
         return residual_and_gap(z, image)
@@ -141,8 +136,8 @@ class AbstractSolver(abc.ABC, Generic[Memory]):
         """Return the next iterate and the memory that goes with it; f has been evaluated, and is not called."""
 
 
-def check_start(z0: Tensor, shape: tuple[int, ...] | None = None) -> None:
-    """Refuse a start that no solver can work from; `shape` is that of the state where it is known."""
+def check_start(z0: Tensor, f: AbstractMap | None = None) -> None:
+    """Refuse a start that no solver of z = f(z) can work from; without f its shape is free."""
     if not isinstance(z0, Tensor):
         raise TypeError(f"`z0` must be a tensor (batch, ...), got {type(z0).__name__}.")
     if z0.dim() == 0 or len(z0) == 0 or not z0.is_floating_point():
@@ -150,13 +145,13 @@ def check_start(z0: Tensor, shape: tuple[int, ...] | None = None) -> None:
             f"`z0` must be a floating-point tensor whose first dimension is the batch, of one sample at least, "
             f"got dtype {z0.dtype} and shape {tuple(z0.shape)}."
         )
-    if shape is not None and z0.shape != shape:
-        raise ValueError(f"`z0` must have the shape of the state, {shape}, got {tuple(z0.shape)}.")
+    if isinstance(f, Equation) and z0.shape != f.state_shape:
+        raise ValueError(f"`z0` must have the shape of the state, {f.state_shape}, got {tuple(z0.shape)}.")
 
 
-def evaluate_start(space: AbstractSpace, z0: Tensor, shape: tuple[int, ...] | None = None) -> Evaluation:
+def evaluate_start(space: AbstractSpace, z0: Tensor, f: AbstractMap | None = None) -> Evaluation:
     """Evaluate at z0, check that f leaves it alone and keeps its shape, and convert it to the dtype of f's values."""
-    check_start(z0, shape)
+    check_start(z0, f)
     before = version(z0)
     at = space.evaluate(z0)
     if version(z0) != before:  # f(z) − z would be 0 wherever z is
@@ -188,7 +183,7 @@ class StateSpace(AbstractSpace):
 
     def start(self, z0: Tensor | None) -> Evaluation:
         if z0 is not None:
-            return evaluate_start(self, z0, self.f.state_shape if isinstance(self.f, Equation) else None)
+            return evaluate_start(self, z0, self.f)
         if not isinstance(self.f, Equation):
             raise TypeError(f"`z0` may be None only for the equation of a cell, got {type(self.f).__name__}.")
         image = self.f.evaluate(None).image

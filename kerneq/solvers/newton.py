@@ -6,7 +6,6 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from ..equation import Equation
 from ..maps import AbstractMap, Point, linearise
 from ..tensors import per_sample, per_sample_norm
 from .base import (
@@ -43,7 +42,7 @@ class NewtonSpace(AbstractSpace):
     def start(self, z0: Tensor | None) -> Evaluation:
         if z0 is None:
             return self.evaluate(StateSpace(self.f).start(None).z.contiguous())
-        return evaluate_start(self, z0, self.f.state_shape if isinstance(self.f, Equation) else None)
+        return evaluate_start(self, z0, self.f)
 
     def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
         """Measure ‖p‖ / ‖z + p‖, and ‖f(z) − z‖ at the point that is returned."""

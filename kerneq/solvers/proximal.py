@@ -43,7 +43,7 @@ class ProximalSpace(AbstractSpace):
         return Evaluation(z, self.f.descend(z, drive), Point(z, v, image), energy)
 
     def start(self, z0: Tensor | None) -> Evaluation:
-        return self.evaluate(None) if z0 is None else evaluate_start(self, z0, self.f.state_shape)
+        return self.evaluate(None) if z0 is None else evaluate_start(self, z0, self.f)
 
     def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
         assert isinstance(at.point, Point) and at.point.image is not None
@@ -86,7 +86,7 @@ class FeatureSpace(AbstractSpace):
     def start(self, z0: Tensor | None) -> Evaluation:
         if z0 is None:
             return self.evaluate(None)
-        check_start(z0, self.f.state_shape)
+        check_start(z0, self.f)
         return self.evaluate(self.f.operator(z0))
 
     def answer(self, at: Evaluation, following: Tensor) -> Tensor:

@@ -195,16 +195,16 @@ class Samples:
     def drop_finished(self, running: Running, z: Tensor) -> Tensor:
         """Let finished samples leave once they are a share of all; return the z of those that stay."""
         finished = self.record.finished
-        if int(finished.sum()) < SHRINK * len(z):
+        if np.count_nonzero(finished) < SHRINK * len(z):
             return z
-        keep, done = (~finished).nonzero().flatten(), finished.nonzero().flatten()
-        index = keep.to(z.device)
+        keep, done = np.flatnonzero(~finished), np.flatnonzero(finished)
+        index = torch.from_numpy(keep).to(z.device)
         rest = running.space.rows(index)
         if rest is None:
             return z
         running.space, running.memory = rest, restrict(running.memory, index)
-        self.left.append((restrict(self.record, done), take_samples(self.best, done.to(z.device))))
-        self.record, self.best = restrict(self.record, keep), take_samples(self.best, index)
+        self.left.append((self.record.take(done), take_samples(self.best, torch.from_numpy(done).to(z.device))))
+        self.record, self.best = self.record.take(keep), take_samples(self.best, index)
         return take_samples(z, index)
 
     def end(self, space: AbstractSpace, measured: AbstractPoint) -> End:
@@ -216,16 +216,16 @@ class Samples:
         if self.left:
             records, values = zip(*self.left, (record, value), strict=True)
             record, order = SampleRecord.join(records)
-            value = take_samples(torch.cat(values), order.to(device))
+            value = take_samples(torch.cat(values), torch.from_numpy(order).to(device))
         point = measured if measured.z is value else None
         missed = record.codes != Status.CONVERGED.code
         # The residual of other samples that failed may be that of another variable, which the space has iterated.
         exact = space.remeasure(value) if point is None and bool(missed.any()) else None
         if exact is not None:
-            record.residual[missed] = exact.residual.to(record.residual)[missed]
-            record.gap[missed] = exact.gap.to(record.gap)[missed]
-        gap, residual, steps, codes = record.gap, record.residual, record.steps, record.codes
-        if gap.device != device:  # two transfers, not four
+            exact_residual, exact_gap = _on_host([exact.residual, exact.gap], record.dtype)
+            record.residual[missed], record.gap[missed] = exact_residual[missed], exact_gap[missed]
+        gap, residual, steps, codes = map(torch.from_numpy, (record.gap, record.residual, record.steps, record.codes))
+        if device.type != "cpu":  # two transfers, not four
             gap, residual = torch.stack((gap, residual)).to(device).unbind()
             steps, codes = torch.stack((steps, codes)).to(device).unbind()
         return End(Solution(value, residual, steps, codes, record.tol), gap, point)
@@ -236,62 +236,64 @@ class Samples:
 class SampleRecord:
     """Which samples have finished, how, and after how many steps: an entry per sample still in the computation.
 
+    In NumPy: on a CPU this runs at every step, and on so few numbers an operation of PyTorch costs several of NumPy's.
     A tolerance the dtype cannot reach shows as a residual that has stopped falling within ε^¾ (ε: the dtype's
     rounding unit); bfloat16 stalls near 0.5 ε, float32 and float64 at 10 to 1000 ε, depending on the width.
     """
 
     tol: float
     rounding: float  # ε^¾
-    rows: Tensor  # where in the batch each sample stands
-    residual: Tensor  # of the best point
-    gap: Tensor  # ‖f(z) − z‖ there
-    merit: Tensor  # the lowest energy, or the lowest residual: what "best" means
-    lowest: Tensor  # residual so far
-    fell: Tensor  # the step at which `lowest` last fell
-    steps: Tensor
-    codes: Tensor
-    finished: Tensor
+    dtype: torch.dtype  # of the residuals
+    rows: Array  # where in the batch each sample stands
+    residual: Array  # of the best point
+    gap: Array  # ‖f(z) − z‖ there
+    merit: Array  # the lowest energy, or the lowest residual: what "best" means
+    lowest: Array  # residual so far
+    fell: Array  # the step at which `lowest` last fell
+    steps: Array
+    codes: Array
+    finished: Array
 
     @classmethod
     def open(cls, batch: int, tol: float, dtype: torch.dtype) -> Self:
-        """Make a record in which nothing is known yet, on the host; every column has memory of its own, since `observe`
-        writes in place."""
-        rows = torch.arange(batch)
-        residual, gap, merit, lowest = torch.full((4, batch), torch.inf, dtype=working_dtype(dtype))
-        fell, steps = torch.zeros(2, batch, dtype=torch.int64)
-        codes = torch.full_like(rows, Status.MAX_STEPS.code)
-        finished = torch.zeros(batch, dtype=torch.bool)
-        rounding = torch.finfo(dtype).eps ** 0.75
-        return cls(tol, rounding, rows, residual, gap, merit, lowest, fell, steps, codes, finished)
+        """Make a record in which nothing is known yet, of a map with values of this dtype."""
+        real, rounding = working_dtype(dtype), torch.finfo(dtype).eps ** 0.75
+        residual, gap, merit, lowest = torch.full((4, batch), torch.inf, dtype=real).numpy()
+        fell, steps = np.zeros((2, batch), dtype=np.int64)
+        codes = np.full(batch, Status.MAX_STEPS.code, dtype=np.int64)
+        finished = np.zeros(batch, dtype=np.bool_)
+        return cls(tol, rounding, real, np.arange(batch), residual, gap, merit, lowest, fell, steps, codes, finished)
 
     @classmethod
-    def join(cls, parts: Sequence[Self]) -> tuple[Self, Tensor]:
+    def join(cls, parts: Sequence[Self]) -> tuple[Self, Array]:
         """Join the records of all samples in the order of the batch; return that order as well."""
-        names = [field.name for field in dataclasses.fields(cls) if field.type is Tensor]
-        columns = (torch.cat([getattr(part, name) for part in parts]) for name in names)
-        joined = cls(parts[0].tol, parts[0].rounding, *columns)
+        first, columns = parts[0], zip(*(part._columns() for part in parts), strict=True)
+        joined = cls(first.tol, first.rounding, first.dtype, *map(np.concatenate, columns))
         order = joined.rows.argsort()
-        return restrict(joined, order), order
+        return joined.take(order), order
 
-    def observe(self, step: int, measured: Measurement) -> Tensor:
-        """Enter one measurement; return where it is the best so far: at `tol`, or by its merit, give or take its slack.
+    def take(self, index: Array) -> Self:
+        """Return a record of the entries in `index` only."""
+        columns = (column[index] for column in self._columns())
+        return type(self)(self.tol, self.rounding, self.dtype, *columns)
 
-        In NumPy, on the memory of the tensors: on a CPU this runs at every step, and on so few numbers an operation of
-        PyTorch costs several of NumPy's.
-        """
+    def _columns(self) -> list[Array]:
+        return [value for value in vars(self).values() if isinstance(value, np.ndarray)]
+
+    def observe(self, step: int, measured: Measurement) -> Array:
+        """Enter a measurement; return where it is the best so far: at `tol`, or by its merit, up to its slack."""
         found = (measured.residual, measured.gap, measured.merit, measured.slack)
-        residual, gap, *rest = _on_host([t for t in found if t is not None], self.residual.dtype)
-        merit, limit = rest[0] if rest else residual, self.merit.numpy()
+        residual, gap, *rest = _on_host([t for t in found if t is not None], self.dtype)
+        merit, limit = rest[0] if rest else residual, self.merit
         if len(rest) == 2:
             with np.errstate(over="ignore", invalid="ignore"):  # an energy near the largest number, or past it
                 limit = limit + rest[1]
-        finished = self.finished.numpy()
-        running, finite = ~finished, np.isfinite(residual)
+        running, finite = ~self.finished, np.isfinite(residual)
         reached = residual <= self.tol
-        better = running & finite & ((merit <= limit) | reached)
-        np.copyto(self.steps.numpy(), step, where=running)
+        better: Array = running & finite & ((merit <= limit) | reached)
+        np.copyto(self.steps, step, where=running)
         for column, new in ((self.residual, residual), (self.gap, gap), (self.merit, merit)):
-            np.copyto(column.numpy(), new, where=better)
+            np.copyto(column, new, where=better)
         ends = (
             (~finite, Status.NONFINITE),
             (self._stalled(step, residual), Status.PRECISION),
@@ -299,17 +301,16 @@ class SampleRecord:
         )
         for mask, status in ends:
             if np.count_nonzero(mask):
-                np.copyto(self.codes.numpy(), status.code, where=mask & running)
-                finished |= mask
-        return torch.from_numpy(better)
+                np.copyto(self.codes, status.code, where=mask & running)
+                self.finished |= mask
+        return better
 
     def _stalled(self, step: int, residual: Array) -> Array:
         """Return where the residual is within reach of rounding and has not fallen for a while."""
-        lowest, fell = self.lowest.numpy(), self.fell.numpy()
-        falls = residual < lowest  # by however little: what converges slowly has not stopped
-        np.copyto(fell, step, where=falls)
-        np.copyto(lowest, residual, where=falls)
-        stalled: Array = (residual <= self.rounding) & (step - fell >= PATIENCE)
+        falls = residual < self.lowest  # by however little: what converges slowly has not stopped
+        np.copyto(self.fell, step, where=falls)
+        np.copyto(self.lowest, residual, where=falls)
+        stalled: Array = (residual <= self.rounding) & (step - self.fell >= PATIENCE)
         return stalled
 
 
@@ -325,10 +326,10 @@ def _store_alike(at: Evaluation) -> Evaluation:
     return at if at.z.stride() == at.image.stride() else move(at, torch.empty_like(at.image).copy_(at.z))
 
 
-def _pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
+def _pick(mask: Array, new: Tensor, old: Tensor) -> Tensor:
     """Return the rows of `new` where the mask holds, else of `old`; one of them itself where all rows agree."""
-    if bool(mask.all()):
+    if mask.all():
         return new
-    if not bool(mask.any()):
+    if not mask.any():
         return old
-    return torch.where(per_sample(mask.to(new.device), new), new, old)
+    return torch.where(per_sample(torch.from_numpy(mask).to(new.device), new), new, old)

@@ -47,11 +47,11 @@ class AdjointPoint:
 @final
 @dataclasses.dataclass(frozen=True)
 class Adjoint:
-    """The loop z = σ(Wᵀm + ∂S/∂z), m = ∂S/∂v at v = Wz, opened at its last link, for the backward pass.
+    """The derivative of f(z) = σ(Wᵀm + ∂S/∂z), m = ∂S/∂v at v = Wz, at its equilibrium: the adjoint system.
 
-    With g = ∂L/∂z, the adjoint system is w = D(g + Hw), H = P ± WᵀNW: N = ±∂²S/∂v² and P = ∂²S/∂z² are known in closed
-    form; the sign of N is apart, which saves a pass. Where there is no P it becomes y = WDg ± WDWᵀNy in the space of
-    y = Ww, and w = D(g ± WᵀNy) follows.
+    With g = ∂L/∂z it is w = D(g + Hw), D the derivative of σ and H = P ± WᵀNW, where N = ±∂²S/∂v² and P = ∂²S/∂z² are
+    known in closed form; the sign of N is apart, which saves a pass. Where there is no P it becomes y = WDg ± WDWᵀNy
+    for y = Ww, which is smaller, and w = D(g ± WᵀNy) follows.
     """
 
     f: Equation
@@ -65,8 +65,8 @@ class Adjoint:
     sign: int
 
     @classmethod
-    def open(cls, f: Equation, at: Point) -> Self:
-        """Open f at its equilibrium; what the solve has computed there is not computed again."""
+    def of(cls, f: Equation, at: Point) -> Self:
+        """Differentiate f at its equilibrium; what the solve has computed there is not computed again."""
         operator = dataclasses.replace(f.operator, weight=f.operator.weight.detach())
         z, image = at.z.detach(), at.image
         v = operator(z) if at.features is None else at.features.detach()
@@ -79,17 +79,17 @@ class Adjoint:
 
     def in_features(self, g: Tensor) -> "FeatureAdjoint":
         """Return the system y = WDg ± WDWᵀNy, in a unit of its own."""
-        source = self.operator(self.masked(g))
+        source = self.operator(self.mask(g))
         unit = magnitude(source)
         return FeatureAdjoint(self, source / unit, unit, g)
 
     def in_state(self, g: Tensor) -> "StateAdjoint":
         """Return the system w = Dg + DHw, in a unit of its own."""
-        source = self.masked(g)
+        source = self.mask(g)
         unit = magnitude(source)
         return StateAdjoint(self, source / unit, unit)
 
-    def masked(self, g: Tensor) -> Tensor:
+    def mask(self, g: Tensor) -> Tensor:
         """Return Dg."""
         return self.f.prox.vjp(self.image.to(g.dtype), g)
 
@@ -140,7 +140,7 @@ class FeatureAdjoint(AbstractSpace):
         if at.n is None or at.masked is None:
             n = adjoint.hvp(scaled)
             return adjoint.masked_adjoint(n, self.g, adjoint.sign), scaled, n
-        w = torch.addcmul(adjoint.masked(self.g), at.masked, self.unit, value=adjoint.sign)
+        w = torch.addcmul(adjoint.mask(self.g), at.masked, self.unit, value=adjoint.sign)
         return w, scaled, scaled if at.n is at.z else at.n * self.unit  # N = 1 for the linear kernel
 
 
@@ -205,7 +205,7 @@ class Implicit(AbstractGradient):
 
     def attach(self, f: Map, at: Point) -> Point:
         if isinstance(f, Equation) and not isinstance(self.solver, Newton):
-            adjoint = Adjoint.open(f, at)
+            adjoint = Adjoint.of(f, at)
             inputs = (adjoint.slope.dv, f.operator.weight, adjoint.slope.dz, adjoint, self, at.backward, *f.tensors())
             z, v = _InClosedForm.apply(*inputs)  # type: ignore[no-untyped-call]
             return Point(z, v, adjoint.image, at.backward)
@@ -235,7 +235,7 @@ class Implicit(AbstractGradient):
         if isinstance(self.solver, Newton):  # the system is linear, so one step is all
             found = self._eliminate(system, g)
         else:
-            solver = self._iteration()
+            solver = self._choose_solver()
             space = solver.space(Function(lambda u: system.vjp(u) + g))
             found = solve_space(space, g, solver, self.limits).solution
         self._report(found, record)
@@ -274,11 +274,11 @@ class Implicit(AbstractGradient):
         return Solution(y, residual, steps, codes, self.tol), AdjointPoint(y)
 
     def _iterate(self, system: AbstractSpace) -> tuple[Solution, AdjointPoint]:
-        end = solve_space(system, None, self._iteration(), self.limits)
+        end = solve_space(system, None, self._choose_solver(), self.limits)
         point = end.point if isinstance(end.point, AdjointPoint) else AdjointPoint(end.solution.value)
         return end.solution, point
 
-    def _iteration(self) -> AbstractSolver[Any]:
+    def _choose_solver(self) -> AbstractSolver[Any]:
         """Return what iterates the adjoint system, in whichever variable that is."""
         solver = self.solver.solver if isinstance(self.solver, InFeatures) else self.solver
         return solver if isinstance(solver, AbstractSolver) else Anderson()

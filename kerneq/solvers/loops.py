@@ -108,10 +108,10 @@ def check_stride(check_every: int | None, z: Tensor) -> int:
 def run_fixed(space: AbstractSpace, at: Evaluation, solver: AbstractSolver[Any], limits: Limits) -> End:
     """Take `max_steps` steps without reading a number, for `torch.export` and CUDA graphs; the residual is measured at
     the end, on the device."""
-    running, max_steps = Running(space, solver, at.z.device.type), limits.max_steps
-    at = running.advance(at, max_steps - 1)
+    iteration, max_steps = Iteration(space, solver, at.z.device.type), limits.max_steps
+    at = iteration.advance(at, max_steps - 1)
     ahead = solver.steady or max_steps == 1  # whether the value is a step ahead of the last evaluation
-    value = space.answer(at, running.step(at)) if ahead else at.point.z
+    value = space.answer(at, iteration.step(at)) if ahead else at.point.z
     measured = space.measure(at)
     steps = torch.full_like(measured.residual, max_steps, dtype=torch.int64)
     codes = final_codes(measured.residual, limits.tol)
@@ -126,30 +126,30 @@ def run_adaptive(space: AbstractSpace, at: Evaluation, solver: AbstractSolver[An
     """
     tol, max_steps = limits.tol, limits.max_steps
     steady, delays, at = solver.steady, solver.delays(space), _store_alike(at)
-    running, samples = Running(space, solver, at.z.device.type), Samples(at, tol)
+    iteration, samples = Iteration(space, solver, at.z.device.type), Samples(at, tol)
     delay = min(stride, CUDA_STRIDE) - 1 if delays else 0
-    at = running.advance(running.take_picard_steps(at, delay), stride - 1 - delay)
+    at = iteration.advance(iteration.take_picard_steps(at, delay), stride - 1 - delay)
     step = stride
     while True:
         last = step == max_steps
-        measured = running.space.measure(at, None if last else tol)
+        measured = iteration.space.measure(at, None if last else tol)
         better = samples.record.observe(step, measured)
         finished = samples.record.finished
         over, value = bool(finished.all()), at.point.z
         if not over and (steady or not last):
-            z = running.step(at)
+            z = iteration.step(at)
             if steady or step == 1:  # a sample that goes on is worth no less a step ahead
-                value = _pick(finished, value, running.space.answer(at, z))
+                value = _pick(finished, value, iteration.space.answer(at, z))
         samples.best = _pick(better, value, samples.best)
         if over or last:
             return samples.end(space, measured.point)
-        z, count = samples.drop_finished(running, z), min(stride, max_steps - step)
-        at, step = running.space.evaluate(z), step + count
+        z, count = samples.drop_finished(iteration, z), min(stride, max_steps - step)
+        at, step = iteration.space.evaluate(z), step + count
         if count > 1:
-            at = running.advance(at, count - 1)
+            at = iteration.advance(at, count - 1)
 
 
-class Running:
+class Iteration:
     """A solver with its memory, at work on the samples that are still in the computation."""
 
     def __init__(self, space: AbstractSpace, solver: AbstractSolver[Any], device: str):
@@ -192,17 +192,17 @@ class Samples:
         self.best = at.point.z
         self.left: list[tuple[SampleRecord, Tensor]] = []
 
-    def drop_finished(self, running: Running, z: Tensor) -> Tensor:
+    def drop_finished(self, iteration: Iteration, z: Tensor) -> Tensor:
         """Let finished samples leave once they are a share of all; return the z of those that stay."""
         finished = self.record.finished
         if np.count_nonzero(finished) < SHRINK * len(z):
             return z
         keep, done = np.flatnonzero(~finished), np.flatnonzero(finished)
         index = torch.from_numpy(keep).to(z.device)
-        rest = running.space.rows(index)
+        rest = iteration.space.rows(index)
         if rest is None:
             return z
-        running.space, running.memory = rest, restrict(running.memory, index)
+        iteration.space, iteration.memory = rest, restrict(iteration.memory, index)
         self.left.append((self.record.take(done), take_samples(self.best, torch.from_numpy(done).to(z.device))))
         self.record, self.best = self.record.take(keep), take_samples(self.best, index)
         return take_samples(z, index)
@@ -288,10 +288,10 @@ class SampleRecord:
         if len(rest) == 2:
             with np.errstate(over="ignore", invalid="ignore"):  # an energy near the largest number, or past it
                 limit = limit + rest[1]
-        running, finite = ~self.finished, np.isfinite(residual)
+        active, finite = ~self.finished, np.isfinite(residual)
         reached = residual <= self.tol
-        better: Array = running & finite & ((merit <= limit) | reached)
-        np.copyto(self.steps, step, where=running)
+        better: Array = active & finite & ((merit <= limit) | reached)
+        np.copyto(self.steps, step, where=active)
         for column, new in ((self.residual, residual), (self.gap, gap), (self.merit, merit)):
             np.copyto(column, new, where=better)
         ends = (
@@ -301,7 +301,7 @@ class SampleRecord:
         )
         for mask, status in ends:
             if np.count_nonzero(mask):
-                np.copyto(self.codes, status.code, where=mask & running)
+                np.copyto(self.codes, status.code, where=mask & active)
                 self.finished |= mask
         return better
 

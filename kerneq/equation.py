@@ -79,8 +79,7 @@ class Equation(AbstractMap):
 
     @property
     def contraction(self) -> Tensor | None:
-        """L where `norm` holds it under 1 everywhere (σ is nonexpansive), else None: a curved inner kernel promises
-        less."""
+        """L where `norm` holds it under 1 everywhere, else None: a curved inner kernel promises less."""
         return self.binding.lipschitz if self.kernel.through_features and self.binding.limit <= 1 else None
 
     @property

@@ -92,8 +92,7 @@ class Equilibrium(nn.Module):
         return dataclasses.replace(solution, value=value, error_bound=error, backward=at.backward)
 
     def _transformed(self, x: Tensor) -> Solution:
-        """Run under `torch.func` or forward mode: as a function of x, the parameters, and the buffers that a transform
-        follows."""
+        """Run under a transform, as a function of x, the parameters and the buffers that the transform follows."""
         if self.training:
             raise RuntimeError(
                 "`torch.func`, or forward mode, needs a layer in `eval()`, got one in `train()`, which changes when it "

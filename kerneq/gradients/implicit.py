@@ -289,8 +289,7 @@ class Implicit(AbstractGradient):
         return conjugate_gradient(system.adjoint.symmetric, b, self.tol, self.max_steps, stride)
 
     def _eliminate(self, system: Linearisation, g: Tensor) -> Solution:
-        """Solve for u by elimination; its residual is rounding, unless samples meet in f, or f is too steep for its
-        dtype."""
+        """Solve for u; its residual is rounding, unless samples meet in f, or f is too steep for its dtype."""
         u = system.solve(g, transposed=True)
         residual, _ = relative_residual(u, system.vjp(u) + g)
         codes = final_codes(residual, max(self.tol, torch.finfo(g.dtype).eps ** 0.5))  # u is wider than half precision

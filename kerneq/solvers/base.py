@@ -107,8 +107,8 @@ class AbstractSpace(abc.ABC):
 class AbstractSolver(abc.ABC, Generic[Memory]):
     """A rule z, f(z) ↦ next z, a frozen value. The loop in `solve` calls f once a step, measures, and decides.
 
-    To write one: `init` and `step`. `space` lets it iterate another variable than z; the other two say what may be
-    relied on.
+    To write one: `init` and `step`. `space` lets it iterate another variable than z; `steady` and `delays` are promises
+    that the loop makes use of.
     """
 
     @property

@@ -208,10 +208,7 @@ class Samples:
         return take_samples(z, index)
 
     def end(self, space: AbstractSpace, measured: AbstractPoint) -> End:
-        """Return the outcome for all samples, in the order of the batch, on the device of the values.
-
-        `measured` is the state that was measured last.
-        """
+        """Return the outcome for all samples, in the order of the batch; `measured` is the state measured last."""
         record, value, device = self.record, self.best, self.best.device
         if self.left:
             records, values = zip(*self.left, (record, value), strict=True)

@@ -26,8 +26,7 @@ DECREASE = 1e-4  # of the slope of ‖f(z) − z‖ along p, which a step must a
 @final
 @dataclasses.dataclass(frozen=True)
 class NewtonSpace(AbstractSpace):
-    """Iterates z ↦ z + p, p = (I − J)⁻¹(f(z) − z): its fixed points are those of f, and p is the error of z to first
-    order."""
+    """Iterates z ↦ z + p, p = (I − J)⁻¹(f(z) − z), the error of z to first order; its fixed points are those of f."""
 
     f: AbstractMap
 
@@ -88,7 +87,7 @@ class Newton(AbstractSolver[None]):
     cycle, far from z*: start it near. Its residual is ‖p‖ / ‖z + p‖, the error of z to first order, which rounding in a
     steep f does not hide; it returns z + p, whose error is about the square of that, and `error_bound` is that of
     z + p. As the solver of `Implicit` it solves the adjoint system directly. For n entries a state, a step costs n
-    products with J and n³ operations, and n² numbers a sample; it looks at f at every trial, so it is not for CUDA
+    products with J and n³ operations, and n² numbers a sample; it evaluates f at every trial, so it is not for CUDA
     graphs.
     """
 

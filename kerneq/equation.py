@@ -79,9 +79,8 @@ class Equation(AbstractMap):
 
     @property
     def contraction(self) -> Tensor | None:
-        """L where `norm` holds it under 1 everywhere (σ is nonexpansive), else None: a curved inner kernel promises
-        less."""
-        return self.bound if self.kernel.through_features and self.binding.limit <= 1 else None
+        """L where `norm` holds it under 1 everywhere, else None: a curved inner kernel promises less."""
+        return self.binding.lipschitz if self.kernel.through_features and self.binding.limit <= 1 else None
 
     @property
     def stretch(self) -> Tensor:
@@ -175,7 +174,8 @@ class Equation(AbstractMap):
 
     def error_bound(self, gap: Tensor) -> Tensor:
         """Return the bound ‖z − z*‖ ≤ (1 + L/μ)‖f(z) − z‖ where E is μ-strongly convex (fact 4), else ∞."""
-        return torch.where(self.convexity > 0, (1 + self.bound / self.convexity) * gap, torch.inf)
+        L, mu = self.binding.lipschitz, self.binding.convexity
+        return torch.where(mu > 0, (1 + L / mu) * gap, torch.inf)
 
     @property
     def state_shape(self) -> tuple[int, ...]:

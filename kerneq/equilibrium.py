@@ -12,12 +12,13 @@ from .cells import AbstractCell
 from .gradients import AbstractGradient, Implicit, Unrolled
 from .gradients.transforms import opaque
 from .maps import AbstractMap, Function, Point, as_map
-from .solution import OnFailure, Solution, Status, check_limits
+from .solution import Limits, OnFailure, Solution, Status
 from .solvers import AbstractSolver, Anderson, Proximal
 from .solvers.loops import find_point, run_untraced
 from .tensors import check_kind, is_only_channels_last, is_transformed
 
 SolveHook = Callable[["Equilibrium", AbstractMap, Tensor], None]
+Output = Callable[[AbstractMap, Point], Tensor]  # what a layer makes of the state
 
 
 @final
@@ -56,11 +57,15 @@ class Equilibrium(nn.Module):
         check_kind("cell", cell, AbstractCell)
         check_kind("solver", solver, AbstractSolver)
         check_kind("gradient", gradient, AbstractGradient)
-        check_limits(tol, max_steps, check_every, on_failure)
         self.cell, self.solver, self.gradient = cell, solver, gradient
-        self.tol, self.max_steps = tol, max_steps
-        self.check_every, self.on_failure = check_every, on_failure
+        self.tol, self.max_steps, self.check_every, self.on_failure = tol, max_steps, check_every, on_failure
+        self.limits.check()
         self.solve_hook: SolveHook | None = None  # see `hook_solves`
+
+    @property
+    def limits(self) -> Limits:
+        """`tol`, `max_steps`, `check_every` and `on_failure` as they are now."""
+        return Limits(self.tol, self.max_steps, self.check_every, self.on_failure)
 
     def extra_repr(self) -> str:
         return f"solver={self.solver}, gradient={self.gradient}, tol={self.tol:g}, max_steps={self.max_steps}"
@@ -72,8 +77,7 @@ class Equilibrium(nn.Module):
         if is_transformed():
             return self._transformed(x)
         f = self.cell.bind(x)
-        limits = self.tol, self.max_steps, self.check_every, self.on_failure
-        solution, at = _find(f, self.cell.initial(f), self.solver, self.gradient, *limits)
+        solution, at = _find(f, self.cell.initial(f), self.solver, self.gradient, self.limits)
         if self.training:
             self.cell.observe(f, at.z)
         if self.solve_hook is not None:
@@ -88,8 +92,7 @@ class Equilibrium(nn.Module):
         return dataclasses.replace(solution, value=value, error_bound=error, backward=at.backward)
 
     def _transformed(self, x: Tensor) -> Solution:
-        """Run under `torch.func` or forward mode: as a function of x, the parameters, and the buffers that a transform
-        follows."""
+        """Run under a transform, as a function of x, the parameters and the buffers that the transform follows."""
         if self.training:
             raise RuntimeError(
                 "`torch.func`, or forward mode, needs a layer in `eval()`, got one in `train()`, which changes when it "
@@ -107,15 +110,64 @@ class Equilibrium(nn.Module):
         return Solution(value, residual, steps, codes, self.tol, bound[0] if bound else None)
 
 
+@final
+class Value(nn.Module):
+    """Returns the value of a `Solution`, between modules: `nn.Sequential(layer, kerneq.Value(), nn.ReLU())`.
+
+    Backward hooks belong on this module: PyTorch calls only those of modules that return tensors.
+    """
+
+    def forward(self, solution: Solution) -> Tensor:
+        return solution.value
+
+
+def fixed_point(
+    f: Callable[..., Tensor],
+    z0: Tensor,
+    *inputs: Tensor,
+    solver: AbstractSolver[Any] = Anderson(),  # noqa: B008  (a frozen value)
+    gradient: AbstractGradient = Implicit(),  # noqa: B008
+    tol: float = 1e-3,
+    max_steps: int = 50,
+    check_every: int | None = None,
+    on_failure: OnFailure = "return",
+) -> Solution:
+    """Return the z (batch, ...) with z = f(z) for any function of a batch: a `Solution` whose value carries gradients.
+
+    The gradients reach all that f depends on, parameters and inputs, by the rule `gradient`; the solve starts at z0.
+    `solve` alone does the same without gradients.
+
+        s = kq.fixed_point(lambda z: torch.tanh(linear(z) + x), torch.zeros_like(x))
+        s.value.sum().backward()
+
+    Inputs (batch, ...) given after z0 are passed on to f(z, x): samples that have converged then leave the computation,
+    and a sample that became NaN spoils no gradient. That is for functions that treat every sample of a batch on its own
+    (batch norm does not).
+    """
+    check_kind("solver", solver, AbstractSolver)
+    check_kind("gradient", gradient, AbstractGradient)
+    limits = Limits(tol, max_steps, check_every, on_failure).check()
+    if is_transformed():
+        raise RuntimeError(
+            "`torch.func`, or forward mode, cannot go through `fixed_point`, which does not know what f depends on: "
+            "use `torch.autograd.grad`, or an `Equilibrium` layer."
+        )
+    if isinstance(z0, Tensor) and any(not isinstance(x, Tensor) or x.shape[:1] != z0.shape[:1] for x in inputs):
+        got = ", ".join(str(tuple(x.shape) if isinstance(x, Tensor) else x) for x in inputs)
+        raise ValueError(f"The inputs behind `z0` must be tensors of its {len(z0)} samples, got {got}.")
+
+    def run() -> Solution:
+        g = Function(f, inputs) if inputs else as_map(f)
+        solution, at = _find(g, z0, solver, gradient, limits)
+        if not torch.is_grad_enabled():
+            return solution
+        return dataclasses.replace(solution, value=_attach(gradient, g, solution, at), backward=at.backward)
+
+    return run_untraced(run)
+
+
 def _find(
-    f: AbstractMap,
-    z0: Tensor | None,
-    solver: AbstractSolver[Any],
-    gradient: AbstractGradient,
-    tol: float,
-    max_steps: int,
-    check_every: int | None,
-    on_failure: OnFailure,
+    f: AbstractMap, z0: Tensor | None, solver: AbstractSolver[Any], gradient: AbstractGradient, limits: Limits
 ) -> tuple[Solution, Point]:
     """Run the solver; where the gradient is that of unrolled steps, run those steps: validated as they are trained.
 
@@ -123,23 +175,19 @@ def _find(
     """
     if isinstance(gradient, Unrolled):
         solver = gradient.choose_solver(f)
-        max_steps = check_every = gradient.steps
+        limits = dataclasses.replace(limits, max_steps=gradient.steps, check_every=gradient.steps)
         z0 = None if z0 is None else torch.zeros_like(z0)
-    solution, at = find_point(f, z0, solver, tol, max_steps, check_every, on_failure)
+    solution, at = find_point(f, z0, solver, limits)
     return solution, dataclasses.replace(at, backward=[])
 
 
 def _attach(
-    gradient: AbstractGradient,
-    f: AbstractMap,
-    solution: Solution,
-    at: Point,
-    output: Callable[[AbstractMap, Point], Tensor],
+    gradient: AbstractGradient, f: AbstractMap, solution: Solution, at: Point, output: Output = lambda f, at: at.z
 ) -> Tensor:
-    """Return what the layer gives for z*, with its gradient; samples whose map gave no numbers have none, since a loss
-    that masks them would get NaN.
+    """Return what the layer gives for z*, with its gradient.
 
-    On a GPU finding those samples would wait for the device, so there all have one.
+    Samples whose map gave no numbers have none, since a loss that masks them would get NaN; on a GPU, where finding
+    them would wait for the device, all have one.
     """
     z = at.z
     if not z.is_cuda and not torch.compiler.is_compiling():
@@ -179,52 +227,6 @@ def hook_solves(model: nn.Module, hook: SolveHook) -> Iterator[None]:
             layer.solve_hook = old
 
 
-def fixed_point(
-    f: Callable[..., Tensor],
-    z0: Tensor,
-    *inputs: Tensor,
-    solver: AbstractSolver[Any] = Anderson(),  # noqa: B008  (a frozen value)
-    gradient: AbstractGradient = Implicit(),  # noqa: B008
-    tol: float = 1e-3,
-    max_steps: int = 50,
-    check_every: int | None = None,
-    on_failure: OnFailure = "return",
-) -> Solution:
-    """Return the z (batch, ...) with z = f(z) for any function of a batch: a `Solution` whose value carries gradients.
-
-    The gradients reach all that f depends on, parameters and inputs, by the rule `gradient`; the solve starts at z0.
-    `solve` alone does the same without gradients.
-
-        s = kq.fixed_point(lambda z: torch.tanh(linear(z) + x), torch.zeros_like(x))
-        s.value.sum().backward()
-
-    Inputs (batch, ...) given after z0 are passed on to f(z, x): samples that have converged then leave the computation,
-    and a sample that became NaN spoils no gradient. That is for functions that treat every sample of a batch on its own
-    (batch norm does not).
-    """
-    check_kind("solver", solver, AbstractSolver)
-    check_kind("gradient", gradient, AbstractGradient)
-    check_limits(tol, max_steps, check_every, on_failure)
-    if is_transformed():
-        raise RuntimeError(
-            "`torch.func`, or forward mode, cannot go through `fixed_point`, which does not know what f depends on: "
-            "use `torch.autograd.grad`, or an `Equilibrium` layer."
-        )
-    if isinstance(z0, Tensor) and any(not isinstance(x, Tensor) or x.shape[:1] != z0.shape[:1] for x in inputs):
-        got = ", ".join(str(tuple(x.shape) if isinstance(x, Tensor) else x) for x in inputs)
-        raise ValueError(f"The inputs behind `z0` must be tensors of its {len(z0)} samples, got {got}.")
-
-    def run() -> Solution:
-        g = Function(f, inputs) if inputs else as_map(f)
-        solution, at = _find(g, z0, solver, gradient, tol, max_steps, check_every, on_failure)
-        if not torch.is_grad_enabled():
-            return solution
-        value = _attach(gradient, g, solution, at, lambda f, at: at.z)
-        return dataclasses.replace(solution, value=value, backward=at.backward)
-
-    return run_untraced(run)
-
-
 @contextlib.contextmanager
 def solving(
     model: nn.Module,
@@ -252,7 +254,7 @@ def solving(
             layer.tol = layer.tol if tol is None else tol
             layer.max_steps = layer.max_steps if max_steps is None else max_steps
             layer.gradient = _exact_rule(layer.gradient) if exact else gradient or layer.gradient
-            check_limits(layer.tol, layer.max_steps)
+            layer.limits.check()
         yield
     finally:
         torch.backends.cudnn.allow_tf32 = tf32
@@ -266,14 +268,3 @@ def _exact_rule(rule: AbstractGradient) -> AbstractGradient:
         return rule
     implicit = rule if isinstance(rule, Implicit) else Implicit(Anderson())
     return dataclasses.replace(implicit, tol=1e-5, max_steps=50, check_every=None, on_failure="return")
-
-
-@final
-class Value(nn.Module):
-    """Returns the value of a `Solution`, between modules: `nn.Sequential(layer, kerneq.Value(), nn.ReLU())`.
-
-    Backward hooks belong on this module: PyTorch calls only those of modules that return tensors.
-    """
-
-    def forward(self, solution: Solution) -> Tensor:
-        return solution.value

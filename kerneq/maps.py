@@ -100,8 +100,7 @@ class Linearisation:
         return torch.stack([row.reshape(len(row), -1) for row in rows], dim=1)
 
     def solve(self, g: Tensor, transposed: bool = False) -> Tensor:
-        """Return (I − J)⁻¹g, or (I − Jᵀ)⁻¹g, by elimination: n³ operations a sample; not finite where I − J is
-        singular."""
+        """Return (I − J)⁻¹g, or (I − Jᵀ)⁻¹g, by elimination, n³ operations a sample; not finite if singular."""
         J = widened(self.jacobian())
         matrix = torch.eye(J.shape[-1], dtype=J.dtype, device=J.device) - (J.mT if transposed else J)
         return torch.linalg.solve_ex(matrix, g.to(J.dtype).reshape(len(g), -1))[0].view_as(g)

@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 import warnings
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -11,6 +11,26 @@ from torch import Tensor
 from .tensors import check_positive, check_whole
 
 OnFailure = Literal["raise", "warn", "return"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """When a solve ends, and what happens if a sample has not converged by then."""
+
+    tol: float
+    max_steps: int
+    check_every: int | None = None  # steps between two residual checks; None: see `kerneq.solve`
+    on_failure: OnFailure = "return"
+
+    def check(self) -> Self:
+        """Raise if one of them has no meaning, else return self."""
+        check_positive("tol", self.tol)
+        check_whole("max_steps", self.max_steps)
+        if self.check_every is not None:
+            check_whole("check_every", self.check_every)
+        if self.on_failure not in ("raise", "warn", "return"):
+            raise ValueError(f"`on_failure` must be 'raise', 'warn' or 'return', got {self.on_failure!r}.")
+        return self
 
 
 class Status(enum.Enum):
@@ -116,16 +136,6 @@ def report_failure(solution: Solution, on_failure: OnFailure, where: str = "The 
         raise error
     warnings.warn(str(error), RuntimeWarning, stacklevel=3)
     return solution
-
-
-def check_limits(tol: float, max_steps: int, check_every: int | None = None, on_failure: str = "return") -> None:
-    """Raise if a limit of a solve, or `on_failure`, has no meaning."""
-    check_positive("tol", tol)
-    check_whole("max_steps", max_steps)
-    if check_every is not None:
-        check_whole("check_every", check_every)
-    if on_failure not in ("raise", "warn", "return"):
-        raise ValueError(f"`on_failure` must be 'raise', 'warn' or 'return', got {on_failure!r}.")
 
 
 def final_codes(residual: Tensor, tol: float) -> Tensor:

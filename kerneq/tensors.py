@@ -48,8 +48,7 @@ def take_samples(t: Tensor, index: Tensor) -> Tensor:
 def map_tensors(function: Callable[[Tensor], Tensor], tree: T) -> T:
     """Apply the function to every tensor of a dataclass, tuple or dict, however nested.
 
-    Anything else (a number, a name, None) stays as it is. With it the memory of a solver is restricted to some samples,
-    and a record to some rows, without a line of code in either.
+    Anything else (a number, a name, None) stays as it is.
     """
     if isinstance(tree, Tensor):
         return function(tree)  # type: ignore[return-value]

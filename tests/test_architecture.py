@@ -26,8 +26,6 @@ LAYERS = [
     "kernels",
     "maps",
     "equation",
-    "spaces",
-    "adjoint",
     "solvers",
     "gradients",
     "cells",

@@ -21,7 +21,7 @@ from kerneq.lab.report import render
 from kerneq.lab.run import Run
 from kerneq.lab.training import metrics
 from kerneq.solvers import AbstractSolver
-from kerneq.spaces import AbstractSpace, Evaluation
+from kerneq.solvers.base import AbstractSpace, Evaluation
 
 pytestmark = pytest.mark.usefixtures("float64")
 TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -58,7 +58,7 @@ def _relu(x):
 
 @triton.jit
 def _residual(d0, d1, d2, f0, f1, f2):
-    """‖f(z) − z‖ / ‖f(z)‖, as `kerneq.spaces.relative_residual`."""
+    """‖f(z) − z‖ / ‖f(z)‖, as `kerneq.solvers.base.relative_residual`."""
     gap = tl.sqrt(tl.sum(d0 * d0 + d1 * d1 + d2 * d2, 0))
     size = tl.sqrt(tl.sum(f0 * f0 + f1 * f1 + f2 * f2, 0))
     size = tl.where(size >= EPS * gap, size, EPS * gap)

@@ -1,23 +1,29 @@
-"""Implicit gradient: differentiate z* = f(z*) itself, not the iterations that found it."""
+"""Implicit gradient: differentiate z* = f(z*) itself, not the iterations that found it.
+
+`Implicit` chooses between two ways: through the graph of one evaluation, for any f, and for the equation of a cell by
+the derivative in closed form, the `Adjoint`.
+"""
 
 import dataclasses
-from typing import Any, final
+from collections.abc import Callable
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor
 
-from ..adjoint import Adjoint, AdjointPoint, FeatureAdjoint, StateAdjoint, open_adjoint
 from ..conjugate_gradient import conjugate_gradient
 from ..equation import Equation, averaged_step
+from ..kernels.base import Slope
+from ..linear_maps import AbstractLinearMap
 from ..maps import AbstractMap, Function, Linearisation, Map, Point, as_map, linearise
-from ..solution import OnFailure, Solution, check_limits, final_codes, report_failure
+from ..prox import ReLU
+from ..solution import Limits, OnFailure, Solution, final_codes, report_failure
 from ..solvers.anderson import Anderson
-from ..solvers.base import AbstractSolver
+from ..solvers.base import AbstractSolver, AbstractSpace, Evaluation, evaluate_start, relative_residual
 from ..solvers.features import InFeatures
-from ..solvers.loops import check_stride, solve, solve_space
+from ..solvers.loops import check_stride, solve_space
 from ..solvers.newton import Newton
 from ..solvers.proximal import Proximal
-from ..spaces import AbstractSpace, relative_residual
 from ..tensors import check_kind, magnitude, per_sample, widened
 from .base import AbstractGradient, once
 
@@ -25,6 +31,145 @@ ONCE = (
     "`Implicit` differentiates a plain function once only, and the equation of a cell twice (in `torch.func`: "
     "`jacrev(grad(f))`, not `hessian(f)`); for more use `Phantom` or `Unrolled`."
 )
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class AdjointPoint:
+    """A point of an adjoint system and the products that were computed there."""
+
+    z: Tensor  # the variable that is solved for
+    y: Tensor | None = None  # Ww, in the state system
+    n: Tensor | None = None  # Ny
+    masked: Tensor | None = None  # DWᵀNy, in the feature system
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Adjoint:
+    """The derivative of f(z) = σ(Wᵀm + ∂S/∂z), m = ∂S/∂v at v = Wz, at its equilibrium: the adjoint system.
+
+    With g = ∂L/∂z it is w = D(g + Hw), D the derivative of σ and H = P ± WᵀNW, where N = ±∂²S/∂v² and P = ∂²S/∂z² are
+    known in closed form; the sign of N is apart, which saves a pass. Where there is no P it becomes y = WDg ± WDWᵀNy
+    for y = Ww, which is smaller, and w = D(g ± WᵀNy) follows.
+    """
+
+    f: Equation
+    z: Tensor  # the equilibrium
+    v: Tensor  # Wz
+    image: Tensor  # f(z), whose entries say what D is; those of z do not: a mixture of iterates has no zeros
+    slope: Slope  # ∂S/∂v and ∂S/∂z, with their graph, but for that of v
+    operator: AbstractLinearMap  # W, without a graph
+    hvp: Callable[[Tensor], Tensor]  # N
+    state_hvp: Callable[[Tensor], Tensor] | None  # P; None: 0
+    sign: int
+
+    @classmethod
+    def of(cls, f: Equation, at: Point) -> Self:
+        """Differentiate f at its equilibrium; what the solve has computed there is not computed again."""
+        operator = dataclasses.replace(f.operator, weight=f.operator.weight.detach())
+        z, image = at.z.detach(), at.image
+        v = operator(z) if at.features is None else at.features.detach()
+        slope = f.kernel.differentiate(f.binding, z, v, value=False)
+        if image is None:
+            with torch.no_grad():
+                image = f.image(slope, drive=False)[0]
+        hvp, state_hvp = f.kernel.hvp(f.binding, v), f.kernel.state_hvp(f.binding, z)
+        return cls(f, z, v, image, slope, operator, hvp, state_hvp, f.kernel.hvp_sign)
+
+    def in_features(self, g: Tensor) -> "FeatureAdjoint":
+        """Return the system y = WDg ± WDWᵀNy, in a unit of its own."""
+        source = self.operator(self.mask(g))
+        unit = magnitude(source)
+        return FeatureAdjoint(self, source / unit, unit, g)
+
+    def in_state(self, g: Tensor) -> "StateAdjoint":
+        """Return the system w = Dg + DHw, in a unit of its own."""
+        source = self.mask(g)
+        unit = magnitude(source)
+        return StateAdjoint(self, source / unit, unit)
+
+    def mask(self, g: Tensor) -> Tensor:
+        """Return Dg."""
+        return self.f.prox.vjp(self.image.to(g.dtype), g)
+
+    def symmetric(self, w: Tensor) -> Tensor:
+        """Return (I − DHD) w for w = Dw."""
+        u = w.to(self.z.dtype)
+        curved = None if self.state_hvp is None else self.state_hvp(u)
+        return w - self.masked_adjoint(self.hvp(self.operator(u)), curved, self.sign).to(w.dtype)
+
+    def masked_adjoint(self, n: Tensor, g: Tensor | None, sign: int) -> Tensor:
+        """Return D(g ± Wᵀn), or ±DWᵀn without g."""
+        if isinstance(self.f.prox, ReLU):
+            return self.operator.adjoint_masked(n, self.image, g, sign)
+        drive = sign * self.operator.adjoint(n)
+        return self.f.prox.vjp(self.image, drive if g is None else g + drive)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class FeatureAdjoint(AbstractSpace):
+    """Iterates y ↦ WDg ± WDWᵀNy, whose value at y = 0 is known.
+
+    It is linear in g, which may be too small or too large to be squared: so WDg and y are in units of WDg's own size.
+    """
+
+    adjoint: Adjoint
+    source: Tensor  # WDg
+    unit: Tensor  # of source and y; a power of two a sample
+    g: Tensor
+
+    def evaluate(self, z: Tensor) -> Evaluation:
+        adjoint = self.adjoint
+        n = adjoint.hvp(z)
+        masked = adjoint.masked_adjoint(n, None, 1)
+        image = adjoint.operator.added(self.source, masked, adjoint.sign)
+        return Evaluation(z, image, AdjointPoint(z, None, n, masked))
+
+    def start(self, z0: Tensor | None) -> Evaluation:
+        if z0 is not None:
+            return evaluate_start(self, z0)
+        y = 0 * self.source  # where g is no number y is none: a 0 would go unnoticed
+        return Evaluation(y, self.source, AdjointPoint(y))
+
+    def recover(self, at: AdjointPoint) -> tuple[Tensor, Tensor, Tensor]:
+        """Return w = D(g ± WᵀNy), y and Ny, in the unit of g."""
+        adjoint = self.adjoint
+        scaled = at.z * self.unit
+        if at.n is None or at.masked is None:
+            n = adjoint.hvp(scaled)
+            return adjoint.masked_adjoint(n, self.g, adjoint.sign), scaled, n
+        w = torch.addcmul(adjoint.mask(self.g), at.masked, self.unit, value=adjoint.sign)
+        return w, scaled, scaled if at.n is at.z else at.n * self.unit  # N = 1 for the linear kernel
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class StateAdjoint(AbstractSpace):
+    """Iterates w ↦ Dg + DHw, linear in g too: Dg and w are in units of Dg's own size."""
+
+    adjoint: Adjoint
+    source: Tensor  # Dg
+    unit: Tensor  # of source and w; a power of two a sample
+
+    def evaluate(self, z: Tensor) -> Evaluation:
+        adjoint = self.adjoint
+        y = adjoint.operator(z)
+        n = adjoint.hvp(y)
+        g = self.source if adjoint.state_hvp is None else self.source + adjoint.state_hvp(z)
+        return Evaluation(z, adjoint.masked_adjoint(n, g, adjoint.sign), AdjointPoint(z, y, n))
+
+    def start(self, z0: Tensor | None) -> Evaluation:
+        return evaluate_start(self, self.source if z0 is None else z0)
+
+    def recover(self, at: AdjointPoint) -> tuple[Tensor, Tensor, Tensor]:
+        """Return w, y = Ww and Ny, in the unit that g had."""
+        w, y, n = at.z.to(self.source.dtype), at.y, at.n
+        if y is None or n is None:
+            y = self.adjoint.operator(w)
+            n = self.adjoint.hvp(y)
+        return w * self.unit, y * self.unit, n * self.unit
 
 
 @final
@@ -56,24 +201,29 @@ class Implicit(AbstractGradient):
             check_kind("solver", self.solver, AbstractSolver)
         if isinstance(self.solver, Proximal):
             raise TypeError("`Implicit` solves a linear system, which has no energy for `Proximal`: use `Anderson`.")
-        check_limits(self.tol, self.max_steps, self.check_every, self.on_failure)
+        self.limits.check()
 
     def attach(self, f: Map, at: Point) -> Point:
         if isinstance(f, Equation) and not isinstance(self.solver, Newton):
-            adjoint = open_adjoint(f, at)
-            inputs = (adjoint.m, adjoint.weight, adjoint.dz, adjoint, self, f, at.backward, *f.tensors())
-            z, v = _Closed.apply(*inputs)  # type: ignore[no-untyped-call]
+            adjoint = Adjoint.of(f, at)
+            inputs = (adjoint.slope.dv, f.operator.weight, adjoint.slope.dz, adjoint, self, at.backward, *f.tensors())
+            z, v = _InClosedForm.apply(*inputs)  # type: ignore[no-untyped-call]
             return Point(z, v, adjoint.image, at.backward)
         if isinstance(self.solver, ConjugateGradient | InFeatures):
             name = type(self.solver).__name__
             raise TypeError(f"{name} needs the equation of a cell; give `Implicit` another solver for a function.")
         f, z = as_map(f), at.z.detach()
         system = linearise(f, z)
-        out = _Adjoint.apply(system.image, z.detach(), self, f, system, at.backward, *f.tensors())  # type: ignore[no-untyped-call]
+        out = _ThroughGraph.apply(system.image, z.detach(), self, f, system, at.backward, *f.tensors())  # type: ignore[no-untyped-call]
         return Point(out, backward=at.backward)
 
-    def solve_through(self, f: AbstractMap, system: Linearisation, g: Tensor) -> Solution:
-        """Solve for u through the graph of f.
+    @property
+    def limits(self) -> Limits:
+        """When a backward solve ends."""
+        return Limits(self.tol, self.max_steps, self.check_every, self.on_failure)
+
+    def solve_through(self, f: AbstractMap, system: Linearisation, g: Tensor, record: list[Tensor] | None) -> Tensor:
+        """Return u = Jᵀu + g, solved through the graph of f; `record` is that of the `Point`.
 
         It is linear in g, which may be too small or too large to be squared: so it is found for g over its size, that
         of each sample, or one for all where f does not tell them apart, for then they may meet in it.
@@ -83,34 +233,36 @@ class Implicit(AbstractGradient):
             unit = torch.where(unit.isfinite(), unit, 0.0).amax()
         g = g / unit
         if isinstance(self.solver, Newton):  # the system is linear, so one step is all
-            found = self._solve_directly(system, g)
+            found = self._eliminate(system, g)
         else:
-            adjoint, solver, tol = Function(lambda u: system.vjp(u) + g), self._inner_solver(), self.tol
-            found = self._report(
-                solve(adjoint, g, solver, tol=tol, max_steps=self.max_steps, check_every=self.check_every)
-            )
-        return dataclasses.replace(found, value=found.value * unit)
+            solver = self._choose_solver()
+            space = solver.space(Function(lambda u: system.vjp(u) + g))
+            found = solve_space(space, g, solver, self.limits).solution
+        self._report(found, record)
+        return found.value * unit
 
-    def solve_closed(self, adjoint: Adjoint, g: Tensor) -> tuple[Solution, Tensor, Tensor, Tensor]:
-        """Solve w = D(g + Hw); return how the solve went, w, y = Ww and Ny."""
+    def solve_closed(self, adjoint: Adjoint, g: Tensor, record: list[Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return w = D(g + Hw), solved, y = Ww and Ny; `record` is that of the `Point`."""
+        system: FeatureAdjoint | StateAdjoint
         if adjoint.state_hvp is None and (self.solver is None or isinstance(self.solver, InFeatures)):
-            features = adjoint.in_features(g)
-            found, point = self._solve_features(features)
-            return found, *features.recover(point)
-        state = adjoint.in_state(g)
-        if isinstance(self.solver, AbstractSolver) and not isinstance(self.solver, InFeatures):
-            found, point = self._solve_space(state)
-            return self._report(found), *state.recover(point)
-        found = self._report(self._by_conjugate_gradient(state))
-        return found, *state.recover(AdjointPoint(found.value))
+            system = adjoint.in_features(g)
+            found, point = self._solve_features(system)
+        else:
+            system = adjoint.in_state(g)
+            if self.solver is None or isinstance(self.solver, ConjugateGradient | InFeatures):
+                found = self._by_conjugate_gradient(system)
+                point = AdjointPoint(found.value)
+            else:
+                found, point = self._iterate(system)
+        self._report(found, record)
+        return system.recover(point)
 
     def _solve_features(self, system: FeatureAdjoint) -> tuple[Solution, AdjointPoint]:
-        """Solve for y as the rule says; the default is Anderson, and conjugate gradient for what that does not
-        solve."""
-        found, point = self._solve_space(system)
+        """Solve for y by iteration, and, unless a solver was chosen, what that does not solve by conjugate gradient."""
+        found, point = self._iterate(system)
         fixed = check_stride(self.check_every, system.g) >= self.max_steps
         if self.solver is not None or fixed or bool(found.converged.all()):
-            return self._report(found), point
+            return found, point
         state = system.adjoint.in_state(system.g)
         exact = self._by_conjugate_gradient(state)
         y = system.adjoint.operator(exact.value.to(state.source.dtype)) * (state.unit / system.unit)
@@ -119,36 +271,37 @@ class Implicit(AbstractGradient):
         residual = torch.where(solved, found.residual, exact.residual)
         steps = torch.where(solved, found.steps, exact.steps)
         codes = torch.where(solved, found.codes, exact.codes)
-        return self._report(Solution(y, residual, steps, codes, self.tol)), AdjointPoint(y)
+        return Solution(y, residual, steps, codes, self.tol), AdjointPoint(y)
 
-    def _solve_space(self, space: AbstractSpace) -> tuple[Solution, AdjointPoint]:
-        solver, limits = self._inner_solver(), (self.tol, self.max_steps, self.check_every)
-        found, _, point = solve_space(space, None, solver, *limits)
-        return found, point if isinstance(point, AdjointPoint) else AdjointPoint(found.value)
+    def _iterate(self, system: AbstractSpace) -> tuple[Solution, AdjointPoint]:
+        end = solve_space(system, None, self._choose_solver(), self.limits)
+        point = end.point if isinstance(end.point, AdjointPoint) else AdjointPoint(end.solution.value)
+        return end.solution, point
+
+    def _choose_solver(self) -> AbstractSolver[Any]:
+        """Return what iterates the adjoint system, in whichever variable that is."""
+        solver = self.solver.solver if isinstance(self.solver, InFeatures) else self.solver
+        return solver if isinstance(solver, AbstractSolver) else Anderson()
 
     def _by_conjugate_gradient(self, system: StateAdjoint) -> Solution:
         stride = check_stride(self.check_every, system.source)
         b = widened(system.source)
         return conjugate_gradient(system.adjoint.symmetric, b, self.tol, self.max_steps, stride)
 
-    def _solve_directly(self, system: Linearisation, g: Tensor) -> Solution:
-        """Solve for u by elimination; its residual is rounding, unless samples meet in f, or f is too steep for its
-        dtype."""
+    def _eliminate(self, system: Linearisation, g: Tensor) -> Solution:
+        """Solve for u; its residual is rounding, unless samples meet in f, or f is too steep for its dtype."""
         u = system.solve(g, transposed=True)
         residual, _ = relative_residual(u, system.vjp(u) + g)
         codes = final_codes(residual, max(self.tol, torch.finfo(g.dtype).eps ** 0.5))  # u is wider than half precision
-        return self._report(Solution(u, residual, torch.ones_like(codes), codes, self.tol))
+        return Solution(u, residual, torch.ones_like(codes), codes, self.tol)
 
-    def _inner_solver(self) -> AbstractSolver[Any]:
-        """Return what iterates the adjoint system, in whichever variable that is."""
-        solver = self.solver.solver if isinstance(self.solver, InFeatures) else self.solver
-        return solver if isinstance(solver, AbstractSolver) else Anderson()
-
-    def _report(self, solution: Solution) -> Solution:
-        return report_failure(solution, self.on_failure, where="The backward solve")
+    def _report(self, solution: Solution, record: list[Tensor] | None) -> None:
+        report_failure(solution, self.on_failure, where="The backward solve")
+        if record is not None:
+            record.append(solution.converged)
 
 
-class _Adjoint(torch.autograd.Function):
+class _ThroughGraph(torch.autograd.Function):
     """Forward: z as it was found. Backward: g ↦ u, handed to the graph of f(z).
 
     Differentiated twice, that graph will not do: its z is a constant. Then the gradients with respect to the tensors of
@@ -172,10 +325,7 @@ class _Adjoint(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         with torch.no_grad():
-            found = ctx.rule.solve_through(ctx.f, ctx.system, g.detach())
-        if ctx.record is not None:
-            ctx.record.append(found.converged)
-        u = found.value
+            u = ctx.rule.solve_through(ctx.f, ctx.system, g.detach(), ctx.record)
         if not torch.is_grad_enabled():
             return u.to(g.dtype), *[None] * (5 + ctx.count)
         if ctx.count == 0:
@@ -221,12 +371,12 @@ def _second_solver(rule: Implicit, f: AbstractMap) -> AbstractSolver[Any] | None
     return None
 
 
-class _Closed(torch.autograd.Function):
+class _InClosedForm(torch.autograd.Function):
     """Forward: z as it was found, and v = Wz, as functions of m = ∂S/∂v, W and ∂S/∂z. Backward: w and y = Ww, solved.
 
     No graph is walked, and the last Wᵀm of the forward pass is not computed, nor what the solves have made already.
     The gradients are those of ⟨w, Wᵀm(Wz) + ∂S/∂z⟩ + ⟨∂L/∂v, Wz⟩ at fixed w and z. Differentiated twice, as in
-    `_Adjoint`.
+    `_ThroughGraph`.
     """
 
     @staticmethod
@@ -237,13 +387,12 @@ class _Closed(torch.autograd.Function):
         dz: Tensor | None,
         adjoint: Adjoint,
         rule: Implicit,
-        f: Equation,
         record: list[Tensor] | None,
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(m, adjoint.z, adjoint.v)  # the outputs too: whoever writes to them gets an error
         ctx.set_materialize_grads(False)
-        ctx.adjoint, ctx.rule, ctx.f, ctx.record, ctx.count = adjoint, rule, f, record, len(tensors)
+        ctx.adjoint, ctx.rule, ctx.record, ctx.count = adjoint, rule, record, len(tensors)
         return adjoint.z.view_as(adjoint.z), adjoint.v.view_as(adjoint.v)
 
     @staticmethod
@@ -251,21 +400,19 @@ class _Closed(torch.autograd.Function):
         m, *_ = ctx.saved_tensors
         adjoint: Adjoint = ctx.adjoint
         if g_v is not None:
-            through = dataclasses.replace(adjoint.operator, weight=adjoint.weight).adjoint(g_v)
+            through = adjoint.f.operator.adjoint(g_v)
             g = through if g is None else g + through
         if g is None:  # nothing depends on either
-            return (None,) * (7 + ctx.count)
+            return (None,) * (6 + ctx.count)
         with torch.no_grad():
-            found, w, y, n = ctx.rule.solve_closed(adjoint, g.detach().to(m.dtype))
-        if ctx.record is not None:
-            ctx.record.append(found.converged)
+            w, y, n = ctx.rule.solve_closed(adjoint, g.detach().to(m.dtype), ctx.record)
         if torch.is_grad_enabled():
             at = Point(adjoint.z, backward=ctx.record)
-            return *[None] * 7, *_differentiable(ctx.rule, ctx.f, at, w, g, g_v)
+            return *[None] * 6, *_differentiable(ctx.rule, adjoint.f, at, w, g, g_v)
         grad_weight = None
         if ctx.needs_input_grad[1]:
             operator = adjoint.operator
             second = n if g_v is None else torch.add(n, g_v, alpha=adjoint.sign)
             grad_weight = operator.weight_gradient(w, m)
             grad_weight = torch.add(grad_weight, operator.weight_gradient(adjoint.z, second), alpha=adjoint.sign)
-        return y, grad_weight, w if ctx.needs_input_grad[2] else None, *[None] * (4 + ctx.count)
+        return y, grad_weight, w if ctx.needs_input_grad[2] else None, *[None] * (3 + ctx.count)

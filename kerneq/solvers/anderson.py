@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ..fused.device import runs_triton
-from ..spaces import AbstractSpace, Evaluation
 from ..tensors import (
     check_nonnegative,
     check_share,
@@ -16,7 +15,7 @@ from ..tensors import (
     is_channels_last,
     working_dtype,
 )
-from .base import AbstractSolver
+from .base import AbstractSolver, AbstractSpace, Evaluation
 
 MOST = 16  # entries the Triton programs hold in registers
 

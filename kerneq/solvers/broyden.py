@@ -6,10 +6,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from ..spaces import AbstractSpace, Evaluation
 from ..tensors import check_whole, is_channels_last
 from .anderson import flatten_sample, inner_products, unflatten_sample
-from .base import AbstractSolver
+from .base import AbstractSolver, AbstractSpace, Evaluation
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,11 +7,10 @@ from torch import Tensor
 
 from ..equation import Equation
 from ..maps import AbstractMap
-from ..spaces import AbstractSpace, Evaluation, FeatureSpace, StateSpace
 from .anderson import Anderson
-from .base import AbstractSolver
+from .base import AbstractSolver, AbstractSpace, Evaluation, StateSpace
 from .newton import Newton
-from .proximal import Proximal
+from .proximal import FeatureSpace, Proximal
 
 
 @final
@@ -19,7 +18,7 @@ from .proximal import Proximal
 class InFeatures(AbstractSolver[Any]):
     """Let `solver` iterate the features (fact 6): forward as the solver of a layer, backward as that of `Implicit`.
 
-    Forward it looks for v = Wσ(Wᵀm(v) + ∂S/∂z), whose σ(…) is z; a sample has converged when that z has, in the
+    Forward it solves v = Wσ(Wᵀm(v) + ∂S/∂z), whose σ(…) is z; a sample has converged when that z has, in the
     equation itself. Backward it solves y = WDg ± WDWᵀNy, with w = D(g ± WᵀNy) after it. For kernels through which z
     acts by v = Wz alone, the radial ones and the linear one; forward, `solver` iterates z with any other. Forward it
     pays where the solver remembers states.

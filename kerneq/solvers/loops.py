@@ -1,24 +1,27 @@
-"""`solve` and its two loops: until each sample has converged, or for a fixed number of steps."""
+"""`solve` and its two loops, until each sample has converged or for a fixed number of steps, and what they record."""
 
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable
-from typing import Any, final
+from collections.abc import Callable, Sequence
+from typing import Any, Self, final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..equation import Equation
 from ..maps import AbstractMap, Map, Point, as_map
-from ..solution import OnFailure, Solution, Status, check_limits, final_codes, report_failure
-from ..spaces import AbstractPoint, AbstractSpace, Evaluation, move
-from ..tensors import check_kind, per_sample, restrict, take_samples
-from .base import AbstractSolver
-from .record import SampleRecord
+from ..solution import Limits, OnFailure, Solution, Status, final_codes, report_failure
+from ..tensors import check_kind, per_sample, restrict, take_samples, working_dtype
+from .base import AbstractPoint, AbstractSolver, AbstractSpace, Evaluation, Measurement, move
 
 CUDA_STRIDE = 4  # steps between two residual checks on a GPU, where a check waits for the device
 SHRINK = 0.25  # finished samples leave the computation once they are this share of it
+PATIENCE = 5  # steps without a lower residual before a sample near its dtype's rounding error is given up
+
+Array = npt.NDArray[Any]
 
 
 def solve(
@@ -41,8 +44,8 @@ def solve(
     whose evaluation needs no Wz.
     """
     check_kind("solver", solver, AbstractSolver)
-    check_limits(tol, max_steps, check_every, on_failure)
-    solution, _ = run_untraced(find_point, as_map(f), z0, solver, tol, max_steps, check_every, on_failure)
+    limits = Limits(tol, max_steps, check_every, on_failure).check()
+    solution, _ = run_untraced(find_point, as_map(f), z0, solver, limits)
     return solution
 
 
@@ -55,48 +58,43 @@ def run_untraced(run: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def find_point(
-    f: AbstractMap,
-    z0: Tensor | None,
-    solver: AbstractSolver[Any],
-    tol: float,
-    max_steps: int,
-    check_every: int | None,
-    on_failure: OnFailure,
+    f: AbstractMap, z0: Tensor | None, solver: AbstractSolver[Any], limits: Limits
 ) -> tuple[Solution, Point]:
     """Solve z = f(z); return the solution, and its value as a `Point` with what the solve has computed there."""
-    solution, gap, point = solve_space(solver.space(f), z0, solver, tol, max_steps, check_every)
+    end = solve_space(solver.space(f), z0, solver, limits)
+    solution, point = end.solution, end.point
     if isinstance(f, Equation):
-        solution = dataclasses.replace(solution, error_bound=f.error_bound(gap))
-    return report_failure(solution, on_failure), point if isinstance(point, Point) else Point(solution.value)
+        solution = dataclasses.replace(solution, error_bound=f.error_bound(end.gap))
+    point = point if isinstance(point, Point) else Point(solution.value)
+    return report_failure(solution, limits.on_failure), point
 
 
-def solve_space(
-    space: AbstractSpace,
-    z0: Tensor | None,
-    solver: AbstractSolver[Any],
-    tol: float,
-    max_steps: int,
-    check_every: int | None,
-) -> tuple[Solution, Tensor, AbstractPoint | None]:
-    """Let the solver iterate in this space; return the solution, ‖f(z) − z‖ of each sample, and what is known of its
-    value."""
+@final
+@dataclasses.dataclass(frozen=True)
+class End:
+    """How a loop ended."""
+
+    solution: Solution
+    gap: Tensor  # ‖f(z) − z‖ of each sample, (batch,)
+    point: AbstractPoint | None  # what is known of the value, if it is the very state that was measured last
+
+
+def solve_space(space: AbstractSpace, z0: Tensor | None, solver: AbstractSolver[Any], limits: Limits) -> End:
+    """Let the solver iterate in this space, from the iterate that stands for z0."""
     with torch.no_grad():
         at = space.start(z0)
-        stride = check_stride(check_every, at.image)
-        if stride < max_steps:
-            end = run_adaptive(space, at, solver, tol, max_steps, stride)
+        stride = check_stride(limits.check_every, at.image)
+        if stride < limits.max_steps:
+            end = run_adaptive(space, at, solver, limits, stride)
         else:
-            end = run_fixed(space, at, solver, tol, max_steps)
-    value, point = end.value, end.point
-    if value is z0:  # converged where it started: the caller may write there again
-        value, point = z0.detach().clone(), None
+            end = run_fixed(space, at, solver, limits)
+    value = end.solution.value
     if torch.is_autocast_enabled(value.device.type):
         torch.clear_autocast_cache()  # PyTorch 2.6 would keep casts made without a graph for whatever runs next
-    pairs = ((end.gap, end.residual), (end.steps, end.codes))
-    if end.gap.device != value.device:  # two transfers, not four
-        pairs = tuple(torch.stack(pair).to(value.device).unbind() for pair in pairs)  # type: ignore[assignment]
-    (gap, residual), (steps, codes) = pairs
-    return Solution(value, residual, steps, codes, tol), gap, point
+    if value is not z0:
+        return end
+    # It converged where it started: the caller may write there again.
+    return End(dataclasses.replace(end.solution, value=value.detach().clone()), end.gap, None)
 
 
 def check_stride(check_every: int | None, z: Tensor) -> int:
@@ -107,66 +105,51 @@ def check_stride(check_every: int | None, z: Tensor) -> int:
     return check_every or (CUDA_STRIDE if z.is_cuda else 1)
 
 
-@final
-@dataclasses.dataclass(frozen=True)
-class End:
-    """How a loop ended; but for the value (batch,) each, and on the host where the loop has checked residuals."""
-
-    value: Tensor
-    residual: Tensor  # ‖f(z) − z‖ / ‖f(z)‖
-    gap: Tensor  # ‖f(z) − z‖
-    steps: Tensor
-    codes: Tensor  # `Status.code`
-    point: AbstractPoint | None  # what is known of the value, if it is the very state that was measured last
-
-
-def run_fixed(space: AbstractSpace, at: Evaluation, solver: AbstractSolver[Any], tol: float, max_steps: int) -> End:
+def run_fixed(space: AbstractSpace, at: Evaluation, solver: AbstractSolver[Any], limits: Limits) -> End:
     """Take `max_steps` steps without reading a number, for `torch.export` and CUDA graphs; the residual is measured at
     the end, on the device."""
-    running = Running(space, solver, at.z.device.type)
-    at = running.advance(at, max_steps - 1)
+    iteration, max_steps = Iteration(space, solver, at.z.device.type), limits.max_steps
+    at = iteration.advance(at, max_steps - 1)
     ahead = solver.steady or max_steps == 1  # whether the value is a step ahead of the last evaluation
-    value = space.answer(at, running.step(at)) if ahead else at.point.z
+    value = space.answer(at, iteration.step(at)) if ahead else at.point.z
     measured = space.measure(at)
     steps = torch.full_like(measured.residual, max_steps, dtype=torch.int64)
-    codes = final_codes(measured.residual, tol)
+    codes = final_codes(measured.residual, limits.tol)
     point = measured.point if measured.point.z is value else None
-    return End(value, measured.residual, measured.gap, steps, codes, point)
+    return End(Solution(value, measured.residual, steps, codes, limits.tol), measured.gap, point)
 
 
-def run_adaptive(
-    space: AbstractSpace, at: Evaluation, solver: AbstractSolver[Any], tol: float, max_steps: int, stride: int
-) -> End:
+def run_adaptive(space: AbstractSpace, at: Evaluation, solver: AbstractSolver[Any], limits: Limits, stride: int) -> End:
     """Step until every sample has converged or failed, with a residual check every `stride` steps.
 
     Each sample keeps its best point, and samples that are finished leave the computation.
     """
+    tol, max_steps = limits.tol, limits.max_steps
     steady, delays, at = solver.steady, solver.delays(space), _store_alike(at)
-    running, samples = Running(space, solver, at.z.device.type), Samples(at, tol)
+    iteration, samples = Iteration(space, solver, at.z.device.type), Samples(at, tol)
     delay = min(stride, CUDA_STRIDE) - 1 if delays else 0
-    at = running.advance(running.take_picard_steps(at, delay), stride - 1 - delay)
+    at = iteration.advance(iteration.take_picard_steps(at, delay), stride - 1 - delay)
     step = stride
     while True:
         last = step == max_steps
-        measured = running.space.measure(at, None if last else tol)
+        measured = iteration.space.measure(at, None if last else tol)
         better = samples.record.observe(step, measured)
         finished = samples.record.finished
         over, value = bool(finished.all()), at.point.z
         if not over and (steady or not last):
-            z = running.step(at)
+            z = iteration.step(at)
             if steady or step == 1:  # a sample that goes on is worth no less a step ahead
-                value = _pick(finished, value, running.space.answer(at, z))
+                value = _pick(finished, value, iteration.space.answer(at, z))
         samples.best = _pick(better, value, samples.best)
         if over or last:
-            break
-        z, count = samples.drop_finished(running, z), min(stride, max_steps - step)
-        at, step = running.space.evaluate(z), step + count
+            return samples.end(space, measured.point)
+        z, count = samples.drop_finished(iteration, z), min(stride, max_steps - step)
+        at, step = iteration.space.evaluate(z), step + count
         if count > 1:
-            at = running.advance(at, count - 1)
-    return _end(space, samples, measured.point)
+            at = iteration.advance(at, count - 1)
 
 
-class Running:
+class Iteration:
     """A solver with its memory, at work on the samples that are still in the computation."""
 
     def __init__(self, space: AbstractSpace, solver: AbstractSolver[Any], device: str):
@@ -205,31 +188,134 @@ class Samples:
     """The best point of each sample and its record: of those in the computation, and of those that have left it."""
 
     def __init__(self, at: Evaluation, tol: float):
-        self.record, self.best = SampleRecord.open(len(at.z), tol, at.image.dtype), at.point.z
+        self.record = SampleRecord.open(len(at.z), tol, at.image.dtype)
+        self.best = at.point.z
         self.left: list[tuple[SampleRecord, Tensor]] = []
 
-    def drop_finished(self, running: Running, z: Tensor) -> Tensor:
+    def drop_finished(self, iteration: Iteration, z: Tensor) -> Tensor:
         """Let finished samples leave once they are a share of all; return the z of those that stay."""
         finished = self.record.finished
-        if int(finished.sum()) < SHRINK * len(z):
+        if np.count_nonzero(finished) < SHRINK * len(z):
             return z
-        keep, done = (~finished).nonzero().flatten(), finished.nonzero().flatten()
-        index = keep.to(z.device)
-        rest = running.space.rows(index)
+        keep, done = np.flatnonzero(~finished), np.flatnonzero(finished)
+        index = torch.from_numpy(keep).to(z.device)
+        rest = iteration.space.rows(index)
         if rest is None:
             return z
-        running.space, running.memory = rest, restrict(running.memory, index)
-        self.left.append((restrict(self.record, done), take_samples(self.best, done.to(z.device))))
-        self.record, self.best = restrict(self.record, keep), take_samples(self.best, index)
+        iteration.space, iteration.memory = rest, restrict(iteration.memory, index)
+        self.left.append((self.record.take(done), take_samples(self.best, torch.from_numpy(done).to(z.device))))
+        self.record, self.best = self.record.take(keep), take_samples(self.best, index)
         return take_samples(z, index)
 
-    def join(self) -> tuple[SampleRecord, Tensor]:
-        """Return record and best point of all samples, in the order of the batch."""
-        if not self.left:
-            return self.record, self.best
-        records, values = zip(*self.left, (self.record, self.best), strict=True)
-        record, order = SampleRecord.join(records)
-        return record, take_samples(torch.cat(values), order.to(self.best.device))
+    def end(self, space: AbstractSpace, measured: AbstractPoint) -> End:
+        """Return the outcome for all samples, in the order of the batch; `measured` is the state measured last."""
+        record, value, device = self.record, self.best, self.best.device
+        if self.left:
+            records, values = zip(*self.left, (record, value), strict=True)
+            record, order = SampleRecord.join(records)
+            value = take_samples(torch.cat(values), torch.from_numpy(order).to(device))
+        point = measured if measured.z is value else None
+        missed = record.codes != Status.CONVERGED.code
+        # The residual of other samples that failed may be that of another variable, which the space has iterated.
+        exact = space.remeasure(value) if point is None and bool(missed.any()) else None
+        if exact is not None:
+            exact_residual, exact_gap = _on_host([exact.residual, exact.gap], record.dtype)
+            record.residual[missed], record.gap[missed] = exact_residual[missed], exact_gap[missed]
+        gap, residual, steps, codes = map(torch.from_numpy, (record.gap, record.residual, record.steps, record.codes))
+        if device.type != "cpu":  # two transfers, not four
+            gap, residual = torch.stack((gap, residual)).to(device).unbind()
+            steps, codes = torch.stack((steps, codes)).to(device).unbind()
+        return End(Solution(value, residual, steps, codes, record.tol), gap, point)
+
+
+@final
+@dataclasses.dataclass
+class SampleRecord:
+    """Which samples have finished, how, and after how many steps: an entry per sample still in the computation.
+
+    In NumPy: on a CPU this runs at every step, and on so few numbers an operation of PyTorch costs several of NumPy's.
+    A tolerance the dtype cannot reach shows as a residual that has stopped falling within ε^¾ (ε: the dtype's
+    rounding unit); bfloat16 stalls near 0.5 ε, float32 and float64 at 10 to 1000 ε, depending on the width.
+    """
+
+    tol: float
+    rounding: float  # ε^¾
+    dtype: torch.dtype  # of the residuals
+    rows: Array  # where in the batch each sample stands
+    residual: Array  # of the best point
+    gap: Array  # ‖f(z) − z‖ there
+    merit: Array  # the lowest energy, or the lowest residual: what "best" means
+    lowest: Array  # residual so far
+    fell: Array  # the step at which `lowest` last fell
+    steps: Array
+    codes: Array
+    finished: Array
+
+    @classmethod
+    def open(cls, batch: int, tol: float, dtype: torch.dtype) -> Self:
+        """Make a record in which nothing is known yet, of a map with values of this dtype."""
+        real, rounding = working_dtype(dtype), torch.finfo(dtype).eps ** 0.75
+        residual, gap, merit, lowest = torch.full((4, batch), torch.inf, dtype=real).numpy()
+        fell, steps = np.zeros((2, batch), dtype=np.int64)
+        codes = np.full(batch, Status.MAX_STEPS.code, dtype=np.int64)
+        finished = np.zeros(batch, dtype=np.bool_)
+        return cls(tol, rounding, real, np.arange(batch), residual, gap, merit, lowest, fell, steps, codes, finished)
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> tuple[Self, Array]:
+        """Join the records of all samples in the order of the batch; return that order as well."""
+        first, columns = parts[0], zip(*(part._columns() for part in parts), strict=True)
+        joined = cls(first.tol, first.rounding, first.dtype, *map(np.concatenate, columns))
+        order = joined.rows.argsort()
+        return joined.take(order), order
+
+    def take(self, index: Array) -> Self:
+        """Return a record of the entries in `index` only."""
+        columns = (column[index] for column in self._columns())
+        return type(self)(self.tol, self.rounding, self.dtype, *columns)
+
+    def _columns(self) -> list[Array]:
+        return [value for value in vars(self).values() if isinstance(value, np.ndarray)]
+
+    def observe(self, step: int, measured: Measurement) -> Array:
+        """Enter a measurement; return where it is the best so far: at `tol`, or by its merit, up to its slack."""
+        found = (measured.residual, measured.gap, measured.merit, measured.slack)
+        residual, gap, *rest = _on_host([t for t in found if t is not None], self.dtype)
+        merit, limit = rest[0] if rest else residual, self.merit
+        if len(rest) == 2:
+            with np.errstate(over="ignore", invalid="ignore"):  # an energy near the largest number, or past it
+                limit = limit + rest[1]
+        active, finite = ~self.finished, np.isfinite(residual)
+        reached = residual <= self.tol
+        better: Array = active & finite & ((merit <= limit) | reached)
+        np.copyto(self.steps, step, where=active)
+        for column, new in ((self.residual, residual), (self.gap, gap), (self.merit, merit)):
+            np.copyto(column, new, where=better)
+        ends = (
+            (~finite, Status.NONFINITE),
+            (self._stalled(step, residual), Status.PRECISION),
+            (reached, Status.CONVERGED),
+        )
+        for mask, status in ends:
+            if np.count_nonzero(mask):
+                np.copyto(self.codes, status.code, where=mask & active)
+                self.finished |= mask
+        return better
+
+    def _stalled(self, step: int, residual: Array) -> Array:
+        """Return where the residual is within reach of rounding and has not fallen for a while."""
+        falls = residual < self.lowest  # by however little: what converges slowly has not stopped
+        np.copyto(self.fell, step, where=falls)
+        np.copyto(self.lowest, residual, where=falls)
+        stalled: Array = (residual <= self.rounding) & (step - self.fell >= PATIENCE)
+        return stalled
+
+
+def _on_host(measured: list[Tensor], dtype: torch.dtype) -> list[Array]:
+    """Return measurements as arrays; from another device in one transfer, since each would wait for it."""
+    if measured[0].device.type != "cpu":
+        return list(torch.stack([t.to(dtype) for t in measured]).cpu().numpy())
+    return [t.to(dtype).numpy() for t in measured]
 
 
 def _store_alike(at: Evaluation) -> Evaluation:
@@ -237,23 +323,10 @@ def _store_alike(at: Evaluation) -> Evaluation:
     return at if at.z.stride() == at.image.stride() else move(at, torch.empty_like(at.image).copy_(at.z))
 
 
-def _end(space: AbstractSpace, samples: Samples, measured: AbstractPoint) -> End:
-    """Return the outcome for all samples; `measured` is the state that was measured last, exactly."""
-    record, value = samples.join()
-    point = measured if measured.z is value else None
-    missed = record.codes != Status.CONVERGED.code
-    # The residual of other samples that failed may be that of another variable, which the space has iterated.
-    exact = space.remeasure(value) if point is None and bool(missed.any()) else None
-    if exact is not None:
-        record.residual[missed] = exact.residual.to(record.residual)[missed]
-        record.gap[missed] = exact.gap.to(record.gap)[missed]
-    return End(value, record.residual, record.gap, record.steps, record.codes, point)
-
-
-def _pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
+def _pick(mask: Array, new: Tensor, old: Tensor) -> Tensor:
     """Return the rows of `new` where the mask holds, else of `old`; one of them itself where all rows agree."""
-    if bool(mask.all()):
+    if mask.all():
         return new
-    if not bool(mask.any()):
+    if not mask.any():
         return old
-    return torch.where(per_sample(mask.to(new.device), new), new, old)
+    return torch.where(per_sample(torch.from_numpy(mask).to(new.device), new), new, old)

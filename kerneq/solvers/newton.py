@@ -6,9 +6,10 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from ..equation import Equation
 from ..maps import AbstractMap, Point, linearise
-from ..spaces import (
+from ..tensors import per_sample, per_sample_norm
+from .base import (
+    AbstractSolver,
     AbstractSpace,
     Evaluation,
     Measurement,
@@ -17,8 +18,6 @@ from ..spaces import (
     measure_state,
     relative_residual,
 )
-from ..tensors import per_sample, per_sample_norm
-from .base import AbstractSolver
 
 HALVINGS = 60
 DECREASE = 1e-4  # of the slope of ‖f(z) − z‖ along p, which a step must achieve (Armijo)
@@ -27,8 +26,7 @@ DECREASE = 1e-4  # of the slope of ‖f(z) − z‖ along p, which a step must a
 @final
 @dataclasses.dataclass(frozen=True)
 class NewtonSpace(AbstractSpace):
-    """Iterates z ↦ z + p, p = (I − J)⁻¹(f(z) − z): its fixed points are those of f, and p is the error of z to first
-    order."""
+    """Iterates z ↦ z + p, p = (I − J)⁻¹(f(z) − z), the error of z to first order; its fixed points are those of f."""
 
     f: AbstractMap
 
@@ -43,7 +41,7 @@ class NewtonSpace(AbstractSpace):
     def start(self, z0: Tensor | None) -> Evaluation:
         if z0 is None:
             return self.evaluate(StateSpace(self.f).start(None).z.contiguous())
-        return evaluate_start(self, z0, self.f.state_shape if isinstance(self.f, Equation) else None)
+        return evaluate_start(self, z0, self.f)
 
     def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
         """Measure ‖p‖ / ‖z + p‖, and ‖f(z) − z‖ at the point that is returned."""
@@ -89,7 +87,7 @@ class Newton(AbstractSolver[None]):
     cycle, far from z*: start it near. Its residual is ‖p‖ / ‖z + p‖, the error of z to first order, which rounding in a
     steep f does not hide; it returns z + p, whose error is about the square of that, and `error_bound` is that of
     z + p. As the solver of `Implicit` it solves the adjoint system directly. For n entries a state, a step costs n
-    products with J and n³ operations, and n² numbers a sample; it looks at f at every trial, so it is not for CUDA
+    products with J and n³ operations, and n² numbers a sample; it evaluates f at every trial, so it is not for CUDA
     graphs.
     """
 

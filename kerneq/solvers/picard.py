@@ -6,9 +6,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from ..spaces import AbstractSpace, Evaluation
 from ..tensors import check_share
-from .base import AbstractSolver
+from .base import AbstractSolver, AbstractSpace, Evaluation
 
 
 @final

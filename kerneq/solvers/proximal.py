@@ -1,17 +1,123 @@
-"""The solver that cannot diverge, and the default: accelerated steps, each checked against a step that cannot fail."""
+"""The solver that cannot diverge, and the default: accelerated steps, each checked against a step that cannot fail.
+
+With the two spaces that it iterates in: v = Wz, and z by the proximal gradient step of an equation.
+"""
 
 import dataclasses
-from typing import final
+import functools
+from typing import Self, final
 
 import torch
 from torch import Tensor
 
 from ..equation import Equation, averaged_step
-from ..maps import AbstractMap
-from ..spaces import AbstractSpace, Evaluation, FeatureSpace, ProximalSpace
+from ..maps import AbstractMap, Point
 from ..tensors import check_nonnegative, check_share, check_whole, working_dtype
 from .anderson import EnergyGuard, GapGuard, Guard, History
-from .base import AbstractSolver
+from .base import (
+    AbstractSolver,
+    AbstractSpace,
+    Evaluation,
+    Measurement,
+    check_start,
+    evaluate_start,
+    measure_state,
+    relative_residual,
+)
+
+NEAR = 8.0  # times `tol`: from there on the residual of z is measured where v is iterated, at L = 1; less above
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class ProximalSpace(AbstractSpace):
+    """Iterates z ↦ T(z) = prox_{αφ}((1 − α) z + α d(z)), which lowers E at every step (see `Equation.descend`)."""
+
+    f: Equation
+    energy: bool  # whether E decides which of two points is the better one
+
+    def evaluate(self, z: Tensor | None) -> Evaluation:
+        v, image, drive, energy = self.f.evaluate(z, drive=True, energy=self.energy)
+        assert drive is not None
+        z = torch.zeros_like(image) if z is None else z
+        return Evaluation(z, self.f.descend(z, drive), Point(z, v, image), energy)
+
+    def start(self, z0: Tensor | None) -> Evaluation:
+        return self.evaluate(None) if z0 is None else evaluate_start(self, z0, self.f)
+
+    def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
+        assert isinstance(at.point, Point) and at.point.image is not None
+        merit, slack = (None, None) if at.energy is None else (at.energy.value, at.energy.slack)
+        return Measurement(*relative_residual(at.z, at.point.image), at.point, merit, slack)
+
+    def rows(self, index: Tensor) -> Self:
+        return dataclasses.replace(self, f=self.f.rows(index))
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class FeatureSpace(AbstractSpace):
+    """Iterates v = Wz, which is smaller than z: v ↦ Wσ(Wᵀ∂S/∂v + ∂S/∂z), where σ(…) is z.
+
+    For kernels through which z acts by v alone. As Lipschitz as the equation: ‖W‖² times ∂S/∂v. Its energy is that of
+    z, the state of the image.
+    """
+
+    f: Equation
+    energy: bool = False  # whether E decides which of two points is the better one
+
+    @functools.cached_property
+    def nearness(self) -> Tensor | float:
+        """Times `tol`: the residual of v under which that of z is measured."""
+        return NEAR if self.f.binding.limit <= 1 else NEAR / self.f.bound.clamp(1, NEAR)
+
+    def evaluate(self, z: Tensor | None) -> Evaluation:
+        """Evaluate at v = `z`; at v = 0, which needs no product, for None."""
+        f, v = self.f, z
+        z = f.state_at(v)
+        image = f.operator(z)
+        v = torch.zeros_like(image) if v is None else v
+        point = Point(z, image)
+        if not self.energy:
+            return Evaluation(v, image, point)
+        slope = f.kernel.differentiate(f.binding, z, image, value=True)
+        return Evaluation(v, image, point, f.energy_of(z, slope, feasible=True), slope)
+
+    def start(self, z0: Tensor | None) -> Evaluation:
+        if z0 is None:
+            return self.evaluate(None)
+        check_start(z0, self.f)
+        return self.evaluate(self.f.operator(z0))
+
+    def answer(self, at: Evaluation, following: Tensor) -> Tensor:
+        """Return z = σ(…), which is a step further than v already."""
+        return at.point.z
+
+    def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
+        """Measure the residual of z in the equation itself, f(z) − z.
+
+        That costs half an evaluation. With a `tol`, the residual of v stands for it in samples that are far from it:
+        z is a step further than v, and mostly several times as near.
+        """
+        f, z, point = self.f, at.point.z, at.point
+        near, gap = relative_residual(at.z, at.image, at.gap)
+        merit, slack = (near, None) if at.energy is None else (at.energy.value, at.energy.slack)
+        far = None if tol is None else near > self.nearness * tol
+        if far is None or not bool(far.all()):
+            slope = at.slope or f.kernel.differentiate(f.binding, z, at.image, value=False)
+            image = f.image(slope, drive=False)[0]
+            point = Point(z, at.image, image)
+            residual, distance = relative_residual(z, image)
+            near = residual if far is None else torch.where(far, near, residual)
+            gap = distance if far is None else torch.where(far, gap, distance)
+        return Measurement(near, gap, point, merit, slack)
+
+    def remeasure(self, z: Tensor) -> Measurement:
+        """The residual of a solve that failed may be that of v."""
+        return measure_state(self.f, z)
+
+    def rows(self, index: Tensor) -> Self:
+        return dataclasses.replace(self, f=self.f.rows(index))
 
 
 @final

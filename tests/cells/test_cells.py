@@ -14,7 +14,7 @@ from kerneq.equation import Equation
 from kerneq.equilibrium import hook_solves
 from kerneq.kernels import Gaussian, Linear, Polynomial, Sigmoid
 from kerneq.solvers import Anderson
-from kerneq.spaces import StateSpace
+from kerneq.solvers.base import StateSpace
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -8,7 +8,7 @@ import torch
 from kerneq.equation import Energy
 from kerneq.maps import Point
 from kerneq.solvers.anderson import EnergyGuard, GapGuard, History
-from kerneq.spaces import Evaluation
+from kerneq.solvers.base import Evaluation
 
 
 def guard_of(kind, batch, dtype, device):

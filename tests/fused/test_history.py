@@ -14,7 +14,7 @@ from kerneq.equation import Energy
 from kerneq.maps import Point
 from kerneq.solvers import Anderson, Broyden
 from kerneq.solvers.anderson import EnergyGuard, GapGuard, History, anderson_weights, eliminate, inner_products
-from kerneq.spaces import Evaluation
+from kerneq.solvers.base import Evaluation
 
 
 @needs_triton

@@ -5,7 +5,7 @@ import torch
 from helpers import DEVICES
 from interpreter import needs_triton, run_interpreted
 
-from kerneq.spaces import relative_residual
+from kerneq.solvers.base import relative_residual
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -12,6 +12,7 @@ from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom, P
 from kerneq.kernels import Gaussian
 from kerneq.linear_maps import Convolution
 from kerneq.prox import Identity, SoftThreshold
+from kerneq.solution import Limits
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal
 from kerneq.solvers.loops import find_point
 
@@ -221,7 +222,7 @@ def test_at_a_loose_tolerance_entries_near_zero_are_judged_by_the_image_of_the_v
 def test_what_the_last_evaluation_of_a_solve_has_made_is_not_made_again_for_the_gradient(monkeypatch):
     layer, x = layer_of("conv", "gaussian", Implicit())
     f = layer.cell.bind(x)
-    _, at = find_point(f, None, Proximal(), 1e-3, 6, 6, "return")
+    _, at = find_point(f, None, Proximal(), Limits(1e-3, 6, 6))
     products = []
     for name in ("__call__", "adjoint_relu"):
         product = getattr(Convolution, name)
@@ -244,7 +245,7 @@ def test_what_a_solve_or_a_gradient_has_made_is_used_for_nothing_else(kernel):
 
     def found() -> tuple[kerneq.cells.Equation, Point]:
         f = cell.bind(x)
-        return f, find_point(f, None, Proximal(), 1e-3, 40, 40, "return")[1]
+        return f, find_point(f, None, Proximal(), Limits(1e-3, 40, 40))[1]
 
     f, at = found()
     assert at.image is not None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import kerneq
 from kerneq.kernels import Gaussian
 from kerneq.solvers import Picard, Proximal
-from kerneq.spaces import ProximalSpace
+from kerneq.solvers.proximal import ProximalSpace
 
 pytestmark = pytest.mark.usefixtures("float64")
 WIDE = {name: kernel for name, kernel in KERNELS.items() if name != "cubic"}  # degree 3 refuses norm ≥ √2

@@ -10,8 +10,8 @@ import kerneq
 from kerneq.maps import Point
 from kerneq.solution import Status
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal
-from kerneq.solvers.record import SampleRecord
-from kerneq.spaces import Measurement
+from kerneq.solvers.base import Measurement
+from kerneq.solvers.loops import SampleRecord
 
 pytestmark = pytest.mark.usefixtures("float64")
 LIMIT = 400

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ...adjoint import open_adjoint
 from ...equation import Equation
 from ...equilibrium import Equilibrium, hook_solves, layers_of, solving
 from ...gradients import Unrolled
+from ...gradients.implicit import Adjoint
 from ...maps import AbstractMap, Map, Point, as_map, linearise
 from ...solvers import AbstractSolver, solve
-from ...spaces import AbstractSpace, Evaluation, measure_state
+from ...solvers.base import AbstractSpace, Evaluation, measure_state
 from ...tensors import per_sample, per_sample_norm
 from ..data import Images
 from .trained import NotApplicableError, TrainedRun
@@ -71,12 +71,12 @@ def contraction(f: AbstractMap, z: Tensor, steps: int = POWER_STEPS) -> Tensor:
     For the equation of a cell J = DH has the eigenvalues of the symmetric DHD, so that the estimate rises towards the
     radius, which is at most L (`f.bound`). For any other map it is the growth over the second half of the steps.
     """
-    adjoint = open_adjoint(f, Point(z)) if isinstance(f, Equation) else None
+    adjoint = Adjoint.of(f, Point(z)) if isinstance(f, Equation) else None
     u = torch.randn(z.shape, generator=torch.Generator().manual_seed(0)).to(z)
     if adjoint is None:
         step = linearise(f, z.detach()).vjp
     else:
-        u, symmetric = adjoint.masked(u), adjoint.symmetric
+        u, symmetric = adjoint.mask(u), adjoint.symmetric
 
         def step(u: Tensor) -> Tensor:
             return u - symmetric(u)

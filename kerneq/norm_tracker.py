@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from .conjugate_gradient import conjugate_gradient
-from .fused.device import needs_graph
 from .linear_maps import AbstractLinearMap, as_linear_map
-from .tensors import is_transformed, magnitude, version, widened
+from .tensors import is_transformed, magnitude, needs_graph, version, widened
 
 SETTLE_STEPS = 40  # Lanczos steps for a weight not seen before
 TRACK_STEPS = 3  # in a training step, from the u of the step before; one power iteration let ‖W‖ run ahead by half

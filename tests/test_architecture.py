@@ -32,7 +32,7 @@ LAYERS = [
     "gradients",
     "cells",
     "equilibrium",
-    "graphs",
+    "cuda_graphs",
     "kglm",
     "sklearn",
     "settings",

@@ -8,7 +8,8 @@ the features. cuDNN has ReLU built in; sums and the mask of the backward pass ar
 import torch
 from torch import Tensor
 
-from .device import HALF, capability, needs_graph, runs_triton
+from ..tensors import needs_graph
+from .device import HALF, capability, runs_triton
 
 
 def convolve(

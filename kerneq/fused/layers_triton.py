@@ -9,10 +9,9 @@ dx), each in three launches. On top come 8 bytes a channel and program for the p
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
 from .device import processors
-from .layers import BatchNorm
 
 MERGED = 8  # channels a program merges: a sector of memory for every part
 WARPS = 8  # in a program
@@ -199,7 +198,7 @@ def tiling(x: Tensor, widest: int, programs: int) -> tuple[tuple[int, int], int,
     return (min(tiles, shares, 1024), blocks), tiles, (channels, rows, block, full)
 
 
-def norm_forward(x: Tensor, norm: BatchNorm) -> tuple[Tensor, Tensor]:
+def norm_forward(x: Tensor, norm: nn.BatchNorm2d, relu: bool) -> tuple[Tensor, Tensor]:
     """The output like x, and the means and inverse standard deviations (2, channels); moves the running ones."""
     grid, tiles, constants = tiling(x, widest=64, programs=2)
     programs, C, P = grid[0], x.shape[1], x.numel() // x.shape[1]
@@ -213,7 +212,7 @@ def norm_forward(x: Tensor, norm: BatchNorm) -> tuple[Tensor, Tensor]:
             norm.momentum, norm.eps, *constants[:2], triton.next_power_of_2(programs), MERGED, num_warps=WARPS,
         )  # fmt: skip
         grid, tiles, constants = tiling(x, widest=256, programs=4)
-        norm_forward_apply[grid](x, y, stats, norm.weight, norm.bias, P, tiles, *constants, norm.relu, num_warps=WARPS)
+        norm_forward_apply[grid](x, y, stats, norm.weight, norm.bias, P, tiles, *constants, relu, num_warps=WARPS)
     return y, stats
 
 

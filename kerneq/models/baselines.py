@@ -18,8 +18,8 @@ from ..maps import AbstractMap, Function
 from ..settings import setting
 from ..solution import Solution
 from ..solvers import AbstractSolver, Anderson, InFeatures, Proximal
-from .base import AbstractModel, AbstractSolveConfig
-from .classifier import conv_batch_norm
+from .classifier import AbstractModel, AbstractSolveConfig
+from .layers import conv_batch_norm
 
 
 @final

@@ -13,9 +13,9 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from ...fused.layers import pool
 from ...loading import TrainingError
 from ...loading import choose_device as choose_device
+from ...models.layers import pool
 
 Step = Callable[[Tensor, Tensor], None]  # of a batch: x (samples, channels, height, width), labels or probabilities
 EAGER_STEPS = 3  # before a step is captured: libraries choose their algorithms, optimizers make their buffers

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .equilibrium import layers_of
-from .norm_tracker import find_place
-from .operators import AbstractOperator
+from .operators import AbstractOperator, find_place
 from .solution import Solution
 from .tensors import map_tensors
 

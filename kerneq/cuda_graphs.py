@@ -115,7 +115,7 @@ class Captured(nn.Module):
 
     def _count_steps(self, x: Tensor, solutions: bool | None) -> Any:
         """Call the model as it is, and set how many steps each layer takes in the next graph."""
-        with self._watched() as found:
+        with self._collect_solutions() as found:
             output = self._call(x, solutions)
         for index, solution in found.items():
             taken = math.ceil(MARGIN * int(solution.steps.max()))
@@ -147,7 +147,7 @@ class Captured(nn.Module):
         torch.clear_autocast_cache()  # a weight that was converted outside the graph is not kept for it
         try:
             most = [layer.max_steps for layer in self.layers]
-            with self._fixed(), self._watched() as found:
+            with self._fix_steps(), self._collect_solutions() as found:
                 stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(stream):
                     self._call(x, solutions)
@@ -171,7 +171,7 @@ class Captured(nn.Module):
         return Graph(graph, x, output, missed)
 
     @contextmanager
-    def _fixed(self) -> Iterator[None]:
+    def _fix_steps(self) -> Iterator[None]:
         """Let every layer take its fixed number of steps, without residual checks."""
         before = [(layer.max_steps, layer.check_every) for layer in self.layers]
         for layer, steps in zip(self.layers, self.steps, strict=True):
@@ -183,7 +183,7 @@ class Captured(nn.Module):
                 layer.max_steps, layer.check_every = max_steps, check_every
 
     @contextmanager
-    def _watched(self) -> Iterator[dict[int, Solution]]:
+    def _collect_solutions(self) -> Iterator[dict[int, Solution]]:
         """Collect the last solution of each layer that is called, by its index in `layers`."""
         found: dict[int, Solution] = {}
 

@@ -17,10 +17,11 @@ from torch.nn.grad import conv2d_weight
 
 from .conjugate_gradient import conjugate_gradient
 from .fused.convolution import convolve, convolve_relu, fuses_relu
-from .tensors import is_transformed, needs_graph, widened
+from .tensors import is_transformed, magnitude, needs_graph, widened
 
 SETTLE_STEPS = 40  # Lanczos steps for a weight not seen before
 TRACK_STEPS = 3  # in a training step, from the u of the step before; one power iteration let ‖W‖ run ahead by half
+SETTLED = 6e-3  # ‖WᵀWu − σ²u‖ / σ² of a saved u that is believed: bfloat16 makes it 3e-3, a crowd of values 1e-3
 CURVATURE_STEPS = 500  # of conjugate gradient, at most, for a second derivative of the norm
 
 
@@ -28,7 +29,7 @@ CURVATURE_STEPS = 500  # of conjugate gradient, at most, for a second derivative
 class AbstractLinearMap(abc.ABC):
     """W, with its weight; v = Wz.
 
-    `added` and `adjoint_masked` make no graph; the other products are differentiated like plain operations.
+    `add_product` and `adjoint_masked` make no graph; the other products are differentiated like plain operations.
     """
 
     weight: Tensor
@@ -45,7 +46,7 @@ class AbstractLinearMap(abc.ABC):
     def weight_gradient(self, z: Tensor, v: Tensor) -> Tensor:
         """Return the gradient of ⟨Wz, v⟩ with respect to the weight."""
 
-    def added(self, v: Tensor, z: Tensor, sign: int) -> Tensor:
+    def add_product(self, v: Tensor, z: Tensor, sign: int) -> Tensor:
         """Return v ± Wz, without a graph."""
         return torch.add(v, self(z), alpha=sign)
 
@@ -99,9 +100,9 @@ class Convolution(AbstractLinearMap):
         """Return the gradient of ⟨Wz, v⟩ with respect to the weight; without a graph."""
         return conv2d_weight(z, list(self.weight.shape), v, padding=self._padding)  # type: ignore[no-untyped-call]
 
-    def added(self, v: Tensor, z: Tensor, sign: int) -> Tensor:
+    def add_product(self, v: Tensor, z: Tensor, sign: int) -> Tensor:
         fused = convolve(z, self.weight, add=v, sign=sign) if z.is_cuda else None
-        return super().added(v, z, sign) if fused is None else fused
+        return super().add_product(v, z, sign) if fused is None else fused
 
     def adjoint_relu(self, v: Tensor, shift: Tensor | None) -> Tensor:
         if v.is_cuda and fuses_relu(v, self.weight, shift):
@@ -156,7 +157,7 @@ class _Norm(torch.autograd.Function):
         weight, u = ctx.saved_tensors
         with torch.autocast(u.device.type, enabled=False):
             weight = widened(weight)
-            u = _TopVector.apply(weight, unit(u).unsqueeze(0))  # type: ignore[no-untyped-call]
+            u = _TopVector.apply(weight, _unit(u).unsqueeze(0))  # type: ignore[no-untyped-call]
             view = weight.view_as(weight)  # ∂‖Wu‖/∂W at fixed u: u depends on the weight, not on this view
             norm = torch.linalg.vector_norm(as_linear_map(view)(u))
             return None, torch.autograd.grad(norm, view, g, create_graph=True)[0], None
@@ -196,6 +197,41 @@ class _TopVector(torch.autograd.Function):
             return w.weight_gradient(x, v) + w.weight_gradient(u, w(x)), None
 
 
+def find_top_vector(weight: Tensor, shape: tuple[int, ...], known: Tensor | None, track: bool) -> Tensor:
+    """Return u, near the top singular vector of W: a few steps from the known one, to `track` it, or many to settle it.
+
+    Many start at a fixed random vector, so that neither the global seed nor the device changes where they end. A
+    little of it is added to a known vector, which may be another singular vector of a changed weight.
+    """
+    w = _unit_map(weight)
+    if track and known is not None:
+        start, steps = known.to(w.weight), TRACK_STEPS
+    else:
+        noise = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        noise = _unit(noise).to(w.weight)
+        start = noise if known is None else _unit(known.to(w.weight)) + 1e-4 * noise
+        steps = SETTLE_STEPS
+    with torch.autocast(weight.device.type, enabled=False):
+        return top_singular_vector(w, w.adjoint, start, steps).to(weight.dtype)
+
+
+def is_singular(vector: Tensor, weight: Tensor) -> bool:
+    """Whether WᵀWu = σ²u, up to what saving loses: a mean of two models has the mark of both, and the u of neither."""
+    if weight.is_meta or vector.numel() == 0:
+        return False
+    w, u = _unit_map(weight), _unit(widened(vector)).unsqueeze(0)
+    with torch.autocast(u.device.type, enabled=False):
+        v = w(u)
+        square = v.square().sum()
+        return bool(torch.linalg.vector_norm(w.adjoint(v) - square * u) <= SETTLED * square)
+
+
+def _unit_map(weight: Tensor) -> AbstractLinearMap:
+    """Return W divided by a power of two: it has the same singular vectors, and WᵀW can be computed."""
+    weight = widened(weight.detach())
+    return as_linear_map(weight / magnitude(weight.unsqueeze(0))[0])
+
+
 def top_singular_vector(
     apply: Callable[[Tensor], Tensor], adjoint: Callable[[Tensor], Tensor], start: Tensor, steps: int
 ) -> Tensor:
@@ -205,7 +241,7 @@ def top_singular_vector(
     to each other, as they are for convolutions, and where another singular value has overtaken that of `start`.
     Nothing waits for the device, as it would with `torch.lobpcg` or an eigensolver.
     """
-    u = unit(start)
+    u = _unit(start)
     rounds = 1 if steps <= TRACK_STEPS else 4  # one leaves 0.1 % of the norm to be found
     steps = min(steps, u.numel())
     basis, images = u.new_zeros(2, steps, u.numel())
@@ -218,7 +254,7 @@ def top_singular_vector(
         # Where the Krylov space is exhausted, w is rounding. Made orthogonal to the basis it is as good a direction as
         # any, and finds what has overtaken an exact u. Where w is 0, a basis vector near 0 does no harm.
         for _ in range(2):
-            w = unit(torch.addmv(w, known.mT, known @ w, alpha=-1))
+            w = _unit(torch.addmv(w, known.mT, known @ w, alpha=-1))
         basis[step + 1] = torch.addmv(w, known.mT, known @ w, alpha=-1)
     found = (_top_eigenvector((basis @ images.mT).double(), rounds).to(u) @ basis).view_as(u)
     length = torch.linalg.vector_norm(found)
@@ -241,5 +277,5 @@ def _top_eigenvector(square: Tensor, rounds: int) -> Tensor:
     return column / column.abs().amax()  # n⁻¹²⁸ cannot be squared
 
 
-def unit(u: Tensor) -> Tensor:
+def _unit(u: Tensor) -> Tensor:
     return u / torch.linalg.vector_norm(u).clamp_min(torch.finfo(u.dtype).tiny)

@@ -11,18 +11,8 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
-from .linear_maps import (
-    SETTLE_STEPS,
-    TRACK_STEPS,
-    AbstractLinearMap,
-    as_linear_map,
-    norm_at,
-    top_singular_vector,
-    unit,
-)
-from .tensors import autocasted, magnitude, version, widened
-
-SETTLED = 6e-3  # ‖WᵀWu − σ²u‖ / σ² of a saved u that is believed: bfloat16 makes it 3e-3, a crowd of values 1e-3
+from .linear_maps import AbstractLinearMap, as_linear_map, find_top_vector, is_singular, norm_at
+from .tensors import autocasted, version
 
 
 @final
@@ -83,11 +73,16 @@ class NormTracker:
         vector, settled = self.vector, self.settled  # read once: another thread may publish others meanwhile
         known = vector if tuple(vector.shape) == shape and vector.device == weight.device else None
         if torch.compiler.is_compiling():
-            return _require(known, shape)
+            if known is None:  # there are no numbers to find a vector for, and a program would hold a wrong norm
+                raise RuntimeError(
+                    f"The norm of W on states of shape {shape} is not known yet: call the model once, in `eval()` and "
+                    "on an input of this size, before it is exported."
+                )
+            return known
         track = training and known is not None
         if not track and settled is not None and settled.fits(known, weight):
             return settled.vector
-        found = _search(weight, shape, known, track)
+        found = find_top_vector(weight, shape, known, track)
         # On a GPU a captured step knows the vector by its address, and the stream keeps readers and writers apart.
         if known is not None and (track or known.is_cuda) and not known.is_inference():
             found = known.copy_(found)
@@ -114,52 +109,7 @@ class NormTracker:
         if (mine.shape, mine.dtype, mine.device) != (vector.shape, weight.dtype, weight.device):
             self.vector = torch.empty_like(vector, dtype=weight.dtype, device=weight.device)
         self.vector.copy_(vector)  # in place where possible: see `update`
-        self.settled = Settled.at(self.vector, weight) if settled and _is_singular(self.vector, weight) else None
-
-
-def _unit_map(weight: Tensor) -> AbstractLinearMap:
-    """Return W divided by a power of two: it has the same singular vectors, and WᵀW can be computed."""
-    weight = widened(weight.detach())
-    return as_linear_map(weight / magnitude(weight.unsqueeze(0))[0])
-
-
-def _require(known: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-    """Raise if there is no vector yet: there are no numbers to find one for, and a program would hold a wrong norm."""
-    if known is None:
-        raise RuntimeError(
-            f"The norm of W on states of shape {shape} is not known yet: call the model once, in `eval()` and on "
-            "an input of this size, before it is exported."
-        )
-    return known
-
-
-def _search(weight: Tensor, shape: tuple[int, ...], known: Tensor | None, track: bool) -> Tensor:
-    """Return u, near the top singular vector of W: a few steps from the known one, to `track` it, or many to settle it.
-
-    Many start at a fixed random vector, so that neither the global seed nor the device changes where they end. A
-    little of it is added to a known vector, which may be another singular vector of a changed weight.
-    """
-    w = _unit_map(weight)
-    if track and known is not None:
-        start, steps = known.to(w.weight), TRACK_STEPS
-    else:
-        noise = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        noise = unit(noise).to(w.weight)
-        start = noise if known is None else unit(known.to(w.weight)) + 1e-4 * noise
-        steps = SETTLE_STEPS
-    with torch.autocast(weight.device.type, enabled=False):
-        return top_singular_vector(w, w.adjoint, start, steps).to(weight.dtype)
-
-
-def _is_singular(vector: Tensor, weight: Tensor) -> bool:
-    """Whether WᵀWu = σ²u, up to what saving loses: a mean of two models has the mark of both, and the u of neither."""
-    if weight.is_meta or vector.numel() == 0:
-        return False
-    w, u = _unit_map(weight), unit(widened(vector)).unsqueeze(0)
-    with torch.autocast(u.device.type, enabled=False):
-        v = w(u)
-        square = v.square().sum()
-        return bool(torch.linalg.vector_norm(w.adjoint(v) - square * u) <= SETTLED * square)
+        self.settled = Settled.at(self.vector, weight) if settled and is_singular(self.vector, weight) else None
 
 
 class AbstractOperator(nn.Module, abc.ABC):

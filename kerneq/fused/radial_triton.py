@@ -35,21 +35,21 @@ def programs(formula: type) -> tuple[Callable, Callable] | None:
     None where Triton has no words for them. A program is the same code for every formula, with other functions in its
     scope; that also makes Triton cache them apart.
     """
-    names = {name: _translated(getattr(formula, name)) for name in ("height", "weight", "slope")}
+    names = {name: _translate(getattr(formula, name)) for name in ("height", "weight", "slope")}
     if None in names.values():
         return None
     scope = {**globals(), **names}
-    return _jitted(radial_forward, scope), _jitted(radial_backward, scope)
+    return _compile_with(radial_forward, scope), _compile_with(radial_backward, scope)
 
 
-def _jitted(function: Callable, scope: dict) -> Callable:
+def _compile_with(function: Callable, scope: dict) -> Callable:
     """The function as a Triton program that looks up its names in `scope`."""
     copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
     copy.__annotations__ = function.__annotations__  # which arguments are constants
     return triton.jit(copy)
 
 
-def _translated(function: Callable) -> Callable | None:
+def _translate(function: Callable) -> Callable | None:
     """The same source, with `torch` standing for triton.language; None if it says more than both understand."""
     try:
         source = inspect.getsource(function)
@@ -67,7 +67,7 @@ def _translated(function: Callable) -> Callable | None:
             case ast.Pow():  # not in Triton's arithmetic
                 return None
     scope = {"torch": tl, "Tensor": tl.tensor, "__name__": function.__module__}
-    return _jitted(function, scope)
+    return _compile_with(function, scope)
 
 
 @triton.jit

@@ -201,7 +201,9 @@ class AbstractRadialKernel(AbstractKernel):
     def weights(self, at: Binding, v: Tensor) -> Tensor:
         """Return ω(sᵢ): 1 where v explains the patch of a, towards 0 where it does not."""
         assert at.Q is not None and at.gamma is not None
-        return patch_weights(type(self), at.a, v, at.Q, at.gamma, split=at.split, patch=at.patch)
+        _, _, s = _products(at.a.to(at.Q.dtype), v, at.Q, at.gamma, at.split, at.patch, last=False)
+        height, width = at.a.shape[2:] or (at.patch, at.patch)
+        return self.weight(s).view(len(at.a), -1, height // at.patch, width // at.patch)
 
 
 Formula = type[AbstractRadialKernel]  # η, ω and ω′ are static methods
@@ -263,15 +265,6 @@ def patch_distances(r: Tensor, weight: Tensor, *, split: int, patch: int) -> Ten
     """Return t = ‖rᵢW_h‖² of every patch, (batch, patches); `weight` is W_hᵀ, hidden × n."""
     rows = cut(r.to(weight.dtype), split, patch, last=False)
     return (rows @ weight.mT).square().sum(-1)
-
-
-def patch_weights(
-    formula: Formula, a: Tensor, v: Tensor, Q: Tensor, gamma: Tensor, *, split: int, patch: int
-) -> Tensor:
-    """Return ω(sᵢ) of every patch of r = a − v, (batch, channels / split, height / patch, width / patch)."""
-    _, _, s = _products(a.to(Q.dtype), v, Q, gamma, split, patch, last=False)
-    height, width = a.shape[2:] or (patch, patch)
-    return formula.weight(s).view(len(a), -1, height // patch, width // patch)
 
 
 def _products(

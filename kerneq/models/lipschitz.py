@@ -33,7 +33,7 @@ class AlmostOrthogonal(nn.Conv2d):
         nn.init.orthogonal_(self.weight[:, :, 1, 1])
         nn.init.zeros_(self.get_parameter("bias"))
 
-    def rescaled(self) -> Tensor:
+    def rescale_weight(self) -> Tensor:
         """Return the weight that is used, of norm at most 1."""
         with torch.autocast(self.weight.device.type, enabled=False):
             columns = self.weight.transpose(0, 1)  # (inputs, outputs, k, k): one filter an input channel
@@ -42,7 +42,7 @@ class AlmostOrthogonal(nn.Conv2d):
             return self.weight * total.rsqrt()[:, None, None]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._conv_forward(x, self.rescaled(), self.bias)
+        return self._conv_forward(x, self.rescale_weight(), self.bias)
 
 
 @final
@@ -70,12 +70,12 @@ class UnitRows(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs))
         self.gain = gain
 
-    def rescaled(self) -> Tensor:
+    def rescale_weight(self) -> Tensor:
         """Return the weight that is used."""
         return self.gain * F.normalize(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.rescaled(), self.bias)
+        return F.linear(x, self.rescale_weight(), self.bias)
 
 
 def fold_conv_sort(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:

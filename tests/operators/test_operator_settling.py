@@ -10,7 +10,7 @@ from helpers import CELLS, input_of
 from test_operator_norm import held
 from test_operator_survival import layer_of, value
 
-from kerneq import operators
+from kerneq import linear_maps, operators
 from kerneq.linear_maps import top_singular_vector
 from kerneq.operators import AbstractOperator, Dense
 from kerneq.solution import Status
@@ -28,7 +28,7 @@ def test_a_loaded_cell_settles_its_norm_only_if_the_saved_one_had_not(monkeypatc
     old = {name: tensor for name, tensor in settled.items() if not name.endswith("settled")}  # before there was a mark
     calls = []
     monkeypatch.setattr(
-        operators, "top_singular_vector", lambda *a, **k: calls.append(1) or top_singular_vector(*a, **k)
+        linear_maps, "top_singular_vector", lambda *a, **k: calls.append(1) or top_singular_vector(*a, **k)
     )
     for state, expected in ((settled, False), (unsettled, True), (old, True)):
         other = layer_of("conv", seed=7).eval()

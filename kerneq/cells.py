@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from .equation import Equation
-from .kernels.base import AbstractKernel, AbstractParameters, Scaling
+from .kernels.base import AbstractKernel, AbstractParameters
 from .maps import AbstractMap, Point
-from .operators import AbstractOperator, Conv, Dense, compute_scale
+from .operators import AbstractOperator, Conv, Dense, Scaling, compute_scale
 from .prox import AbstractProx, ReLU
 from .solution import NonfiniteInputError
 from .tensors import autocasted, check_kind, check_positive, check_whole
@@ -98,10 +98,10 @@ class AbstractKernelCell(AbstractCell):
         self, similarity: AbstractParameters | None, a: Tensor, operator_norm: Tensor, compiled: bool
     ) -> Equation:
         """Return the equation for a = Ux + b, given the norm of W as it is now."""
-        kernel, product = self.kernel, operator_norm * self.kernel.gain(similarity)
-        scaling = Scaling(operator_norm, product, compute_scale(product, kernel.max_norm(self.norm)))
-        binding = kernel.bind(similarity, a, self.norm, scaling)
-        return Equation(kernel, binding, self.operator.bind(scaling.scale), self.prox, compiled)
+        product = operator_norm * self.kernel.gain(similarity)
+        scaling = Scaling(operator_norm, product, compute_scale(product, self.kernel.max_norm(self.norm)))
+        binding = self.kernel.bind(similarity, a, self.norm, scaling)
+        return Equation(self.kernel, binding, self.operator.bind(scaling.scale), self.prox, compiled)
 
     def initial(self, f: AbstractMap) -> None:
         """Return None: z = 0, whose evaluation needs no Wz."""
@@ -206,7 +206,8 @@ class DenseCell(AbstractKernelCell):
         inject: nn.Module | None = None,
         output: Output = "state",
     ):
-        _check_sizes(inputs=inputs, state=state, features=features)
+        for name, value in (("inputs", inputs), ("state", state), ("features", features)):
+            check_whole(name, value)
         super().__init__(kernel, Dense(state, features), features, norm, prox, output)
         self.shape = (None, inputs)
         self.inject = inject or nn.Linear(inputs, state if kernel.in_state else features)
@@ -234,15 +235,11 @@ class ConvCell(AbstractKernelCell):
         inject: nn.Module | None = None,
         output: Output = "state",
     ):
-        _check_sizes(inputs=inputs, state=state, features=features, size=size)
+        for name, value in (("inputs", inputs), ("state", state), ("features", features), ("size", size)):
+            check_whole(name, value)
         if size % 2 == 0:
             raise ValueError(f"`size` must be odd, so that the convolution keeps the picture's size, got {size}.")
         super().__init__(kernel, Conv(state, features, size), features, norm, prox, output)
         self.shape = (None, inputs, None, None)
         channels = state if kernel.in_state else features
         self.inject = inject or nn.Conv2d(inputs, channels, size, padding=size // 2)
-
-
-def _check_sizes(*, inputs: int, state: int, features: int, size: int = 1) -> None:
-    for name, value in (("inputs", inputs), ("state", state), ("features", features), ("size", size)):
-        check_whole(name, value)

@@ -25,14 +25,12 @@ def capture(model: nn.Module, example: Tensor | None = None) -> "Captured":
         with torch.no_grad():
             logits = fast(x)
 
-    A shape is captured when it is seen for the second time, that of `example` at once. A graph cannot check a residual
-    on the way, so it takes a fixed number of steps in every layer: a quarter more than the first batch needed. The
-    residuals are checked after each batch: where a sample has not converged, the batch is run again without a graph,
-    and the next graph has more steps. Weights that were changed in place are seen by the same graph; other weights and
-    other settings of the layers get a new one. (PyTorch counts changes, but not those made by another CUDA graph: call
-    `train()` and `eval()` after one, for the norms of the weights.) The `steps` of a solution are those of the graph.
-    On a CPU, in `train()`, with gradients, under `equilibrium.hook_solves`, or where a layer warns or raises on
-    failure, the model runs without graphs.
+    A shape is captured when it is seen for the second time, that of `example` at once. A graph takes a fixed number of
+    steps in every layer, a quarter more than the first batch needed; its solutions state them. Where a sample has not
+    converged, the batch is run again without a graph, and the next graph has more steps. Weights that were changed in
+    place are seen by the same graph, unless another CUDA graph changed them: call `train()` and `eval()` after that.
+    Other weights and other settings of the layers get a new graph. On a CPU, in `train()`, with gradients, under
+    `equilibrium.hook_solves`, or where a layer warns or raises on failure, the model runs without graphs.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be a torch module, got {type(model).__name__}.")
@@ -187,10 +185,10 @@ class Captured(nn.Module):
         """Collect the last solution of each layer that is called, by its index in `layers`."""
         found: dict[int, Solution] = {}
 
-        def watch(index: int) -> Any:
-            return self.layers[index].register_forward_hook(lambda _, inputs, output: found.update({index: output}))
+        def watch(index: int, layer: nn.Module) -> Any:
+            return layer.register_forward_hook(lambda _, inputs, output: found.update({index: output}))
 
-        hooks = [watch(index) for index in range(len(self.layers))]
+        hooks = [watch(index, layer) for index, layer in enumerate(self.layers)]
         try:
             yield found
         finally:

@@ -202,6 +202,26 @@ class Conv(AbstractOperator):
         return (self.weight.shape[1], *example.shape[-2:])
 
 
+@final
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """How a cell holds W under its bound; each a number."""
+
+    operator_norm: Tensor  # ‖W‖, before W is scaled
+    product: Tensor  # the same, times ‖W_h‖ where there is one
+    scale: Tensor  # W is multiplied by this
+
+    @property
+    def square(self) -> Tensor:
+        """‖W‖²‖W_h‖² after scaling, without a graph."""
+        return (self.product * self.scale).detach() ** 2
+
+    @property
+    def norm(self) -> Tensor:
+        """‖W‖ after scaling, without a graph."""
+        return (self.operator_norm * self.scale).detach()
+
+
 def compute_scale(norm: Tensor, limit: float) -> Tensor:
     """Return min(1, limit / norm), by which an operator is scaled to its limit; NaN where the norm is no number."""
     # Where the factor is 1 its slope is 0 times that of limit / norm, which must not be infinite. For a norm of ∞ it

@@ -1,8 +1,7 @@
 """Convolutions with what follows them, in one pass over memory: which cases a GPU takes, and by which program.
 
-σ after Wᵀ costs a third of the convolution when it is a pass of its own: a state has several times as many numbers as
-the features. cuDNN has ReLU built in; sums and the mask of the backward pass are ours (`convolution_triton`).
-`linear_maps.Convolution` has the plain formulas.
+σ after Wᵀ costs a third of the convolution when it is a pass of its own. cuDNN has ReLU built in; sums and the mask of
+the backward pass are ours (`convolution_triton`). `linear_maps.Convolution` has the plain formulas.
 """
 
 import torch

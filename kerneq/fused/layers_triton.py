@@ -2,8 +2,7 @@
 
 A map is P pixels × C channels, a row a pixel. For a batch norm, a program sums over the tiles i, i + programs, …; a
 second kernel merges the sums of all programs; a third walks the tiles from the end, which the level 2 cache still
-holds. Forward passes over the map three times (read; read, write), backward five times (read g, x; read g, x, write
-dx), each in three launches. On top come 8 bytes a channel and program for the partial sums.
+holds. Forward moves the map three times (read; read, write), backward five times (read g, x; read g, x, write dx).
 """
 
 import torch

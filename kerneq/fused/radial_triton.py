@@ -4,10 +4,9 @@ A tile is T patches of one sample. It is read as R rows of T·U consecutive numb
 and a row is one pixel (i, j) of every patch, in NCHW memory U = patch and a row is one (channel, i). So the reads are
 contiguous whatever the patch, and only registers see patches; Q is read in the same entry order.
 
-Numbers moved, with N in `a`: forward reads a and v and writes m, 3N (2N without v): the floor. Backward reads u, a and
-v and writes both gradients, 5N (4N if one is wanted, 3N without v): the floor of a pullback that recomputes r; saving r
-instead would move as many and hold as many. On top come 8n² bytes a program for the partial sums of ∂Q, 3.2 MB on an
-H200 with n = 32 in bfloat16, against 336 MB at batch 512, 64 × 32 × 32; and 8 bytes a tile for S.
+Numbers moved, with N in `a`: forward 3N (2N without v), backward 5N (4N if one gradient is wanted, 3N without v), which
+is the floor of a pullback that recomputes r. On top come 8n² bytes a program for the partial sums of ∂Q (3.2 MB on an
+H200 with n = 32 in bfloat16) and 8 bytes a tile for S.
 """
 
 import ast

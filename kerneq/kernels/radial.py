@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from ..fused.radial import fused_hvp, fused_step, has_programs
-from ..operators import Dense
+from ..operators import Dense, Scaling
 from ..tensors import check_nonnegative, check_positive, check_share, check_whole, working_dtype
-from .base import AbstractKernel, AbstractParameters, Binding, KernelConstants, Scaling, Slope
+from .base import AbstractKernel, AbstractParameters, Binding, KernelConstants, Slope
 
 
 @final
@@ -166,6 +166,9 @@ class AbstractRadialKernel(AbstractKernel):
 
     def max_norm(self, norm: float) -> float:
         return norm / self.steepest**0.5
+
+    def unit(self, norm: float, size: int) -> float:
+        return 1.0
 
     def bind(self, parameters: AbstractParameters | None, a: Tensor, norm: float, scaling: Scaling) -> Binding:
         assert isinstance(parameters, PatchParameters)

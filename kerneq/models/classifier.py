@@ -100,8 +100,7 @@ class AbstractModel(nn.Module, abc.ABC):
         wanted = f" and sides that are multiples of {self.multiple}" if self.multiple > 1 else ""
         fit = all(side > 0 and side % self.multiple == 0 for side in shape[2:])
         if self.side is not None:
-            wanted = f" and sides of {self.side}"
-            fit = all(side == self.side for side in shape[2:])
+            wanted, fit = f" and sides of {self.side}", all(side == self.side for side in shape[2:])
         if len(shape) != 4 or shape[1] != self.channels or not fit:
             wanted = f"pictures (batch, channels, height, width) with {self.channels} channels{wanted}"
             raise ValueError(f"The input must be {wanted}, got {tuple(shape)}.")

@@ -23,8 +23,7 @@ class AlmostOrthogonal(nn.Conv2d):
 
     W ← W diag(d), dᵢ = (Σⱼ |WᵀW|ᵢⱼ)^{−½}: by Gershgorin's theorem ‖W diag(d)‖ ≤ 1 (Prach and Lampert, 2022). The sum
     over j runs over channels and shifts; at the borders of a picture some terms are missing, which makes it smaller.
-    Training drives the columns towards orthogonality, where the norm is 1. The layer starts as an isometry of the
-    channels.
+    The layer starts as an isometry of the channels.
     """
 
     def __init__(self, inputs: int, outputs: int):
@@ -47,10 +46,7 @@ class AlmostOrthogonal(nn.Conv2d):
 
 @final
 class MaxMin(nn.Module):
-    """Channels in pairs (c, c + C/2) ↦ their maximum and minimum: 1-Lipschitz.
-
-    It keeps the length of gradients, which ReLU halves (Anil, Lucas and Grosse, 2019).
-    """
+    """Channels in pairs (c, c + C/2) ↦ their maximum and minimum, 1-Lipschitz (Anil, Lucas and Grosse, 2019)."""
 
     def forward(self, x: Tensor) -> Tensor:
         first, second = x.chunk(2, 1)
@@ -92,7 +88,7 @@ def make_orthogonal(inputs: int, outputs: int) -> nn.Sequential:
 
 @final
 class LipschitzBranch(AbstractBranch):
-    """A branch without batch norm, but with three numbers that make it 1-Lipschitz.
+    """A branch without batch norm, rescaled to be 1-Lipschitz.
 
     Pooling by s shrinks differences to 1/s of their length, at least, up-sampling stretches them by s; and the
     equilibrium, from a to z*, by `kernel.input_lipschitz` · ‖W_h‖ at most.

@@ -157,7 +157,7 @@ class AbstractKernelCell(AbstractCell):
             got = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"The input must be a floating-point tensor, got {got}.")
         if not _fits(x, self.shape):
-            raise ValueError(f"The input must have shape {_describe(self.shape)}, got {tuple(x.shape)}.")
+            raise ValueError(f"The input must have shape {_format_shape(self.shape)}, got {tuple(x.shape)}.")
         if x.numel() == 0:
             raise ValueError(f"The input must hold at least one sample, got shape {tuple(x.shape)}.")
         dtype = self.operator.weight.dtype
@@ -175,7 +175,7 @@ class AbstractKernelCell(AbstractCell):
         channels, where = (state, "state") if self.kernel.in_state else (features, "features")
         shape = (None, channels, *self.shape[2:])
         if not isinstance(a, Tensor) or not _fits(a, shape):
-            want, got = _describe(shape), tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__
+            want, got = _format_shape(shape), tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__
             raise ValueError(f"`inject` must give the shape {want}, that of the {where}, for this kernel, got {got}.")
 
 
@@ -183,7 +183,7 @@ def _fits(t: Tensor, shape: Shape) -> bool:
     return t.dim() == len(shape) and all(want in (got, None) for want, got in zip(shape, t.shape, strict=True))
 
 
-def _describe(shape: Shape) -> str:
+def _format_shape(shape: Shape) -> str:
     return f"({', '.join(str(n or 'any') for n in shape)})"
 
 

@@ -135,11 +135,11 @@ def norm_at(weight: Tensor, vector: Tensor) -> Tensor:
         image = as_linear_map(widened(weight))(u.unsqueeze(0))
         norm: Tensor = torch.linalg.vector_norm(image) / torch.linalg.vector_norm(u)
     if needs_graph(weight) and not is_transformed():
-        norm = _Norm.apply(norm, weight, u)  # type: ignore[no-untyped-call]
+        norm = _OperatorNorm.apply(norm, weight, u)  # type: ignore[no-untyped-call]
     return norm
 
 
-class _Norm(torch.autograd.Function):
+class _OperatorNorm(torch.autograd.Function):
     """‖Wu‖ as it was computed, with u held fixed: its gradient is that of ‖W‖, because ‖Wu‖ is largest at u.
 
     For a second derivative u has to depend on W: the gradient vuᵀ, v = Wu / ‖Wu‖, is then computed again with such a u.

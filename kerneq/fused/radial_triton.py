@@ -70,7 +70,7 @@ def _translate(function: Callable) -> Callable | None:
 
 
 @triton.jit
-def _tile(tile, C, H, W, S, P, T, LAST):
+def _patch_tile(tile, C, H, W, S, P, T, LAST):
     """Where the R × T·U numbers of a tile lie, which of them exist, which of its T patches do, and its sample."""
     U: tl.constexpr = S if LAST else P
     COUNT: tl.constexpr = C * H * W // (S * P * P)  # patches in a sample
@@ -92,7 +92,7 @@ def _tile(tile, C, H, W, S, P, T, LAST):
 
 
 @triton.jit
-def _entries(S, P, LAST):
+def _order_entries(S, P, LAST):
     """The place in Q, which is ordered (channel, i, j), of each entry of a patch in registers."""
     e = tl.arange(0, S * P * P)
     if LAST:
@@ -130,10 +130,10 @@ def radial_forward(
     R: tl.constexpr = N // U
     D = a.dtype.element_ty
     g = tl.load(gamma).to(tl.float32)
-    entry = _entries(S, P, LAST)
+    entry = _order_entries(S, P, LAST)
     Qt = tl.load(Q + entry[:, None] * N + entry[None, :]).to(D)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        at, mask, inside, _ = _tile(tile, C, H, W, S, P, T, LAST)
+        at, mask, inside, _ = _patch_tile(tile, C, H, W, S, P, T, LAST)
         r = _to_patches(_residual(a, v, at, mask), R, T, U)
         q = tl.dot(r.to(D), Qt, input_precision=PRECISION)
         s = g * tl.sum(q * r, 1)
@@ -154,14 +154,14 @@ def radial_backward(
     R: tl.constexpr = N // U
     D = a.dtype.element_ty
     g = tl.load(gamma).to(tl.float32)
-    entry = _entries(S, P, LAST)
+    entry = _order_entries(S, P, LAST)
     in_Q = entry[:, None] * N + entry[None, :]
     Qt = tl.load(Q + in_Q).to(D)
     if Q_parts is not None:
         sum_Q = tl.zeros((N, N), tl.float32)
     sum_gamma = 0.0
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        at, mask, inside, sample = _tile(tile, C, H, W, S, P, T, LAST)
+        at, mask, inside, sample = _patch_tile(tile, C, H, W, S, P, T, LAST)
         r = _to_patches(_residual(a, v, at, mask), R, T, U)
         ut = _to_patches(tl.load(u + at, mask=mask, other=0.0), R, T, U).to(D)
         q = tl.dot(r.to(D), Qt, input_precision=PRECISION)

@@ -115,7 +115,7 @@ def pool(x: Tensor, factor: int) -> Tensor:
 
 def unpool(x: Tensor, factor: int) -> Tensor:
     """Return every pixel factor × factor times: nearest up-sampling."""
-    spread: Tensor = _spread(x, factor, 1) if is_transformed() else _Unpool.apply(x, factor)  # type: ignore[no-untyped-call]
+    spread: Tensor = _repeat(x, factor, 1) if is_transformed() else _Unpool.apply(x, factor)  # type: ignore[no-untyped-call]
     return spread
 
 
@@ -139,19 +139,19 @@ def _levels(x: Tensor, steps: tuple[tuple[int, int], ...]) -> tuple[Tensor, ...]
 def _mean(x: Tensor, factor: int, scale: float) -> Tensor:
     """Return `scale` times the mean of every square."""
     if _has_programs(x) and not needs_graph(x):
-        from ..fused.layers_triton import gather
+        from ..fused.layers_triton import gather_pixels
 
-        return gather(x, factor, scale / factor**2)
+        return gather_pixels(x, factor, scale / factor**2)
     mean = F.avg_pool2d(x, factor)
     return mean if scale == 1 else mean * scale
 
 
-def _spread(g: Tensor, factor: int, scale: float, base: Tensor | None = None) -> Tensor:
+def _repeat(g: Tensor, factor: int, scale: float, base: Tensor | None = None) -> Tensor:
     """Return base + scale · every pixel of g, factor × factor times."""
     if _has_programs(g) and not needs_graph(g) and (base is None or not needs_graph(base)):
-        from ..fused.layers_triton import spread
+        from ..fused.layers_triton import spread_pixels
 
-        return spread(g, factor, scale, base)
+        return spread_pixels(g, factor, scale, base)
     wide = F.interpolate(g if scale == 1 else g * scale, scale_factor=factor)
     return wide if base is None else base + wide
 
@@ -165,7 +165,7 @@ class _Unpool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: int) -> Tensor:
         ctx.factor = factor
-        return _spread(x, factor, 1)
+        return _repeat(x, factor, 1)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
@@ -187,5 +187,5 @@ class _Pyramid(torch.autograd.Function):
         for level, (parent, factor) in reversed(list(enumerate(ctx.steps, start=1))):
             gradient = totals[level]
             if gradient is not None:
-                totals[parent] = _spread(gradient, factor, factor**-2, totals[parent])
+                totals[parent] = _repeat(gradient, factor, factor**-2, totals[parent])
         return totals[0], None

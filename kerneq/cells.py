@@ -69,7 +69,6 @@ class AbstractKernelCell(AbstractCell):
         self,
         kernel: AbstractKernel,
         operator: AbstractOperator,
-        features: int,
         norm: float,
         prox: AbstractProx,
         output: Output,
@@ -79,8 +78,10 @@ class AbstractKernelCell(AbstractCell):
             raise ValueError(f"`output` must be state or features, got {output!r}.")
         check_kind("kernel", kernel, AbstractKernel)
         check_positive("norm", norm)
+        features, state = operator.weight.shape[:2]
         self.kernel, self.operator = kernel, operator
         self.similarity = kernel.parameters(features, conv=operator.weight.dim() == 4)
+        self.channels = state if kernel.in_state else features  # of a
         self.norm, self.prox, self.gives = float(norm), prox, output
         self.compiled = False
         self.seen: tuple[Tensor, Tensor] | None = None  # a and z of some samples of the last batch in training
@@ -171,10 +172,9 @@ class AbstractKernelCell(AbstractCell):
 
     def _check_injected(self, a: Tensor) -> None:
         """Raise unless `inject` made a tensor with the channels that the kernel needs."""
-        features, state = self.operator.weight.shape[:2]
-        channels, where = (state, "state") if self.kernel.in_state else (features, "features")
-        shape = (None, channels, *self.shape[2:])
+        shape = (None, self.channels, *self.shape[2:])
         if not isinstance(a, Tensor) or not _fits(a, shape):
+            where = "state" if self.kernel.in_state else "features"
             want, got = _format_shape(shape), tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__
             raise ValueError(f"`inject` must give the shape {want}, that of the {where}, for this kernel, got {got}.")
 
@@ -208,9 +208,9 @@ class DenseCell(AbstractKernelCell):
     ):
         for name, value in (("inputs", inputs), ("state", state), ("features", features)):
             check_whole(name, value)
-        super().__init__(kernel, Dense(state, features), features, norm, prox, output)
+        super().__init__(kernel, Dense(state, features), norm, prox, output)
         self.shape = (None, inputs)
-        self.inject = inject or nn.Linear(inputs, state if kernel.in_state else features)
+        self.inject = inject or nn.Linear(inputs, self.channels)
 
 
 @final
@@ -239,7 +239,6 @@ class ConvCell(AbstractKernelCell):
             check_whole(name, value)
         if size % 2 == 0:
             raise ValueError(f"`size` must be odd, so that the convolution keeps the picture's size, got {size}.")
-        super().__init__(kernel, Conv(state, features, size), features, norm, prox, output)
+        super().__init__(kernel, Conv(state, features, size), norm, prox, output)
         self.shape = (None, inputs, None, None)
-        channels = state if kernel.in_state else features
-        self.inject = inject or nn.Conv2d(inputs, channels, size, padding=size // 2)
+        self.inject = inject or nn.Conv2d(inputs, self.channels, size, padding=size // 2)

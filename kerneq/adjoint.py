@@ -111,7 +111,7 @@ class FeatureAdjoint(AbstractSpace):
         adjoint = self.adjoint
         n = adjoint.hvp(z)
         masked = adjoint.masked_adjoint(n, None, 1)
-        image = adjoint.operator.add_product(self.source, masked, adjoint.sign)
+        image = adjoint.operator.added(self.source, masked, adjoint.sign)
         return Evaluation(z, image, AdjointPoint(z, None, n, masked))
 
     def start(self, z0: Tensor | None) -> Evaluation:

@@ -29,7 +29,7 @@ CURVATURE_STEPS = 500  # of conjugate gradient, at most, for a second derivative
 class AbstractLinearMap(abc.ABC):
     """W, with its weight; v = Wz.
 
-    `add_product` and `adjoint_masked` make no graph; the other products are differentiated like plain operations.
+    `added` and `adjoint_masked` make no graph; the other products are differentiated like plain operations.
     """
 
     weight: Tensor
@@ -46,7 +46,7 @@ class AbstractLinearMap(abc.ABC):
     def weight_gradient(self, z: Tensor, v: Tensor) -> Tensor:
         """Return the gradient of ⟨Wz, v⟩ with respect to the weight."""
 
-    def add_product(self, v: Tensor, z: Tensor, sign: int) -> Tensor:
+    def added(self, v: Tensor, z: Tensor, sign: int) -> Tensor:
         """Return v ± Wz, without a graph."""
         return torch.add(v, self(z), alpha=sign)
 
@@ -100,9 +100,9 @@ class Convolution(AbstractLinearMap):
         """Return the gradient of ⟨Wz, v⟩ with respect to the weight; without a graph."""
         return conv2d_weight(z, list(self.weight.shape), v, padding=self._padding)  # type: ignore[no-untyped-call]
 
-    def add_product(self, v: Tensor, z: Tensor, sign: int) -> Tensor:
+    def added(self, v: Tensor, z: Tensor, sign: int) -> Tensor:
         fused = convolve(z, self.weight, add=v, sign=sign) if z.is_cuda else None
-        return super().add_product(v, z, sign) if fused is None else fused
+        return super().added(v, z, sign) if fused is None else fused
 
     def adjoint_relu(self, v: Tensor, shift: Tensor | None) -> Tensor:
         if v.is_cuda and fuses_relu(v, self.weight, shift):

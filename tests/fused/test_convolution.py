@@ -38,7 +38,7 @@ def test_relu_and_mask_after_the_adjoint_are_what_their_formulas_say(device, dty
         close(operator.adjoint_masked(v, z, g, sign), torch.where(z > 0, g.double() + sign * exact, 0.0), dtype)
         product = conv2d(z.double(), w.double(), padding=1)
         close(operator(z), product, dtype)
-        close(operator.add_product(v, z, sign), v.double() + sign * product, dtype)
+        close(operator.added(v, z, sign), v.double() + sign * product, dtype)
 
 
 def test_the_gradient_of_the_weight_is_that_of_autograd():

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from . import prox as prox
     from . import sklearn as sklearn
     from . import solvers as solvers
+    from .cuda_graphs import capture as capture
     from .equilibrium import Equilibrium as Equilibrium
     from .equilibrium import Value as Value
     from .equilibrium import fixed_point as fixed_point
-    from .graphs import capture as capture
     from .lab import data as data
     from .lab import evaluate as evaluate
     from .lab import verify as theory  # noqa: F401
@@ -45,7 +45,7 @@ _HOME = {
     "Solution": "solution:Solution",
     "Status": "solution:Status",
     "Value": "equilibrium:Value",
-    "capture": "graphs:capture",
+    "capture": "cuda_graphs:capture",
     "cells": "cells",
     "certify": "certificates:certify",
     "data": "lab.data",

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from .equation import Equation
-from .kernels.base import AbstractKernel, AbstractParameters, Scaling
+from .kernels.base import AbstractKernel, AbstractParameters
 from .maps import AbstractMap, Point
-from .operators import AbstractOperator, Conv, Dense, compute_scale
+from .operators import AbstractOperator, Conv, Dense, Scaling, compute_scale
 from .prox import AbstractProx, ReLU
 from .solution import NonfiniteInputError
 from .tensors import autocasted, check_kind, check_positive, check_whole
@@ -69,7 +69,6 @@ class AbstractKernelCell(AbstractCell):
         self,
         kernel: AbstractKernel,
         operator: AbstractOperator,
-        features: int,
         norm: float,
         prox: AbstractProx,
         output: Output,
@@ -79,8 +78,10 @@ class AbstractKernelCell(AbstractCell):
             raise ValueError(f"`output` must be state or features, got {output!r}.")
         check_kind("kernel", kernel, AbstractKernel)
         check_positive("norm", norm)
+        features, state = operator.weight.shape[:2]
         self.kernel, self.operator = kernel, operator
         self.similarity = kernel.parameters(features, conv=operator.weight.dim() == 4)
+        self.channels = state if kernel.in_state else features  # of a
         self.norm, self.prox, self.gives = float(norm), prox, output
         self.compiled = False
         self.seen: tuple[Tensor, Tensor] | None = None  # a and z of some samples of the last batch in training
@@ -98,10 +99,10 @@ class AbstractKernelCell(AbstractCell):
         self, similarity: AbstractParameters | None, a: Tensor, operator_norm: Tensor, compiled: bool
     ) -> Equation:
         """Return the equation for a = Ux + b, given the norm of W as it is now."""
-        kernel, product = self.kernel, operator_norm * self.kernel.gain(similarity)
-        scaling = Scaling(operator_norm, product, compute_scale(product, kernel.max_norm(self.norm)))
-        binding = kernel.bind(similarity, a, self.norm, scaling)
-        return Equation(kernel, binding, self.operator.bind(scaling.scale), self.prox, compiled)
+        product = operator_norm * self.kernel.gain(similarity)
+        scaling = Scaling(operator_norm, product, compute_scale(product, self.kernel.max_norm(self.norm)))
+        binding = self.kernel.bind(similarity, a, self.norm, scaling)
+        return Equation(self.kernel, binding, self.operator.bind(scaling.scale), self.prox, compiled)
 
     def initial(self, f: AbstractMap) -> None:
         """Return None: z = 0, whose evaluation needs no Wz."""
@@ -157,7 +158,7 @@ class AbstractKernelCell(AbstractCell):
             got = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"The input must be a floating-point tensor, got {got}.")
         if not _fits(x, self.shape):
-            raise ValueError(f"The input must have shape {_describe(self.shape)}, got {tuple(x.shape)}.")
+            raise ValueError(f"The input must have shape {_format_shape(self.shape)}, got {tuple(x.shape)}.")
         if x.numel() == 0:
             raise ValueError(f"The input must hold at least one sample, got shape {tuple(x.shape)}.")
         dtype = self.operator.weight.dtype
@@ -171,11 +172,10 @@ class AbstractKernelCell(AbstractCell):
 
     def _check_injected(self, a: Tensor) -> None:
         """Raise unless `inject` made a tensor with the channels that the kernel needs."""
-        features, state = self.operator.weight.shape[:2]
-        channels, where = (state, "state") if self.kernel.in_state else (features, "features")
-        shape = (None, channels, *self.shape[2:])
+        shape = (None, self.channels, *self.shape[2:])
         if not isinstance(a, Tensor) or not _fits(a, shape):
-            want, got = _describe(shape), tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__
+            where = "state" if self.kernel.in_state else "features"
+            want, got = _format_shape(shape), tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__
             raise ValueError(f"`inject` must give the shape {want}, that of the {where}, for this kernel, got {got}.")
 
 
@@ -183,7 +183,7 @@ def _fits(t: Tensor, shape: Shape) -> bool:
     return t.dim() == len(shape) and all(want in (got, None) for want, got in zip(shape, t.shape, strict=True))
 
 
-def _describe(shape: Shape) -> str:
+def _format_shape(shape: Shape) -> str:
     return f"({', '.join(str(n or 'any') for n in shape)})"
 
 
@@ -206,10 +206,11 @@ class DenseCell(AbstractKernelCell):
         inject: nn.Module | None = None,
         output: Output = "state",
     ):
-        _check_sizes(inputs=inputs, state=state, features=features)
-        super().__init__(kernel, Dense(state, features), features, norm, prox, output)
+        for name, value in (("inputs", inputs), ("state", state), ("features", features)):
+            check_whole(name, value)
+        super().__init__(kernel, Dense(state, features), norm, prox, output)
         self.shape = (None, inputs)
-        self.inject = inject or nn.Linear(inputs, state if kernel.in_state else features)
+        self.inject = inject or nn.Linear(inputs, self.channels)
 
 
 @final
@@ -234,15 +235,10 @@ class ConvCell(AbstractKernelCell):
         inject: nn.Module | None = None,
         output: Output = "state",
     ):
-        _check_sizes(inputs=inputs, state=state, features=features, size=size)
+        for name, value in (("inputs", inputs), ("state", state), ("features", features), ("size", size)):
+            check_whole(name, value)
         if size % 2 == 0:
             raise ValueError(f"`size` must be odd, so that the convolution keeps the picture's size, got {size}.")
-        super().__init__(kernel, Conv(state, features, size), features, norm, prox, output)
+        super().__init__(kernel, Conv(state, features, size), norm, prox, output)
         self.shape = (None, inputs, None, None)
-        channels = state if kernel.in_state else features
-        self.inject = inject or nn.Conv2d(inputs, channels, size, padding=size // 2)
-
-
-def _check_sizes(*, inputs: int, state: int, features: int, size: int = 1) -> None:
-    for name, value in (("inputs", inputs), ("state", state), ("features", features), ("size", size)):
-        check_whole(name, value)
+        self.inject = inject or nn.Conv2d(inputs, self.channels, size, padding=size // 2)

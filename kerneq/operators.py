@@ -1,15 +1,115 @@
-"""The linear operator W from state to features as a module, dense or convolutional, and its norm."""
+"""The linear operator W from state to features as a module, dense or convolutional.
+
+Its estimate of ‖W‖ follows the weight through training: ‖Wu‖, where u is found by Lanczos from the u before.
+"""
 
 import abc
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
 
-from .linear_maps import AbstractLinearMap, as_linear_map
-from .norm_tracker import NormTracker, norm_at
-from .tensors import autocasted
+from .linear_maps import AbstractLinearMap, as_linear_map, find_top_vector, is_singular, norm_at
+from .tensors import autocasted, version
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class Settled:
+    """Which vector was found for which weight.
+
+    The weight is known by its numbers: an address and a version stay the same where `functional_call`, `.data` or a
+    freed parameter put other numbers there. Only inside a CUDA graph, where no number can be read, address and version
+    have to do.
+    """
+
+    vector: Tensor
+    numbers: Tensor  # a copy of the weight
+    place: tuple[int, int]  # its address and version
+
+    @classmethod
+    def at(cls, vector: Tensor, weight: Tensor) -> "Settled":
+        """Note that the vector belongs to the weight as it is now."""
+        return cls(vector, weight.detach().clone(), find_place(weight))
+
+    def fits(self, vector: Tensor | None, weight: Tensor) -> bool:
+        """Whether both are still what they were; on a GPU this waits for the device, except inside a CUDA graph."""
+        if vector is not self.vector:
+            return False
+        if weight.is_cuda and torch.cuda.is_current_stream_capturing():
+            return self.place == find_place(weight)
+        alike = (weight.dtype, weight.device) == (self.numbers.dtype, self.numbers.device)
+        return alike and torch.equal(self.numbers, weight)
+
+
+def find_place(t: Tensor) -> tuple[int, int]:
+    """Return the address of a tensor and how often it has been written to."""
+    return t.data_ptr(), version(t)
+
+
+@final
+class NormTracker:
+    """A unit vector u of the state with ‖Wu‖ near ‖W‖, updated as W changes.
+
+    In training each update takes a few Lanczos steps from the last u. In evaluation u is settled by many steps once
+    after the weight has changed, and then stays. Threads may share a tracker in evaluation: each works with a vector
+    of its own and publishes it in one assignment.
+
+    u is no buffer, because its shape comes with the first pictures: what copies buffers, such as an `AveragedModel`
+    that was made before them, expects that shapes do not change. So the module that owns the tracker
+    (`AbstractOperator`) moves, saves and loads u itself.
+    """
+
+    def __init__(self) -> None:
+        self.vector = torch.zeros(0)  # u, shaped as one state; empty until the first update
+        self.settled: Settled | None = None  # None: not settled, or trained since
+
+    @torch.inference_mode(False)  # `vector` outlives the call: made in inference mode, it could not be updated later
+    @torch.no_grad()
+    def update(self, weight: Tensor, shape: tuple[int, ...], training: bool) -> Tensor:
+        """Return u for states of this shape and the weight as it is now."""
+        vector, settled = self.vector, self.settled  # read once: another thread may publish others meanwhile
+        known = vector if tuple(vector.shape) == shape and vector.device == weight.device else None
+        if torch.compiler.is_compiling():
+            if known is None:  # there are no numbers to find a vector for, and a program would hold a wrong norm
+                raise RuntimeError(
+                    f"The norm of W on states of shape {shape} is not known yet: call the model once, in `eval()` and "
+                    "on an input of this size, before it is exported."
+                )
+            return known
+        track = training and known is not None
+        if not track and settled is not None and settled.fits(known, weight):
+            return settled.vector
+        found = find_top_vector(weight, shape, known, track)
+        # On a GPU a captured step knows the vector by its address, and the stream keeps readers and writers apart.
+        if known is not None and (track or known.is_cuda) and not known.is_inference():
+            found = known.copy_(found)
+        else:
+            self.vector = found
+        self.settled = None if track else Settled.at(found, weight)
+        return found
+
+    def settle(self, weight: Tensor) -> None:
+        """In evaluation, find u for the weight as it is now, in place, if states have been seen before."""
+        if self.vector.numel() > 0:
+            self.update(weight, tuple(self.vector.shape), training=False)
+        if self.settled is not None:  # the numbers fit, but a copy of them, or others swapped back, may lie elsewhere
+            self.settled = dataclasses.replace(self.settled, place=find_place(weight))
+
+    def is_settled(self, weight: Tensor) -> bool:
+        """Whether u was found in evaluation for this very weight."""
+        return self.settled is not None and self.settled.fits(self.vector, weight)
+
+    @torch.no_grad()
+    def load(self, vector: Tensor, weight: Tensor, settled: bool) -> None:
+        """Take over a saved u; if it was `settled` for this weight there is nothing to search for in evaluation."""
+        mine = self.vector
+        if (mine.shape, mine.dtype, mine.device) != (vector.shape, weight.dtype, weight.device):
+            self.vector = torch.empty_like(vector, dtype=weight.dtype, device=weight.device)
+        self.vector.copy_(vector)  # in place where possible: see `update`
+        self.settled = Settled.at(self.vector, weight) if settled and is_singular(self.vector, weight) else None
 
 
 class AbstractOperator(nn.Module, abc.ABC):
@@ -100,6 +200,26 @@ class Conv(AbstractOperator):
 
     def state_shape(self, example: Tensor) -> tuple[int, ...]:
         return (self.weight.shape[1], *example.shape[-2:])
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """How a cell holds W under its bound; each a number."""
+
+    operator_norm: Tensor  # ‖W‖, before W is scaled
+    product: Tensor  # the same, times ‖W_h‖ where there is one
+    scale: Tensor  # W is multiplied by this
+
+    @property
+    def square(self) -> Tensor:
+        """‖W‖²‖W_h‖² after scaling, without a graph."""
+        return (self.product * self.scale).detach() ** 2
+
+    @property
+    def norm(self) -> Tensor:
+        """‖W‖ after scaling, without a graph."""
+        return (self.operator_norm * self.scale).detach()
 
 
 def compute_scale(norm: Tensor, limit: float) -> Tensor:

@@ -109,6 +109,11 @@ def is_transformed() -> bool:
     return forward or torch._C._are_functorch_transforms_active()
 
 
+def needs_graph(*tensors: Tensor) -> bool:
+    """Whether autograd will differentiate the result: then plain operations are needed, which autograd records."""
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
 def check_positive(name: str, value: float) -> None:
     """Raise unless the value is a positive, finite number."""
     if not (_is_number(value) and 0 < value < float("inf")):

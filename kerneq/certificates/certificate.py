@@ -317,7 +317,7 @@ def _pixel_scale(model: Certified, x: Tensor, std: Sequence[float]) -> float:
 def _weight(linear: nn.Module, norm: nn.Module | None = None) -> Tensor:
     """Return the weight of a convolution or matrix as it is used, the batch norm after it included."""
     if isinstance(linear, AlmostOrthogonal | UnitRows):
-        return _scaled(linear.rescaled(), norm)
+        return _scaled(linear.rescale_weight(), norm)
     return _scaled(linear.get_parameter("weight"), norm)
 
 

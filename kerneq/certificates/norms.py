@@ -1,6 +1,6 @@
 """Upper bounds on operator norms of matrices and zero-padded convolutions.
 
-`norm_tracker.py` estimates ‖W‖ during training by Lanczos, which approaches it from below; a certificate needs the
+`linear_maps.py` estimates ‖W‖ during training by Lanczos, which approaches it from below; a certificate needs the
 other side. Everything is in float64, and no random number is drawn.
 """
 

@@ -1,14 +1,14 @@
 """Convolutions with what follows them, in one pass over memory: which cases a GPU takes, and by which program.
 
-σ after Wᵀ costs a third of the convolution when it is a pass of its own: a state has several times as many numbers as
-the features. cuDNN has ReLU built in; sums and the mask of the backward pass are ours (`convolution_triton`).
-`linear_maps.Convolution` has the plain formulas.
+σ after Wᵀ costs a third of the convolution when it is a pass of its own. cuDNN has ReLU built in; sums and the mask of
+the backward pass are ours (`convolution_triton`). `linear_maps.Convolution` has the plain formulas.
 """
 
 import torch
 from torch import Tensor
 
-from .device import HALF, capability, needs_graph, runs_triton
+from ..tensors import needs_graph
+from .device import HALF, capability, runs_triton
 
 
 def convolve(
@@ -45,6 +45,6 @@ def convolve_relu(x: Tensor, weight: Tensor, shift: Tensor | None) -> Tensor:
 
 def _may_fuse(x: Tensor, weight: Tensor) -> bool:
     """Whether it is on an NVIDIA card, in one dtype, with nothing to differentiate and no compiler that would fuse."""
-    if not x.is_cuda or torch.compiler.is_compiling() or x.dtype != weight.dtype:
+    if torch.compiler.is_compiling() or x.dtype != weight.dtype:
         return False
     return capability(x) > (0, 0) and not needs_graph(x, weight)

@@ -1,7 +1,4 @@
-"""What a GPU can run, and how work is spread over it.
-
-This file alone decides whether a Triton program may replace plain PyTorch.
-"""
+"""What a GPU can run, and how work is spread over it: whether a Triton program may replace plain PyTorch."""
 
 import functools
 import importlib.util
@@ -53,11 +50,6 @@ def runs_triton(t: Tensor, dtypes: Collection[torch.dtype] = FLOATS) -> bool:
     return capability(t) >= (8, 0)
 
 
-def needs_graph(*tensors: Tensor) -> bool:
-    """Whether autograd will differentiate the result: then plain operations are needed, which autograd records."""
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-
-
 def pull_back(
     plain: Callable[..., Sequence[Tensor | None]],
     inputs: Sequence[Tensor | None],
@@ -79,33 +71,28 @@ def processors(t: Tensor) -> int:
     return _properties(t.get_device())[1] if t.is_cuda else 2
 
 
-def run_on_streams(functions: Sequence[Callable[[Tensor], T]], inputs: Iterable[Tensor], overlap: bool) -> list[T]:
-    """Apply each function to its input; with `overlap` on a GPU, each on a stream of its own.
+def run_on_streams(functions: Sequence[Callable[[Tensor], T]], inputs: Iterable[Tensor]) -> list[T]:
+    """Apply each function to its input, a tensor on a GPU, on a stream of its own.
 
     So small kernels run beside large ones that do not depend on them. Inputs that an iterator makes one by one are made
     on the current stream, while the functions before them run. The results are tensors, or tuples and dataclasses of
     them, ready on the current stream.
     """
-    beside: list[torch.cuda.Stream] = []
+    here = torch.cuda.current_stream()
+    streams: list[torch.cuda.Stream] = []
     results: list[T] = []
     for function, x in zip(functions, inputs, strict=True):
-        if not overlap or not x.is_cuda or len(functions) == 1:
-            results.append(function(x))
-            continue
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
+        stream.wait_stream(here)
         with torch.cuda.stream(stream):
             results.append(function(x))
         x.record_stream(stream)
-        beside.append(stream)
-    if not beside:
-        return results
-    here = torch.cuda.current_stream()
+        streams.append(stream)
 
-    def used_here(t: Tensor) -> Tensor:
+    def use_here(t: Tensor) -> Tensor:
         t.record_stream(here)
         return t
 
-    for stream in beside:
+    for stream in streams:
         here.wait_stream(stream)
-    return [map_tensors(used_here, result) for result in results]
+    return [map_tensors(use_here, result) for result in results]

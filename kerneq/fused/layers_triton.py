@@ -2,17 +2,15 @@
 
 A map is P pixels × C channels, a row a pixel. For a batch norm, a program sums over the tiles i, i + programs, …; a
 second kernel merges the sums of all programs; a third walks the tiles from the end, which the level 2 cache still
-holds. Forward passes over the map three times (read; read, write), backward five times (read g, x; read g, x, write
-dx), each in three launches. On top come 8 bytes a channel and program for the partial sums.
+holds. Forward moves the map three times (read; read, write), backward five times (read g, x; read g, x, write dx).
 """
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
 from .device import processors
-from .layers import BatchNorm
 
 MERGED = 8  # channels a program merges: a sector of memory for every part
 WARPS = 8  # in a program
@@ -20,7 +18,7 @@ PIXELS = 4  # of the small map a program that pools
 
 
 @triton.jit
-def _tile(tile, P, C, ROWS, B, FULL):
+def _pixel_tile(tile, P, C, ROWS, B, FULL):
     """ROWS pixels of B channels: where they begin, how far from there each lies, which of them exist."""
     pixel = tl.arange(0, ROWS)[:, None]
     channel = tl.program_id(1) * B + tl.arange(0, B)[None, :]
@@ -31,20 +29,26 @@ def _tile(tile, P, C, ROWS, B, FULL):
 
 
 @triton.jit
-def _row(pointer, C, B):
+def _load_row(pointer, C, B):
     """A value for each of the program's B channels."""
     channel = tl.program_id(1) * B + tl.arange(0, B)
     return tl.load(pointer + channel, mask=channel < C, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _put(row, pointer, C, B):
+def _load_line(stats, weight, bias, C, B):
+    """The mean, weight / std and bias of each of the program's channels."""
+    return _load_row(stats, C, B), _load_row(stats + C, C, B) * _load_row(weight, C, B), _load_row(bias, C, B)
+
+
+@triton.jit
+def _store_row(row, pointer, C, B):
     channel = tl.program_id(1) * B + tl.arange(0, B)
     tl.store(pointer + channel, row.to(pointer.dtype.element_ty), mask=channel < C)
 
 
 @triton.jit
-def _parts(parts, programs, C, G, B):
+def _load_parts(parts, programs, C, G, B):
     """What all programs found for B channels, and 0 where there is no program."""
     program = tl.arange(0, G)[:, None]
     channel = tl.program_id(1) * B + tl.arange(0, B)[None, :]
@@ -75,18 +79,18 @@ def norm_forward_sums(
     float32's precision, however large the mean.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
-    k = _row(x + program.to(tl.int64) * (R * C), C, B)
+    k = _load_row(x + program.to(tl.int64) * (R * C), C, B)
     first, second = tl.zeros((R, B), tl.float32), tl.zeros((R, B), tl.float32)
     for tile in tl.range(program, tiles, programs, num_stages=6):
-        begin, at, inside = _tile(tile, P, C, R, B, FULL)
+        begin, at, inside = _pixel_tile(tile, P, C, R, B, FULL)
         d = tl.load(x + begin + at, mask=inside, other=0.0).to(tl.float32) - k
         d = tl.where(inside, d, 0.0)
         first += d
         second = tl.fma(d, d, second)
     n = _pixels(program, programs, tiles, P, R)
     shift = tl.sum(first, 0) / n
-    _put(k + shift, parts + program * C, C, B)
-    _put(tl.sum(second, 0) - shift * shift * n, parts + (programs + program) * C, C, B)
+    _store_row(k + shift, parts + program * C, C, B)
+    _store_row(tl.sum(second, 0) - shift * shift * n, parts + (programs + program) * C, C, B)
 
 
 @triton.jit
@@ -96,14 +100,14 @@ def norm_forward_finish(
 ):  # fmt: skip
     """Merges the means and squares of all programs (Chan et al., 1983), and moves the running statistics."""
     n = _pixels(tl.arange(0, G), programs, tiles, P, ROWS)[:, None]
-    means = _parts(parts, programs, C, G, B)
+    means = _load_parts(parts, programs, C, G, B)
     mean = tl.sum(means * (n / P), 0)
     d = means - mean
-    squares = tl.sum(_parts(parts + programs * C, programs, C, G, B) + n * d * d, 0)
-    _put(mean, stats, C, B)
-    _put(tl.div_rn(1.0, tl.sqrt_rn(squares / P + eps)), stats + C, C, B)
-    _put(_row(running_mean, C, B) * (1 - momentum) + mean * momentum, running_mean, C, B)
-    _put(_row(running_var, C, B) * (1 - momentum) + squares / (P - 1) * momentum, running_var, C, B)
+    squares = tl.sum(_load_parts(parts + programs * C, programs, C, G, B) + n * d * d, 0)
+    _store_row(mean, stats, C, B)
+    _store_row(tl.div_rn(1.0, tl.sqrt_rn(squares / P + eps)), stats + C, C, B)
+    _store_row(_load_row(running_mean, C, B) * (1 - momentum) + mean * momentum, running_mean, C, B)
+    _store_row(_load_row(running_var, C, B) * (1 - momentum) + squares / (P - 1) * momentum, running_var, C, B)
     if tl.program_id(1) == 0:
         tl.store(count, tl.load(count) + 1)
 
@@ -114,9 +118,9 @@ def norm_forward_apply(
     C: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """y = (x − mean) · weight / std + bias, and its positive part."""
-    mean, scale, shift = _row(stats, C, B), _row(stats + C, C, B) * _row(weight, C, B), _row(bias, C, B)
+    mean, scale, shift = _load_line(stats, weight, bias, C, B)
     for i in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=4):
-        begin, at, inside = _tile(tiles - 1 - i, P, C, R, B, FULL)
+        begin, at, inside = _pixel_tile(tiles - 1 - i, P, C, R, B, FULL)
         d = tl.load(x + begin + at, mask=inside, other=0.0).to(tl.float32) - mean
         out = _output(d, scale, shift, y.dtype.element_ty)
         if RELU:
@@ -141,15 +145,15 @@ def norm_backward_sums(
 ):  # fmt: skip
     """Σ g and Σ g (x − mean) over a program's pixels."""
     program, programs = tl.program_id(0), tl.num_programs(0)
-    mean, scale, shift = _row(stats, C, B), _row(stats + C, C, B) * _row(weight, C, B), _row(bias, C, B)
+    mean, scale, shift = _load_line(stats, weight, bias, C, B)
     first, second = tl.zeros((R, B), tl.float32), tl.zeros((R, B), tl.float32)
     for tile in tl.range(program, tiles, programs, num_stages=6):
-        begin, at, inside = _tile(tile, P, C, R, B, FULL)
+        begin, at, inside = _pixel_tile(tile, P, C, R, B, FULL)
         g_value, d = _incoming(g + begin, x + begin, at, inside, mean, scale, shift, RELU)
         first += g_value
         second = tl.fma(g_value, d, second)
-    _put(tl.sum(first, 0), parts + program * C, C, B)
-    _put(tl.sum(second, 0), parts + (programs + program) * C, C, B)
+    _store_row(tl.sum(first, 0), parts + program * C, C, B)
+    _store_row(tl.sum(second, 0), parts + (programs + program) * C, C, B)
 
 
 @triton.jit
@@ -157,14 +161,14 @@ def norm_backward_finish(
     parts, stats, weight, grad_weight, grad_bias, line, programs, P, C: tl.constexpr, G: tl.constexpr, B: tl.constexpr
 ):
     """The gradients of weight and bias, and the line (offset, slope) in x − mean that dx has beside g."""
-    first = tl.sum(_parts(parts, programs, C, G, B), 0)
-    inv = _row(stats + C, C, B)
-    second = tl.sum(_parts(parts + programs * C, programs, C, G, B), 0) * inv
-    _put(first, grad_bias, C, B)
-    _put(second, grad_weight, C, B)
-    scale = inv * _row(weight, C, B)
-    _put(-scale * (first / P), line, C, B)
-    _put(-scale * inv * (second / P), line + C, C, B)
+    first = tl.sum(_load_parts(parts, programs, C, G, B), 0)
+    inv = _load_row(stats + C, C, B)
+    second = tl.sum(_load_parts(parts + programs * C, programs, C, G, B), 0) * inv
+    _store_row(first, grad_bias, C, B)
+    _store_row(second, grad_weight, C, B)
+    scale = inv * _load_row(weight, C, B)
+    _store_row(-scale * (first / P), line, C, B)
+    _store_row(-scale * inv * (second / P), line + C, C, B)
 
 
 @triton.jit
@@ -173,10 +177,10 @@ def norm_backward_apply(
     C: tl.constexpr, R: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """dx = g · weight / std + offset + slope · (x − mean)."""
-    mean, scale, shift = _row(stats, C, B), _row(stats + C, C, B) * _row(weight, C, B), _row(bias, C, B)
-    offset, slope = _row(line, C, B), _row(line + C, C, B)
+    mean, scale, shift = _load_line(stats, weight, bias, C, B)
+    offset, slope = _load_row(line, C, B), _load_row(line + C, C, B)
     for i in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=4):
-        begin, at, inside = _tile(tiles - 1 - i, P, C, R, B, FULL)
+        begin, at, inside = _pixel_tile(tiles - 1 - i, P, C, R, B, FULL)
         g_value, d = _incoming(g + begin, x + begin, at, inside, mean, scale, shift, RELU)
         tl.store(dx + begin + at, tl.fma(g_value, scale, tl.fma(d, slope, offset)), mask=inside)
 
@@ -199,7 +203,7 @@ def tiling(x: Tensor, widest: int, programs: int) -> tuple[tuple[int, int], int,
     return (min(tiles, shares, 1024), blocks), tiles, (channels, rows, block, full)
 
 
-def norm_forward(x: Tensor, norm: BatchNorm) -> tuple[Tensor, Tensor]:
+def norm_forward(x: Tensor, norm: nn.BatchNorm2d, relu: bool) -> tuple[Tensor, Tensor]:
     """The output like x, and the means and inverse standard deviations (2, channels); moves the running ones."""
     grid, tiles, constants = tiling(x, widest=64, programs=2)
     programs, C, P = grid[0], x.shape[1], x.numel() // x.shape[1]
@@ -213,7 +217,7 @@ def norm_forward(x: Tensor, norm: BatchNorm) -> tuple[Tensor, Tensor]:
             norm.momentum, norm.eps, *constants[:2], triton.next_power_of_2(programs), MERGED, num_warps=WARPS,
         )  # fmt: skip
         grid, tiles, constants = tiling(x, widest=256, programs=4)
-        norm_forward_apply[grid](x, y, stats, norm.weight, norm.bias, P, tiles, *constants, norm.relu, num_warps=WARPS)
+        norm_forward_apply[grid](x, y, stats, norm.weight, norm.bias, P, tiles, *constants, relu, num_warps=WARPS)
     return y, stats
 
 
@@ -276,7 +280,7 @@ def pool_gather(
     tl.store(to, (value * scale).to(out.dtype.element_ty), mask=inside)
 
 
-def spread(g: Tensor, factor: int, scale: float, base: Tensor | None = None) -> Tensor:
+def spread_pixels(g: Tensor, factor: int, scale: float, base: Tensor | None = None) -> Tensor:
     """base + scale · every pixel of g, factor × factor times; all stored channels-last."""
     batch, channels, height, width = g.shape
     out = _empty(g, height * factor, width * factor)
@@ -289,7 +293,7 @@ def spread(g: Tensor, factor: int, scale: float, base: Tensor | None = None) -> 
     return out
 
 
-def gather(x: Tensor, factor: int, scale: float) -> Tensor:
+def gather_pixels(x: Tensor, factor: int, scale: float) -> Tensor:
     """`scale` times the sum of every factor × factor square."""
     batch, channels, height, width = x.shape
     out = _empty(x, height // factor, width // factor)

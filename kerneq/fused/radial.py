@@ -4,35 +4,18 @@ The formulas stand in `kernels.radial`, which runs them in plain PyTorch everywh
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .device import pull_back, runs_triton
 
-
-class RadialFormula(Protocol):
-    """A radial kernel as the patch step uses it: η, ω = −2η′ and ω′, three functions of s ≥ 0, entry by entry.
-
-    The Triton form is made of them where they are arithmetic and functions that `triton.language` has under the same
-    name as torch (`torch.exp`, `log`, `sqrt`, `rsqrt` …; no `**`); other formulas run as plain PyTorch.
-    """
-
-    @staticmethod
-    def height(s: Tensor) -> Tensor: ...
-    @staticmethod
-    def weight(s: Tensor) -> Tensor: ...
-    @staticmethod
-    def slope(s: Tensor) -> Tensor: ...
-
-
-Formula = type[RadialFormula]
 Step = Callable[..., tuple[Tensor, Tensor | None]]
 
 
-def has_programs(formula: Formula, a: Tensor, split: int, patch: int) -> bool:
-    """Whether there are programs for this formula, for patches of this size."""
+def has_programs(formula: type, a: Tensor, split: int, patch: int) -> bool:
+    """Whether there are programs for this radial kernel, for patches of this size."""
     powers = split & (split - 1) == 0 and patch & (patch - 1) == 0
     most = 64 if a.dtype == torch.float32 else 128  # numbers of a patch that fit in registers; a matrix unit takes 16
     if not (powers and 16 <= split * patch * patch <= most and a.numel() > 0 and runs_triton(a)):
@@ -43,7 +26,7 @@ def has_programs(formula: Formula, a: Tensor, split: int, patch: int) -> bool:
 
 
 def fused_step(
-    formula: Formula, plain: Step, a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor,
+    formula: type, plain: Step, a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor,
     split: int, patch: int, value: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """`kernels.radial.plain_step`, given as `plain` for second derivatives, by the programs."""
@@ -52,7 +35,7 @@ def fused_step(
 
 
 def fused_hvp(
-    formula: Formula, a: Tensor, v: Tensor, Q: Tensor, gamma: Tensor, split: int, patch: int
+    formula: type, a: Tensor, v: Tensor, Q: Tensor, gamma: Tensor, split: int, patch: int
 ) -> Callable[[Tensor], Tensor]:
     """`kernels.radial.radial_hvp` by the programs: the product is the pullback of the step to r."""
     from .radial_triton import backward
@@ -68,7 +51,7 @@ def fused_hvp(
 
 class _Step(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, formula: Formula, plain: Step, *inputs: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(ctx: Any, formula: type, plain: Step, *inputs: Any) -> tuple[Tensor, Tensor | None]:
         from .radial_triton import forward
 
         ctx.formula, ctx.plain, (a, v, Q, gamma, *ctx.sizes) = formula, plain, inputs

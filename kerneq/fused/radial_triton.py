@@ -4,10 +4,9 @@ A tile is T patches of one sample. It is read as R rows of T·U consecutive numb
 and a row is one pixel (i, j) of every patch, in NCHW memory U = patch and a row is one (channel, i). So the reads are
 contiguous whatever the patch, and only registers see patches; Q is read in the same entry order.
 
-Numbers moved, with N in `a`: forward reads a and v and writes m, 3N (2N without v): the floor. Backward reads u, a and
-v and writes both gradients, 5N (4N if one is wanted, 3N without v): the floor of a pullback that recomputes r; saving r
-instead would move as many and hold as many. On top come 8n² bytes a program for the partial sums of ∂Q, 3.2 MB on an
-H200 with n = 32 in bfloat16, against 336 MB at batch 512, 64 × 32 × 32; and 8 bytes a tile for S.
+Numbers moved, with N in `a`: forward 3N (2N without v), backward 5N (4N if one gradient is wanted, 3N without v), which
+is the floor of a pullback that recomputes r. On top come 8n² bytes a program for the partial sums of ∂Q (3.2 MB on an
+H200 with n = 32 in bfloat16) and 8 bytes a tile for S.
 """
 
 import ast
@@ -35,21 +34,21 @@ def programs(formula: type) -> tuple[Callable, Callable] | None:
     None where Triton has no words for them. A program is the same code for every formula, with other functions in its
     scope; that also makes Triton cache them apart.
     """
-    names = {name: _translated(getattr(formula, name)) for name in ("height", "weight", "slope")}
+    names = {name: _translate(getattr(formula, name)) for name in ("height", "weight", "slope")}
     if None in names.values():
         return None
     scope = {**globals(), **names}
-    return _jitted(radial_forward, scope), _jitted(radial_backward, scope)
+    return _compile_with(radial_forward, scope), _compile_with(radial_backward, scope)
 
 
-def _jitted(function: Callable, scope: dict) -> Callable:
+def _compile_with(function: Callable, scope: dict) -> Callable:
     """The function as a Triton program that looks up its names in `scope`."""
     copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
     copy.__annotations__ = function.__annotations__  # which arguments are constants
     return triton.jit(copy)
 
 
-def _translated(function: Callable) -> Callable | None:
+def _translate(function: Callable) -> Callable | None:
     """The same source, with `torch` standing for triton.language; None if it says more than both understand."""
     try:
         source = inspect.getsource(function)
@@ -67,11 +66,11 @@ def _translated(function: Callable) -> Callable | None:
             case ast.Pow():  # not in Triton's arithmetic
                 return None
     scope = {"torch": tl, "Tensor": tl.tensor, "__name__": function.__module__}
-    return _jitted(function, scope)
+    return _compile_with(function, scope)
 
 
 @triton.jit
-def _tile(tile, C, H, W, S, P, T, LAST):
+def _patch_tile(tile, C, H, W, S, P, T, LAST):
     """Where the R × T·U numbers of a tile lie, which of them exist, which of its T patches do, and its sample."""
     U: tl.constexpr = S if LAST else P
     COUNT: tl.constexpr = C * H * W // (S * P * P)  # patches in a sample
@@ -93,7 +92,7 @@ def _tile(tile, C, H, W, S, P, T, LAST):
 
 
 @triton.jit
-def _entries(S, P, LAST):
+def _order_entries(S, P, LAST):
     """The place in Q, which is ordered (channel, i, j), of each entry of a patch in registers."""
     e = tl.arange(0, S * P * P)
     if LAST:
@@ -131,10 +130,10 @@ def radial_forward(
     R: tl.constexpr = N // U
     D = a.dtype.element_ty
     g = tl.load(gamma).to(tl.float32)
-    entry = _entries(S, P, LAST)
+    entry = _order_entries(S, P, LAST)
     Qt = tl.load(Q + entry[:, None] * N + entry[None, :]).to(D)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        at, mask, inside, _ = _tile(tile, C, H, W, S, P, T, LAST)
+        at, mask, inside, _ = _patch_tile(tile, C, H, W, S, P, T, LAST)
         r = _to_patches(_residual(a, v, at, mask), R, T, U)
         q = tl.dot(r.to(D), Qt, input_precision=PRECISION)
         s = g * tl.sum(q * r, 1)
@@ -155,14 +154,14 @@ def radial_backward(
     R: tl.constexpr = N // U
     D = a.dtype.element_ty
     g = tl.load(gamma).to(tl.float32)
-    entry = _entries(S, P, LAST)
+    entry = _order_entries(S, P, LAST)
     in_Q = entry[:, None] * N + entry[None, :]
     Qt = tl.load(Q + in_Q).to(D)
     if Q_parts is not None:
         sum_Q = tl.zeros((N, N), tl.float32)
     sum_gamma = 0.0
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        at, mask, inside, sample = _tile(tile, C, H, W, S, P, T, LAST)
+        at, mask, inside, sample = _patch_tile(tile, C, H, W, S, P, T, LAST)
         r = _to_patches(_residual(a, v, at, mask), R, T, U)
         ut = _to_patches(tl.load(u + at, mask=mask, other=0.0), R, T, U).to(D)
         q = tl.dot(r.to(D), Qt, input_precision=PRECISION)

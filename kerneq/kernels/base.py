@@ -11,6 +11,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from ..operators import Scaling
+
 
 @dataclasses.dataclass(frozen=True)
 class Slope:
@@ -19,25 +21,6 @@ class Slope:
     dz: Tensor | None  # ∂S/∂z, shaped as z; None where S depends on z only through v
     dv: Tensor | None  # ∂S/∂v, shaped as v; None where it is zero
     value: Tensor | None = None  # S of each sample, (batch,), where it was asked for
-
-
-@dataclasses.dataclass(frozen=True)
-class Scaling:
-    """How a cell holds W under its bound; each a number."""
-
-    operator_norm: Tensor  # ‖W‖, before W is scaled
-    product: Tensor  # the same, times ‖W_h‖ where there is one
-    scale: Tensor  # W is multiplied by this
-
-    @property
-    def square(self) -> Tensor:
-        """‖W‖²‖W_h‖² after scaling, without a graph."""
-        return (self.product * self.scale).detach() ** 2
-
-    @property
-    def norm(self) -> Tensor:
-        """‖W‖ after scaling, without a graph."""
-        return (self.operator_norm * self.scale).detach()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,9 +104,9 @@ class AbstractKernel(abc.ABC):
         """Return the constants for ‖W‖ ≤ norm and ‖W_h‖ ≤ hidden; None where they depend on the input."""
         return None
 
+    @abc.abstractmethod
     def unit(self, norm: float, size: int) -> float:
-        """Return the factor by which a kernel multiplies an a of `size` typical entries, and so z; most use 1."""
-        return 1.0
+        """Return the factor by which a kernel multiplies an a of `size` typical entries, and so z."""
 
     def weights(self, at: Binding, v: Tensor) -> Tensor | None:
         """Return how much each patch counts at v, (batch, groups of channels, rows, columns); None where there are

@@ -13,8 +13,9 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
+from ..operators import Scaling
 from ..tensors import check_nonnegative, check_whole, per_sample, per_sample_dot, per_sample_norm, working_dtype
-from .base import AbstractKernel, AbstractParameters, Binding, KernelConstants, Scaling, Slope
+from .base import AbstractKernel, AbstractParameters, Binding, KernelConstants, Slope
 
 TYPICAL = 1.25  # the root mean square of a, made by a batch norm, that few samples exceed
 

@@ -1,10 +1,9 @@
-"""Radial kernels on patches: S = Σᵢ H(tᵢ), tᵢ = ‖rᵢW_h‖², r = a − v.
+"""Radial kernels on patches: Gaussian (KerDEQ, GEQ), multiquadric and Cauchy (ours), and γ, a number or a rule.
 
-Gaussian (KerDEQ, GEQ), multiquadric and Cauchy (ours), and γ, their inverse width: fixed or following the data.
 Every one is a robust loss ρ of the hidden problem min ½‖z‖² + φ(z) + Σᵢ ρ(‖(a − Wz)ᵢW_h‖) (docs/theory.md, fact 9).
 
-A radial kernel is three functions of one variable, s = γt with t = ‖rW_h‖² = rQrᵀ: the height η, the weight ω = −2η′
-and its slope ω′. With rᵢ the patches of r = a − v, qᵢ = rᵢQ, Q = W_hW_hᵀ symmetric, and u, τ the cotangents of m, S:
+A kernel is three functions of one variable, s = γt with t = ‖rW_h‖² = rQrᵀ: the height η, the weight ω = −2η′ and its
+slope ω′. With rᵢ the patches of r = a − v, qᵢ = rᵢQ, Q = W_hW_hᵀ symmetric, and u, τ the cotangents of m, S:
 
     S = Σᵢ η(sᵢ)/γ    mᵢ = ∂S/∂vᵢ = ω(sᵢ) qᵢ    −∂²S/∂vᵢ² = ω(sᵢ) Q + 2γω′(sᵢ) qᵢᵀqᵢ
     pᵢ = ⟨uᵢQ, rᵢ⟩    cᵢ = γω′(sᵢ) pᵢ − τω(sᵢ)/2
@@ -24,16 +23,10 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from ..fused.radial import Formula, fused_hvp, fused_step, has_programs
-from ..operators import Dense
-from ..tensors import (
-    check_nonnegative,
-    check_positive,
-    check_share,
-    check_whole,
-    working_dtype,
-)
-from .base import AbstractKernel, AbstractParameters, Binding, KernelConstants, Scaling, Slope
+from ..fused.radial import fused_hvp, fused_step, has_programs
+from ..operators import Dense, Scaling
+from ..tensors import check_nonnegative, check_positive, check_share, check_whole, working_dtype
+from .base import AbstractKernel, AbstractParameters, Binding, KernelConstants, Slope
 
 
 @final
@@ -100,16 +93,15 @@ class Width(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class AbstractRadialKernel(AbstractKernel):
-    """S = Σᵢ H(tᵢ) with the weight w = −2H′: ∂S/∂v is w(tᵢ) rᵢQ, the Hessian block −(w Q + 2w′ qᵢᵀqᵢ), qᵢ = rᵢQ.
+    """S = Σᵢ η(sᵢ)/γ, sᵢ = γ‖rᵢW_h‖², on the patches rᵢ of r = a − v: GEQ (16), KerDEQ (12) and its Algorithm 1.
 
-    γ is a unit of length: H(t) = η(s)/γ and w(t) = ω(s), s = γt. So a kernel is three functions of one variable, η
-    (`height`), ω = −2η′ (`weight`) and ω′ (`slope`), written with torch's functions, and two constants:
-    `steepest`, the supremum of |ω| and |ω + 2sω′|, and `lowest`, the infimum of ω + 2sω′. All else follows: dense and
-    patched form, energy, L = steepest·‖W‖²‖W_h‖², μ = 1 + min(0, lowest)·‖W‖²‖W_h‖², backward product, fused kernel.
+    A kernel is η (`height`), ω = −2η′ (`weight`) and ω′ (`slope`), written with torch's functions, and two constants:
+    `steepest`, the supremum of |ω| and |ω + 2sω′|, and `lowest`, the infimum of ω + 2sω′. All else follows: energy,
+    L = steepest·‖W‖²‖W_h‖², μ = 1 + min(0, lowest)·‖W‖²‖W_h‖², backward product, and the Triton program, where the
+    three functions are arithmetic (no `**`) and `torch.exp`, `log`, `sqrt`, `rsqrt` …, which `triton.language` has too.
 
-    On patches it is GEQ (16), which is KerDEQ (12) and its Algorithm 1; as a robust loss see docs/theory.md, fact 9. In
-    a convolutional cell a patch is `split` channels × `patch` × `patch` pixels (8 channels where not said); in a dense
-    one it is `split` entries, or the whole vector. W_h (n × hidden) enters only through Q = W_hW_hᵀ (n × n).
+    In a convolutional cell a patch is `split` channels × `patch` × `patch` pixels (8 channels where not said); in a
+    dense one it is `split` entries, or the whole vector.
     """
 
     in_state: ClassVar[bool] = False
@@ -147,11 +139,8 @@ class AbstractRadialKernel(AbstractKernel):
         """ω′(s)."""
 
     def input_lipschitz(self, gain: float) -> float:
-        """Return the Lipschitz constant of aW_h ↦ z*, patch by patch, where ‖W_hᵀW‖ ≤ `gain`.
-
-        It is ∞ where z* may not be unique. Where E is convex for every W, as for the multiquadric, it is ½ at most: no
-        W makes z* more sensitive.
-        """
+        """Return the Lipschitz constant of aW_h ↦ z*, patch by patch, where ‖W_hᵀW‖ ≤ `gain`; ∞ where z* may not be
+        unique."""
         return input_lipschitz(gain, self.lowest, self.steepest)
 
     def constants(self, norm: float, hidden: float) -> KernelConstants:
@@ -177,6 +166,9 @@ class AbstractRadialKernel(AbstractKernel):
 
     def max_norm(self, norm: float) -> float:
         return norm / self.steepest**0.5
+
+    def unit(self, norm: float, size: int) -> float:
+        return 1.0
 
     def bind(self, parameters: AbstractParameters | None, a: Tensor, norm: float, scaling: Scaling) -> Binding:
         assert isinstance(parameters, PatchParameters)
@@ -212,7 +204,12 @@ class AbstractRadialKernel(AbstractKernel):
     def weights(self, at: Binding, v: Tensor) -> Tensor:
         """Return ω(sᵢ): 1 where v explains the patch of a, towards 0 where it does not."""
         assert at.Q is not None and at.gamma is not None
-        return patch_weights(type(self), at.a, v, at.Q, at.gamma, split=at.split, patch=at.patch)
+        _, _, s = _products(at.a.to(at.Q.dtype), v, at.Q, at.gamma, at.split, at.patch, last=False)
+        height, width = at.a.shape[2:] or (at.patch, at.patch)
+        return self.weight(s).view(len(at.a), -1, height // at.patch, width // at.patch)
+
+
+Formula = type[AbstractRadialKernel]  # η, ω and ω′ are static methods
 
 
 def radial_step(
@@ -273,15 +270,6 @@ def patch_distances(r: Tensor, weight: Tensor, *, split: int, patch: int) -> Ten
     return (rows @ weight.mT).square().sum(-1)
 
 
-def patch_weights(
-    formula: Formula, a: Tensor, v: Tensor, Q: Tensor, gamma: Tensor, *, split: int, patch: int
-) -> Tensor:
-    """Return ω(sᵢ) of every patch of r = a − v, (batch, channels / split, height / patch, width / patch)."""
-    _, _, s = _products(a.to(Q.dtype), v, Q, gamma, split, patch, last=False)
-    height, width = a.shape[2:] or (patch, patch)
-    return formula.weight(s).view(len(a), -1, height // patch, width // patch)
-
-
 def _products(
     a: Tensor, v: Tensor | None, Q: Tensor, gamma: Tensor, split: int, patch: int, last: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -328,7 +316,6 @@ def join(x: Tensor, like: Tensor, split: int, patch: int, last: bool) -> Tensor:
 
 
 def _runs_fused(formula: Formula, a: Tensor, split: int, patch: int) -> bool:
-    """Whether a Triton program takes it."""
     return a.is_cuda and has_programs(formula, a, split, patch)
 
 

@@ -3,11 +3,11 @@
 `build(name)` makes one, `names()` lists them, and `kerneq models` shows them with their sizes and accuracies.
 """
 
-from .base import AbstractModel as AbstractModel
 from .baselines import MDEQ as MDEQ
 from .baselines import MDEQConfig as MDEQConfig
 from .baselines import ResNet as ResNet
 from .baselines import ResNetConfig as ResNetConfig
+from .classifier import AbstractModel as AbstractModel
 from .classifier import Classifier as Classifier
 from .classifier import ClassifierConfig as ClassifierConfig
 from .classifier import DenseClassifier as DenseClassifier

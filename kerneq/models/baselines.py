@@ -18,8 +18,8 @@ from ..maps import AbstractMap, Function
 from ..settings import setting
 from ..solution import Solution
 from ..solvers import AbstractSolver, Anderson, InFeatures, Proximal
-from .base import AbstractModel, AbstractSolveConfig
-from .classifier import conv_batch_norm
+from .classifier import AbstractModel, AbstractSolveConfig
+from .layers import conv_batch_norm
 
 
 @final
@@ -70,7 +70,7 @@ class ResidualBlock(nn.Module):
         return self.norm3(F.relu(self.norm2(out) + z))
 
 
-def _path(widths: tuple[int, ...], source: int, target: int, groups: int) -> nn.Module:
+def _make_path(widths: tuple[int, ...], source: int, target: int, groups: int) -> nn.Module:
     """Return layers from one scale to another: convolutions of stride 2 to a smaller one, else 1×1 and up-sampling."""
     here, there = widths[source], widths[target]
     if source == target:
@@ -97,7 +97,7 @@ class MultiscaleCell(AbstractCell):
         self.widths = widths
         self.blocks = nn.ModuleList(ResidualBlock(width, config.expansion, groups) for width in widths)
         scales = range(len(widths))
-        paths = [[_path(widths, source, target, groups) for source in scales] for target in scales]
+        paths = [[_make_path(widths, source, target, groups) for source in scales] for target in scales]
         self.fuse = nn.ModuleList(nn.ModuleList(incoming) for incoming in paths)
         post = [(nn.ReLU(), nn.Conv2d(n, n, 1, bias=False), nn.GroupNorm(groups // 2, n)) for n in widths]
         self.post = nn.ModuleList(nn.Sequential(*layers) for layers in post)

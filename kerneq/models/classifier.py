@@ -8,20 +8,22 @@ import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
-from typing import Literal, final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from ..cells import ConvCell, DenseCell, Output
+from ..cells import AbstractCell, ConvCell, DenseCell, Output
+from ..equilibrium import Equilibrium, layers_of
 from ..fused.device import run_on_streams
-from ..fused.layers import BatchNorm, pool, pyramid, unpool
+from ..gradients import AbstractGradient, Implicit
 from ..kernels import AbstractKernel, AbstractRadialKernel, Adaptive, Gaussian
 from ..kernels.radial import PatchParameters
 from ..settings import setting
 from ..solution import Solution
-from .base import AbstractModel, AbstractSolveConfig
+from ..solvers import AbstractSolver, Anderson, InFeatures, Proximal
+from .layers import BatchNorm, Refinement, conv_batch_norm, pool, pyramid, unpool
 
 Stem = Literal["cifar", "deep", "paper", "imagenet", "folded", "plain"]
 STEMS: dict[Stem, tuple[tuple[int, int], ...]] = {  # of each convolution: by what it divides the width, its stride
@@ -32,6 +34,76 @@ STEMS: dict[Stem, tuple[tuple[int, int], ...]] = {  # of each convolution: by wh
     "folded": ((4, 1), (4, 1), (2, 2), (2, 1), (1, 2), (1, 1)),
     "plain": ((1, 1),),
 }
+# While training, a backward solve that stops at its step limit is a choice, not an accident.
+_IMPLICIT = Implicit(InFeatures(Anderson(memory=3)), tol=1e-3, max_steps=20, on_failure="return")
+
+
+@dataclasses.dataclass(frozen=True)
+class AbstractSolveConfig:
+    """How every equilibrium layer of a model is solved and differentiated."""
+
+    solver: AbstractSolver[Any] = setting(Proximal(), "how z = f(z) is solved")
+    gradient: AbstractGradient = setting(_IMPLICIT, "how the solution is differentiated")
+    tol: float = setting(1e-3, "relative residual at which a sample has converged", above=0)
+    max_steps: int = setting(30, "evaluations of f in a solve, at most", low=1)
+    check_every: int = setting(0, "steps between two residual checks, 0: left to the solve", low=0)
+
+    def make_layer(self, cell: AbstractCell) -> Equilibrium:
+        """Return the cell as a layer; an implicit gradient without a `check_every` of its own gets this one."""
+        check_every = self.check_every or None
+        gradient = self.gradient
+        if isinstance(gradient, Implicit) and gradient.check_every is None:
+            gradient = dataclasses.replace(gradient, check_every=check_every)
+        return Equilibrium(
+            cell, solver=self.solver, gradient=gradient, tol=self.tol, max_steps=self.max_steps, check_every=check_every
+        )
+
+
+class AbstractModel(nn.Module, abc.ABC):
+    """Pictures x (batch, channels, height, width) ↦ logits (batch, classes). To write one: `classify`.
+
+    `model(x, solutions=True)` also gives the `Solution` of every equilibrium layer, by name. The sides of a picture are
+    multiples of `multiple`, or exactly `side`.
+    """
+
+    def __init__(self, channels: int, multiple: int = 1, side: int | None = None):
+        super().__init__()
+        self.channels, self.multiple, self.side = channels, multiple, side
+
+    @abc.abstractmethod
+    def classify(self, x: Tensor) -> tuple[Tensor, dict[str, Solution]]:
+        """Return the logits and the solutions by name, for pictures whose shape has been checked."""
+
+    def forward(self, x: Tensor, solutions: bool = False) -> Tensor | tuple[Tensor, dict[str, Solution]]:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"The pictures must be a floating-point tensor, got {got}: scale the pixels first.")
+        self.check_shape(x.shape)
+        logits, found = self.classify(x)
+        return (logits, found) if solutions else logits
+
+    def layers(self) -> list[Equilibrium]:
+        """Return the equilibrium layers."""
+        return layers_of(self)
+
+    def diagnostics(self) -> dict[str, float]:
+        """Return the numbers worth following over a training run, from the cells of the layers."""
+        return {name: value for layer in self.layers() for name, value in layer.cell.diagnostics().items()}
+
+    def compile_map(self) -> None:
+        """Use torch.compile for the map of every layer, where a solve spends its time."""
+        for layer in self.layers():
+            layer.cell.compile_map()
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Raise, in one sentence, unless the shape is (batch, channels, height, width) with sides that fit."""
+        wanted = f" and sides that are multiples of {self.multiple}" if self.multiple > 1 else ""
+        fit = all(side > 0 and side % self.multiple == 0 for side in shape[2:])
+        if self.side is not None:
+            wanted, fit = f" and sides of {self.side}", all(side == self.side for side in shape[2:])
+        if len(shape) != 4 or shape[1] != self.channels or not fit:
+            wanted = f"pictures (batch, channels, height, width) with {self.channels} channels{wanted}"
+            raise ValueError(f"The input must be {wanted}, got {tuple(shape)}.")
 
 
 @final
@@ -121,7 +193,11 @@ class AbstractBranchedModel(AbstractModel):
         """Return the logits for the outputs of the branches, each (batch, width, height, width) at one scale."""
 
     def classify(self, x: Tensor) -> tuple[Tensor, dict[str, Solution]]:
-        results = run_on_streams(list(self.branches), self.levels(self.stem(x)), self.config.overlap)
+        branches, levels = list(self.branches), self.levels(self.stem(x))
+        if x.is_cuda and self.config.overlap and len(branches) > 1:
+            results = run_on_streams(branches, levels)
+        else:
+            results = [branch(level) for branch, level in zip(branches, levels, strict=True)]
         logits = self.read_out([z for z, _ in results])
         return logits, {f"branch{index}": solution for index, (_, solution) in enumerate(results)}
 
@@ -173,12 +249,6 @@ def make_stem(config: ClassifierConfig, channels: int, make_layer: Callable[...,
     return nn.Sequential(*layers)
 
 
-def conv_batch_norm(inputs: int, outputs: int, size: int = 3, stride: int = 1, relu: bool = False) -> nn.Sequential:
-    """Return a convolution that keeps the size of the picture (or divides it by `stride`), batch norm, and a ReLU."""
-    conv = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
-    return nn.Sequential(conv, BatchNorm(outputs, relu=relu))
-
-
 @final
 class Levels(nn.Module):
     """The stem's output at the scale of every branch: squares of pixels of a finer one averaged, then refined."""
@@ -203,24 +273,6 @@ class Levels(nn.Module):
                 finer = max(level for level in levels if int(name) % level == 0)
                 levels[int(name)] = blocks(pool(levels[finer], int(name) // finer))
             yield levels[scale]
-
-
-@final
-class Refinement(nn.Module):
-    """x + F(x), or its ReLU; F: 1×1, 3×3, 1×1 convolutions through a quarter of the channels, 0 at the start."""
-
-    def __init__(self, width: int, rectified: bool):
-        super().__init__()
-        self.rectified = rectified
-        inner = width // 4
-        self.reduce = conv_batch_norm(width, inner, 1, relu=True)
-        self.mix = conv_batch_norm(inner, inner, relu=True)
-        self.expand = conv_batch_norm(inner, width, 1)
-        nn.init.zeros_(self.expand[-1].get_parameter("weight"))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = x + self.expand(self.mix(self.reduce(x)))
-        return torch.relu(y) if self.rectified else y
 
 
 class AbstractBranch(nn.Module, abc.ABC):

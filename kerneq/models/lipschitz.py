@@ -23,8 +23,7 @@ class AlmostOrthogonal(nn.Conv2d):
 
     W ← W diag(d), dᵢ = (Σⱼ |WᵀW|ᵢⱼ)^{−½}: by Gershgorin's theorem ‖W diag(d)‖ ≤ 1 (Prach and Lampert, 2022). The sum
     over j runs over channels and shifts; at the borders of a picture some terms are missing, which makes it smaller.
-    Training drives the columns towards orthogonality, where the norm is 1. The layer starts as an isometry of the
-    channels.
+    The layer starts as an isometry of the channels.
     """
 
     def __init__(self, inputs: int, outputs: int):
@@ -33,7 +32,7 @@ class AlmostOrthogonal(nn.Conv2d):
         nn.init.orthogonal_(self.weight[:, :, 1, 1])
         nn.init.zeros_(self.get_parameter("bias"))
 
-    def rescaled(self) -> Tensor:
+    def rescale_weight(self) -> Tensor:
         """Return the weight that is used, of norm at most 1."""
         with torch.autocast(self.weight.device.type, enabled=False):
             columns = self.weight.transpose(0, 1)  # (inputs, outputs, k, k): one filter an input channel
@@ -42,15 +41,12 @@ class AlmostOrthogonal(nn.Conv2d):
             return self.weight * total.rsqrt()[:, None, None]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._conv_forward(x, self.rescaled(), self.bias)
+        return self._conv_forward(x, self.rescale_weight(), self.bias)
 
 
 @final
 class MaxMin(nn.Module):
-    """Channels in pairs (c, c + C/2) ↦ their maximum and minimum: 1-Lipschitz.
-
-    It keeps the length of gradients, which ReLU halves (Anil, Lucas and Grosse, 2019).
-    """
+    """Channels in pairs (c, c + C/2) ↦ their maximum and minimum, 1-Lipschitz (Anil, Lucas and Grosse, 2019)."""
 
     def forward(self, x: Tensor) -> Tensor:
         first, second = x.chunk(2, 1)
@@ -70,12 +66,12 @@ class UnitRows(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs))
         self.gain = gain
 
-    def rescaled(self) -> Tensor:
+    def rescale_weight(self) -> Tensor:
         """Return the weight that is used."""
         return self.gain * F.normalize(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.rescaled(), self.bias)
+        return F.linear(x, self.rescale_weight(), self.bias)
 
 
 def fold_conv_sort(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
@@ -92,7 +88,7 @@ def make_orthogonal(inputs: int, outputs: int) -> nn.Sequential:
 
 @final
 class LipschitzBranch(AbstractBranch):
-    """A branch without batch norm, but with three numbers that make it 1-Lipschitz.
+    """A branch without batch norm, rescaled to be 1-Lipschitz.
 
     Pooling by s shrinks differences to 1/s of their length, at least, up-sampling stretches them by s; and the
     equilibrium, from a to z*, by `kernel.input_lipschitz` · ‖W_h‖ at most.

@@ -11,9 +11,8 @@ from torch import nn
 
 from .. import settings as tables
 from ..tensors import check_whole
-from .base import AbstractModel
 from .baselines import MDEQ, MDEQConfig, ResNet, ResNetConfig
-from .classifier import Classifier, ClassifierConfig, DenseClassifier, DenseConfig, KernelConfig
+from .classifier import AbstractModel, Classifier, ClassifierConfig, DenseClassifier, DenseConfig, KernelConfig
 from .lipschitz import LipschitzClassifier
 
 ModelConfig = KernelConfig | MDEQConfig | ResNetConfig

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from kerneq.kernels import Cauchy, Gaussian, Multiquadric
+from kerneq.kernels import AbstractRadialKernel, Cauchy, Gaussian, Multiquadric
 
 
-class Tangent:
+class Tangent(AbstractRadialKernel):
     """η = −½ atan(s): a function that triton.language does not have."""
 
     @staticmethod

@@ -3,8 +3,8 @@
 import torch
 from torch.nn.functional import batch_norm
 
-from kerneq.fused.layers import BatchNorm, _Norm
 from kerneq.fused.layers_triton import norm_backward, norm_forward
+from kerneq.models.layers import BatchNorm, _Norm
 
 
 def error(got, exact):
@@ -44,7 +44,7 @@ def agree_with_float64():
             y = batch_norm(leaves[0], *wanted_state, *leaves[1:], training=True)
             y = y.relu() if relu else y
             expected = [y, *torch.autograd.grad(y, leaves, g.double()), *wanted_state]
-            out, stats = norm_forward(x, norm)
+            out, stats = norm_forward(x, norm, norm.relu)
             got = [out, *backward(g, x, stats, norm), norm.running_mean, norm.running_var]
             errors = [error(a, b) for a, b in zip(got, expected, strict=True)]
             assert max(errors) < tol, (dtype, shape, relu, errors)
@@ -58,7 +58,7 @@ def find_the_variance_beside_a_large_mean():
         x = x / 10 + 1000
         if outlier:
             x[0, :, 0, 0] = -5000  # the pixel that the first program shifts its sums by
-        _, stats = norm_forward(x, norm)
+        _, stats = norm_forward(x, norm, norm.relu)
         exact = x.double().var((0, 2, 3), unbiased=False).add(1e-5).rsqrt()
         assert ((stats[1] / exact - 1).abs() < 1e-4).all(), (outlier, stats[1] / exact - 1)
         assert ((stats[0] - x.double().mean((0, 2, 3))).abs() < 1e-3).all()
@@ -71,11 +71,11 @@ def mask_by_the_very_outputs():
         with torch.no_grad():
             norm.bias.zero_()
             norm.weight[:8] = 1e-8  # which float16 rounds to zero
-        y, stats = norm_forward(x, norm)
+        y, stats = norm_forward(x, norm, norm.relu)
         _, _, passed = backward(torch.ones_like(x), x, stats, norm)
         assert torch.equal(passed, (y > 0).sum((0, 2, 3)).float()) and (y >= 0).all()
     x[1, 3, 4, 5] = torch.nan
-    y, _ = norm_forward(x, norm)
+    y, _ = norm_forward(x, norm, norm.relu)
     assert y[:, 3].isnan().all() and not y[:, 4].isnan().any()
 
 

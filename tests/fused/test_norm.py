@@ -9,7 +9,7 @@ from interpreter import needs_triton, run_interpreted
 from torch import Tensor, nn
 
 from kerneq.fused.device import pull_back
-from kerneq.fused.layers import BatchNorm, synchronise_norms
+from kerneq.models.layers import BatchNorm, synchronise_norms
 
 
 @needs_triton

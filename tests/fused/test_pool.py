@@ -5,7 +5,7 @@ import torch
 from interpreter import needs_triton, run_interpreted
 from torch.nn.functional import avg_pool2d, interpolate
 
-from kerneq.fused.layers import pool, pyramid, unpool
+from kerneq.models.layers import pool, pyramid, unpool
 
 
 @pytest.mark.parametrize("factor", [1, 2, 4])

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kerneq
-from kerneq import norm_tracker
-from kerneq.linear_maps import as_linear_map
-from kerneq.norm_tracker import top_singular_vector
+from kerneq import linear_maps
+from kerneq.linear_maps import as_linear_map, top_singular_vector
 from kerneq.operators import Conv, Dense, compute_scale
 from kerneq.solution import Status
 
@@ -273,7 +272,7 @@ def test_ordinary_training_makes_no_product_for_second_derivatives(monkeypatch):
     operator.norm(example)
     for name in ("conjugate_gradient", "as_linear_map"):
         norm = operator.norm(example)
-        monkeypatch.setattr(norm_tracker, name, None)
+        monkeypatch.setattr(linear_maps, name, None)
         norm.backward()
         monkeypatch.undo()
 

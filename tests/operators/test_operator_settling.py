@@ -10,8 +10,8 @@ from helpers import CELLS, input_of
 from test_operator_norm import held
 from test_operator_survival import layer_of, value
 
-from kerneq import norm_tracker
-from kerneq.norm_tracker import top_singular_vector
+from kerneq import linear_maps, operators
+from kerneq.linear_maps import top_singular_vector
 from kerneq.operators import AbstractOperator, Dense
 from kerneq.solution import Status
 
@@ -28,7 +28,7 @@ def test_a_loaded_cell_settles_its_norm_only_if_the_saved_one_had_not(monkeypatc
     old = {name: tensor for name, tensor in settled.items() if not name.endswith("settled")}  # before there was a mark
     calls = []
     monkeypatch.setattr(
-        norm_tracker, "top_singular_vector", lambda *a, **k: calls.append(1) or top_singular_vector(*a, **k)
+        linear_maps, "top_singular_vector", lambda *a, **k: calls.append(1) or top_singular_vector(*a, **k)
     )
     for state, expected in ((settled, False), (unsettled, True), (old, True)):
         other = layer_of("conv", seed=7).eval()
@@ -68,7 +68,7 @@ def test_a_settled_vector_is_believed_after_it_was_stored_in_fewer_digits(form, 
 
 def known_by_place(operator: AbstractOperator) -> bool:
     """What `fits` looks at inside a CUDA graph."""
-    return operator.tracker.settled.place == norm_tracker.find_place(operator.weight)
+    return operator.tracker.settled.place == operators.find_place(operator.weight)
 
 
 def test_settling_knows_the_weight_by_its_place_after_it_was_copied_or_swapped_out_and_back():

@@ -19,7 +19,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from ... import __version__
-from ...graphs import Captured, capture
+from ...cuda_graphs import Captured, capture
 from ...loading import load_weights
 from ...solution import Solution
 from ..data import Batches, DataError, Images, find, is_cut

@@ -10,8 +10,8 @@ from typing import Literal, cast
 import torch
 
 from ... import models
-from ...fused.layers import synchronise_norms
 from ...models import AbstractModel
+from ...models.layers import synchronise_norms
 from ..data import Augment, Batches, Images, load, split_validation
 from ..run import TrainingError
 from ..run.config import Config, ConfigError

@@ -16,9 +16,9 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from ...fused.layers import pool
 from ...loading import TrainingError
 from ...loading import choose_device as choose_device
+from ...models.layers import pool
 
 Batch = tuple[Tensor, Tensor]  # x (samples, channels, height, width), labels or probabilities
 Step = Callable[[Tensor, Tensor], None]  # of a batch

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from ...graphs import capture
+from ...cuda_graphs import capture
 from ...loading import load_weights, read_checkpoint, select
 from ...models import AbstractModel
 from ...solution import NonfiniteInputError

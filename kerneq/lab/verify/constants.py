@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...cells import AbstractKernelCell, DenseCell
 from ...kernels import AbstractRadialKernel, Gaussian, Linear
 from ...kernels.radial import PatchParameters, patch_distances
-from ...norm_tracker import SETTLE_STEPS, top_singular_vector
+from ...linear_maps import SETTLE_STEPS, top_singular_vector
 from ...solvers import Proximal, solve
 from ...tensors import per_sample_norm
 

@@ -1,4 +1,4 @@
-"""The layers around an equilibrium: batch norm with a ReLU, pooling and up-sampling of pictures.
+"""The layers around an equilibrium: convolutions, batch norm with a ReLU, pooling and up-sampling of pictures.
 
 Pictures are (batch, channels, height, width). Where they are stored channels-last on a GPU, each layer takes fewer
 passes over memory than PyTorch's.
@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..tensors import is_channels_last, is_transformed
-from .device import needs_graph, pull_back, runs_triton
+from ..fused.device import pull_back, runs_triton
+from ..tensors import is_channels_last, is_transformed, needs_graph
 
 
 @final
@@ -41,8 +41,7 @@ class BatchNorm(nn.BatchNorm2d):
     def _is_fused(self, x: Tensor) -> bool:
         return (
             self.training
-            and runs_triton(x)
-            and is_channels_last(x)
+            and _has_programs(x)
             and x.shape[1] == self.num_features
             and x.numel() > self.num_features  # of a single value PyTorch raises its own error
             and self.momentum is not None  # None means the mean over all batches, which is a number on the host
@@ -54,22 +53,46 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: BatchNorm) -> Tensor:
-        from .layers_triton import norm_forward
+        from ..fused.layers_triton import norm_forward
 
-        y, stats = norm_forward(x, norm)
+        y, stats = norm_forward(x, norm, norm.relu)
         ctx.save_for_backward(x, weight, bias, stats)
         ctx.norm = norm
         return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        from .layers_triton import norm_backward
+        from ..fused.layers_triton import norm_backward
 
         x, weight, bias, stats = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is wanted, which only plain operations have
             return *pull_back(ctx.norm.plain, (x, weight, bias), (g,)), None
         g = g.contiguous(memory_format=torch.channels_last)
         return *norm_backward(g, x, stats, weight, bias, ctx.norm.relu), None
+
+
+def conv_batch_norm(inputs: int, outputs: int, size: int = 3, stride: int = 1, relu: bool = False) -> nn.Sequential:
+    """Return a convolution that keeps the size of the picture (or divides it by `stride`), batch norm, and a ReLU."""
+    conv = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+    return nn.Sequential(conv, BatchNorm(outputs, relu=relu))
+
+
+@final
+class Refinement(nn.Module):
+    """x + F(x), or its ReLU; F: 1×1, 3×3, 1×1 convolutions through a quarter of the channels, 0 at the start."""
+
+    def __init__(self, width: int, rectified: bool):
+        super().__init__()
+        self.rectified = rectified
+        inner = width // 4
+        self.reduce = conv_batch_norm(width, inner, 1, relu=True)
+        self.mix = conv_batch_norm(inner, inner, relu=True)
+        self.expand = conv_batch_norm(inner, width, 1)
+        nn.init.zeros_(self.expand[-1].get_parameter("weight"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.expand(self.mix(self.reduce(x)))
+        return torch.relu(y) if self.rectified else y
 
 
 def synchronise_norms(model: nn.Module) -> nn.Module:
@@ -92,7 +115,7 @@ def pool(x: Tensor, factor: int) -> Tensor:
 
 def unpool(x: Tensor, factor: int) -> Tensor:
     """Return every pixel factor × factor times: nearest up-sampling."""
-    spread: Tensor = _spread(x, factor, 1) if is_transformed() else _Unpool.apply(x, factor)  # type: ignore[no-untyped-call]
+    spread: Tensor = _repeat(x, factor, 1) if is_transformed() else _Unpool.apply(x, factor)  # type: ignore[no-untyped-call]
     return spread
 
 
@@ -115,33 +138,34 @@ def _levels(x: Tensor, steps: tuple[tuple[int, int], ...]) -> tuple[Tensor, ...]
 
 def _mean(x: Tensor, factor: int, scale: float) -> Tensor:
     """Return `scale` times the mean of every square."""
-    if _fused(x):
-        from .layers_triton import gather
+    if _has_programs(x) and not needs_graph(x):
+        from ..fused.layers_triton import gather_pixels
 
-        return gather(x, factor, scale / factor**2)
+        return gather_pixels(x, factor, scale / factor**2)
     mean = F.avg_pool2d(x, factor)
     return mean if scale == 1 else mean * scale
 
 
-def _spread(g: Tensor, factor: int, scale: float, base: Tensor | None = None) -> Tensor:
+def _repeat(g: Tensor, factor: int, scale: float, base: Tensor | None = None) -> Tensor:
     """Return base + scale · every pixel of g, factor × factor times."""
-    if _fused(g) and (base is None or not needs_graph(base)):
-        from .layers_triton import spread
+    if _has_programs(g) and not needs_graph(g) and (base is None or not needs_graph(base)):
+        from ..fused.layers_triton import spread_pixels
 
-        return spread(g, factor, scale, base)
+        return spread_pixels(g, factor, scale, base)
     wide = F.interpolate(g if scale == 1 else g * scale, scale_factor=factor)
     return wide if base is None else base + wide
 
 
-def _fused(x: Tensor) -> bool:
-    return runs_triton(x) and is_channels_last(x) and not needs_graph(x)
+def _has_programs(x: Tensor) -> bool:
+    """Whether the Triton programs of `fused.layers_triton` may work on the picture."""
+    return x.is_cuda and runs_triton(x) and is_channels_last(x)
 
 
 class _Unpool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: int) -> Tensor:
         ctx.factor = factor
-        return _spread(x, factor, 1)
+        return _repeat(x, factor, 1)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
@@ -163,5 +187,5 @@ class _Pyramid(torch.autograd.Function):
         for level, (parent, factor) in reversed(list(enumerate(ctx.steps, start=1))):
             gradient = totals[level]
             if gradient is not None:
-                totals[parent] = _spread(gradient, factor, factor**-2, totals[parent])
+                totals[parent] = _repeat(gradient, factor, factor**-2, totals[parent])
         return totals[0], None

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .equilibrium import layers_of
-from .norm_tracker import find_place
-from .operators import AbstractOperator
+from .operators import AbstractOperator, find_place
 from .solution import Solution
 from .tensors import map_tensors
 
@@ -26,14 +25,12 @@ def capture(model: nn.Module, example: Tensor | None = None) -> "Captured":
         with torch.no_grad():
             logits = fast(x)
 
-    A shape is captured when it is seen for the second time, that of `example` at once. A graph cannot check a residual
-    on the way, so it takes a fixed number of steps in every layer: a quarter more than the first batch needed. The
-    residuals are checked after each batch: where a sample has not converged, the batch is run again without a graph,
-    and the next graph has more steps. Weights that were changed in place are seen by the same graph; other weights and
-    other settings of the layers get a new one. (PyTorch counts changes, but not those made by another CUDA graph: call
-    `train()` and `eval()` after one, for the norms of the weights.) The `steps` of a solution are those of the graph.
-    On a CPU, in `train()`, with gradients, under `equilibrium.hook_solves`, or where a layer warns or raises on
-    failure, the model runs without graphs.
+    A shape is captured when it is seen for the second time, that of `example` at once. A graph takes a fixed number of
+    steps in every layer, a quarter more than the first batch needed; its solutions state them. Where a sample has not
+    converged, the batch is run again without a graph, and the next graph has more steps. Weights that were changed in
+    place are seen by the same graph, unless another CUDA graph changed them: call `train()` and `eval()` after that.
+    Other weights and other settings of the layers get a new graph. On a CPU, in `train()`, with gradients, under
+    `equilibrium.hook_solves`, or where a layer warns or raises on failure, the model runs without graphs.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be a torch module, got {type(model).__name__}.")
@@ -116,7 +113,7 @@ class Captured(nn.Module):
 
     def _count_steps(self, x: Tensor, solutions: bool | None) -> Any:
         """Call the model as it is, and set how many steps each layer takes in the next graph."""
-        with self._watched() as found:
+        with self._collect_solutions() as found:
             output = self._call(x, solutions)
         for index, solution in found.items():
             taken = math.ceil(MARGIN * int(solution.steps.max()))
@@ -148,7 +145,7 @@ class Captured(nn.Module):
         torch.clear_autocast_cache()  # a weight that was converted outside the graph is not kept for it
         try:
             most = [layer.max_steps for layer in self.layers]
-            with self._fixed(), self._watched() as found:
+            with self._fix_steps(), self._collect_solutions() as found:
                 stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(stream):
                     self._call(x, solutions)
@@ -172,7 +169,7 @@ class Captured(nn.Module):
         return Graph(graph, x, output, missed)
 
     @contextmanager
-    def _fixed(self) -> Iterator[None]:
+    def _fix_steps(self) -> Iterator[None]:
         """Let every layer take its fixed number of steps, without residual checks."""
         before = [(layer.max_steps, layer.check_every) for layer in self.layers]
         for layer, steps in zip(self.layers, self.steps, strict=True):
@@ -184,14 +181,14 @@ class Captured(nn.Module):
                 layer.max_steps, layer.check_every = max_steps, check_every
 
     @contextmanager
-    def _watched(self) -> Iterator[dict[int, Solution]]:
+    def _collect_solutions(self) -> Iterator[dict[int, Solution]]:
         """Collect the last solution of each layer that is called, by its index in `layers`."""
         found: dict[int, Solution] = {}
 
-        def watch(index: int) -> Any:
-            return self.layers[index].register_forward_hook(lambda _, inputs, output: found.update({index: output}))
+        def watch(index: int, layer: nn.Module) -> Any:
+            return layer.register_forward_hook(lambda _, inputs, output: found.update({index: output}))
 
-        hooks = [watch(index) for index in range(len(self.layers))]
+        hooks = [watch(index, layer) for index, layer in enumerate(self.layers)]
         try:
             yield found
         finally:

@@ -10,12 +10,12 @@ for each layer of Grad-CAM.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
@@ -25,44 +25,33 @@ from ...maps import AbstractMap
 from ...solution import Solution
 from ..data import Images
 from .attack import freeze
+from .sheet import SIDE, draw_sheet, enlarge
 from .trained import TrainedRun
 
 PATH = 32  # points on the line from the baseline to the picture
-SHOWN = 8  # pictures on a contact sheet
-TILE = 112  # pixels of a picture's side on a contact sheet
+SHOWN = 8  # pictures on a sheet
 
 
 @contextlib.contextmanager
-def _exact(model: nn.Module) -> Iterator[None]:
+def _exact_gradients(model: nn.Module) -> Iterator[None]:
     """Inside, equilibria have a residual of 1e-5 and exact gradients, and parameters need none."""
-    with solving(model, tol=1e-5, max_steps=100, exact=True), freeze(model):
+    with solving(model, tol=1e-5, max_steps=100, exact=True), freeze(model), torch.enable_grad():
         yield
 
 
-def grad_cam(
-    model: nn.Module, x: Tensor, classes: Tensor, layers: Mapping[str, nn.Module], before: Collection[str] = ()
-) -> dict[str, Tensor]:
+def grad_cam(model: nn.Module, x: Tensor, classes: Tensor, layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     """Grad-CAM (Selvaraju et al., 2017) at some modules, by one pass: relu(Σ_c α_c A_c), α_c the mean of ∂y/∂A_c.
 
-    y is the logit of each picture's class, and A a module's output (batch, channels, h, w), of an equilibrium layer
-    z*; or, of the modules named in `before`, its input. The gradient of a layer's input comes through its equilibrium.
+    y is the logit of each picture's class, and A a module's output (batch, channels, h, w), of an equilibrium layer z*.
     """
     maps: dict[str, Tensor] = {}
 
-    def keep_output(name: str, module: nn.Module, inputs: object, output: Tensor | Solution) -> None:
+    def keep(name: str, module: nn.Module, inputs: object, output: Tensor | Solution) -> None:
         maps[name] = output.value if isinstance(output, Solution) else output
 
-    def keep_input(name: str, module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-        maps[name] = inputs[0].view_as(inputs[0])  # a tensor of its own: several layers may share an input
-        return (maps[name],)
-
-    with _exact(model), torch.enable_grad(), contextlib.ExitStack() as hooks:
+    with _exact_gradients(model), contextlib.ExitStack() as hooks:
         for name, layer in layers.items():
-            if name in before:
-                handle = layer.register_forward_pre_hook(functools.partial(keep_input, name))
-            else:
-                handle = layer.register_forward_hook(functools.partial(keep_output, name))
-            hooks.callback(handle.remove)
+            hooks.callback(layer.register_forward_hook(functools.partial(keep, name)).remove)
         scores = model(x.detach().requires_grad_()).gather(1, classes[:, None])
         slopes = torch.autograd.grad(scores.sum(), [maps[name] for name in layers])
     found = {}
@@ -78,20 +67,18 @@ def _resized(maps: Tensor, x: Tensor) -> Tensor:
     return resized
 
 
-def integrated_gradients(
-    model: nn.Module, x: Tensor, classes: Tensor, baseline: Tensor | float = 0.0, steps: int = PATH
-) -> Tensor:
-    """(x − b) ⊙ ∫₀¹ ∂y/∂x at b + t(x − b) dt, of the shape of x (Sundararajan et al., 2017), by the midpoint rule.
+def integrated_gradients(model: nn.Module, x: Tensor, classes: Tensor, steps: int = PATH) -> Tensor:
+    """x ⊙ ∫₀¹ ∂y/∂x at t x dt, of the shape of x (Sundararajan et al., 2017), by the midpoint rule.
 
-    The numbers of a picture sum to y(x) − y(b), y the logit of its class. The baseline 0 is the data set's mean colour.
+    The numbers of a picture sum to y(x) − y(0), y the logit of its class; 0 is the data set's mean colour.
     """
-    start = torch.as_tensor(baseline).to(x).expand_as(x)
+    x = x.detach()
     total = torch.zeros_like(x)
-    with _exact(model), torch.enable_grad():
+    with _exact_gradients(model):
         for step in range(steps):
-            at = torch.lerp(start, x.detach(), (step + 0.5) / steps).requires_grad_()
+            at = torch.lerp(torch.zeros_like(x), x, (step + 0.5) / steps).requires_grad_()
             total += torch.autograd.grad(model(at).gather(1, classes[:, None]).sum(), at)[0]
-    return (x.detach() - start) * total / steps
+    return x * total / steps
 
 
 @torch.no_grad()
@@ -158,10 +145,9 @@ def feature_layers(model: nn.Module, x: Tensor) -> dict[str, nn.Module]:
 
 
 def all_maps(model: nn.Module, x: Tensor, classes: Tensor) -> dict[str, Tensor]:
-    """Every map of pictures x for these classes, by the name of its method; of a branch at z* and at its input."""
+    """Every map of pictures x for these classes, by the name of its method."""
     layers = feature_layers(model, x)
-    inputs = {f"{name} input": layer for name, layer in layers.items() if isinstance(layer, Equilibrium)}
-    found = grad_cam(model, x, classes, layers | inputs, inputs) if layers else {}
+    found = grad_cam(model, x, classes, layers) if layers else {}
     found["integrated gradients"] = integrated_gradients(model, x, classes).sum(1)
     weights = patch_weights(model, x)
     if weights:
@@ -169,7 +155,7 @@ def all_maps(model: nn.Module, x: Tensor, classes: Tensor) -> dict[str, Tensor]:
     return found | {f"weights {name}": maps for name, maps in weights.items()}
 
 
-def overlay(picture: Tensor, heat: Tensor, side: int = TILE) -> Image.Image:
+def overlay(picture: Tensor, heat: Tensor) -> Image.Image:
     """A map (h, w) in colour over its picture, uint8 (channels, h, w); dark violet: nothing, yellow: the most.
 
     The colours run from the lowest to the highest number of the map; negative numbers, which speak against the class,
@@ -180,32 +166,16 @@ def overlay(picture: Tensor, heat: Tensor, side: int = TILE) -> Image.Image:
     heat = heat.detach().float().cpu().clamp_min(0)
     heat = (heat - heat.min()) / (heat.max() - heat.min()).clamp_min(torch.finfo(heat.dtype).tiny)
     coloured = Image.fromarray((colormaps["inferno"](heat.numpy())[..., :3] * 255).astype(np.uint8))
-    return Image.blend(enlarge(picture, side), coloured.resize((side, side), Image.Resampling.BILINEAR), 0.6)
-
-
-def enlarge(picture: Tensor, side: int = TILE) -> Image.Image:
-    """A picture, uint8 (channels, h, w), as a square of `side` pixels, without blurring the pixels of a small one."""
-    tile = Image.fromarray(picture.cpu().expand(3, -1, -1).permute(1, 2, 0).numpy())
-    how = Image.Resampling.NEAREST if tile.width <= side else Image.Resampling.LANCZOS
-    return tile.resize((side, side), how)
+    return Image.blend(enlarge(picture), coloured.resize((SIDE, SIDE), Image.Resampling.BILINEAR), 0.6)
 
 
 def contact_sheet(pictures: Tensor, names: Sequence[str], maps: Mapping[str, Tensor]) -> Image.Image:
     """A row for each picture, uint8 (count, channels, h, w), with its name: the picture, then each map over it."""
-    font, line, gap = ImageFont.load_default(13), 18, 6
-    width, height = TILE + gap, TILE + line + gap
-    sheet = Image.new("RGB", ((1 + len(maps)) * width + gap, len(pictures) * height + 2 * line + gap), "white")
-    pen = ImageDraw.Draw(sheet)
-    for column, title in enumerate(maps, start=1):
-        method, _, place = title.partition(" ")
-        pen.multiline_text((gap + column * width, gap), f"{method}\n{place}", "black", font, spacing=2)
-    for row, (picture, name) in enumerate(zip(pictures, names, strict=True)):
-        top = 2 * line + gap + row * height
-        sheet.paste(enlarge(picture), (gap, top))
-        pen.text((gap, top + TILE + 1), name, "#404040", font)
-        for column, heat in enumerate(maps.values(), start=1):
-            sheet.paste(overlay(picture, heat[row]), (gap + column * width, top))
-    return sheet
+    rows = []
+    for place, (picture, name) in enumerate(zip(pictures, names, strict=True)):
+        tiles = [(overlay(picture, heat[place]), title.replace(" ", "\n", 1)) for title, heat in maps.items()]
+        rows.append([(enlarge(picture), name), *tiles])
+    return draw_sheet("Where the model looks: yellow matters most", rows)
 
 
 @final
@@ -261,7 +231,7 @@ def draw_saliency(trained: TrainedRun, result: SaliencyResult) -> dict[str, Imag
     classes = torch.cat([trained.model(x).argmax(1) for x, _ in trained.batches(chosen).epoch(0)]).cpu()
     maps = map_each(trained, dataclasses.replace(chosen, labels=classes))
     pairs = [(chosen.classes[label], chosen.classes[seen]) for label, seen in zip(chosen.labels, classes, strict=True)]
-    names = [label if label == seen else f"{label}, seen as {seen}" for label, seen in pairs]
+    names = [label if label == seen else f"{label}\nseen as {seen}" for label, seen in pairs]
     whole = {name: some for name, some in maps.items() if "branch" not in name}
     parts = {name: some for name, some in maps.items() if "branch" in name}
     sheets = {"saliency": contact_sheet(chosen.in_memory(), names, whole)}

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import Any, final
 
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -20,11 +20,11 @@ from ..training import metrics
 from ..training.build import Builder, build_model
 from ..training.metrics import Accumulator, Scores
 from .classification import Calibration, Classification, calibrate, classify, extreme_classes, fit_temperature
-from .saliency import enlarge
+from .sheet import draw_sheet, enlarge
 from .trained import Part, TrainedRun, measure_part
 
 MISTAKES = 24  # listed and drawn, the most confident first
-TILE, COLUMNS, LINE = 128, 6, 18  # pixels of a picture's side; pictures in a row; pixels of a line of text
+COLUMNS = 6  # of the sheet of mistakes
 
 
 @final
@@ -158,31 +158,15 @@ def draw_mistakes(trained: TrainedRun, result: EvaluationResult) -> dict[str, Im
     """A sheet of the most confident mistakes, each with the prediction, its probability, and the label."""
     found, names = result.mistakes, result.classes
     pixels = trained.test.select(torch.tensor([mistake.index for mistake in found], dtype=torch.int64)).in_memory()
-    rows = -(-len(found) // COLUMNS)
-    width, height = TILE + 8, TILE + 2 * LINE + 8
-    sheet = Image.new("RGB", (COLUMNS * width + 8, rows * height + LINE + 12), "white")
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
+    tiles = []
+    for mistake, picture in zip(found, pixels, strict=True):
+        caption = f"{names[mistake.predicted]} ({mistake.confidence:.0%})\nlabel: {names[mistake.label]}"
+        tiles.append((enlarge(picture), caption))
     wrong = len(result.classification["test"].wrong)
     title = f"{wrong} mistakes" if wrong != 1 else "1 mistake"
     title += f", the {len(found)} most confident" if wrong > len(found) else ", the most confident first"
-    pen.text((8, 6), f"{title}: prediction with its probability, and the label", "black", font)
-    for place, (mistake, picture) in enumerate(zip(found, pixels, strict=True)):
-        left, top = 8 + place % COLUMNS * width, LINE + 12 + place // COLUMNS * height
-        sheet.paste(enlarge(picture, TILE), (left, top))
-        words = (f"{names[mistake.predicted]} ({mistake.confidence:.0%})", f"label: {names[mistake.label]}")
-        for line, (text, colour) in enumerate(zip(words, ("#b03000", "#404040"), strict=True)):
-            pen.text((left, top + TILE + 2 + line * LINE), _fit_text(text, font), colour, font)
-    return {"mistakes": sheet}
-
-
-def _fit_text(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """The text without unprintable characters, cut to the width of a picture."""
-    text = "".join(c if c.isprintable() else "\ufffd" for c in text)
-    if font.getlength(text) <= TILE:
-        return text
-    while text and font.getlength(text + "…") > TILE:
-        text = text[:-1]
-    return text + "…"
+    rows = [tiles[start : start + COLUMNS] for start in range(0, len(tiles), COLUMNS)]
+    return {"mistakes": draw_sheet(f"{title}: prediction with its probability, and the label", rows)}
 
 
 def spread(values: Sequence[float]) -> tuple[float, float | None]:

@@ -5,7 +5,6 @@ This is the only file that reads the test images.
 
 import dataclasses
 import functools
-import io
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +26,7 @@ from ..run import Run, TrainingError, find_run
 from ..run.config import Config
 from ..training.build import Builder, build_model, class_counts, hold, make_batches, place, read_images, split
 from ..training.process import Process, choose_device
+from .sheet import png
 
 T = TypeVar("T")
 
@@ -233,13 +233,6 @@ class Measurements(Generic[R]):
         for name, picture in self.pictures.items():
             found.append(run.write_picture(name, png(picture)))
         return found
-
-
-def png(picture: Image.Image) -> bytes:
-    """The content of a PNG file of the picture."""
-    buffer = io.BytesIO()
-    picture.save(buffer, format="PNG")
-    return buffer.getvalue()
 
 
 def measure_part(trained: TrainedRun, name: str, part: Part[R]) -> Measurements[R]:

@@ -5,9 +5,8 @@ find more. Each therefore comes with the usual tests for a masked gradient (Atha
 the steps, a large ball leaves nothing, and neither random points, the gradient of the unrolled iterations, nor another
 model's pictures fool the model more often. Logits that are NaN or infinite count as fooled.
 
-By hand, since torchattacks 3.5.1 and pyautoattack 0.2.0 have no attack that is seeded on the host, keeps the best point
-of all steps and restarts, can leave the box [0, 1] (certificates), and reports its losses; torchattacks also requires
-torchvision.
+By hand: torchattacks 3.5.1 (which requires torchvision) and pyautoattack 0.2.0 cut every point to [0, 1], which the
+attack on a certificate must not, return no losses to judge the gradient by, and draw from the global generators.
 """
 
 import contextlib

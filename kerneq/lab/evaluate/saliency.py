@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from ...equation import Equation
-from ...equilibrium import Equilibrium, hook_solves, layers_of, solving
+from ...equilibrium import hook_solves, layers_of, solving
 from ...maps import AbstractMap
 from ...solution import Solution
 from ..data import Images
@@ -122,26 +122,24 @@ def feature_layers(model: nn.Module, x: Tensor) -> dict[str, nn.Module]:
     "Grad-CAM": the last feature map. "Grad-CAM stem": the stem's output, through all equilibria at once.
     "Grad-CAM branch…": one equilibrium layer of several.
     """
-    last: list[nn.Module] = []
-    maps: set[nn.Module] = set()  # the equilibrium layers whose output is a feature map
+    seen: list[nn.Module] = []  # modules whose output is a feature map, in the order of the computation
 
     def note(module: nn.Module, inputs: object, output: object) -> None:
-        if isinstance(module, Equilibrium) and isinstance(output, Solution) and output.value.dim() == 4:
-            maps.add(module)
-        elif isinstance(output, Tensor) and output.dim() == 4:
-            last.append(module)
+        value = output.value if isinstance(output, Solution) else output
+        if isinstance(value, Tensor) and value.dim() == 4:
+            seen.append(module)
 
     with contextlib.ExitStack() as hooks, torch.no_grad():
         for module in model.modules():
             hooks.callback(module.register_forward_hook(note).remove)
         model(x[:1])
-    found = {"Grad-CAM": last[-1]} if last else {}
     layers = layers_of(model)
+    outside = [module for module in seen if module not in layers]
+    found = {"Grad-CAM": outside[-1]} if outside else {}
     if layers and "stem" in dict(model.named_children()):
         found["Grad-CAM stem"] = model.get_submodule("stem")
-    if len(maps) > 1:
-        found |= {f"Grad-CAM branch{number}": layer for number, layer in enumerate(layers) if layer in maps}
-    return found
+    branches = {f"Grad-CAM branch{number}": layer for number, layer in enumerate(layers) if layer in seen}
+    return found | branches if len(branches) > 1 else found
 
 
 def all_maps(model: nn.Module, x: Tensor, classes: Tensor) -> dict[str, Tensor]:

@@ -2,8 +2,8 @@
 
 Radii are in pixel units, for pictures in [0, 1] (`InPixels`). A robust accuracy is an upper bound: a better attack may
 find more. Each therefore comes with the usual tests for a masked gradient (Athalye et al., 2018): the loss rises along
-the steps, a large ball leaves nothing, and neither random points, the gradient of the unrolled iterations, nor another
-model's pictures fool the model more often. Logits that are NaN or infinite count as fooled.
+the steps, a large ball leaves nothing, and neither random points nor the gradient of the unrolled iterations fool the
+model more often. Logits that are NaN or infinite count as fooled.
 
 By hand: torchattacks 3.5.1 (which requires torchvision) and pyautoattack 0.2.0 cut every point to [0, 1], which the
 attack on a certificate must not, return no losses to judge the gradient by, and draw from the global generators.
@@ -262,7 +262,6 @@ class ThreatResult:
     tested: float  # accuracy on the tested pictures under the attack itself
     radii: list[tuple[float, float]]  # radius and accuracy, one restart each
     unrolled: float | None  # accuracy under the gradient of the unrolled iterations
-    transfer: float | None  # accuracy on pictures made for another model
 
     def concerns(self) -> list[str]:
         """Signs of a masked gradient, in words; empty where the accuracy can be trusted."""
@@ -273,7 +272,6 @@ class ThreatResult:
             "a larger ball leaves more": any(b > a + SLACK for a, b in itertools.pairwise(accuracies)),
             f"a ball {FACTORS[-1]:g} times as large leaves {accuracies[-1]:.1%}": accuracies[-1] > 0.1,
             "the unrolled gradient does better": self.unrolled is not None and self.unrolled < self.tested - SLACK,
-            "another model's pictures do better": self.transfer is not None and self.transfer < self.tested - SLACK,
         }
         return [words for words, seen in signs.items() if seen]
 
@@ -297,28 +295,18 @@ class AttackResult:
         return [*lines, ("signs of a masked gradient", "; ".join(self.concerns) or "none")]
 
 
-def measure_attack(
-    trained: TrainedRun,
-    *,
-    images: int = 1000,
-    threats: Sequence[Threat] = THREATS,
-    other: nn.Module | None = None,
-) -> AttackResult:
-    """Attack a random choice of test pictures. `other`, for the transfer, takes the same normalised pictures."""
+def measure_attack(trained: TrainedRun, *, images: int = 1000, threats: Sequence[Threat] = THREATS) -> AttackResult:
+    """Attack a random choice of test pictures."""
     chosen = trained.test.sample(images)
     model = InPixels(trained.model, chosen.mean, chosen.std).eval()
-    source = None if other is None else InPixels(other, chosen.mean, chosen.std).eval()
     pictures = [(model.pixels(x), labels) for x, labels in trained.batches(chosen).epoch(0)]
-    found = [attack(model, pictures, threat, source) for threat in trained.track(threats, "attacks", len(threats))]
+    found = [attack(model, pictures, threat) for threat in trained.track(threats, "attacks", len(threats))]
     concerns = [f"{result.threat.norm}: {words}" for result in found for words in result.concerns()]
     return AttackResult(len(chosen), min(TESTED, len(chosen)), accuracy(model, pictures), found, concerns)
 
 
-def attack(model: nn.Module, pictures: Pictures, threat: Threat, source: nn.Module | None = None) -> ThreatResult:
-    """The accuracy of a model of pictures in [0, 1] under a threat, and the tests for a masked gradient.
-
-    `source` is another model of such pictures, for the transfer.
-    """
+def attack(model: nn.Module, pictures: Pictures, threat: Threat) -> ThreatResult:
+    """The accuracy of a model of pictures in [0, 1] under a threat, and the tests for a masked gradient."""
     attacked, losses = carry_out(threat, model, pictures)
     some = first_pictures(pictures, TESTED)
     radii = [(0.0, accuracy(model, some))]
@@ -334,7 +322,6 @@ def attack(model: nn.Module, pictures: Pictures, threat: Threat, source: nn.Modu
         tested=accuracy(model, first_pictures(attacked, TESTED)),
         radii=radii,
         unrolled=accuracy(model, carry_out_unrolled(threat, model, some, together)) if layers_of(model) else None,
-        transfer=accuracy(model, carry_out(threat, source, some)[0]) if source is not None else None,
     )
 
 

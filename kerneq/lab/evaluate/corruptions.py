@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import final
 
-import torch
 from torch import Tensor
 
 from ..data import data_root
@@ -51,15 +50,12 @@ def mean_corruption_error(accuracy: Mapping[str, Sequence[float]]) -> float:
     return fmean(fmean(1 - value for value in accuracy[name]) for name in names)
 
 
-def measure_corruptions(
-    trained: TrainedRun, names: Sequence[str] = NAMES, seed: int = 0, most: int | None = None
-) -> CorruptionResult:
-    """Accuracy under each corruption at each severity, on the test images or the first `most` of them.
+def measure_corruptions(trained: TrainedRun, names: Sequence[str] = NAMES, seed: int = 0) -> CorruptionResult:
+    """Accuracy on the test images under each corruption at each severity.
 
     The pictures are the published ones where their folder (CIFAR-10-C) is under the data root and the run was trained
     on all classes; else they are generated, with the frost pictures of the folder `frost` there, if it exists."""
-    images = trained.test if most is None else trained.test.select(torch.arange(min(most, len(trained.test))))
-    images = dataclasses.replace(images, pixels=images.in_memory()).to(trained.process.device)
+    images = dataclasses.replace(trained.test, pixels=trained.test.in_memory()).to(trained.process.device)
     source, corrupted = _pictures(trained, images.in_memory(), seed)
 
     def share(pixels: Tensor) -> float:
@@ -83,8 +79,7 @@ def _pictures(trained: TrainedRun, pixels: Tensor, seed: int) -> tuple[str, Call
     root, data = data_root(), trained.config.data
     folder = root / PUBLISHED.get(data.name, data.name)
     if data.name in PUBLISHED and data.subset == "all" and folder.is_dir():
-        labels = trained.test.labels
-        return f"published, {folder.name}", lambda name, s: read_published(folder, name, s, labels)[: len(pixels)]
+        return f"published, {folder.name}", lambda name, s: read_published(folder, name, s, trained.test.labels)
     frost = read_frost(root)
     source = f"made here, seed {seed}, frost {'from pictures' if frost else 'without its pictures'}"
     return source, lambda name, s: corrupt(pixels, name, s, seed, frost=frost)

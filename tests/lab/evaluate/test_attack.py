@@ -112,7 +112,7 @@ def test_what_a_layer_was_is_put_back_even_after_an_error():
 def test_an_honest_gradient_raises_no_concern_and_the_unrolled_one_finds_no_more():
     model, x = Net(Phantom()).eval(), pictures(20, (3, 2, 2))
     labels = model(x).argmax(1)
-    found = attack(model, [(x, labels)], Threat("l2", 0.1, steps=4, restarts=1), source=Net(Phantom()).eval())
+    found = attack(model, [(x, labels)], Threat("l2", 0.1, steps=4, restarts=1))
     assert found.accuracy < found.random and found.unrolled == pytest.approx(found.tested, abs=0.05)
     assert [words for words in found.concerns() if "ball" not in words] == []
     assert [radius for radius, _ in found.radii] == pytest.approx([0.0, 0.05, 0.1, 0.2, 0.4, 0.8])
@@ -147,11 +147,9 @@ def test_a_gradient_that_is_zero_is_noticed():
             return super().forward((4 * x).round() / 4)
 
     model, x = Rounded().eval(), pictures(40)
-    found = attack(model, [(x, model(x).argmax(1))], Threat("linf", 0.1), source=Two().eval())
-    assert found.unrolled is None and found.transfer < found.tested
-    assert "another model's pictures do better" in found.concerns()
-    worse = dataclasses.replace(found, random=0.0, losses=[1.0, 1.0])
-    assert {"random points do better", "the loss does not rise along the steps"} <= set(worse.concerns())
+    found = attack(model, [(x, model(x).argmax(1))], Threat("linf", 0.1))
+    assert found.unrolled is None and "the loss does not rise along the steps" in found.concerns()
+    assert "random points do better" in dataclasses.replace(found, random=0.0).concerns()
 
 
 def test_random_points_that_fool_more_often_than_the_attack_are_noticed():

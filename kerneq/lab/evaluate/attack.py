@@ -1,9 +1,9 @@
 """Adversarial pictures: projected gradient ascent (PGD) through the equilibrium, and tests of its gradient.
 
 Radii are in pixel units, for pictures in [0, 1] (`InPixels`). A robust accuracy is an upper bound: a better attack may
-find more. Each therefore comes with the usual tests for a masked gradient (Athalye et al., 2018): the loss rises along
-the steps, a large ball leaves nothing, and neither random points nor the gradient of the unrolled iterations fool the
-model more often. Logits that are NaN or infinite count as fooled.
+find more. So each comes with the usual tests for a masked gradient (Athalye et al., 2018): the loss rises along the
+steps, a large ball leaves nothing, and neither random points nor the gradient of the unrolled iterations fool the model
+more often. Logits that are NaN or infinite count as fooled.
 
 By hand: torchattacks 3.5.1 (which requires torchvision) and pyautoattack 0.2.0 cut every point to [0, 1], which the
 attack on a certificate must not, return no losses to judge the gradient by, and draw from the global generators.

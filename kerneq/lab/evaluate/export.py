@@ -110,5 +110,5 @@ def card(run: Run) -> str:
 
 def mean_confidence(bins: Sequence[Mapping[str, Any]]) -> float:
     """The mean probability of the predicted class, from the bins of a calibration."""
-    filled = [each for each in bins if each["count"]]
-    return sum(each["count"] * each["confidence"] for each in filled) / max(sum(each["count"] for each in filled), 1)
+    filled = [(each["count"], each["confidence"]) for each in bins if each["count"]]
+    return sum(count * confidence for count, confidence in filled) / max(sum(count for count, _ in filled), 1)

@@ -82,22 +82,24 @@ def integrated_gradients(model: nn.Module, x: Tensor, classes: Tensor, steps: in
 
 
 @torch.no_grad()
-def patch_weights(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """The weight ω(sᵢ) of every patch at the equilibrium, mean over groups of channels, for each layer by name.
+def patch_weights(model: nn.Module, x: Tensor) -> Tensor | None:
+    """The weight ω(sᵢ) of every patch at the equilibrium, mean over groups of channels and over layers.
 
     A radial kernel weighs each patch of its input by ω: near 1 where W fits the patch, towards 0 where it does not. A
     uniform background, which is easy to fit, ranks high, so deletion and insertion tell whether the weights show what
-    decides. No gradient is needed. Layers without patches, or of vectors, are left out.
+    decides. No gradient is needed. None without a layer of feature maps that has patches.
     """
-    found: dict[nn.Module, Tensor | None] = {}
+    found: dict[nn.Module, Tensor] = {}
 
     def note(layer: nn.Module, f: AbstractMap, z: Tensor) -> None:
-        found[layer] = f.weights(z) if isinstance(f, Equation) and z.dim() == 4 else None
+        weights = f.weights(z) if isinstance(f, Equation) and z.dim() == 4 else None
+        if weights is not None:
+            found[layer] = _resized(weights.mean(1).to(x.dtype), x)
 
     with hook_solves(model, note):
-        _, solutions = model(x, solutions=True)
-    named = [(name, found[layer]) for name, layer in zip(solutions, layers_of(model), strict=True)]
-    return {name: _resized(weights.mean(1).to(x.dtype), x) for name, weights in named if weights is not None}
+        model(x)
+    layers = [found[layer] for layer in layers_of(model) if layer in found]  # solved in any order, summed in this one
+    return torch.stack(layers).mean(0) if layers else None
 
 
 @torch.no_grad()
@@ -117,29 +119,21 @@ def replace_pixels(model: nn.Module, x: Tensor, classes: Tensor, maps: Tensor, s
 
 
 def feature_layers(model: nn.Module, x: Tensor) -> dict[str, nn.Module]:
-    """The modules of a model at which to take Grad-CAM, by name.
-
-    "Grad-CAM": the last feature map. "Grad-CAM stem": the stem's output, through all equilibria at once.
-    "Grad-CAM branch…": one equilibrium layer of several.
-    """
+    """Where to take Grad-CAM: at the last feature map, and at the stem, whose gradient comes through all equilibria."""
     seen: list[nn.Module] = []  # modules whose output is a feature map, in the order of the computation
 
     def note(module: nn.Module, inputs: object, output: object) -> None:
-        value = output.value if isinstance(output, Solution) else output
-        if isinstance(value, Tensor) and value.dim() == 4:
+        if isinstance(output, Tensor) and output.dim() == 4:
             seen.append(module)
 
     with contextlib.ExitStack() as hooks, torch.no_grad():
         for module in model.modules():
             hooks.callback(module.register_forward_hook(note).remove)
         model(x[:1])
-    layers = layers_of(model)
-    outside = [module for module in seen if module not in layers]
-    found = {"Grad-CAM": outside[-1]} if outside else {}
-    if layers and "stem" in dict(model.named_children()):
+    found = {"Grad-CAM": seen[-1]} if seen else {}
+    if layers_of(model) and "stem" in dict(model.named_children()):
         found["Grad-CAM stem"] = model.get_submodule("stem")
-    branches = {f"Grad-CAM branch{number}": layer for number, layer in enumerate(layers) if layer in seen}
-    return found | branches if len(branches) > 1 else found
+    return found
 
 
 def all_maps(model: nn.Module, x: Tensor, classes: Tensor) -> dict[str, Tensor]:
@@ -148,9 +142,7 @@ def all_maps(model: nn.Module, x: Tensor, classes: Tensor) -> dict[str, Tensor]:
     found = grad_cam(model, x, classes, layers) if layers else {}
     found["integrated gradients"] = integrated_gradients(model, x, classes).sum(1)
     weights = patch_weights(model, x)
-    if weights:
-        found["weights"] = torch.stack(list(weights.values())).mean(0)
-    return found | {f"weights {name}": maps for name, maps in weights.items()}
+    return found if weights is None else found | {"weights": weights}
 
 
 def overlay(picture: Tensor, heat: Tensor) -> Image.Image:
@@ -195,8 +187,8 @@ class SaliencyResult:
     methods: dict[str, MethodScore]
 
     def summary(self) -> list[tuple[str, str]]:
-        words = "deletion {0.deletion:.3f}, insertion {0.insertion:.3f}"
-        return [(name, words.format(score)) for name, score in self.methods.items()]
+        scores = self.methods.items()
+        return [(name, f"deletion {found.deletion:.3f}, insertion {found.insertion:.3f}") for name, found in scores]
 
 
 @torch.no_grad()
@@ -224,13 +216,10 @@ def map_each(trained: TrainedRun, images: Images) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def draw_saliency(trained: TrainedRun, result: SaliencyResult) -> dict[str, Image.Image]:
-    """Contact sheets of a few pictures: the maps of the whole model, and those of its branches."""
+    """A sheet of a few pictures and their maps."""
     chosen = trained.test.sample(min(SHOWN, result.images))
     classes = torch.cat([trained.model(x).argmax(1) for x, _ in trained.batches(chosen).epoch(0)]).cpu()
     maps = map_each(trained, dataclasses.replace(chosen, labels=classes))
     pairs = [(chosen.classes[label], chosen.classes[seen]) for label, seen in zip(chosen.labels, classes, strict=True)]
     names = [label if label == seen else f"{label}\nseen as {seen}" for label, seen in pairs]
-    whole = {name: some for name, some in maps.items() if "branch" not in name}
-    parts = {name: some for name, some in maps.items() if "branch" in name}
-    sheets = {"saliency": contact_sheet(chosen.in_memory(), names, whole)}
-    return sheets | {"saliency-branches": contact_sheet(chosen.in_memory(), names, parts)} if parts else sheets
+    return {"saliency": contact_sheet(chosen.in_memory(), names, maps)}

@@ -208,11 +208,10 @@ def over_seeds(runs: Sequence[Run]) -> list[SeedSummary]:
 
 def but_for_seed(run: Run) -> Hashable:
     """What a run has in common with its other seeds: the settings that matter, epochs, choice of weights."""
-    settings = ((key, value) for key, value, _ in rows(run.config()) if key not in ("seed", *INCIDENTAL))
-    chosen = (
-        run.evaluation().get("checkpoint") if run.config().data.validation else None
-    )  # without validation best and last are the same
-    return frozenset(settings), len(run.rows()), chosen
+    config = run.config()
+    settings = frozenset((key, value) for key, value, _ in rows(config) if key not in ("seed", *INCIDENTAL))
+    # Without validation best and last are the same.
+    return settings, len(run.rows()), run.evaluation().get("checkpoint") if config.data.validation else None
 
 
 WORDS = "accuracy, calibration and solver on the test images, and the worst mistakes"

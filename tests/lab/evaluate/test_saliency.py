@@ -71,12 +71,12 @@ def test_grad_cam_through_the_equilibrium_has_the_gradient_of_the_unrolled_itera
     assert all(parameter.requires_grad for parameter in net.parameters())
 
 
-def test_maps_of_a_model_are_those_of_its_last_features_its_stem_and_its_branches():
+def test_maps_of_a_model_are_those_of_its_last_features_and_its_stem():
     torch.manual_seed(0)
     x = torch.randn(2, 1, 8, 8)
     geq, resnet = (build(name, classes=10, channels=1).eval() for name in ("geq-tiny", "resnet-tiny"))
     layers = feature_layers(geq, x)
-    assert list(layers) == ["Grad-CAM", "Grad-CAM stem", "Grad-CAM branch0", "Grad-CAM branch1"]
+    assert list(layers) == ["Grad-CAM", "Grad-CAM stem"]
     assert layers["Grad-CAM"] is geq.norm and layers["Grad-CAM stem"] is geq.stem
     assert feature_layers(resnet, x) == {"Grad-CAM": resnet.blocks}
     classes = torch.tensor([3, 5])
@@ -86,7 +86,7 @@ def test_maps_of_a_model_are_those_of_its_last_features_its_stem_and_its_branche
     assert feature_layers(dense, x) == {} and all_maps(dense, x, classes)["integrated gradients"].shape == (2, 8, 8)
 
 
-def test_branches_keep_their_names_in_whatever_order_they_are_solved(monkeypatch):
+def test_the_weights_are_the_same_in_whatever_order_branches_are_solved(monkeypatch):
     """On a GPU they run side by side, and end in any order."""
 
     def first_one_last(functions, inputs, overlap):
@@ -95,11 +95,9 @@ def test_branches_keep_their_names_in_whatever_order_they_are_solved(monkeypatch
         return [functions[0](inputs[0]), *others]
 
     geq, x = build("geq-tiny", classes=10, channels=3).eval(), torch.randn(2, 3, 8, 8)
-    weights, layers = patch_weights(geq, x), feature_layers(geq, x)
+    weights = patch_weights(geq, x)
     monkeypatch.setattr(classifier, "run_on_streams", first_one_last)
-    again = patch_weights(geq, x)
-    assert all(torch.equal(again[name], found) for name, found in weights.items()) and len(again) == len(weights) > 1
-    assert feature_layers(geq, x) == layers and layers["Grad-CAM branch0"] is geq.branches[0].equilibrium
+    assert torch.equal(patch_weights(geq, x), weights)
 
 
 def test_integrated_gradients_of_a_linear_model_are_its_weights_times_the_picture():
@@ -121,14 +119,14 @@ def test_integrated_gradients_account_for_the_whole_difference(net):
 
 def test_the_weights_are_those_of_the_formula_averaged_over_channels(net):
     x = input_of("conv")
-    found = patch_weights(net, x)["branch0"]
+    found = patch_weights(net, x)
     cell = net.equilibrium.cell
     f = cell.bind(net.stem(x))
     r = (f.binding.a - f.operator(net.equilibrium(net.stem(x)).value)).detach()
     rows = patches(r, 2, 2) @ cell.similarity.project.weight.mT  # (batch, 2 groups × 2 × 2 patches, hidden)
     weights = torch.exp(-0.5 * rows.square().sum(-1)).view(4, 2, 2, 2).mean(1).detach()
     torch.testing.assert_close(found[:, [0, 0, -1, -1], [0, -1, 0, -1]], weights.flatten(1))  # corners are not mixed
-    assert patch_weights(build("resnet-tiny", classes=10, channels=2).eval(), torch.randn(1, 2, 8, 8)) == {}
+    assert patch_weights(build("resnet-tiny", classes=10, channels=2).eval(), torch.randn(1, 2, 8, 8)) is None
 
 
 def test_deletion_and_insertion_know_where_a_model_looks():

@@ -74,9 +74,6 @@ class EvaluationResult:
             lines.append(("unseen sub-classes", f"{unknown.accuracy:.2%}, {unknown.interval_text()}"))
         (low, worst), (high, best) = extreme_classes(found.per_class, self.classes)
         lines.append(("classes", f"from {low:.1%} ({worst}) to {high:.1%} ({best})"))
-        return lines + self._calibration_lines()
-
-    def _calibration_lines(self) -> list[tuple[str, str]]:
         steps, temperature = [self.calibration], self.unscaled or ""
         if self.scaled is not None:
             steps.append(self.scaled)
@@ -84,7 +81,7 @@ class EvaluationResult:
             temperature = f"T = {self.scaled.temperature:.3f}, {fitted}"
         numbers = " → ".join(f"{step.nll:.4f}, {step.brier:.4f}" for step in steps)
         errors = " → ".join(f"{step.ece:.4f}, {step.adaptive_ece:.4f}, {step.mce:.4f}" for step in steps)
-        return [("temperature", temperature), ("NLL, Brier score", numbers), ("ECE, adaptive ECE, MCE", errors)]
+        return [*lines, ("temperature", temperature), ("NLL, Brier score", numbers), ("ECE, adaptive ECE, MCE", errors)]
 
 
 def evaluate(

@@ -149,7 +149,10 @@ def tabulate_accuracy(chapter: Chapter, reached: Sequence[Result]) -> Table:
 
 
 def tabulate_metrics(runs: Sequence[Reported]) -> Table:
-    """Return every metric on the test images, the accuracy on sub-classes that were not trained on, and calibration."""
+    """Return every metric on the test images, the accuracy on sub-classes that were not trained on, and calibration.
+
+    Columns in which no run has a number are left out.
+    """
     columns = [metric for metric in metrics.METRICS if metric.name != "accuracy"]
     extra = ("unseen sub-classes", "top-5", "Brier score", "ECE", "ECE, scaled", "temperature")
     rows = []
@@ -161,11 +164,7 @@ def tabulate_metrics(runs: Sequence[Reported]) -> Table:
         numbers = (before.get("brier"), before.get("ece"), after.get("ece"), after.get("temperature"))
         shares = format_number(one.accuracy("unknown")), format_number(top5)
         rows.append((one.label, *scores, *shares, *(format_number(value, ".4f") for value in numbers)))
-    return drop_empty(("run", *(metric.heading for metric in columns), *extra), rows)
-
-
-def drop_empty(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
-    """Return the table without the columns in which no row has a number."""
+    headings = ("run", *(metric.heading for metric in columns), *extra)
     kept = [i for i in range(len(headings)) if any(row[i] != DASH for row in rows)]
     return Table(tuple(headings[i] for i in kept), [tuple(row[i] for i in kept) for row in rows])
 

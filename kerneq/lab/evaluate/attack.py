@@ -210,7 +210,7 @@ def freeze(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def carry_out(
+def attack_pictures(
     threat: Threat, model: nn.Module, pictures: Pictures, gradient: AbstractGradient | None = None
 ) -> tuple[Pictures, list[float]]:
     """Attack batch by batch: the attacked pictures, and the mean loss before each step and after the last."""
@@ -222,18 +222,18 @@ def carry_out(
     return attacked, (losses / sum(len(labels) for _, labels in pictures)).tolist()
 
 
-def carry_out_unrolled(threat: Threat, model: nn.Module, pictures: Pictures, together: int) -> Pictures:
+def attack_unrolled(threat: Threat, model: nn.Module, pictures: Pictures, together: int) -> Pictures:
     """The pictures attacked with the gradient of the unrolled iterations, `together` of them at once.
 
     Where GPU memory runs out, it tries again with half as many at once, and so on.
     """
     parts = ((x, labels, slice(i, i + together)) for x, labels in pictures for i in range(0, len(labels), together))
     try:
-        return carry_out(threat, model, [(x[at], labels[at]) for x, labels, at in parts], Unrolled(UNROLLED))[0]
+        return attack_pictures(threat, model, [(x[at], labels[at]) for x, labels, at in parts], Unrolled(UNROLLED))[0]
     except torch.OutOfMemoryError:
         if together == 1:
             raise
-    return carry_out_unrolled(threat, model, pictures, together // 2)
+    return attack_unrolled(threat, model, pictures, together // 2)
 
 
 @torch.no_grad()
@@ -307,12 +307,12 @@ def measure_attack(trained: TrainedRun, *, images: int = 1000, threats: Sequence
 
 def attack(model: nn.Module, pictures: Pictures, threat: Threat) -> ThreatResult:
     """The accuracy of a model of pictures in [0, 1] under a threat, and the tests for a masked gradient."""
-    attacked, losses = carry_out(threat, model, pictures)
+    attacked, losses = attack_pictures(threat, model, pictures)
     some = first_pictures(pictures, TESTED)
     radii = [(0.0, accuracy(model, some))]
     for factor in FACTORS:
         wider = dataclasses.replace(threat, radius=factor * threat.radius, restarts=1)
-        radii.append((wider.radius, accuracy(model, carry_out(wider, model, some)[0])))
+        radii.append((wider.radius, accuracy(model, attack_pictures(wider, model, some)[0])))
     together = TOGETHER if some[0][0].device.type == "cpu" else TESTED
     return ThreatResult(
         threat=threat,
@@ -321,7 +321,7 @@ def attack(model: nn.Module, pictures: Pictures, threat: Threat) -> ThreatResult
         random=accuracy(model, try_random_points(threat, model, some)),
         tested=accuracy(model, first_pictures(attacked, TESTED)),
         radii=radii,
-        unrolled=accuracy(model, carry_out_unrolled(threat, model, some, together)) if layers_of(model) else None,
+        unrolled=accuracy(model, attack_unrolled(threat, model, some, together)) if layers_of(model) else None,
     )
 
 

@@ -82,12 +82,11 @@ def integrated_gradients(model: nn.Module, x: Tensor, classes: Tensor, steps: in
 
 
 @torch.no_grad()
-def patch_weights(model: nn.Module, x: Tensor) -> Tensor | None:
-    """The weight ω(sᵢ) of every patch at the equilibrium, mean over groups of channels and over layers.
+def weight_map(model: nn.Module, x: Tensor) -> Tensor | None:
+    """The weight ω(sᵢ) of every patch at the equilibrium, mean over groups of channels and over layers; None without.
 
     A radial kernel weighs each patch of its input by ω: near 1 where W fits the patch, towards 0 where it does not. A
-    uniform background, which is easy to fit, ranks high, so deletion and insertion tell whether the weights show what
-    decides. No gradient is needed. None without a layer of feature maps that has patches.
+    uniform background, which is easy to fit, ranks high: deletion and insertion tell whether ω shows what decides.
     """
     found: dict[nn.Module, Tensor] = {}
 
@@ -141,15 +140,14 @@ def all_maps(model: nn.Module, x: Tensor, classes: Tensor) -> dict[str, Tensor]:
     layers = feature_layers(model, x)
     found = grad_cam(model, x, classes, layers) if layers else {}
     found["integrated gradients"] = integrated_gradients(model, x, classes).sum(1)
-    weights = patch_weights(model, x)
+    weights = weight_map(model, x)
     return found if weights is None else found | {"weights": weights}
 
 
-def overlay(picture: Tensor, heat: Tensor) -> Image.Image:
-    """A map (h, w) in colour over its picture, uint8 (channels, h, w); dark violet: nothing, yellow: the most.
+def draw_overlay(picture: Tensor, heat: Tensor) -> Image.Image:
+    """A map (h, w) over its picture, uint8 (channels, h, w), from violet, its lowest number, to yellow, its highest.
 
-    The colours run from the lowest to the highest number of the map; negative numbers, which speak against the class,
-    count as zero.
+    Negative numbers, which speak against the class, count as zero.
     """
     from matplotlib import colormaps  # slow to import, and `kerneq.load` need not wait for it
 
@@ -163,7 +161,7 @@ def contact_sheet(pictures: Tensor, names: Sequence[str], maps: Mapping[str, Ten
     """A row for each picture, uint8 (count, channels, h, w), with its name: the picture, then each map over it."""
     rows = []
     for place, (picture, name) in enumerate(zip(pictures, names, strict=True)):
-        tiles = [(overlay(picture, heat[place]), title.replace(" ", "\n", 1)) for title, heat in maps.items()]
+        tiles = [(draw_overlay(picture, heat[place]), title.replace(" ", "\n", 1)) for title, heat in maps.items()]
         rows.append([(enlarge(picture), name), *tiles])
     return draw_sheet("Where the model looks: yellow matters most", rows)
 

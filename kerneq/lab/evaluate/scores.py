@@ -43,8 +43,8 @@ class Mistake:
 class EvaluationResult:
     """The main numbers on the test images, and on `unknown` ones where sub-classes were left out of the training.
 
-    `scaled` is the calibration after temperature scaling. The temperature is fitted on the images that the run held out
-    (which also chose the best checkpoint), never on test images; without any it is None, and `unscaled` says why.
+    The temperature is fitted on the images that the run held out (which also chose the best checkpoint), never on test
+    images.
     """
 
     model: str
@@ -56,8 +56,8 @@ class EvaluationResult:
     classes: tuple[str, ...]
     classification: dict[str, Classification]  # of `test` and `unknown` images
     calibration: Calibration  # of the test images, as trained
-    scaled: Calibration | None
-    unscaled: str | None
+    scaled: Calibration | None  # after temperature scaling
+    unscaled: str | None  # why there is none
     mistakes: tuple[Mistake, ...]  # the most confident first
 
     def summary(self) -> list[tuple[str, str]]:
@@ -187,8 +187,7 @@ class SeedSummary:
 def over_seeds(runs: Sequence[Run]) -> list[SeedSummary]:
     """The groups of at least two evaluated runs that differ only in their seed and in how they were computed.
 
-    Of two runs with the same seed the first by path counts, since runs often come sorted by accuracy. Runs of different
-    numbers of epochs are in different groups.
+    Of two runs with the same seed the first by path counts, since runs often come sorted by accuracy.
     """
     groups: dict[Any, dict[int, Run]] = {}  # by common settings, then by seed
     for run in sorted(runs, key=lambda run: run.path):

@@ -10,7 +10,7 @@ from kerneq.cells import DenseCell
 from kerneq.equilibrium import Equilibrium, solving
 from kerneq.gradients import Implicit, Phantom, Unrolled
 from kerneq.kernels import Gaussian
-from kerneq.lab.evaluate.attack import InPixels, Threat, attack, carry_out, carry_out_unrolled, pgd
+from kerneq.lab.evaluate.attack import InPixels, Threat, attack, attack_pictures, attack_unrolled, pgd
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -126,10 +126,10 @@ def test_an_unrolled_attack_that_a_card_has_no_memory_for_is_made_in_smaller_par
         sizes.append([len(x) for x, _ in pictures])
         if max(sizes[-1]) > 4:
             raise torch.OutOfMemoryError
-        return carry_out(threat, model, pictures, gradient)
+        return attack_pictures(threat, model, pictures, gradient)
 
-    monkeypatch.setattr("kerneq.lab.evaluate.attack.carry_out", out_of_memory)
-    left = carry_out_unrolled(threat, model, [(x[:6], labels[:6]), (x[6:], labels[6:])], 8)
+    monkeypatch.setattr("kerneq.lab.evaluate.attack.attack_pictures", out_of_memory)
+    left = attack_unrolled(threat, model, [(x[:6], labels[:6]), (x[6:], labels[6:])], 8)
     assert sizes == [[6, 4], [4, 2, 4]] and torch.equal(torch.cat([some for _, some in left]), labels)
 
 

@@ -12,12 +12,12 @@ from kerneq.kernels import Gaussian
 from kerneq.lab.evaluate.saliency import (
     all_maps,
     contact_sheet,
+    draw_overlay,
     feature_layers,
     grad_cam,
     integrated_gradients,
-    overlay,
-    patch_weights,
     replace_pixels,
+    weight_map,
 )
 from kerneq.models import build, classifier
 from kerneq.solution import Solution
@@ -95,9 +95,9 @@ def test_the_weights_are_the_same_in_whatever_order_branches_are_solved(monkeypa
         return [functions[0](inputs[0]), *others]
 
     geq, x = build("geq-tiny", classes=10, channels=3).eval(), torch.randn(2, 3, 8, 8)
-    weights = patch_weights(geq, x)
+    weights = weight_map(geq, x)
     monkeypatch.setattr(classifier, "run_on_streams", first_one_last)
-    assert torch.equal(patch_weights(geq, x), weights)
+    assert torch.equal(weight_map(geq, x), weights)
 
 
 def test_integrated_gradients_of_a_linear_model_are_its_weights_times_the_picture():
@@ -119,14 +119,14 @@ def test_integrated_gradients_account_for_the_whole_difference(net):
 
 def test_the_weights_are_those_of_the_formula_averaged_over_channels(net):
     x = input_of("conv")
-    found = patch_weights(net, x)
+    found = weight_map(net, x)
     cell = net.equilibrium.cell
     f = cell.bind(net.stem(x))
     r = (f.binding.a - f.operator(net.equilibrium(net.stem(x)).value)).detach()
     rows = patches(r, 2, 2) @ cell.similarity.project.weight.mT  # (batch, 2 groups × 2 × 2 patches, hidden)
     weights = torch.exp(-0.5 * rows.square().sum(-1)).view(4, 2, 2, 2).mean(1).detach()
     torch.testing.assert_close(found[:, [0, 0, -1, -1], [0, -1, 0, -1]], weights.flatten(1))  # corners are not mixed
-    assert patch_weights(build("resnet-tiny", classes=10, channels=2).eval(), torch.randn(1, 2, 8, 8)) is None
+    assert weight_map(build("resnet-tiny", classes=10, channels=2).eval(), torch.randn(1, 2, 8, 8)) is None
 
 
 def test_deletion_and_insertion_know_where_a_model_looks():
@@ -151,9 +151,9 @@ def test_an_overlay_is_darkest_where_the_map_is_lowest():
     picture = torch.full((1, 8, 8), 128, dtype=torch.uint8)
     heat = torch.zeros(8, 8)
     heat[6:, 6:] = 5.0
-    seen = np.asarray(overlay(picture, heat).convert("L"), dtype=float)
+    seen = np.asarray(draw_overlay(picture, heat).convert("L"), dtype=float)
     assert seen.shape == (128, 128) and seen[120, 120] > seen[5, 5] + 50
-    flat = np.asarray(overlay(picture, torch.full((8, 8), 0.3)))
+    flat = np.asarray(draw_overlay(picture, torch.full((8, 8), 0.3)))
     assert (flat == flat[0, 0]).all()  # a map that says nothing divides nothing by zero
     sheet = contact_sheet(picture[None].expand(3, -1, -1, -1), ["a", "b", "c"], {"weights": heat.expand(3, -1, -1)})
     assert sheet.width > 2 * 112 and sheet.height > 3 * 112

@@ -126,20 +126,13 @@ def draw_curves(curves: Sequence[Curve], *, x: str, y: str, log: bool = False, p
     return canvas.svg
 
 
-def draw_accuracy(curves: Sequence[Curve], x: str, y: str, *, steps: bool = False) -> bytes:
-    """Draw accuracy against the radius of a ball or, if `steps`, the steps after which solves end; a line a run."""
+def draw_accuracy(curves: Sequence[Curve], x: str, y: str) -> bytes:
+    """Draw accuracy against the radius of a ball, one line a run."""
     with open_canvas() as canvas:
         axes = canvas.axes[0]
         plot(axes, curves, marker="o")
-        if steps:
-            axes.set_xscale("log")
-            axes.xaxis.set_major_locator(ticker.FixedLocator(sorted({x for _, xs, _ in curves for x in xs})))
-            axes.xaxis.set_major_formatter(ticker.FormatStrFormatter("%d"))
-            axes.minorticks_off()
-        else:
-            axes.set_ylim(0, 1.02)
         axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
-        axes.set(xlabel=x, ylabel=y)
+        axes.set(xlabel=x, ylabel=y, ylim=(0, 1.02))
     return canvas.svg
 
 

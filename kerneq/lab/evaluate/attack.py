@@ -6,7 +6,7 @@ steps, a large ball leaves nothing, and neither random points nor the gradient o
 more often. Logits that are NaN or infinite count as fooled.
 
 By hand: torchattacks 3.5.1 (which requires torchvision) and pyautoattack 0.2.0 cut every point to [0, 1], which the
-attack on a certificate must not, return no losses to judge the gradient by, and draw from the global generators.
+attack on a certificate must not, do not report the loss at each step, and draw from the global generators.
 """
 
 import contextlib

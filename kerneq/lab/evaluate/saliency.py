@@ -3,8 +3,7 @@
 A map is (batch, height, width), of the size of the pictures, and higher where a pixel matters more. Maps are compared
 by the areas of deletion and insertion. Pictures are normalised; gradients are exact, in the model's dtype.
 
-By hand, since captum knows modules that return tensors (an equilibrium layer returns a `Solution`) and takes one pass
-for each layer of Grad-CAM.
+By hand, since they are short: captum, one more package to install, would also take a pass for each layer of Grad-CAM.
 """
 
 import contextlib
@@ -22,7 +21,6 @@ from torch.nn.functional import interpolate
 from ...equation import Equation
 from ...equilibrium import hook_solves, layers_of, solving
 from ...maps import AbstractMap
-from ...solution import Solution
 from ..data import Images
 from .attack import freeze
 from .sheet import SIDE, draw_sheet, enlarge
@@ -42,12 +40,12 @@ def _exact_gradients(model: nn.Module) -> Iterator[None]:
 def grad_cam(model: nn.Module, x: Tensor, classes: Tensor, layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     """Grad-CAM (Selvaraju et al., 2017) at some modules, by one pass: relu(Σ_c α_c A_c), α_c the mean of ∂y/∂A_c.
 
-    y is the logit of each picture's class, and A a module's output (batch, channels, h, w), of an equilibrium layer z*.
+    y is the logit of each picture's class, and A a module's output (batch, channels, h, w).
     """
     maps: dict[str, Tensor] = {}
 
-    def keep(name: str, module: nn.Module, inputs: object, output: Tensor | Solution) -> None:
-        maps[name] = output.value if isinstance(output, Solution) else output
+    def keep(name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
+        maps[name] = output
 
     with _exact_gradients(model), contextlib.ExitStack() as hooks:
         for name, layer in layers.items():

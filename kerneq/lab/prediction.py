@@ -24,7 +24,7 @@ from .console import numbers, plain
 from .data import SUFFIXES, DataError, decode, grey, pictures_in
 from .evaluate import TrainedRun
 from .evaluate.saliency import contact_sheet, map_each
-from .evaluate.trained import png
+from .evaluate.sheet import png
 from .run import files
 
 SHOWN = 16  # pictures on the sheet that `draw_maps` makes
@@ -185,9 +185,8 @@ def draw_maps(predictor: Predictor, predictions: Sequence[Prediction]) -> bytes:
     pixels = torch.stack([predictor.read(p.path) for p in shown])
     labels = torch.tensor([p.labels[0] for p in shown])
     images = dataclasses.replace(trained.seen, pixels=pixels, labels=labels)
-    maps = {name: some for name, some in map_each(trained, images).items() if "branch" not in name}
-    names = [f"{p.classes[0]}, {p.probabilities[0]:.0%}: {p.path.name}" for p in shown]
-    return png(contact_sheet(pixels, names, maps))
+    names = [f"{p.classes[0]}, {p.probabilities[0]:.0%}\n{p.path.name}" for p in shown]
+    return png(contact_sheet(pixels, names, map_each(trained, images)))
 
 
 def find_pictures(path: Path) -> list[Path]:

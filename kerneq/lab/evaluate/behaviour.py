@@ -5,7 +5,6 @@ its bound, and the accuracy of the same model stopped after 1, 2, 4, … steps.
 """
 
 import dataclasses
-import itertools
 from typing import Any, final
 
 import torch
@@ -18,7 +17,7 @@ from ...gradients import Unrolled
 from ...gradients.implicit import Adjoint
 from ...maps import AbstractMap, Map, Point, as_map, linearise
 from ...solvers import AbstractSolver, solve
-from ...solvers.base import AbstractSpace, Evaluation, measure_state
+from ...solvers.base import measure_state
 from ...tensors import per_sample, per_sample_norm
 from ..data import Images
 from .trained import NotApplicableError, TrainedRun
@@ -29,39 +28,25 @@ FLOOR = 1e-6  # residual at which a trace ends
 LONGEST = 100  # most steps of a trace, or of the solve before a Jacobian
 
 
-@final
-@dataclasses.dataclass(frozen=True, eq=False)
-class Watched(AbstractSolver[Any]):
-    """Another solver's steps, recording in `seen` the residual and E of every point it steps from."""
-
-    solver: AbstractSolver[Any]
-    f: AbstractMap
-    seen: list[tuple[Tensor, Tensor | None]]
-
-    def space(self, f: AbstractMap) -> AbstractSpace:
-        return self.solver.space(f)
-
-    def init(self, space: AbstractSpace, z0: Tensor) -> Any:
-        return self.solver.init(space, z0)
-
-    def step(self, space: AbstractSpace, at: Evaluation, memory: Any) -> tuple[Tensor, Any]:
-        energy = self.f.energy(at.point.z) if isinstance(self.f, Equation) else None
-        self.seen.append((measure_state(self.f, at.point.z).residual, energy))
-        return self.solver.step(space, at, memory)
-
-
 @torch.no_grad()
 def trace(f: Map, z0: Tensor | None, solver: AbstractSolver[Any], steps: int) -> tuple[Tensor, Tensor | None]:
     """Residual and E, where it is known, at the first `steps` points that the solver evaluates from z0, (steps, batch).
 
     With `InFeatures` these are the z of every v.
     """
-    watched = Watched(solver, as_map(f), [])
-    # One step more than wanted, since the loop takes none from its last point; the first check is at the end.
-    solve(f, z0, watched, max_steps=steps + 1, check_every=steps + 1)
-    residuals, energies = zip(*watched.seen, strict=True)
-    known = [energy for energy in energies if energy is not None]
-    return torch.stack(residuals), torch.stack(known) if known else None
+    f = as_map(f)
+    space = solver.space(f)
+    at = space.start(z0)
+    memory = solver.init(space, at.z)
+    residuals, energies = [], []
+    for step in range(steps):
+        if step > 0:
+            z, memory = solver.step(space, at, memory)
+            at = space.evaluate(z)
+        residuals.append(measure_state(f, at.point.z).residual)
+        if isinstance(f, Equation):
+            energies.append(f.energy(at.point.z))
+    return torch.stack(residuals), torch.stack(energies) if energies else None
 
 
 @torch.no_grad()
@@ -160,7 +145,7 @@ def measure_behaviour(
     own = max(layer.max_steps for layer in layers)
     stopped: list[StoppedScore] = []
     solves: dict[str, Tensor] = {}
-    for limit in (*itertools.takewhile(lambda steps: steps < own, (2**k for k in itertools.count())), own):
+    for limit in (*(2**k for k in range(own) if 2**k < own), own):
         score, solves = _stopped(trained, chosen, limit)  # the last pass is as deployed
         stopped.append(score)
     x = next(iter(trained.batches(chosen).epoch(0)))[0][:traced]

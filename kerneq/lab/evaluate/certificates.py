@@ -94,8 +94,8 @@ def measure_certificates(
 def nearest_change(model: nn.Module, x: Tensor, labels: Tensor, *, steps: int = 20) -> Tensor:
     """The ℓ2 distance of the nearest picture of another class that an attack finds, (batch,); ∞ where it finds none.
 
-    PGD with two restarts in growing balls until it succeeds, then bisection towards x. `model` maps pictures in the
-    units of the distance to logits. Pictures may leave [0, 1], as certificates do not use these limits.
+    PGD in growing balls until it succeeds, then bisection towards x. Pictures may leave [0, 1], as certificates do not
+    use these limits.
     """
     nearest = torch.full((len(x),), torch.inf, dtype=torch.float64, device=x.device)
     with solving(model, tol=1e-5, max_steps=200, exact=True):

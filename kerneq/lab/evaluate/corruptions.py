@@ -1,11 +1,10 @@
 """Accuracy of a trained run under the 19 corruptions of CIFAR-10-C at 5 severities (Figure 2 of GEQ and KerDEQ)."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import final
 
-import torch
 from torch import Tensor
 
 from ..data import data_root
@@ -51,40 +50,34 @@ def mean_corruption_error(accuracy: Mapping[str, Sequence[float]]) -> float:
     return fmean(fmean(1 - value for value in accuracy[name]) for name in names)
 
 
-def measure_corruptions(
-    trained: TrainedRun, names: Sequence[str] = NAMES, seed: int = 0, most: int | None = None
-) -> CorruptionResult:
-    """Accuracy under each corruption at each severity, on the test images or the first `most` of them.
+def measure_corruptions(trained: TrainedRun, names: Sequence[str] = NAMES, seed: int = 0) -> CorruptionResult:
+    """Accuracy on the test images under each corruption at each severity.
 
     The pictures are the published ones where their folder (CIFAR-10-C) is under the data root and the run was trained
     on all classes; else they are generated, with the frost pictures of the folder `frost` there, if it exists."""
-    images = trained.test if most is None else trained.test.select(torch.arange(min(most, len(trained.test))))
-    images = dataclasses.replace(images, pixels=images.in_memory()).to(trained.process.device)
-    source, corrupted = _pictures(trained, images.in_memory(), seed)
+    images = dataclasses.replace(trained.test, pixels=trained.test.in_memory()).to(trained.process.device)
+    clean, data = images.in_memory(), trained.config.data
+    folder = data_root() / PUBLISHED.get(data.name, data.name)
+    published = data.name in PUBLISHED and data.subset == "all" and folder.is_dir()
+    frost = [] if published else read_frost(data_root())
+    source = f"made here, seed {seed}, frost {'from pictures' if frost else 'without its pictures'}"
 
     def share(pixels: Tensor) -> float:
         return float(score(trained, dataclasses.replace(images, pixels=pixels))[0]["accuracy"] or 0.0)
+
+    def corrupted(name: str, severity: int) -> Tensor:
+        if published:
+            return read_published(folder, name, severity, trained.test.labels)
+        return corrupt(clean, name, severity, seed, frost=frost)
 
     accuracy: dict[str, list[float]] = {}
     for name in trained.track(names, "corruptions", len(names)):
         accuracy[name] = [share(corrupted(name, severity)) for severity in SEVERITIES]
     return CorruptionResult(
-        source=source,
+        source=f"published, {folder.name}" if published else source,
         images=len(images),
-        clean=share(images.in_memory()),
+        clean=share(clean),
         accuracy=accuracy,
         mean_accuracy=fmean(value for values in accuracy.values() for value in values),
         mean_error=mean_corruption_error(accuracy),
     )
-
-
-def _pictures(trained: TrainedRun, pixels: Tensor, seed: int) -> tuple[str, Callable[[str, int], Tensor]]:
-    """The source of the corrupted pictures in words, and a function from name and severity to the pictures."""
-    root, data = data_root(), trained.config.data
-    folder = root / PUBLISHED.get(data.name, data.name)
-    if data.name in PUBLISHED and data.subset == "all" and folder.is_dir():
-        labels = trained.test.labels
-        return f"published, {folder.name}", lambda name, s: read_published(folder, name, s, labels)[: len(pixels)]
-    frost = read_frost(root)
-    source = f"made here, seed {seed}, frost {'from pictures' if frost else 'without its pictures'}"
-    return source, lambda name, s: corrupt(pixels, name, s, seed, frost=frost)

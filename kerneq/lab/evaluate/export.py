@@ -5,9 +5,7 @@ import importlib.resources
 import shlex
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from jinja2 import Template, UndefinedError
@@ -91,6 +89,9 @@ def card(run: Run) -> str:
     """The model card of an exported run: the template card.md, filled in from the run's own records."""
     config, evaluation, weights = run.config(), run.evaluation(), run.checkpoint("best").read_bytes()
     test, calibration = evaluation.get("classification", {}).get("test"), evaluation.get("calibration")
+    bins = calibration["bins"] if calibration else ()
+    filled = [(each["count"], each["confidence"]) for each in bins if each["count"]]
+    confidence = sum(count * mean for count, mean in filled) / max(sum(count for count, _ in filled), 1)
     source = importlib.resources.files(__package__).joinpath("card.md").read_text(encoding="utf-8")
     return Template(source, trim_blocks=True, keep_trailing_newline=True).render(
         run=run,
@@ -101,14 +102,8 @@ def card(run: Run) -> str:
         test=test,
         rates=extreme_classes(test["per_class"], evaluation["classes"]) if test else None,
         calibration=calibration,
-        confidence=mean_confidence(calibration["bins"]) if calibration else None,
+        confidence=confidence,
         parameters=evaluation.get("parameters", "unknown"),
         size=len(weights) / 1e6,
         digest=hashlib.sha256(weights).hexdigest(),
     )
-
-
-def mean_confidence(bins: Sequence[Mapping[str, Any]]) -> float:
-    """The mean probability of the predicted class, from the bins of a calibration."""
-    filled = [each for each in bins if each["count"]]
-    return sum(each["count"] * each["confidence"] for each in filled) / max(sum(each["count"] for each in filled), 1)

@@ -3,66 +3,53 @@
 A map is (batch, height, width), of the size of the pictures, and higher where a pixel matters more. Maps are compared
 by the areas of deletion and insertion. Pictures are normalised; gradients are exact, in the model's dtype.
 
-By hand, since captum knows modules that return tensors (an equilibrium layer returns a `Solution`) and takes one pass
-for each layer of Grad-CAM.
+By hand, since they are short: captum, one more package to install, would also take a pass for each layer of Grad-CAM.
 """
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from ...equation import Equation
-from ...equilibrium import Equilibrium, hook_solves, layers_of, solving
+from ...equilibrium import hook_solves, layers_of, solving
 from ...maps import AbstractMap
-from ...solution import Solution
 from ..data import Images
 from .attack import freeze
+from .sheet import SIDE, draw_sheet, enlarge
 from .trained import TrainedRun
 
 PATH = 32  # points on the line from the baseline to the picture
-SHOWN = 8  # pictures on a contact sheet
-TILE = 112  # pixels of a picture's side on a contact sheet
+SHOWN = 8  # pictures on a sheet
 
 
 @contextlib.contextmanager
-def _exact(model: nn.Module) -> Iterator[None]:
+def _exact_gradients(model: nn.Module) -> Iterator[None]:
     """Inside, equilibria have a residual of 1e-5 and exact gradients, and parameters need none."""
-    with solving(model, tol=1e-5, max_steps=100, exact=True), freeze(model):
+    with solving(model, tol=1e-5, max_steps=100, exact=True), freeze(model), torch.enable_grad():
         yield
 
 
-def grad_cam(
-    model: nn.Module, x: Tensor, classes: Tensor, layers: Mapping[str, nn.Module], before: Collection[str] = ()
-) -> dict[str, Tensor]:
+def grad_cam(model: nn.Module, x: Tensor, classes: Tensor, layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     """Grad-CAM (Selvaraju et al., 2017) at some modules, by one pass: relu(Σ_c α_c A_c), α_c the mean of ∂y/∂A_c.
 
-    y is the logit of each picture's class, and A a module's output (batch, channels, h, w), of an equilibrium layer
-    z*; or, of the modules named in `before`, its input. The gradient of a layer's input comes through its equilibrium.
+    y is the logit of each picture's class, and A a module's output (batch, channels, h, w).
     """
     maps: dict[str, Tensor] = {}
 
-    def keep_output(name: str, module: nn.Module, inputs: object, output: Tensor | Solution) -> None:
-        maps[name] = output.value if isinstance(output, Solution) else output
+    def keep(name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
+        maps[name] = output
 
-    def keep_input(name: str, module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-        maps[name] = inputs[0].view_as(inputs[0])  # a tensor of its own: several layers may share an input
-        return (maps[name],)
-
-    with _exact(model), torch.enable_grad(), contextlib.ExitStack() as hooks:
+    with _exact_gradients(model), contextlib.ExitStack() as hooks:
         for name, layer in layers.items():
-            if name in before:
-                handle = layer.register_forward_pre_hook(functools.partial(keep_input, name))
-            else:
-                handle = layer.register_forward_hook(functools.partial(keep_output, name))
-            hooks.callback(handle.remove)
+            hooks.callback(layer.register_forward_hook(functools.partial(keep, name)).remove)
         scores = model(x.detach().requires_grad_()).gather(1, classes[:, None])
         slopes = torch.autograd.grad(scores.sum(), [maps[name] for name in layers])
     found = {}
@@ -78,39 +65,38 @@ def _resized(maps: Tensor, x: Tensor) -> Tensor:
     return resized
 
 
-def integrated_gradients(
-    model: nn.Module, x: Tensor, classes: Tensor, baseline: Tensor | float = 0.0, steps: int = PATH
-) -> Tensor:
-    """(x − b) ⊙ ∫₀¹ ∂y/∂x at b + t(x − b) dt, of the shape of x (Sundararajan et al., 2017), by the midpoint rule.
+def integrated_gradients(model: nn.Module, x: Tensor, classes: Tensor, steps: int = PATH) -> Tensor:
+    """x ⊙ ∫₀¹ ∂y/∂x at t x dt, of the shape of x (Sundararajan et al., 2017), by the midpoint rule.
 
-    The numbers of a picture sum to y(x) − y(b), y the logit of its class. The baseline 0 is the data set's mean colour.
+    The numbers of a picture sum to y(x) − y(0), y the logit of its class; 0 is the data set's mean colour.
     """
-    start = torch.as_tensor(baseline).to(x).expand_as(x)
+    x = x.detach()
     total = torch.zeros_like(x)
-    with _exact(model), torch.enable_grad():
+    with _exact_gradients(model):
         for step in range(steps):
-            at = torch.lerp(start, x.detach(), (step + 0.5) / steps).requires_grad_()
+            at = torch.lerp(torch.zeros_like(x), x, (step + 0.5) / steps).requires_grad_()
             total += torch.autograd.grad(model(at).gather(1, classes[:, None]).sum(), at)[0]
-    return (x.detach() - start) * total / steps
+    return x * total / steps
 
 
 @torch.no_grad()
-def patch_weights(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """The weight ω(sᵢ) of every patch at the equilibrium, mean over groups of channels, for each layer by name.
+def weight_map(model: nn.Module, x: Tensor) -> Tensor | None:
+    """The weight ω(sᵢ) of every patch at the equilibrium, mean over groups of channels and over layers; None without.
 
     A radial kernel weighs each patch of its input by ω: near 1 where W fits the patch, towards 0 where it does not. A
-    uniform background, which is easy to fit, ranks high, so deletion and insertion tell whether the weights show what
-    decides. No gradient is needed. Layers without patches, or of vectors, are left out.
+    uniform background, which is easy to fit, ranks high: deletion and insertion tell whether ω shows what decides.
     """
-    found: dict[nn.Module, Tensor | None] = {}
+    found: dict[nn.Module, Tensor] = {}
 
     def note(layer: nn.Module, f: AbstractMap, z: Tensor) -> None:
-        found[layer] = f.weights(z) if isinstance(f, Equation) and z.dim() == 4 else None
+        weights = f.weights(z) if isinstance(f, Equation) and z.dim() == 4 else None
+        if weights is not None:
+            found[layer] = _resized(weights.mean(1).to(x.dtype), x)
 
     with hook_solves(model, note):
-        _, solutions = model(x, solutions=True)
-    named = [(name, found[layer]) for name, layer in zip(solutions, layers_of(model), strict=True)]
-    return {name: _resized(weights.mean(1).to(x.dtype), x) for name, weights in named if weights is not None}
+        model(x)
+    layers = [found[layer] for layer in layers_of(model) if layer in found]  # solved in any order, summed in this one
+    return torch.stack(layers).mean(0) if layers else None
 
 
 @torch.no_grad()
@@ -130,82 +116,52 @@ def replace_pixels(model: nn.Module, x: Tensor, classes: Tensor, maps: Tensor, s
 
 
 def feature_layers(model: nn.Module, x: Tensor) -> dict[str, nn.Module]:
-    """The modules of a model at which to take Grad-CAM, by name.
-
-    "Grad-CAM": the last feature map. "Grad-CAM stem": the stem's output, through all equilibria at once.
-    "Grad-CAM branch…": one equilibrium layer of several.
-    """
-    last: list[nn.Module] = []
-    maps: set[nn.Module] = set()  # the equilibrium layers whose output is a feature map
+    """Where to take Grad-CAM: at the last feature map, and at the stem, whose gradient comes through all equilibria."""
+    seen: list[nn.Module] = []  # modules whose output is a feature map, in the order of the computation
 
     def note(module: nn.Module, inputs: object, output: object) -> None:
-        if isinstance(module, Equilibrium) and isinstance(output, Solution) and output.value.dim() == 4:
-            maps.add(module)
-        elif isinstance(output, Tensor) and output.dim() == 4:
-            last.append(module)
+        if isinstance(output, Tensor) and output.dim() == 4:
+            seen.append(module)
 
     with contextlib.ExitStack() as hooks, torch.no_grad():
         for module in model.modules():
             hooks.callback(module.register_forward_hook(note).remove)
         model(x[:1])
-    found = {"Grad-CAM": last[-1]} if last else {}
-    layers = layers_of(model)
-    if layers and "stem" in dict(model.named_children()):
+    found = {"Grad-CAM": seen[-1]} if seen else {}
+    if layers_of(model) and "stem" in dict(model.named_children()):
         found["Grad-CAM stem"] = model.get_submodule("stem")
-    if len(maps) > 1:
-        found |= {f"Grad-CAM branch{number}": layer for number, layer in enumerate(layers) if layer in maps}
     return found
 
 
 def all_maps(model: nn.Module, x: Tensor, classes: Tensor) -> dict[str, Tensor]:
-    """Every map of pictures x for these classes, by the name of its method; of a branch at z* and at its input."""
+    """Every map of pictures x for these classes, by the name of its method."""
     layers = feature_layers(model, x)
-    inputs = {f"{name} input": layer for name, layer in layers.items() if isinstance(layer, Equilibrium)}
-    found = grad_cam(model, x, classes, layers | inputs, inputs) if layers else {}
+    found = grad_cam(model, x, classes, layers) if layers else {}
     found["integrated gradients"] = integrated_gradients(model, x, classes).sum(1)
-    weights = patch_weights(model, x)
-    if weights:
-        found["weights"] = torch.stack(list(weights.values())).mean(0)
-    return found | {f"weights {name}": maps for name, maps in weights.items()}
+    weights = weight_map(model, x)
+    return found if weights is None else found | {"weights": weights}
 
 
-def overlay(picture: Tensor, heat: Tensor, side: int = TILE) -> Image.Image:
-    """A map (h, w) in colour over its picture, uint8 (channels, h, w); dark violet: nothing, yellow: the most.
+def draw_overlay(picture: Tensor, heat: Tensor) -> Image.Image:
+    """A map (h, w) over its picture, uint8 (channels, h, w), from violet, its lowest number, to yellow, its highest.
 
-    The colours run from the lowest to the highest number of the map; negative numbers, which speak against the class,
-    count as zero.
+    Negative numbers, which speak against the class, count as zero.
     """
     from matplotlib import colormaps  # slow to import, and `kerneq.load` need not wait for it
 
     heat = heat.detach().float().cpu().clamp_min(0)
     heat = (heat - heat.min()) / (heat.max() - heat.min()).clamp_min(torch.finfo(heat.dtype).tiny)
     coloured = Image.fromarray((colormaps["inferno"](heat.numpy())[..., :3] * 255).astype(np.uint8))
-    return Image.blend(enlarge(picture, side), coloured.resize((side, side), Image.Resampling.BILINEAR), 0.6)
-
-
-def enlarge(picture: Tensor, side: int = TILE) -> Image.Image:
-    """A picture, uint8 (channels, h, w), as a square of `side` pixels, without blurring the pixels of a small one."""
-    tile = Image.fromarray(picture.cpu().expand(3, -1, -1).permute(1, 2, 0).numpy())
-    how = Image.Resampling.NEAREST if tile.width <= side else Image.Resampling.LANCZOS
-    return tile.resize((side, side), how)
+    return Image.blend(enlarge(picture), coloured.resize((SIDE, SIDE), Image.Resampling.BILINEAR), 0.6)
 
 
 def contact_sheet(pictures: Tensor, names: Sequence[str], maps: Mapping[str, Tensor]) -> Image.Image:
     """A row for each picture, uint8 (count, channels, h, w), with its name: the picture, then each map over it."""
-    font, line, gap = ImageFont.load_default(13), 18, 6
-    width, height = TILE + gap, TILE + line + gap
-    sheet = Image.new("RGB", ((1 + len(maps)) * width + gap, len(pictures) * height + 2 * line + gap), "white")
-    pen = ImageDraw.Draw(sheet)
-    for column, title in enumerate(maps, start=1):
-        method, _, place = title.partition(" ")
-        pen.multiline_text((gap + column * width, gap), f"{method}\n{place}", "black", font, spacing=2)
-    for row, (picture, name) in enumerate(zip(pictures, names, strict=True)):
-        top = 2 * line + gap + row * height
-        sheet.paste(enlarge(picture), (gap, top))
-        pen.text((gap, top + TILE + 1), name, "#404040", font)
-        for column, heat in enumerate(maps.values(), start=1):
-            sheet.paste(overlay(picture, heat[row]), (gap + column * width, top))
-    return sheet
+    rows = []
+    for place, (picture, name) in enumerate(zip(pictures, names, strict=True)):
+        tiles = [(draw_overlay(picture, heat[place]), title.replace(" ", "\n", 1)) for title, heat in maps.items()]
+        rows.append([(enlarge(picture), name), *tiles])
+    return draw_sheet("Where the model looks: yellow matters most", rows)
 
 
 @final
@@ -227,8 +183,8 @@ class SaliencyResult:
     methods: dict[str, MethodScore]
 
     def summary(self) -> list[tuple[str, str]]:
-        words = "deletion {0.deletion:.3f}, insertion {0.insertion:.3f}"
-        return [(name, words.format(score)) for name, score in self.methods.items()]
+        scores = self.methods.items()
+        return [(name, f"deletion {found.deletion:.3f}, insertion {found.insertion:.3f}") for name, found in scores]
 
 
 @torch.no_grad()
@@ -256,13 +212,10 @@ def map_each(trained: TrainedRun, images: Images) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def draw_saliency(trained: TrainedRun, result: SaliencyResult) -> dict[str, Image.Image]:
-    """Contact sheets of a few pictures: the maps of the whole model, and those of its branches."""
+    """A sheet of a few pictures and their maps."""
     chosen = trained.test.sample(min(SHOWN, result.images))
     classes = torch.cat([trained.model(x).argmax(1) for x, _ in trained.batches(chosen).epoch(0)]).cpu()
     maps = map_each(trained, dataclasses.replace(chosen, labels=classes))
     pairs = [(chosen.classes[label], chosen.classes[seen]) for label, seen in zip(chosen.labels, classes, strict=True)]
-    names = [label if label == seen else f"{label}, seen as {seen}" for label, seen in pairs]
-    whole = {name: some for name, some in maps.items() if "branch" not in name}
-    parts = {name: some for name, some in maps.items() if "branch" in name}
-    sheets = {"saliency": contact_sheet(chosen.in_memory(), names, whole)}
-    return sheets | {"saliency-branches": contact_sheet(chosen.in_memory(), names, parts)} if parts else sheets
+    names = [label if label == seen else f"{label}\nseen as {seen}" for label, seen in pairs]
+    return {"saliency": contact_sheet(chosen.in_memory(), names, maps)}

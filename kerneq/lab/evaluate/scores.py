@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import Any, final
 
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -20,11 +20,11 @@ from ..training import metrics
 from ..training.build import Builder, build_model
 from ..training.metrics import Accumulator, Scores
 from .classification import Calibration, Classification, calibrate, classify, extreme_classes, fit_temperature
-from .saliency import enlarge
+from .sheet import draw_sheet, enlarge
 from .trained import Part, TrainedRun, measure_part
 
 MISTAKES = 24  # listed and drawn, the most confident first
-TILE, COLUMNS, LINE = 128, 6, 18  # pixels of a picture's side; pictures in a row; pixels of a line of text
+COLUMNS = 6  # of the sheet of mistakes
 
 
 @final
@@ -43,8 +43,8 @@ class Mistake:
 class EvaluationResult:
     """The main numbers on the test images, and on `unknown` ones where sub-classes were left out of the training.
 
-    `scaled` is the calibration after temperature scaling. The temperature is fitted on the images that the run held out
-    (which also chose the best checkpoint), never on test images; without any it is None, and `unscaled` says why.
+    The temperature is fitted on the images that the run held out (which also chose the best checkpoint), never on test
+    images.
     """
 
     model: str
@@ -56,8 +56,8 @@ class EvaluationResult:
     classes: tuple[str, ...]
     classification: dict[str, Classification]  # of `test` and `unknown` images
     calibration: Calibration  # of the test images, as trained
-    scaled: Calibration | None
-    unscaled: str | None
+    scaled: Calibration | None  # after temperature scaling
+    unscaled: str | None  # why there is none
     mistakes: tuple[Mistake, ...]  # the most confident first
 
     def summary(self) -> list[tuple[str, str]]:
@@ -74,9 +74,6 @@ class EvaluationResult:
             lines.append(("unseen sub-classes", f"{unknown.accuracy:.2%}, {unknown.interval_text()}"))
         (low, worst), (high, best) = extreme_classes(found.per_class, self.classes)
         lines.append(("classes", f"from {low:.1%} ({worst}) to {high:.1%} ({best})"))
-        return lines + self._calibration_lines()
-
-    def _calibration_lines(self) -> list[tuple[str, str]]:
         steps, temperature = [self.calibration], self.unscaled or ""
         if self.scaled is not None:
             steps.append(self.scaled)
@@ -84,7 +81,7 @@ class EvaluationResult:
             temperature = f"T = {self.scaled.temperature:.3f}, {fitted}"
         numbers = " → ".join(f"{step.nll:.4f}, {step.brier:.4f}" for step in steps)
         errors = " → ".join(f"{step.ece:.4f}, {step.adaptive_ece:.4f}, {step.mce:.4f}" for step in steps)
-        return [("temperature", temperature), ("NLL, Brier score", numbers), ("ECE, adaptive ECE, MCE", errors)]
+        return [*lines, ("temperature", temperature), ("NLL, Brier score", numbers), ("ECE, adaptive ECE, MCE", errors)]
 
 
 def evaluate(
@@ -158,31 +155,15 @@ def draw_mistakes(trained: TrainedRun, result: EvaluationResult) -> dict[str, Im
     """A sheet of the most confident mistakes, each with the prediction, its probability, and the label."""
     found, names = result.mistakes, result.classes
     pixels = trained.test.select(torch.tensor([mistake.index for mistake in found], dtype=torch.int64)).in_memory()
-    rows = -(-len(found) // COLUMNS)
-    width, height = TILE + 8, TILE + 2 * LINE + 8
-    sheet = Image.new("RGB", (COLUMNS * width + 8, rows * height + LINE + 12), "white")
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
+    tiles = []
+    for mistake, picture in zip(found, pixels, strict=True):
+        caption = f"{names[mistake.predicted]} ({mistake.confidence:.0%})\nlabel: {names[mistake.label]}"
+        tiles.append((enlarge(picture), caption))
     wrong = len(result.classification["test"].wrong)
     title = f"{wrong} mistakes" if wrong != 1 else "1 mistake"
     title += f", the {len(found)} most confident" if wrong > len(found) else ", the most confident first"
-    pen.text((8, 6), f"{title}: prediction with its probability, and the label", "black", font)
-    for place, (mistake, picture) in enumerate(zip(found, pixels, strict=True)):
-        left, top = 8 + place % COLUMNS * width, LINE + 12 + place // COLUMNS * height
-        sheet.paste(enlarge(picture, TILE), (left, top))
-        words = (f"{names[mistake.predicted]} ({mistake.confidence:.0%})", f"label: {names[mistake.label]}")
-        for line, (text, colour) in enumerate(zip(words, ("#b03000", "#404040"), strict=True)):
-            pen.text((left, top + TILE + 2 + line * LINE), _fit_text(text, font), colour, font)
-    return {"mistakes": sheet}
-
-
-def _fit_text(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """The text without unprintable characters, cut to the width of a picture."""
-    text = "".join(c if c.isprintable() else "\ufffd" for c in text)
-    if font.getlength(text) <= TILE:
-        return text
-    while text and font.getlength(text + "…") > TILE:
-        text = text[:-1]
-    return text + "…"
+    rows = [tiles[start : start + COLUMNS] for start in range(0, len(tiles), COLUMNS)]
+    return {"mistakes": draw_sheet(f"{title}: prediction with its probability, and the label", rows)}
 
 
 def spread(values: Sequence[float]) -> tuple[float, float | None]:
@@ -206,8 +187,7 @@ class SeedSummary:
 def over_seeds(runs: Sequence[Run]) -> list[SeedSummary]:
     """The groups of at least two evaluated runs that differ only in their seed and in how they were computed.
 
-    Of two runs with the same seed the first by path counts, since runs often come sorted by accuracy. Runs of different
-    numbers of epochs are in different groups.
+    Of two runs with the same seed the first by path counts, since runs often come sorted by accuracy.
     """
     groups: dict[Any, dict[int, Run]] = {}  # by common settings, then by seed
     for run in sorted(runs, key=lambda run: run.path):
@@ -224,11 +204,10 @@ def over_seeds(runs: Sequence[Run]) -> list[SeedSummary]:
 
 def but_for_seed(run: Run) -> Hashable:
     """What a run has in common with its other seeds: the settings that matter, epochs, choice of weights."""
-    settings = ((key, value) for key, value, _ in rows(run.config()) if key not in ("seed", *INCIDENTAL))
-    chosen = (
-        run.evaluation().get("checkpoint") if run.config().data.validation else None
-    )  # without validation best and last are the same
-    return frozenset(settings), len(run.rows()), chosen
+    config = run.config()
+    settings = frozenset((key, value) for key, value, _ in rows(config) if key not in ("seed", *INCIDENTAL))
+    # Without validation best and last are the same.
+    return settings, len(run.rows()), run.evaluation().get("checkpoint") if config.data.validation else None
 
 
 WORDS = "accuracy, calibration and solver on the test images, and the worst mistakes"

@@ -5,7 +5,6 @@ This is the only file that reads the test images.
 
 import dataclasses
 import functools
-import io
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +26,7 @@ from ..run import Run, TrainingError, find_run
 from ..run.config import Config
 from ..training.build import Builder, build_model, class_counts, hold, make_batches, place, read_images, split
 from ..training.process import Process, choose_device
+from .sheet import png
 
 T = TypeVar("T")
 
@@ -78,8 +78,8 @@ class TrainedRun:
     def test(self) -> Images:
         """Test images of the classes it was trained on.
 
-        A folder without test images of its own, whose pictures were added, removed or renamed since, is a `DataError`:
-        images of the training would be among them.
+        Where they are cut from the training folder and its pictures have changed since, a `DataError`: images of the
+        training would be among them.
         """
         images = self._check_classes(read_images(self.config, "test"))
         if is_cut(self.config.data.name):
@@ -94,10 +94,7 @@ class TrainedRun:
         return hold(images, self.config, self.process) if len(images) > 0 else None
 
     def held_out(self) -> Images | None:
-        """The training images that the run held out for validation; None if it trained on all.
-
-        A `DataError` where the training images have changed since: others would be held out.
-        """
+        """The training images that the run held out for validation; None if it trained on all."""
         if self.config.data.validation == 0:
             return None
         held_out = split(self._training_images(), self.config)[1]
@@ -164,8 +161,8 @@ class TrainedRun:
 def describe_images(config: Config, outputs: int, stored: tuple[str, ...] = ()) -> tuple[Images, bool]:
     """`TrainedRun.seen`, and whether the names of its classes are known.
 
-    `outputs` is the number of the model's classes, `stored` their names in the run's folder. Folders of earlier
-    versions have no names: then those of the data set count, or numbers if they are unknown or of another count.
+    `outputs` is the number of the model's classes, `stored` their names in the run's folder. Without these the names of
+    the data set count, or numbers if they are unknown or of another count.
     """
     data_set = find(config.data.name)
     side = config.data.size or data_set.size
@@ -195,11 +192,7 @@ R = TypeVar("R", bound=Evidence)
 
 @final
 class NotApplicableError(TrainingError):
-    """A kind of evidence does not apply to this run; the message says which model or data it needs.
-
-    Raised by a `measure_…`. `kerneq evaluate` shows the message for a part that was asked for by name and leaves out
-    other parts.
-    """
+    """A `measure_…` does not apply to this run; the message says which model or data it needs."""
 
 
 @final
@@ -233,13 +226,6 @@ class Measurements(Generic[R]):
         for name, picture in self.pictures.items():
             found.append(run.write_picture(name, png(picture)))
         return found
-
-
-def png(picture: Image.Image) -> bytes:
-    """The content of a PNG file of the picture."""
-    buffer = io.BytesIO()
-    picture.save(buffer, format="PNG")
-    return buffer.getvalue()
 
 
 def measure_part(trained: TrainedRun, name: str, part: Part[R]) -> Measurements[R]:

@@ -98,34 +98,18 @@ def clean(label: str) -> str:
 
 
 def plot(axes: Axes, curves: Sequence[Curve], *, log: bool = False, marker: str = ".") -> None:
-    """Plot a line for each curve, a dot for one of a single point; those that count above the others."""
+    """Plot a line for each curve, a dot for one of a single point; those that count above the others, and thicker."""
     for style, xs, ys in sorted(curves, key=lambda curve: curve[0].counts):
-        pairs = positive_pairs(xs, ys) if log else [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
+        pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None and (y > 0 or not log)]
         if pairs:
             line = LINES[style.place // len(COLOURS) % len(LINES)]
-            width, dots = 1.7 if style.counts else 0.6, marker if len(pairs) > 1 else "o"
-            label = clean(style.label)
-            axes.plot(*zip(*pairs, strict=True), line, color=style.colour, label=label, marker=dots, linewidth=width)
+            width, dots = (1.7, marker) if style.counts else (0.6, "")
+            (drawn,) = axes.plot(*zip(*pairs, strict=True), line, color=style.colour, linewidth=width)
+            drawn.set(label=clean(style.label), marker=dots if len(pairs) > 1 else "o")
     if log:
         axes.set_yscale("log")
-        low, high = axes.get_ylim()
-        # Where there may be no power of ten, the numbers between are named, too.
-        between = range(1, 10) if high / low < 6 else (1, 2, 5) if high / low < 20 else ()
-        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: format_power(value, (1,))))
-        axes.yaxis.set_minor_formatter(ticker.FuncFormatter(lambda value, _: format_power(value, between)))
-
-
-def positive_pairs(xs: Sequence[float], ys: Trace) -> list[tuple[float, float]]:
-    """Return the points that a logarithmic axis can show."""
-    return [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None and y > 0]
-
-
-def format_power(value: float, digits: Sequence[int]) -> str:
-    """Return 10⁻³ or 2·10⁻³; nothing for other digits."""
-    exponent = math.floor(math.log10(value) + 1e-9)
-    digit = round(value / 10**exponent)
-    raised = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return "" if digit not in digits else f"10{raised}" if digit == 1 else f"{digit}·10{raised}"
+        axes.yaxis.set_major_formatter(ticker.LogFormatter())  # matplotlib's usual one writes formulas
+        axes.yaxis.set_minor_formatter(ticker.LogFormatter(minor_thresholds=(1.3, 0.7)))
 
 
 def draw_curves(curves: Sequence[Curve], *, x: str, y: str, log: bool = False, percent: bool = False) -> bytes:
@@ -142,20 +126,13 @@ def draw_curves(curves: Sequence[Curve], *, x: str, y: str, log: bool = False, p
     return canvas.svg
 
 
-def draw_accuracy(curves: Sequence[Curve], x: str, y: str, *, steps: bool = False) -> bytes:
-    """Draw accuracy against the radius of a ball or, if `steps`, the steps after which solves end; a line a run."""
+def draw_accuracy(curves: Sequence[Curve], x: str, y: str) -> bytes:
+    """Draw accuracy against the radius of a ball, one line a run."""
     with open_canvas() as canvas:
         axes = canvas.axes[0]
         plot(axes, curves, marker="o")
-        if steps:
-            axes.set_xscale("log")
-            axes.xaxis.set_major_locator(ticker.FixedLocator(sorted({x for _, xs, _ in curves for x in xs})))
-            axes.xaxis.set_major_formatter(ticker.FormatStrFormatter("%d"))
-            axes.minorticks_off()
-        else:
-            axes.set_ylim(0, 1.02)
         axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
-        axes.set(xlabel=x, ylabel=y)
+        axes.set(xlabel=x, ylabel=y, ylim=(0, 1.02))
     return canvas.svg
 
 
@@ -267,38 +244,27 @@ def draw_traces(layers: Sequence[Mapping[str, Any]], tol: float) -> bytes:
 
     Of E, which has another scale in every layer, the share of its fall that is still to come.
     """
-    energies = any(layer["energies"] for layer in layers)
-    with open_canvas(2.9, 2 if energies else 1) as canvas:
-        for place, layer in enumerate(layers):
-            style, few = Style(layer["name"], place), len(layers) <= 2  # single pictures of more would hide the means
-            plot_trace(canvas.axes[0], style, layer["residuals"], layer["sample_residuals"] if few else [])
-            if layer["energies"]:
-                samples = [scale_fall(sample) for sample in layer["sample_energies"] or []] if few else []
-                plot_trace(canvas.axes[-1], style, scale_fall(layer["energies"]), samples)
-        canvas.axes[0].axhline(tol, color=GREY, linestyle=":", linewidth=1)
-        canvas.axes[0].set(xlabel="step", ylabel="residual (dotted: tolerance)")
-        if energies:
-            canvas.axes[-1].set(xlabel="step", ylabel="(E − E*) / (E₁ − E*)")
-        for axes in canvas.axes:
+    titles = {"residuals": "residual (dotted: tolerance)"}
+    if any(layer["energies"] for layer in layers):
+        titles["energies"] = "(E − E*) / (E₁ − E*)"
+    with open_canvas(2.9, len(titles)) as canvas:
+        for axes, (name, title) in zip(canvas.axes, titles.items(), strict=True):
+            curves: list[Curve] = []
+            for place, layer in enumerate(layers):
+                samples = (layer[f"sample_{name}"] or []) if len(layers) <= 2 else []  # more would hide the means
+                for counts, trace in ((True, layer[name] or []), *((False, sample) for sample in samples)):
+                    ys = scale_fall(trace) if name == "energies" else trace
+                    curves.append((Style(layer["name"], place, counts), range(1, len(ys) + 1), ys))
+            plot(axes, curves, log=True)
+            axes.set(xlabel="step", ylabel=title)
             axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+        canvas.axes[0].axhline(tol, color=GREY, linestyle=":", linewidth=1)
     return canvas.svg
 
 
-def plot_trace(
-    axes: Axes, style: Style, mean: Sequence[float | None], samples: Sequence[Sequence[float | None]]
-) -> None:
-    """Plot what a solve has at each step: a thick line, and a thin one for each of some pictures."""
-    for sample in samples:
-        if pairs := positive_pairs(range(1, len(sample) + 1), sample):
-            axes.plot(*zip(*pairs, strict=True), color=style.colour, linewidth=0.6, alpha=0.5)
-    plot(axes, [(style, range(1, len(mean) + 1), mean)], log=True)
-
-
 def scale_fall(energies: Trace) -> list[float | None]:
-    """Return (E − E*) / (E₁ − E*), E* the lowest; what is left of rounding is no number."""
+    """Return (E − E*) / (E₁ − E*), E* the lowest; None where it is of the size of rounding errors, or E never fell."""
     known = [value for value in energies if value is not None]
-    if not known or not known[0] > min(known):
-        return [None] * len(energies)
-    first, low = known[0], min(known)
-    falls = [None if value is None else (value - low) / (first - low) for value in energies]
-    return [None if fall is None or fall < 1e-6 else fall for fall in falls]
+    low = min(known, default=0.0)
+    fall = known[0] - low if known else 0.0
+    return [None if e is None or fall == 0 or e - low < 1e-6 * fall else (e - low) / fall for e in energies]

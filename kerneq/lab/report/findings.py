@@ -94,7 +94,7 @@ def show_behaviour(chapter: Chapter, measured: PartByRun) -> list[Block]:
         drawings.append(Drawing(chapter.name_file("traces", label), f"Within a solve: {label}", svg, wide=True))
         ends, shares = ([s[key] for s in found["stopped"]] for key in ("steps", "accuracy"))
         stopped.append((chapter.styles[label], ends, shares))
-    svg = figures.draw_accuracy(stopped, "steps at most", "test accuracy", steps=True)
+    svg = figures.draw_curves(stopped, x="steps at most", y="test accuracy", percent=True)
     worth = Drawing(chapter.name_file("stopped"), "What the equilibrium is worth: solves stopped early", svg)
     heads = ("run", "layer", "steps", "residual", "not converged", "contraction", "bound L", "convexity μ")
     words = "Contraction is the spectral radius of ∂f/∂z at z*, at most L; with μ > 0 the equilibrium is unique."
@@ -126,11 +126,7 @@ def show_attack(chapter: Chapter, measured: PartByRun) -> list[Block]:
             norm = t["norm"]
             ball = f"{NORMS.get(norm, norm)} ≤ {t['radius'] * 255:g}/255, PGD-{t['steps']} × {t['restarts']}"
             signs = [words.partition(": ")[2] for words in found["concerns"] if words.startswith(f"{norm}: ")]
-            accuracies = (
-                format_number(found["clean"]),
-                format_number(threat["accuracy"]),
-                format_number(threat.get("random")),
-            )
+            accuracies = map(format_number, (found["clean"], threat["accuracy"], threat.get("random")))
             rows.append((label, ball, f"{found['images']}", *accuracies, "; ".join(signs) or "none"))
             radii, shares = zip(*threat["radii"], strict=True)
             curves.setdefault(norm, []).append((chapter.styles[label], [255 * r for r in radii], shares))
@@ -149,18 +145,18 @@ def show_attack(chapter: Chapter, measured: PartByRun) -> list[Block]:
 def show_certificates(chapter: Chapter, measured: PartByRun) -> list[Block]:
     rows = []
     for label, found in measured.items():
-        radii = [format_number(found[key], ".3f") for key in ("mean_radius", "attacked_radius", "found_radius")]
-        unique = "yes" if found["unique"] else "no"
-        whole = (f"{found['images']}", format_number(found["accuracy"]), radii[0])
-        attacked = (f"{found['attacked']}", *radii[1:], f"{found['broken']}")
-        rows.append((label, unique, *whole, *attacked))
+        every, attacked, needed = (
+            format_number(found[key], ".3f") for key in ("mean_radius", "attacked_radius", "found_radius")
+        )
+        whole = ("yes" if found["unique"] else "no", f"{found['images']}", format_number(found["accuracy"]), every)
+        rows.append((label, *whole, f"{found['attacked']}", attacked, needed, f"{found['broken']}"))
     curves = [(chapter.styles[label], found["radii"], found["certified"]) for label, found in measured.items()]
     svg = figures.draw_accuracy(curves, "ℓ2 radius, pixels in [0, 1]", "certified accuracy")
-    every = ("pictures", "accuracy", "mean certified radius")
+    heads = ("run", "unique equilibrium", "pictures", "accuracy", "mean certified radius")
     some = ("attacked", "their certified radius", "distance an attack needs", "broken")
     words = "Attacked are pictures that are right; in the mean over all, those that are wrong have the radius 0."
-    table = Table(("run", "unique equilibrium", *every, *some), rows)
-    return [Paragraph(words), table, [Drawing(chapter.name_file("certificates"), "Certified accuracy", svg)]]
+    drawing = Drawing(chapter.name_file("certificates"), "Certified accuracy", svg)
+    return [Paragraph(words), Table((*heads, *some), rows), [drawing]]
 
 
 def show_ood(chapter: Chapter, measured: PartByRun) -> list[Block]:

@@ -102,48 +102,21 @@ def format_number(value: float | None, form: str = ".2%") -> str:
 
 
 def write_page(page: Page, output: Path) -> None:
-    """Write a page as Markdown (.md; the figures into the folder STEM-figures beside it) or HTML (any other name)."""
-    if output.suffix != ".md":
-        write_atomically(output, render_html(page).encode(errors="replace"))  # a folder's name may be no text
-        return
-    folder = output.with_name(f"{output.stem}-figures")
-    for drawing, name in page.files().items():
-        write_atomically(folder / name, drawing.data)
-    write_atomically(output, render_markdown(page, folder.name).encode(errors="replace"))
+    """Write a page as Markdown (.md; the figures into the folder STEM-figures beside it) or HTML (any other name).
 
-
-def render_html(page: Page) -> str:
-    """Return the page as one HTML file; whatever a run is called, it stays text."""
-    source = importlib.resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)
-    return template.render(page=page)
-
-
-def render_markdown(page: Page, folder: str) -> str:
-    """Return the page as Markdown, its figures in `folder`."""
-    files, parts = page.files(), [f"# {escape_markdown(page.title)}", escape_markdown(page.lead)]
-    for section in page.sections:
-        parts.append(f"{'##' if section.chapter else '###'} {escape_markdown(section.title)}")
-        for block in section.blocks:
-            if isinstance(block, Paragraph):
-                parts += [escape_markdown(block.text), *([f"    {block.command}"] if block.command else [])]
-            elif isinstance(block, Table):
-                parts.append(_markdown_table(block))
-            else:
-                for drawing in block:
-                    # A space or a bracket would end the address; and a folder's name may be no text.
-                    address = quote(f"{folder}/{files[drawing]}", errors="surrogateescape")
-                    parts.append(f"![{escape_markdown(drawing.caption)}]({address})")
-    return "\n\n".join(parts) + "\n"
-
-
-def _markdown_table(table: Table) -> str:
-    rules = [":--" if table.left(heading) else "--:" for heading in table.headings]
-    rows = [[escape_markdown(cell) for cell in row] for row in table.rows]
-    if table.best is not None:
-        rows[table.best] = [f"**{cell}**" if cell else cell for cell in rows[table.best]]
-    lines = ([escape_markdown(heading) for heading in table.headings], rules, *rows)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    Whatever a run is called, its name stays text.
+    """
+    markdown, folder = output.suffix == ".md", output.with_name(f"{output.stem}-figures")
+    files = {drawing: folder / name for drawing, name in page.files().items()} if markdown else {}
+    for drawing, file in files.items():
+        write_atomically(file, drawing.data)
+    environment = Environment(autoescape=not markdown, trim_blocks=True, lstrip_blocks=True)
+    # In Markdown a space or a bracket would end an address; and a folder's name may be no text.
+    environment.filters["address"] = lambda file: quote(f"{folder.name}/{file.name}", errors="surrogateescape")
+    environment.filters["text"] = escape_markdown
+    source = importlib.resources.files(__package__).joinpath("page.md" if markdown else "page.html")
+    text = environment.from_string(source.read_text(encoding="utf-8")).render(page=page, files=files)
+    write_atomically(output, text.encode(errors="replace"))
 
 
 def escape_markdown(text: str) -> str:

@@ -120,51 +120,39 @@ def tabulate(chapter: Chapter, reached: Sequence[Result]) -> list[Block]:
 
 def tabulate_accuracy(chapter: Chapter, reached: Sequence[Result]) -> Table:
     """Return a row for each run and each mean over seeds, the best first; a seed among others cannot be the best."""
-    heads = ("run", "model", "seed", "parameters", "test accuracy", "95 % interval")
-    groups = (found for found in reached if found.std is not None)
-    alone = {one for found in reached if found.std is None for one in found.runs if one.accuracy() is not None}
-    rows = [
-        (found.accuracy, True, make_seeds_row(found)) for found in groups
-    ]  # accuracy, whether it can be best, cells
+    rows: list[tuple[float, bool, tuple[str, ...]]] = []  # accuracy, whether it can be the best, cells
+    for found in (found for found in reached if found.std is not None):
+        name, seeds = f"{found.runs[0].label}, mean ± std", f"{found.seeds} seeds"
+        share = f"{found.accuracy:.2%} ± {found.std:.2%}"
+        costs = (f"{found.epochs}", f"{found.seconds:.0f}")
+        size = format_number(found.parameters, ",")
+        rows.append((found.accuracy, True, (name, found.model, seeds, size, share, DASH, DASH, *costs)))
+    alone = {one for found in reached if found.std is None for one in found.runs}
     for one in chapter.runs:
-        accuracy = one.accuracy()
-        rows.append((-1.0 if accuracy is None else accuracy, one in alone, make_run_row(one)))
+        accuracy, interval = one.accuracy(), one.interval()
+        cells = (
+            one.label,
+            one.config.model.name,
+            f"{one.config.seed}",
+            format_number(one.parameters, ","),
+            "not evaluated" if accuracy is None else format_number(accuracy),
+            f"{100 * interval[0]:.2f}–{interval[1]:.2%}" if interval else DASH,
+            format_number(one.validation),
+            one.epochs,
+            f"{one.seconds:.0f}",
+        )
+        rows.append((-1.0, False, cells) if accuracy is None else (accuracy, one in alone, cells))
     rows.sort(key=lambda row: row[0], reverse=True)
     best = next((place for place, (_, eligible, _) in enumerate(rows) if eligible), None)
-    columns = (*heads, "best validation", "epochs", "device-seconds")
-    return Table(columns, [cells for *_, cells in rows], ("model",), best)
-
-
-def make_seeds_row(found: Result) -> tuple[str, ...]:
-    """Return the mean over seeds as a row of the table of results."""
-    first = (
-        f"{found.runs[0].label}, mean ± std",
-        found.model,
-        f"{found.seeds} seeds",
-        format_number(found.parameters, ","),
-    )
-    accuracy = f"{found.accuracy:.2%} ± {found.std:.2%}"
-    return (*first, accuracy, DASH, DASH, f"{found.epochs}", f"{found.seconds:.0f}")
-
-
-def make_run_row(one: Reported) -> tuple[str, ...]:
-    """Return a run as a row of the table of results."""
-    interval = one.interval()
-    return (
-        one.label,
-        one.config.model.name,
-        f"{one.config.seed}",
-        format_number(one.parameters, ","),
-        "not evaluated" if one.accuracy() is None else format_number(one.accuracy()),
-        f"{100 * interval[0]:.2f}–{interval[1]:.2%}" if interval else DASH,
-        format_number(one.validation),
-        one.epochs,
-        f"{one.seconds:.0f}",
-    )
+    heads = ("run", "model", "seed", "parameters", "test accuracy", "95 % interval", "best validation")
+    return Table((*heads, "epochs", "device-seconds"), [cells for *_, cells in rows], ("model",), best)
 
 
 def tabulate_metrics(runs: Sequence[Reported]) -> Table:
-    """Return every metric on the test images, the accuracy on sub-classes that were not trained on, and calibration."""
+    """Return every metric on the test images, the accuracy on sub-classes that were not trained on, and calibration.
+
+    Columns in which no run has a number are left out.
+    """
     columns = [metric for metric in metrics.METRICS if metric.name != "accuracy"]
     extra = ("unseen sub-classes", "top-5", "Brier score", "ECE", "ECE, scaled", "temperature")
     rows = []
@@ -176,17 +164,13 @@ def tabulate_metrics(runs: Sequence[Reported]) -> Table:
         numbers = (before.get("brier"), before.get("ece"), after.get("ece"), after.get("temperature"))
         shares = format_number(one.accuracy("unknown")), format_number(top5)
         rows.append((one.label, *scores, *shares, *(format_number(value, ".4f") for value in numbers)))
-    return drop_empty(("run", *(metric.heading for metric in columns), *extra), rows)
-
-
-def drop_empty(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
-    """Return the table without the columns in which no row has a number."""
+    headings = ("run", *(metric.heading for metric in columns), *extra)
     kept = [i for i in range(len(headings)) if any(row[i] != DASH for row in rows)]
     return Table(tuple(headings[i] for i in kept), [tuple(row[i] for i in kept) for row in rows])
 
 
 def draw_costs(chapter: Chapter, reached: Sequence[Result]) -> list[Drawing]:
-    """Draw accuracy against parameters and against training time, where there is something to compare.
+    """Draw accuracy against parameters and against training time, where there are two points or more.
 
     One point a run or a group of seeds; on held-out images only where no two were tested, and without bars, as their
     number is not recorded.
@@ -194,53 +178,36 @@ def draw_costs(chapter: Chapter, reached: Sequence[Result]) -> list[Drawing]:
     tested = [found for found in reached if found.split == "test"]
     shown = tested if len(tested) > 1 else [found for found in reached if found.split != "test"]
     y = "test accuracy (bars: 95 %)" if shown is tested else "accuracy on held-out images"
-    sizes = [found.parameters for found in shown]
-    seconds = [found.seconds for found in shown]
-    drawings = (
-        draw_cost(chapter, shown, sizes, "parameters", "parameters", y),
-        draw_cost(chapter, shown, seconds, "seconds", "training time in device-seconds", y),
-    )
-    return [drawing for drawing in drawings if drawing]
-
-
-def draw_cost(
-    chapter: Chapter, shown: Sequence[Result], costs: Sequence[float | None], name: str, x: str, y: str
-) -> Drawing | None:
-    """Draw accuracy against one of the costs of some results; None if fewer than two have it."""
     styles, hint = chapter.style_runs(len(shown))
-    points: list[figures.Point] = []
-    for found, cost in zip(shown, costs, strict=True):
+    points: dict[str, list[figures.Point]] = {"parameters": [], "training time in device-seconds": []}
+    for found in shown:
         style = styles[found.runs[0].label]
         if found.seeds > 1 and not hint:
             style = dataclasses.replace(style, label=f"{style.label}, mean of {found.seeds} seeds")
-        points += [(style, cost, found.accuracy, found.interval)] if cost is not None else []
-    if len(points) < 2:
-        return None
-    svg = figures.draw_points(sorted(points, key=lambda point: point[0].place), x, y)
-    caption, wide = f"Accuracy against {x.partition(' in ')[0]}{hint}", len(points) > len(figures.COLOURS)
-    return Drawing(chapter.name_file(name), caption, svg, wide)
+        for x, cost in zip(points, (found.parameters, found.seconds), strict=True):
+            points[x] += [(style, cost, found.accuracy, found.interval)] if cost is not None else []
+    drawings = []
+    for (x, some), name in zip(points.items(), ("parameters", "seconds"), strict=True):
+        if len(some) > 1:
+            svg = figures.draw_points(sorted(some, key=lambda point: point[0].place), x, y)
+            caption, wide = f"Accuracy against {x.partition(' in ')[0]}{hint}", len(some) > len(figures.COLOURS)
+            drawings.append(Drawing(chapter.name_file(name), caption, svg, wide))
+    return drawings
 
 
 def draw_metrics(chapter: Chapter) -> list[Drawing]:
-    """Draw each metric that has a caption and was measured, epoch by epoch."""
-    drawings = [draw_metric(chapter, metric) for metric in metrics.METRICS if metric.caption]
-    return [drawing for drawing in drawings if drawing]
-
-
-def draw_metric(chapter: Chapter, metric: metrics.Metric) -> Drawing | None:
-    """Draw a metric epoch by epoch, a curve for each run that measured it; None if no run did."""
-    found = {}
-    for one in chapter.runs:
-        values = [(row[metric.drawn] or {}).get(metric.name) for row in one.rows]
-        if any(value is not None for value in values):
-            found[one.label] = [row["epoch"] for row in one.rows], values
-    if not found:
-        return None
-    styles, hint = chapter.style_runs(len(found))
-    curves = [(styles[label], epochs, values) for label, (epochs, values) in found.items()]
-    percent = metric.format.endswith("%}")
-    svg = figures.draw_curves(curves, x="epoch", y=metric.title, log=metric.log, percent=percent)
-    return Drawing(chapter.name_file(metric.name), f"{metric.caption}{hint}", svg)
+    """Draw each metric that has a caption epoch by epoch, a curve for each run that measured it."""
+    drawings = []
+    for metric in (metric for metric in metrics.METRICS if metric.caption):
+        found = {one.label: [(row[metric.drawn] or {}).get(metric.name) for row in one.rows] for one in chapter.runs}
+        measured = [one for one in chapter.runs if any(value is not None for value in found[one.label])]
+        if measured:
+            styles, hint = chapter.style_runs(len(measured))
+            curves = [(styles[one.label], [row["epoch"] for row in one.rows], found[one.label]) for one in measured]
+            percent = metric.format.endswith("%}")
+            svg = figures.draw_curves(curves, x="epoch", y=metric.title, log=metric.log, percent=percent)
+            drawings.append(Drawing(chapter.name_file(metric.name), f"{metric.caption}{hint}", svg))
+    return drawings
 
 
 def tabulate_settings(chapter: Chapter) -> Table:

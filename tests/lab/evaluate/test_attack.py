@@ -10,7 +10,7 @@ from kerneq.cells import DenseCell
 from kerneq.equilibrium import Equilibrium, solving
 from kerneq.gradients import Implicit, Phantom, Unrolled
 from kerneq.kernels import Gaussian
-from kerneq.lab.evaluate.attack import InPixels, Threat, attack, carry_out, carry_out_unrolled, pgd
+from kerneq.lab.evaluate.attack import InPixels, Threat, attack, attack_pictures, attack_unrolled, pgd
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -112,7 +112,7 @@ def test_what_a_layer_was_is_put_back_even_after_an_error():
 def test_an_honest_gradient_raises_no_concern_and_the_unrolled_one_finds_no_more():
     model, x = Net(Phantom()).eval(), pictures(20, (3, 2, 2))
     labels = model(x).argmax(1)
-    found = attack(model, [(x, labels)], Threat("l2", 0.1, steps=4, restarts=1), source=Net(Phantom()).eval())
+    found = attack(model, [(x, labels)], Threat("l2", 0.1, steps=4, restarts=1))
     assert found.accuracy < found.random and found.unrolled == pytest.approx(found.tested, abs=0.05)
     assert [words for words in found.concerns() if "ball" not in words] == []
     assert [radius for radius, _ in found.radii] == pytest.approx([0.0, 0.05, 0.1, 0.2, 0.4, 0.8])
@@ -126,10 +126,10 @@ def test_an_unrolled_attack_that_a_card_has_no_memory_for_is_made_in_smaller_par
         sizes.append([len(x) for x, _ in pictures])
         if max(sizes[-1]) > 4:
             raise torch.OutOfMemoryError
-        return carry_out(threat, model, pictures, gradient)
+        return attack_pictures(threat, model, pictures, gradient)
 
-    monkeypatch.setattr("kerneq.lab.evaluate.attack.carry_out", out_of_memory)
-    left = carry_out_unrolled(threat, model, [(x[:6], labels[:6]), (x[6:], labels[6:])], 8)
+    monkeypatch.setattr("kerneq.lab.evaluate.attack.attack_pictures", out_of_memory)
+    left = attack_unrolled(threat, model, [(x[:6], labels[:6]), (x[6:], labels[6:])], 8)
     assert sizes == [[6, 4], [4, 2, 4]] and torch.equal(torch.cat([some for _, some in left]), labels)
 
 
@@ -147,11 +147,9 @@ def test_a_gradient_that_is_zero_is_noticed():
             return super().forward((4 * x).round() / 4)
 
     model, x = Rounded().eval(), pictures(40)
-    found = attack(model, [(x, model(x).argmax(1))], Threat("linf", 0.1), source=Two().eval())
-    assert found.unrolled is None and found.transfer < found.tested
-    assert "another model's pictures do better" in found.concerns()
-    worse = dataclasses.replace(found, random=0.0, losses=[1.0, 1.0])
-    assert {"random points do better", "the loss does not rise along the steps"} <= set(worse.concerns())
+    found = attack(model, [(x, model(x).argmax(1))], Threat("linf", 0.1))
+    assert found.unrolled is None and "the loss does not rise along the steps" in found.concerns()
+    assert "random points do better" in dataclasses.replace(found, random=0.0).concerns()
 
 
 def test_random_points_that_fool_more_often_than_the_attack_are_noticed():

@@ -71,7 +71,7 @@ def measured(folder: Path) -> Path:
         [trace],
         [trace],
     )
-    threat = ThreatResult(Threat(), 0.4, [1.0, 2.0], 0.9, 0.4, [(4 / 255, 0.6), (8 / 255, 0.4)], None, None)
+    threat = ThreatResult(Threat(), 0.4, [1.0, 2.0], 0.9, 0.4, [(4 / 255, 0.6), (8 / 255, 0.4)], None)
     parts = {
         "behaviour": BehaviourResult(
             60, 8, 1e-3, 4, [layer], [StoppedScore(1, 0.5, 1.0, 0.1), StoppedScore(4, 0.9, 0.3, 1e-4)]

@@ -1,4 +1,4 @@
-"""How strongly f moves with z at a state: `jacobian_norm` to keep it small in training, `spectral_radius` to watch it."""
+"""How strongly f moves with z: `jacobian_norm` to keep it small in training, `spectral_radius` to watch it."""
 
 from collections.abc import Callable
 

@@ -19,8 +19,8 @@ class Neumann(AbstractGradient):
     """u = g + Jᵀg + … + (Jᵀ)ᵏg, k = `terms`, in the place of (I − Jᵀ)⁻¹g, with J = ∂f/∂z at z* and g = ∂L/∂z*.
 
     `Neumann(0)`, u = g, is the Jacobian-free gradient (Fung et al., 2022). The error falls by the contraction of f
-    with each term; where f does not contract it grows. The value stays z*. At an exact equilibrium it is the gradient of
-    `Phantom(terms + 1, 1)`, with one evaluation of f in memory instead of all. Cost: a product with Jᵀ a term.
+    with each term; where f does not contract it grows. The value stays z*. At an exact equilibrium it is the gradient
+    of `Phantom(terms + 1, 1)`, with one evaluation of f in memory instead of all. Cost: a product with Jᵀ a term.
     """
 
     terms: int = 5

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .cells import AbstractCell
-from .gradients import AbstractGradient, Implicit, Unrolled
+from .gradients import AbstractGradient, AbstractSteps, Implicit
 from .gradients.transforms import opaque
 from .maps import AbstractMap, Function, Point, as_map
 from .solution import Limits, OnFailure, Solution, Status
@@ -173,7 +173,7 @@ def _find(
 
     As everywhere, the residual of a solve out of steps is that of the point from which its last step was made.
     """
-    if isinstance(gradient, Unrolled):
+    if isinstance(gradient, AbstractSteps):
         solver = gradient.choose_solver(f)
         limits = dataclasses.replace(limits, max_steps=gradient.steps, check_every=gradient.steps)
         z0 = None if z0 is None else torch.zeros_like(z0)
@@ -264,7 +264,7 @@ def solving(
 
 def _exact_rule(rule: AbstractGradient) -> AbstractGradient:
     """Return the exact gradient of what a layer with this rule computes: its equilibrium, or its unrolled steps."""
-    if isinstance(rule, Unrolled):
+    if isinstance(rule, AbstractSteps):
         return rule
     implicit = rule if isinstance(rule, Implicit) else Implicit(Anderson())
     return dataclasses.replace(implicit, tol=1e-5, max_steps=50, check_every=None, on_failure="return")

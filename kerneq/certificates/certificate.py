@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..cells import AbstractKernelCell
 from ..equilibrium import Equilibrium
-from ..gradients import Unrolled
+from ..gradients import AbstractSteps
 from ..kernels.base import KernelConstants
 from ..kernels.radial import PatchParameters
 from ..models import Classifier, DenseClassifier, LipschitzClassifier
@@ -111,7 +111,7 @@ def certify(
         raise ValueError(f"The input must hold at least one sample, got shape {tuple(x.shape)}.")
     exact = copy.deepcopy(model).double().eval()
     for layer in exact.layers():
-        if isinstance(layer.gradient, Unrolled):
+        if isinstance(layer.gradient, AbstractSteps):
             raise TypeError(f"Certificates are about equilibria, got a layer that gives {layer.gradient.steps} steps.")
         layer.solver, layer.tol, layer.max_steps, layer.check_every = Proximal(), tol, MAX_STEPS, None
     with torch.autocast(x.device.type, enabled=False):

@@ -1,14 +1,28 @@
-"""How ∂L/∂z* reaches the parameters: `Implicit` (the default: exact), `Phantom` (some steps), `Unrolled` (all of them).
+"""How ∂L/∂z* reaches the parameters: `Implicit` (the default: exact), `Neumann` and `Phantom` (some terms or steps),
+`Unrolled` and `Reversible` (all steps of a solve, the latter without keeping them).
 
 `Implicit` solves a linear system, by `InFeatures`, by `ConjugateGradient` or by a solver of `kerneq.solvers`.
 """
 
 from ..maps import Point
 from ..solvers.features import InFeatures
-from .base import AbstractGradient
+from .base import AbstractGradient, AbstractSteps
 from .implicit import ConjugateGradient, Implicit
+from .neumann import Neumann
+from .reversible import Reversible
 from .unrolled import Phantom, Unrolled
 
-__all__ = ["AbstractGradient", "ConjugateGradient", "Implicit", "InFeatures", "Phantom", "Point", "Unrolled"]
+__all__ = [
+    "AbstractGradient",
+    "AbstractSteps",
+    "ConjugateGradient",
+    "Implicit",
+    "InFeatures",
+    "Neumann",
+    "Phantom",
+    "Point",
+    "Reversible",
+    "Unrolled",
+]
 
 __dir__ = __all__.copy  # `dir` lists the public names only

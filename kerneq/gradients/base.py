@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..maps import Map, Point
+from ..maps import AbstractMap, Map, Point
+from ..solvers.base import AbstractSolver
 
 
 class AbstractGradient(abc.ABC):
@@ -18,6 +19,19 @@ class AbstractGradient(abc.ABC):
 
         `Point(z)` is enough for an equilibrium z (batch, ...) from elsewhere; a solve adds what it has computed there.
         """
+
+
+class AbstractSteps(AbstractGradient):
+    """A rule that differentiates `steps` steps of its own from z = 0.
+
+    They are the value of a layer with and without gradients, in the place of its solver.
+    """
+
+    steps: int
+
+    @abc.abstractmethod
+    def choose_solver(self, f: AbstractMap) -> AbstractSolver[Any]:
+        """Return the solver whose steps are taken."""
 
 
 def once(u: Tensor, g: Tensor, image: Tensor, reason: str) -> Tensor:

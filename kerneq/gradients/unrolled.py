@@ -9,7 +9,7 @@ from ..equation import Equation
 from ..maps import AbstractMap, Map, Point, as_map
 from ..solvers import AbstractSolver, Picard, Proximal
 from ..tensors import check_share, check_whole
-from .base import AbstractGradient
+from .base import AbstractGradient, AbstractSteps
 
 
 @final
@@ -39,7 +39,7 @@ class Phantom(AbstractGradient):
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Unrolled(AbstractGradient):
+class Unrolled(AbstractSteps):
     """`steps` steps from z = 0, all of them differentiated.
 
     For an equation from a cell these are proximal steps, which converge for any weights; for a plain function they
@@ -60,7 +60,5 @@ class Unrolled(AbstractGradient):
             z, _ = solver.step(space, space.evaluate(z), None)
         return Point(z, backward=at.backward)
 
-    @staticmethod
-    def choose_solver(f: AbstractMap) -> AbstractSolver[Any]:
-        """Return the solver whose steps are taken."""
+    def choose_solver(self, f: AbstractMap) -> AbstractSolver[Any]:
         return Proximal(memory=0) if isinstance(f, Equation) else Picard()

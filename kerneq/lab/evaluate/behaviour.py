@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from ...equation import Equation
 from ...equilibrium import Equilibrium, hook_solves, layers_of, solving
-from ...gradients import Unrolled
+from ...gradients import AbstractSteps
 from ...gradients.implicit import Adjoint
 from ...maps import AbstractMap, Map, Point, as_map, linearise
 from ...solvers import AbstractSolver, solve
@@ -138,7 +138,7 @@ def measure_behaviour(
 ) -> BehaviourResult:
     """Measure the run's solves on test images; `traced` of them get traces, `shown` of these are also kept singly."""
     layers = layers_of(trained.model)
-    if not layers or any(isinstance(layer.gradient, Unrolled) for layer in layers):
+    if not layers or any(isinstance(layer.gradient, AbstractSteps) for layer in layers):
         what = "layers of unrolled steps" if layers else "no equilibrium layer"
         raise NotApplicableError(f"{trained.run.path} has {what}, and so no solver behaviour to measure.")
     chosen = trained.test.sample(images)

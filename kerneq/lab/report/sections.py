@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...gradients import Unrolled
+from ...gradients import AbstractSteps
 from ...kernels import AbstractRadialKernel, Linear
 from ...models import KernelConfig, ResNetConfig
 from ..evaluate import PARTS
@@ -234,7 +234,7 @@ def applies_to(part: str, one: Reported) -> bool:
     if part not in ("behaviour", "certificates"):
         return True
     settings = one.config.model.settings
-    if isinstance(settings, ResNetConfig) or isinstance(settings.gradient, Unrolled):
+    if isinstance(settings, ResNetConfig) or isinstance(settings.gradient, AbstractSteps):
         return False
     known = isinstance(settings, KernelConfig) and isinstance(settings.kernel, AbstractRadialKernel | Linear)
     return part == "behaviour" or known

@@ -15,7 +15,7 @@ from .maps import AbstractMap, Function, Point, as_map
 from .solution import Limits, OnFailure, Solution, Status
 from .solvers import AbstractSolver, Anderson, Proximal
 from .solvers.loops import find_point, run_untraced
-from .tensors import check_kind, is_only_channels_last, is_transformed
+from .tensors import check_kind, in_backward, is_only_channels_last, is_transformed
 
 SolveHook = Callable[["Equilibrium", AbstractMap, Tensor], None]
 Output = Callable[[AbstractMap, Point], Tensor]  # what a layer makes of the state
@@ -78,7 +78,7 @@ class Equilibrium(nn.Module):
             return self._transformed(x)
         f = self.cell.bind(x)
         solution, at = _find(f, self.cell.initial(f), self.solver, self.gradient, self.limits)
-        if self.training:
+        if self.training and not in_backward():  # gradient checkpointing computes the same layer twice
             self.cell.observe(f, at.z)
         if self.solve_hook is not None:
             self.solve_hook(self, f, at.z)

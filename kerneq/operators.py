@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .linear_maps import AbstractLinearMap, as_linear_map, find_top_vector, is_singular, norm_at
-from .tensors import autocasted, version
+from .tensors import autocasted, in_backward, version
 
 
 @final
@@ -78,6 +78,8 @@ class NormTracker:
                     f"The norm of W on states of shape {shape} is not known yet: call the model once, in `eval()` and "
                     "on an input of this size, before it is exported."
                 )
+            return known
+        if training and known is not None and in_backward():  # computed again by gradient checkpointing: as before
             return known
         track = training and known is not None
         if not track and settled is not None and settled.fits(known, weight):

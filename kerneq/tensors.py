@@ -109,6 +109,11 @@ def is_transformed() -> bool:
     return forward or torch._C._are_functorch_transforms_active()
 
 
+def in_backward() -> bool:
+    """Whether this runs inside a backward pass: in a layer, because gradient checkpointing computes it once more."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def needs_graph(*tensors: Tensor) -> bool:
     """Whether autograd will differentiate the result: then plain operations are needed, which autograd records."""
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ..fused.radial import fused_hvp, fused_step, has_programs
 from ..operators import Dense, Scaling
-from ..tensors import check_nonnegative, check_positive, check_share, check_whole, working_dtype
+from ..tensors import check_nonnegative, check_positive, check_share, check_whole, in_backward, working_dtype
 from .base import AbstractKernel, AbstractParameters, Binding, KernelConstants, Slope
 
 
@@ -67,11 +67,14 @@ class Width(nn.Module):
             self.register_buffer("smallest", torch.tensor(float(size)))  # M; `size` is E‖rᵢ‖² for unit entries
             self.register_buffer("looks", torch.tensor(0.0))  # how often M was updated
         self.number: Tensor | None = None  # γ, where it is one
+        self.used: Tensor | None = None  # M in the last forward pass, which gradient checkpointing repeats
 
     def forward(self, a: Tensor) -> Tensor:
         """Return γ as it is used during one solve for a."""
         if isinstance(self.gamma, Adaptive):
-            return (self.gamma.share / self.get_buffer("smallest").clone()).to(working_dtype(a.dtype))
+            if self.used is None or not in_backward():
+                self.used = self.get_buffer("smallest").clone()
+            return (self.gamma.share / self.used).to(working_dtype(a.dtype))
         number, dtype = self.number, working_dtype(a.dtype)
         if number is None or (number.dtype, number.device) != (dtype, a.device):
             with torch.inference_mode(False):  # it outlives the call, as the vector of a norm does

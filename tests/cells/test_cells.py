@@ -6,13 +6,14 @@ import pytest
 import torch
 from helpers import CELLS, KERNELS, Reference, cell_of, input_of
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import kerneq
 from kerneq import equation
 from kerneq.cells import ConvCell, DenseCell
 from kerneq.equation import Equation
 from kerneq.equilibrium import hook_solves
-from kerneq.kernels import Gaussian, Linear, Polynomial, Sigmoid
+from kerneq.kernels import Adaptive, Gaussian, Linear, Polynomial, Sigmoid
 from kerneq.solvers import Anderson
 from kerneq.solvers.base import StateSpace
 
@@ -168,3 +169,20 @@ def test_diagnostics_change_nothing_in_training():
                 cell.diagnostics()
         found.append(torch.cat([p.detach().flatten() for p in layer.parameters()]))
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_sees_what_the_first_pass_saw_and_moves_statistics_once(reentrant):
+    found = []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        cell = DenseCell(Gaussian(Adaptive()), inputs=5, state=8, features=6, norm=1.0)
+        layer, x = kerneq.Equilibrium(cell, tol=1e-6, max_steps=200).double(), torch.randn(40, 5, dtype=torch.float64)
+        x.requires_grad_()
+        network = nn.Sequential(layer, kerneq.Value())
+        for _ in range(3):  # γ moves most in the first step
+            value = checkpoint(network, x, use_reentrant=reentrant) if checkpointed else network(x)
+            value.square().sum().backward()
+        tensors = [p.grad for p in (x, *layer.parameters())] + [t.double() for t in layer.state_dict().values()]
+        found.append(torch.cat([t.flatten() for t in tensors]))
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-10)

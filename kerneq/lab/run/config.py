@@ -16,13 +16,10 @@ from typing import Any, Literal
 
 import torch
 
-from ...equilibrium import Equilibrium
-from ...gradients import Implicit
 from ...models import ModelConfig, find, from_config
 from ...settings import ConfigError as ConfigError
 from ...settings import build, convert, read_override, setting, suggestion, values
 from ...settings import write as write
-from ...solvers.loops import CUDA_STRIDE
 from ..data import DATA_SETS, Augment
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"  # the files that come with the package
@@ -118,7 +115,9 @@ class Training:
     clip: float = setting(0.0, "largest norm of the gradient, 0: unlimited", low=0)
     channels_last: bool = setting(True, "store images as NHWC")
     compile: bool = setting(False, "torch.compile of a ResNet, or of the map where z, not v = Wz, is iterated")
-    graph: bool = setting(False, "on a GPU, capture the step as one CUDA graph; solves may not look at their residual")
+    graph: bool = setting(
+        False, "on a GPU, capture the step as one CUDA graph, if no solve looks at its residual on the way"
+    )
     deterministic: bool = setting(False, "only algorithms that give the same bits every time")
     validate_epochs: int = setting(1, "epochs between validations; the last epoch always has one", low=1)
     checkpoint_epochs: int = setting(1, "epochs between checkpoints", low=1)
@@ -179,23 +178,12 @@ def differences(first: Config, second: Config) -> list[str]:
 
 
 def check(config: Config) -> None:
-    """Refuse what training would refuse: a model that cannot be built, solves that a CUDA graph cannot hold."""
+    """Refuse a model that cannot be built, as training would."""
     try:
         with torch.random.fork_rng(devices=[]):  # leaves the random numbers of the run alone
-            model = from_config(config.model.settings, classes=10)
+            from_config(config.model.settings, classes=10)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"[model] {error}") from None
-    if not config.training.graph or config.device == "cpu":
-        return
-    for layer in model.layers():
-        solves: list[Equilibrium | Implicit] = [layer]
-        if isinstance(layer.gradient, Implicit):
-            solves.append(layer.gradient)
-        if any((solve.check_every or CUDA_STRIDE) < solve.max_steps for solve in solves):
-            raise ConfigError(
-                "`training.graph` needs solves that never look at their residual: set model.check_every to at least "
-                "model.max_steps and the gradient's, or training.graph=false."
-            )
 
 
 def _changes(overrides: Iterable[str]) -> dict[str, Any]:

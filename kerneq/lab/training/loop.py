@@ -82,6 +82,8 @@ def _train(
         model.compile_map()
     state = State(model, config, process)
     open_run(run, state, batches, held_out, resume, partial(announce, loggers))
+    if settings.graph and process.device.type == "cuda" and not state.captured:
+        announce(loggers, "without a CUDA graph: there are several processes, or model.check_every < model.max_steps")
     network, autocast = process.wrap(model), process.autocast(settings.amp)
     clock.lap("model")
 

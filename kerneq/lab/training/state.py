@@ -13,9 +13,12 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from ...cuda_graphs import capture
+from ...equilibrium import Equilibrium
+from ...gradients import Implicit
 from ...loading import load_weights, read_checkpoint, select
 from ...models import AbstractModel
 from ...solution import NonfiniteInputError
+from ...solvers.loops import CUDA_STRIDE
 from ..run import CheckpointError, Run, TrainingError, checkpoint
 from ..run.config import Config, write
 from .metrics import Accumulator
@@ -37,7 +40,8 @@ class State:
         self.model = model
         self.config = config
         self.process = process
-        self.captured = config.training.graph and process.device.type == "cuda" and process.world == 1
+        alone = process.device.type == "cuda" and process.world == 1
+        self.captured = config.training.graph and alone and takes_fixed_steps(model)
         self.optimizer = make_optimizer(model, config.optimizer, self.captured)
         # The model with the running average of the weights and buffers; None where none is kept.
         self.average = copy.deepcopy(model).eval() if config.training.ema > 0 else None
@@ -145,6 +149,13 @@ class State:
             "optimizer.lr (and optimizer.muon), set training.clip (for example 1.0) or a longer schedule.warmup, and "
             "start a new run."
         )
+
+
+def takes_fixed_steps(model: AbstractModel) -> bool:
+    """Whether no solve looks at its residual on the way, forward or backward, so that a CUDA graph can hold a step."""
+    solves: list[Equilibrium | Implicit] = [*model.layers()]
+    solves += [layer.gradient for layer in model.layers() if isinstance(layer.gradient, Implicit)]
+    return all((solve.check_every or CUDA_STRIDE) >= solve.max_steps for solve in solves)
 
 
 @contextmanager

@@ -28,7 +28,8 @@ from kerneq.lab.run.config import (
     parse,
     write,
 )
-from kerneq.models import MODELS
+from kerneq.lab.training.state import takes_fixed_steps
+from kerneq.models import MODELS, from_config
 from kerneq.settings import choices
 from kerneq.solvers import Anderson, Picard
 
@@ -237,8 +238,8 @@ def test_every_experiment_takes_every_kernel_and_none_keeps_what_was_said_of_ano
 @pytest.mark.parametrize("name", ["resnet18", "mdeq-10m", "geq-certified", "geq-dense-tiny", "mopteq-8m"])
 def test_another_model_drops_the_settings_of_the_model_of_the_base(name, tmp_path):
     base, wanted = load("geq-5m-cifar10"), Model(name, MODELS[name].config)
-    changed = load("geq-5m-cifar10", [f"model.name={name}", "training.graph=false"])
-    assert changed == dataclasses.replace(base, model=wanted, training=dataclasses.replace(base.training, graph=False))
+    changed = load("geq-5m-cifar10", [f"model.name={name}"])
+    assert changed == dataclasses.replace(base, model=wanted)
     check(changed)
     (tmp_path / "a.toml").write_text(f'base = "geq-5m-cifar10"\n[model]\nname = "{name}"\n')
     assert load(tmp_path / "a.toml").model == wanted
@@ -253,6 +254,20 @@ def test_another_model_takes_nothing_that_was_said_of_the_one_before(tmp_path):
     (tmp_path / "b.toml").write_text('base = "a.toml"\n[model]\nname = "kerdeq-tiny"\ntol = 0.1\n')
     model = load(tmp_path / "b.toml", ["model.width=8"]).model
     assert model == Model("kerdeq-tiny", dataclasses.replace(MODELS["kerdeq-tiny"].config, tol=0.1, width=8))
+
+
+@pytest.mark.parametrize(
+    ("changes", "fixed"),
+    [
+        ([], False),
+        (["model.check_every=30"], True),
+        (["model.check_every=30", "model.gradient.max_steps=40"], False),
+        (["model.max_steps=4", "model.gradient.max_steps=4"], True),  # one look, at the end
+        (["model.name=resnet-tiny"], True),
+    ],
+)
+def test_a_step_is_captured_where_no_solve_looks_at_its_residual(changes, fixed):
+    assert takes_fixed_steps(from_config(parse("", changes).model.settings, classes=10)) is fixed
 
 
 def test_overrides_reach_every_setting_of_the_model():
@@ -317,19 +332,10 @@ def test_the_settings_that_the_recipe_says_repeat_its_first_runs_are_those(path)
         (["model.kernel.split=5"], r"\[model\] `split` must divide the number of features: 16 is not a multiple of 5."),
         (["model.gradient.solver.name=proximal"], r"\[model.gradient\] `Implicit` solves a linear system"),
         (["model.name=mdeq-tiny", "model.solver.name=proximal"], r"\[model\] MDEQ has no kernel, which Proximal"),
-        (["training.graph=true"], "`training.graph` needs solves that never look at their residual"),
-        (
-            ["training.graph=true", "model.check_every=30", "model.gradient.max_steps=40"],
-            "`training.graph` needs solves that never look at their residual",
-        ),
     ],
 )
 def test_what_training_would_refuse_is_refused_before(changes, message):
     state = torch.get_rng_state()
     with pytest.raises(ConfigError, match=message):
         check(parse("", changes))
-    check(parse("", ["training.graph=true", "device=cpu"]))  # where there is no graph
-    check(parse("", ["training.graph=true", "model.check_every=30"]))
-    check(parse("", ["training.graph=true", "model.max_steps=4", "model.gradient.max_steps=4"]))  # one look, at the end
-    check(parse("", ["training.graph=true", "model.name=resnet-tiny"]))
     assert torch.equal(torch.get_rng_state(), state)

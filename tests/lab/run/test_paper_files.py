@@ -7,7 +7,7 @@ from kerneq.gradients import Phantom
 from kerneq.kernels import Adaptive, Gaussian, Linear, Polynomial, Sigmoid
 from kerneq.lab.data import Augment
 from kerneq.lab.run.config import EXPERIMENTS, check, load
-from kerneq.models import ClassifierConfig, from_config, parameters
+from kerneq.models import ClassifierConfig, MDEQConfig, from_config, parameters
 from kerneq.solvers import Anderson
 
 SCALES = (1, 2, 4, 4, 8, 8)  # of 32 (CIFAR), of 64 after two downsampling convolutions (256 pixels)
@@ -70,6 +70,8 @@ def test_a_paper_file_says_what_the_papers_state(model, data):
     settings = config.model.settings
     if not isinstance(settings, ClassifierConfig):  # ResNet, MDEQ, which down-sample at 256 pixels, too
         assert settings.stem == ("imagenet" if large else "cifar")
+        if isinstance(settings, MDEQConfig):
+            assert settings.gradient == Phantom(5, relaxation=0.5)  # MDEQ's own: Algorithm 1, which has 0.8, is GEQ's
         return
     assert isinstance(settings.solver, Anderson) and settings.gradient == Phantom(5, relaxation=0.8)
     assert settings.length == 1.0  # so that γ acts

@@ -129,3 +129,48 @@ def test_a_truncated_kernel_may_or_may_not_be_semi_definite(square, least):
     X = kglm.pixels(12, 12, 1)
     K = kglm.Truncated(torch.full((1, 1), square), radius=3)(X, X)
     assert float(torch.linalg.eigvalsh(K)[0]) == pytest.approx(least, abs=5e-3 if least < 0 else 5e-4)
+
+
+def test_with_a_pseudo_inverse_the_problem_2_is_not_the_equation_1():
+    """W̃ᵀ = (½, ½), a = (1, −1): with (W̃⁺)ᵀ = (1, 1), z ≥ 0, (2) is ½z², least at 0."""
+    W, a, z = torch.tensor([[0.5], [0.5]]), torch.tensor([1.0, -1.0]), torch.zeros(1)
+    for _ in range(100):
+        z = W.mT @ torch.relu(W @ z + a)
+    assert float(z) == pytest.approx(2 / 3)
+    inverse = torch.linalg.pinv(W).mT
+    grid = torch.linspace(0, 1, 101)  # f allows z ≥ 0 only
+    y = grid[:, None] * inverse.mT
+    assert int((y.square().sum(1) / 2 - y @ a - grid.square() / 2).argmin()) == 0
+
+
+def test_the_perturbation_of_the_papers_sigma_is_above_what_it_should_keep_to():
+    mu, m, B = 0.5, 0.25, 1.0
+    needed = 2 * mu**3 * (B + 1) + 2 * (1 - m) * mu * (B + 1) + (1 - m) ** 2  # of (30), with (31)'s μ³, times (1 − m)²
+    printed = 2 * mu**3 * (B + 1) + 2 * (1 - m) * mu + (1 - m) ** 2
+    assert needed / printed == pytest.approx(1.41, abs=0.005)
+
+
+def test_a_smaller_similarity_may_come_with_a_smaller_distance():
+    def solve(x: float, W: float, gamma: float) -> float:
+        z = 0.0
+        for _ in range(500):
+            r = x - W * z
+            z = 0.5 * z + 0.5 * max(0.0, math.exp(-gamma * r * r) * W * r)
+        return z
+
+    similar, other = ((solve(1, 1, gamma), solve(2, 1, gamma)) for gamma in (0.1, 3.0))
+    assert similar[0] * similar[1] == pytest.approx(0.47, abs=5e-3) and other[0] * other[1] < 1e-6
+    assert similar[1] - similar[0] == pytest.approx(0.45, abs=5e-3)
+    assert other[0] - other[1] == pytest.approx(0.07, abs=5e-3)
+    opteq, geq = [1 / (1 - 0.9**2), 2 / (1 - 0.9**2)], [solve(1, 0.9, 0.1), solve(2, 0.9, 0.1)]
+    assert math.prod(geq) < math.prod(opteq)
+    assert (geq[1] - geq[0], opteq[1] - opteq[0]) == pytest.approx((0.43, 5.26), abs=5e-3)
+
+
+def test_the_variance_of_a_gaussian_statistic_is_1_for_one_of_three_only():
+    """A″ = Var T: of T = y it is σ² = 4, of y/σ 1, of y/σ² (ours, where η is the mean) ¼."""
+    eta = torch.zeros(1)
+    variances = [kglm.families.Custom(lambda e, v=v: 0.5 * v * e.square()).variance(eta).item() for v in (4.0, 1.0)]
+    assert [*variances, kglm.Gaussian(4.0).variance(eta).item()] == [4.0, 1.0, 0.25]
+    K = 0.5 * torch.eye(1)
+    assert kglm.check_assumptions(K, 1.0, kglm.families.Custom(lambda e: 2 * e.square(), bound=4.0)).contraction == 2

@@ -6,6 +6,7 @@ from .equilibrium import KernelEquilibrium as KernelEquilibrium
 from .families import AbstractFamily as AbstractFamily
 from .families import Bernoulli as Bernoulli
 from .families import Binomial as Binomial
+from .families import Categorical as Categorical
 from .families import Custom as Custom
 from .families import Gaussian as Gaussian
 from .families import Ising as Ising

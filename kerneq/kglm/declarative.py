@@ -53,8 +53,8 @@ def dual(problem: Problem, eta: Tensor) -> Tensor:
     """
     z = problem.family.mean(eta) + problem.prior.slope(eta)
     gap = problem.t - z
-    conjugate = eta * z - problem.family.log_partition(eta) - problem.prior.penalty(eta)
-    return -(conjugate + gap * (problem.times(gap) / (2 * problem.lam) + problem.offset)).sum(-1)
+    rest = eta * z - problem.prior.penalty(eta) + gap * (problem.times(gap) / (2 * problem.lam) + problem.offset)
+    return problem.family.log_partition(eta).sum(-1) - rest.flatten(1).sum(-1)
 
 
 def _find_modules(part: Any) -> list[nn.Module]:
@@ -106,6 +106,8 @@ class DeclarativeNode(nn.Module):
         if self.constraint == "minimum":
             alpha = minimise(self.glm.pose(X, Y))
             across = self.glm.covariance(X2, X)
+            if alpha.ndim == 3:
+                return across @ alpha + self.glm.offset_at(X2)
             return (across @ alpha[..., None])[..., 0] + self.glm.offset_at(X2)
         if X.ndim == 2:
             return self._equilibrium(X, Y, X2)

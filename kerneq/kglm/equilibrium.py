@@ -5,7 +5,8 @@
 
 (7) is solved for η = (A′)⁻¹(z), η = W₁σ(η) + W₂T + W₃Q′(η) + m: no inverse link is needed, and relaxed iteration with
 a small enough step converges for every kernel (`Guarantee.relaxation`). Where no step is small enough for all targets
-(Poisson), damped Newton does.
+(Poisson), damped Newton does. For vectors (`Categorical`) σ = ∇A acts on the last dimension of (batch, n, classes) and
+the weights on the one before.
 """
 
 import dataclasses
@@ -30,10 +31,15 @@ from .guarantee import Guarantee
 MANY_STEPS = 10_000  # of relaxed iteration, beyond which a few of Newton's, n³ operations each, are less
 
 
+def _multiply(family: AbstractFamily, weight: Tensor, v: Tensor) -> Tensor:
+    """Return Wv, of each class where v is a vector per sample, (batch, n, classes)."""
+    return weight @ v if family.vector else as_linear_map(weight)(v)
+
+
 @final
 @dataclasses.dataclass(frozen=True)
 class GLMMap(AbstractMap):
-    """η ↦ W₁σ(η) + W₂T + W₃Q′(η) + m, at one batch of targets; η is (batch, n) or (batch, c, h, w).
+    """η ↦ W₁σ(η) + W₂T + W₃Q′(η) + m, at one batch of targets; η is (batch, n), (batch, c, h, w), (batch, n, classes).
 
     It is computed as W₁(σ(η) − T) + (W₁ + W₂)T + …: with the closed-form weights, W₁ + W₂ = 0, what cancels for a
     small λ then cancels before it is multiplied by K/λ.
@@ -47,8 +53,8 @@ class GLMMap(AbstractMap):
     prior: Prior
 
     def __call__(self, z: Tensor) -> Tensor:
-        image = as_linear_map(self.W1)(self.family.mean(z) - self.t) + self.constant
-        return image if self.W3 is None else image + as_linear_map(self.W3)(self.prior.slope(z))
+        image = _multiply(self.family, self.W1, self.family.mean(z) - self.t) + self.constant
+        return image if self.W3 is None else image + _multiply(self.family, self.W3, self.prior.slope(z))
 
     def rows(self, index: Tensor) -> Self:
         t, constant = self.t.index_select(0, index), self.constant.index_select(0, index)
@@ -80,7 +86,7 @@ class GLMCell(AbstractCell):
 
     def bind(self, x: Tensor) -> GLMMap:
         W1 = self.W1.to(x)  # the targets' dtype may be wider than that of the weights
-        constant = as_linear_map(W1 + self.W2.to(x))(x) + self.bias.to(x)
+        constant = _multiply(self.family, W1 + self.W2.to(x), x) + self.bias.to(x)
         return GLMMap(x, constant, W1, None if self.W3 is None else self.W3.to(x), self.family, self.prior)
 
     def initial(self, f: AbstractMap) -> Tensor:
@@ -120,11 +126,12 @@ class KernelEquilibrium(nn.Module):
     def forward(self, Y: Tensor) -> Tensor:
         """Return f*(Y), the canonical prediction at the outer coordinates."""
         t, eta = self._solve(Y)
-        z = self.cell.family.mean(eta)
+        family = self.cell.family
+        z = family.mean(eta)
         if self.cell.W3 is not None:
             z = z + self.cell.prior.slope(eta)
         V1, V2 = self.V1.to(t), self.V2.to(t)
-        canonical = as_linear_map(V1)(z - t) + as_linear_map(V1 + V2)(t) + self.bias.to(t)  # as in `GLMMap`
+        canonical = _multiply(family, V1, z - t) + _multiply(family, V1 + V2, t) + self.bias.to(t)  # as in `GLMMap`
         return canonical.to(self.V1.dtype)
 
     def mean(self, Y: Tensor) -> Tensor:

@@ -17,8 +17,18 @@ class AbstractFamily(abc.ABC):
     """A log-partition A, elementwise; what follows from it has a default, and a closed form where one is better.
 
     σ = A′ is the activation of the equilibrium layer. The equivalence needs only A convex and differentiable, so a
-    family may also be a pure activation (`LeakyReLU`) that no density has.
+    family may also be a pure activation (`LeakyReLU`) that no density has. η may also be a vector per sample: see
+    `Categorical`.
     """
+
+    @property
+    def vector(self) -> bool:
+        """Whether η is a vector per sample, the last dimension of (…, n, classes); A is then (…, n)."""
+        return False
+
+    def for_targets(self, y: Tensor) -> "AbstractFamily":
+        """Return the family with what only the targets can tell, such as the number of classes."""
+        return self
 
     @abc.abstractmethod
     def log_partition(self, eta: Tensor) -> Tensor:
@@ -45,7 +55,7 @@ class AbstractFamily(abc.ABC):
         """Return T(y); a ValueError where y is outside the support."""
         return y
 
-    def _check(self, y: Tensor, inside: Tensor, support: str) -> Tensor:
+    def check(self, y: Tensor, inside: Tensor, support: str) -> Tensor:
         """Return y; raise an error that names the first value outside the support."""
         if not bool(inside.all()):
             outside = y[~inside].flatten()[0].item()
@@ -121,7 +131,7 @@ class Binomial(AbstractFamily):
 
     def statistic(self, y: Tensor) -> Tensor:
         inside = (y >= 0) & (y <= self.trials) & (y == y.round())
-        return self._check(y, inside, f"whole numbers from 0 to {self.trials}")
+        return self.check(y, inside, f"whole numbers from 0 to {self.trials}")
 
 
 def Bernoulli() -> Binomial:
@@ -143,7 +153,97 @@ class Poisson(AbstractFamily):
         return 0.0, math.exp(below) if below < 700 else math.inf
 
     def statistic(self, y: Tensor) -> Tensor:
-        return self._check(y, (y >= 0) & (y == y.round()), "whole numbers from 0")
+        return self.check(y, (y >= 0) & (y == y.round()), "whole numbers from 0")
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Categorical(AbstractFamily):
+    """Classes 0 … K − 1: A(η) = log Σ e^ηₖ of a vector η per sample, σ = softmax, T(y) = the y-th unit vector.
+
+    η, T and σ are (…, n, K). Each canonical parameter is a function of its own in the kernel's space, with the same λ;
+    the loss sees them together. A″ = diag(p) − ppᵀ ⪯ ½I, so Theorem 3 holds as for numbers (docs/kglm/index.md).
+    """
+
+    classes: int | None = None  # K; None: the largest label + 1
+
+    def __post_init__(self) -> None:
+        if self.classes is not None:
+            check_whole("classes", self.classes, least=2)
+
+    @property
+    def vector(self) -> bool:
+        return True
+
+    def for_targets(self, y: Tensor) -> AbstractFamily:
+        if self.classes is not None:
+            return self
+        classes = int(y.max()) + 1 if y.numel() and bool(y.isfinite().all()) else 0
+        if classes < 2:
+            raise ValueError("Categorical targets must be whole numbers from 0, of two classes at least.")
+        return Categorical(classes)
+
+    def log_partition(self, eta: Tensor) -> Tensor:
+        return eta.logsumexp(-1)
+
+    def mean(self, eta: Tensor) -> Tensor:
+        return eta.softmax(-1)
+
+    def variance(self, eta: Tensor) -> Tensor:
+        """Return the diagonal of A″, p(1 − p)."""
+        p = self.mean(eta)
+        return p * (1 - p)
+
+    def variance_range(self, below: float = math.inf) -> tuple[float, float]:
+        """Return the range of the eigenvalues of A″: for orthogonal u, uᵀA″u is a variance of uₖ, at most ½‖u‖²."""
+        return 0.0, 0.5
+
+    def statistic(self, y: Tensor) -> Tensor:
+        classes = self.classes or 0
+        y = self.check(y, (y >= 0) & (y < classes) & (y == y.round()), f"whole numbers from 0 to {classes - 1}")
+        dtype = y.dtype if y.is_floating_point() else torch.get_default_dtype()
+        return F.one_hot(y.long(), classes).to(dtype)
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class Weighted(AbstractFamily):
+    """A family whose samples count c times: A, T and σ are multiplied by the weights c; the response is not.
+
+    The kernel GLM with weighted samples is so a kernel GLM, and its equilibrium an equilibrium: z = c·A′(η).
+    """
+
+    family: AbstractFamily
+    weights: Tensor  # c ≥ 0, (n,); (n, 1) where η is a vector or has a column per output
+
+    def __post_init__(self) -> None:
+        if not bool(((self.weights >= 0) & self.weights.isfinite()).all()):
+            raise ValueError("Weights of samples must be finite and not negative.")
+
+    @property
+    def vector(self) -> bool:
+        return self.family.vector
+
+    def log_partition(self, eta: Tensor) -> Tensor:
+        weights = self.weights.to(eta)
+        return (weights[:, 0] if self.vector else weights) * self.family.log_partition(eta)
+
+    def mean(self, eta: Tensor) -> Tensor:
+        return self.weights.to(eta) * self.family.mean(eta)
+
+    def response(self, eta: Tensor) -> Tensor:
+        return self.family.response(eta)
+
+    def variance(self, eta: Tensor) -> Tensor:
+        return self.weights.to(eta) * self.family.variance(eta)
+
+    def variance_range(self, below: float = math.inf) -> tuple[float, float]:
+        low, high = self.family.variance_range(below)
+        return low * self.weights.min().item(), high * self.weights.max().item()
+
+    def statistic(self, y: Tensor) -> Tensor:
+        t = self.family.statistic(y)
+        return self.weights.to(t) * t
 
 
 @final
@@ -170,7 +270,7 @@ class Ising(AbstractFamily):
         return 0.0, 1 / self.temperature**2
 
     def statistic(self, y: Tensor) -> Tensor:
-        return self._check(y, y.abs() == 1, "−1 or 1") / self.temperature
+        return self.check(y, y.abs() == 1, "−1 or 1") / self.temperature
 
 
 @final
@@ -205,8 +305,8 @@ class Rectified(AbstractFamily):
 
     def statistic(self, y: Tensor) -> Tensor:
         if self.slope == 0:
-            return self._check(y, y >= 0, "at least 0")
-        return self._check(y, y.isfinite(), "finite")
+            return self.check(y, y >= 0, "at least 0")
+        return self.check(y, y.isfinite(), "finite")
 
 
 def _half_gaussian(u: Tensor) -> tuple[Tensor, Tensor]:

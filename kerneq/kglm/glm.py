@@ -14,9 +14,9 @@ from torch import Tensor
 from ..tensors import check_positive
 from .equilibrium import GLMCell, KernelEquilibrium
 from .exact import Fit, LinearSolver, Problem, cholesky, log_evidence, newton, posterior_covariance
-from .families import FLAT, AbstractFamily, Prior
+from .families import FLAT, AbstractFamily, Prior, Weighted
 from .guarantee import check_assumptions
-from .kernels import Truncated, as_kernel, coordinates, pixels
+from .kernels import FunctionKernel, Truncated, as_kernel, coordinates, pixels
 
 
 @final
@@ -59,7 +59,8 @@ class KernelGLM:
 
     The offset is that of Appendix H, whose factor in front of f is the kernel `Scaled`. X is (n,) or (n, d). Y may be
     (n,) or (batch, n): many data sets on the same coordinates, fitted together. The kernel may be one of ours, of
-    scikit-learn or of GPyTorch, or any k(X, X2).
+    scikit-learn or of GPyTorch, or any k(X, X2). With a `Categorical` family predictions have a last dimension of
+    classes: (n, classes) or (batch, n, classes).
     """
 
     def __init__(
@@ -85,29 +86,63 @@ class KernelGLM:
         return torch.stack([self.kernel(x, x2) for x, x2 in zip(X, X2, strict=True)])
 
     def offset_at(self, X: Tensor) -> Tensor:
-        """Return offset(X), (n,) or (batch, n); zero where there is none."""
+        """Return offset(X), (n,) or (batch, n); zero where there is none. For vectors (n, 1) or (n, classes)."""
+        rows = X.shape[:-1]
         if self.offset is None:
-            return X.new_zeros(X.shape[:-1])
-        return self.offset(X.flatten(0, -2)).reshape(X.shape[:-1])
+            return X.new_zeros(*rows, *[1] * self.family.vector)
+        found = self.offset(X.flatten(0, -2))
+        return found.reshape(*rows, -1) if self.family.vector else found.reshape(rows)
 
-    def pose(self, X: Tensor, Y: Tensor) -> Problem:
-        """Return the inner problem of targets Y (batch, n) at X, (n, d) or (batch, n, d), with gradients."""
-        if Y.ndim != 2 or Y.shape[1] != X.shape[-2]:
-            raise ValueError(f"Targets must be (n,) or (batch, n) with n = {X.shape[-2]}, got {tuple(Y.shape)}.")
-        t = self.family.statistic(Y.to(X.dtype))
-        return Problem(self.covariance(X, X), t, self.family, self.lam, self.prior, self.offset_at(X))
+    def pose(self, X: Tensor, Y: Tensor, weights: Tensor | None = None, offset: Tensor | None = None) -> Problem:
+        """Return the inner problem of targets Y (batch, n) at X, (n, d) or (batch, n, d), with gradients.
+
+        `weights` and `offset`, (n,), are those of `fit`.
+        """
+        n = X.shape[-2]
+        if Y.ndim != 2 or Y.shape[1] != n:
+            raise ValueError(f"Targets must be (n,) or (batch, n) with n = {n}, got {tuple(Y.shape)}.")
+        Y = Y.to(X.dtype)
+        if not bool(X.isfinite().all()) or not bool(Y.isfinite().all()):
+            raise ValueError("Coordinates and targets must be finite: remove the samples with NaN or infinite values.")
+        family, m = self.family.for_targets(Y), self.offset_at(X)
+        if weights is not None:
+            family = Weighted(family, self._per_sample("weights", weights, n, X))
+        if offset is not None:
+            m = m + self._per_sample("offset", offset, n, X)
+        t = family.statistic(Y)
+        return Problem(self.covariance(X, X), t, family, self.lam, self.prior, m)
+
+    def _per_sample(self, name: str, values: Tensor, n: int, like: Tensor) -> Tensor:
+        """Return one number per sample, (n,); (n, 1) for a family of vectors."""
+        if values.shape != (n,) or not bool(values.isfinite().all()):
+            raise ValueError(f"`{name}` must be {n} finite numbers, one per sample, got shape {tuple(values.shape)}.")
+        return values.to(like)[:, None] if self.family.vector else values.to(like)
 
     @torch.no_grad()
     def fit(
-        self, X: Tensor, Y: Tensor, *, linear_solver: LinearSolver = cholesky, tol: float = 1e-12, max_steps: int = 100
+        self,
+        X: Tensor,
+        Y: Tensor,
+        *,
+        weights: Tensor | None = None,
+        offset: Tensor | None = None,
+        linear_solver: LinearSolver = cholesky,
+        tol: float = 1e-12,
+        max_steps: int = 100,
     ) -> Self:
         """Fit by Newton's method from f = 0; refuse targets outside the family's support and indefinite kernels.
 
-        Where it stops before the minimum, as it may with an indefinite kernel or a λ of next to nothing, it warns.
+        `weights` (n,) count samples more or less than once; `offset` (n,) is added to η there, such as the logarithm
+        of a Poisson count's exposure. The problem is solved in float64, whatever the dtype of X, which is that of the
+        predictions (a kernel that is a function of your own is evaluated in the dtype of X). Where the solution is not
+        found, or rounding makes it uncertain, as with an indefinite kernel or a λ of next to nothing, it warns.
         """
         # copies: what is predicted later is about these numbers, whatever becomes of the caller's
         X, Y, single = coordinates(X).clone(), Y.clone(), Y.ndim == 1
-        problem = self.pose(X, Y[None] if single else Y)
+        wide = X if isinstance(self.kernel, FunctionKernel) else X.double()
+        problem = self.pose(wide, Y[None] if single else Y, weights, offset)
+        K, t, m = problem.K.double(), problem.t.double(), torch.as_tensor(problem.offset).double()
+        problem = dataclasses.replace(problem, K=K, t=t, offset=m)
         fit = newton(problem, linear_solver=linear_solver, tol=tol, max_steps=max_steps).warn_if_unsolved()
         self._state = X, problem, fit, single
         return self
@@ -130,25 +165,43 @@ class KernelGLM:
         return self._fitted[2]
 
     @torch.no_grad()
-    def canonical(self, X2: Tensor | None = None) -> Tensor:
-        """Return η = k(X2, X)α + offset(X2) (Theorem 7), (m,) or (batch, m); X2 defaults to the fitted coordinates."""
+    def canonical(self, X2: Tensor | None = None, *, offset: Tensor | None = None) -> Tensor:
+        """Return η = k(X2, X)α + offset(X2) (Theorem 7), (m,) or (batch, m); X2 defaults to the fitted coordinates.
+
+        A further `offset`, (m,), is added as in `fit`; the fitted coordinates have theirs already.
+        """
         X, _, fit, single = self._fitted
         eta = fit.eta
         if X2 is not None:
             X2 = coordinates(X2, like=X)
-            eta = fit.alpha @ self.kernel(X2, X).mT + self.offset_at(X2)
-        return eta[0] if single else eta
+            across = self._across(X2, X)
+            eta = across @ fit.alpha if self.family.vector else fit.alpha @ across.mT
+            eta = eta + self.offset_at(X2)
+        if offset is not None:
+            eta = eta + self._per_sample("offset", offset, eta.shape[1], eta)
+        return (eta[0] if single else eta).to(X.dtype)
 
-    def predict(self, X2: Tensor | None = None) -> Tensor:
-        """Return the mean response at X2, (m,) or (batch, m): the expectation of y, A′(η) where T(y) = y."""
-        return self.family.response(self.canonical(X2))
+    def _across(self, X2: Tensor, X: Tensor) -> Tensor:
+        """Return k(X2, X) in float64, as `fit` evaluated k(X, X)."""
+        if isinstance(self.kernel, FunctionKernel):
+            return self.kernel(X2, X).double()
+        return self.kernel(X2.double(), X.double())
+
+    def predict(self, X2: Tensor | None = None, *, offset: Tensor | None = None) -> Tensor:
+        """Return the mean response at X2, (m,) or (batch, m): the expectation of y, A′(η) where T(y) = y.
+
+        Of a `Categorical` family the probabilities, (m, classes) or (batch, m, classes). `offset` as in `canonical`.
+        """
+        return self.family.response(self.canonical(X2, offset=offset))
 
     @torch.no_grad()
     def posterior(self, X2: Tensor) -> Posterior:
         """Return Laplace's approximation of f(X2)."""
+        if self.family.vector:
+            raise ValueError("The posterior is available for families of one canonical parameter, not Categorical.")
         X, problem, fit, single = self._fitted
         X2 = coordinates(X2, like=X)
-        covariance = posterior_covariance(problem, fit.eta, self.kernel(X2, X), self.kernel(X2, X2))
+        covariance = posterior_covariance(problem, fit.eta, self._across(X2, X), self._across(X2, X2)).to(X.dtype)
         return Posterior(self.canonical(X2), covariance[0] if single else covariance, self.family)
 
     @torch.no_grad()
@@ -157,7 +210,7 @@ class KernelGLM:
         _, problem, fit, single = self._fitted
         if not self.prior.flat:
             raise ValueError("The evidence needs a normalised prior: it is available for the flat factor q only.")
-        evidence = log_evidence(problem, fit)
+        evidence = log_evidence(problem, fit.eta, fit.objective[-1])
         return evidence[0] if single else evidence
 
     @torch.no_grad()
@@ -167,21 +220,25 @@ class KernelGLM:
         X2 defaults to the fitted coordinates. `convolutional` needs a `Truncated` kernel on all pixels of an image.
         """
         X, problem, _, _ = self._fitted
+        m = torch.as_tensor(problem.offset).to(X)
         if not convolutional:
+            X2 = X if X2 is None else coordinates(X2, like=X)
             drive = problem.times(problem.t) / self.lam + problem.offset
-            return self.layer(X, X if X2 is None else coordinates(X2, like=X), drive=drive)
-        if not isinstance(self.kernel, Truncated) or X2 is not None:
-            raise ValueError("The convolutional form needs a `Truncated` kernel and predicts at its own pixels.")
+            m2 = m if X2 is X else self.offset_at(X2)
+            return self._closed_form(self.kernel(X, X), self.kernel(X2, X), m, m2, family=problem.family, drive=drive)
+        if not isinstance(self.kernel, Truncated) or X2 is not None or problem.family is not self.family:
+            needs = "a `Truncated` kernel and one number per sample without weights, and predicts at its own pixels"
+            raise ValueError(f"The convolutional form needs {needs}.")
         K = self.kernel.filters().to(X)
         size = _image_size(X, len(K))
-        m = self.offset_at(X).view(len(K), *size)
-        return self._closed_form(K, K, m, m, size=size)
+        m = m.view(len(K), *size)
+        return self._closed_form(K, K, m, m, family=self.family, size=size)
 
     @torch.no_grad()
-    def layer(self, X: Tensor, X2: Tensor, *, drive: Tensor | None = None) -> KernelEquilibrium:
-        """Return (7) and (8) of Theorem 3 for coordinates (n, d), (m, d); `drive` as in `check_assumptions`."""
+    def layer(self, X: Tensor, X2: Tensor) -> KernelEquilibrium:
+        """Return (7) and (8) of Theorem 3 for coordinates (n, d), (m, d)."""
         m, m2 = self.offset_at(X), self.offset_at(X2)
-        return self._closed_form(self.kernel(X, X), self.kernel(X2, X), m, m2, drive=drive)
+        return self._closed_form(self.kernel(X, X), self.kernel(X2, X), m, m2, family=self.family)
 
     def _closed_form(
         self,
@@ -189,12 +246,14 @@ class KernelGLM:
         K2: Tensor,
         m: Tensor,
         m2: Tensor,
+        *,
+        family: AbstractFamily,
         size: tuple[int, int] | None = None,
         drive: Tensor | None = None,
     ) -> KernelEquilibrium:
         """Return the layer with W₁ = W₃ = −K/λ, W₂ = K/λ and V₁ = −K2/λ, V₂ = K2/λ, matrices or filters."""
-        guarantee = check_assumptions(K, self.lam, self.family, self.prior, size=size, drive=drive)
-        cell = GLMCell(K / self.lam, m, self.family, self.prior)
+        guarantee = check_assumptions(K, self.lam, family, self.prior, size=size, drive=drive)
+        cell = GLMCell(K / self.lam, m, family, self.prior)
         return KernelEquilibrium(cell, K2 / self.lam, m2, guarantee)
 
 

@@ -34,9 +34,9 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# docs/results.md and the accuracies of `kerneq models`, from the records of runs in this repository.
+# docs/results.md, its other pages and the accuracies of `kerneq models`, from the records of runs in this repository.
 results: install
-	rm -rf docs/results-figures
+	rm -rf docs/results-pages
 	$(BIN)/python -m records
 
 clean:

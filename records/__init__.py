@@ -1,1 +1,1 @@
-"""A tool of the repository: compares the records of its runs with the papers' figures (`python -m records`)."""
+"""A tool of the repository: what the records of its runs say of the papers' figures (`python -m records`)."""

@@ -1,4 +1,4 @@
-"""Write docs/results.md with its figures, and the accuracies that `kerneq models` shows, from the records of runs."""
+"""Write docs/results.md, docs/results-pages, and the accuracies of `kerneq models`, from the runs' records."""
 
 import argparse
 import dataclasses
@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from kerneq.lab.report import compose, gather, summarize, write_page
-from kerneq.lab.report.results import Result
+from kerneq.lab.report.findings import Chapter
+from kerneq.lab.report.results import Reported, Result
 from kerneq.lab.run import TrainingError
 from kerneq.lab.run.files import write_json
 from kerneq.models import Measured, task
 
-from .published import compare
+from .evidence import group_by_task
+from .noise import pool_churn
+from .pages import has_page, name_page, write_attribution, write_data_set, write_summary
 
 FOLDERS = (Path("docs/results"), Path("kerneq/weights"))
 PAGE = Path("docs/results.md")
@@ -24,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the tool; what goes wrong for a reason the user can act on ends in one sentence."""
     parser = argparse.ArgumentParser(prog="records", description=__doc__)
     parser.add_argument("folders", nargs="*", type=Path, default=FOLDERS, help="searched for runs and their records")
-    parser.add_argument("--page", type=Path, default=PAGE, help=f"the page; its figures go beside it ({PAGE})")
+    parser.add_argument("--page", type=Path, default=PAGE, help=f"the page; the others go to STEM-pages ({PAGE})")
     parser.add_argument("--accuracies", type=Path, default=ACCURACIES, help=f"for `kerneq models` ({ACCURACIES})")
     options = parser.parse_args(arguments)
     try:
@@ -35,11 +38,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def write_results(folders: Sequence[Path], page: Path, accuracies: Path) -> None:
-    """Write both files about the runs in `folders`."""
-    runs = gather(folders)
+    """Write all pages and the accuracies about the runs in `folders`."""
+    runs, folder = gather(folders), page.with_name(f"{page.stem}-pages")
     results = summarize(runs)
-    write_page(compose(runs, results, compare(results), "Results"), page)
+    tasks, churn = group_by_task(results), pool_churn(results)
+    (folder / "runs").mkdir(parents=True, exist_ok=True)
+    page.write_text(write_summary(tasks, churn, runs, folder.name), encoding="utf-8")
+    by_path = {one.run.path.as_posix(): one for one in runs}
+    (folder / "attribution.md").write_text(write_attribution(tasks, churn, by_path), encoding="utf-8")
+    for data, some in group_by_data(runs).items():
+        own = tuple(found for found in results if found.runs[0].data == data)
+        text = write_data_set(Chapter(tuple(some), own), folder / f"{name_page(data)}-figures")
+        (folder / f"{name_page(data)}.md").write_text(text, encoding="utf-8")
+    for one in filter(has_page, runs):
+        write_page(compose([one], summarize([one]), [], one.label), folder / "runs" / f"{one.label}.md")
     write_json(accuracies, select_accuracies(results))
+
+
+def group_by_data(runs: Sequence[Reported]) -> dict[str, list[Reported]]:
+    """Return the runs by what they were trained on."""
+    groups: dict[str, list[Reported]] = {}
+    for one in sorted(runs, key=lambda one: one.data):
+        groups.setdefault(one.data, []).append(one)
+    return groups
 
 
 def select_accuracies(results: Sequence[Result]) -> dict[str, dict[str, Any]]:

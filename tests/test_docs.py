@@ -128,5 +128,6 @@ def test_accuracies_over_seeds_in_the_recipe_are_those_of_their_sweeps():
 
 
 def test_every_figure_of_the_results_is_shown():
-    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
-    assert [file.name for file in ROOT.glob("docs/results-figures/*") if file.name not in page] == []
+    for folder in (ROOT / "docs/results-pages").rglob("*-figures"):
+        page = folder.with_name(f"{folder.name.removesuffix('-figures')}.md").read_text(encoding="utf-8")
+        assert [file.name for file in folder.iterdir() if file.name not in page] == [], folder

@@ -173,6 +173,9 @@ def show_ood(chapter: Chapter, measured: PartByRun) -> list[Block]:
     )
     heads = ("run", "known accuracy", *kl, *(f"AUROC of {title}" for title in TITLES.values()))
     published = [Paragraph(words)] if chapter.runs[0].config.data.name == "cifar10" else []
+    if smoothed := [one.label for one in chapter.runs if one.label in measured and one.config.training.label_smoothing]:
+        words = "label smoothing draws predictions towards the uniform one, so their KLs compare with no others."
+        published.append(Paragraph(f"{', '.join(smoothed)}: {words}"))
     return [*published, Table(heads, rows)]
 
 

@@ -1,0 +1,375 @@
+"""The pages about our runs as Markdown: the papers' figures, what the equilibrium is worth, one for each data set."""
+
+import itertools
+import json
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median, stdev
+
+from kerneq.lab.evaluate.classification import wilson_interval
+from kerneq.lab.report.findings import SECTIONS, Chapter
+from kerneq.lab.report.page import Drawing
+from kerneq.lab.report.results import Reported, group_seeds, list_changes
+from kerneq.lab.report.sections import draw_costs
+from kerneq.models import MODELS
+
+from .evidence import RULE, UNTUNED, Figure, Task, list_orders, list_unlike
+from .noise import Churn, Difference, add_noise, format_p, subtract
+
+RECIPE, BENCHMARK = Path("docs/recipe"), Path("benchmarks/results/train-cuda.json")
+MUON, SGD = "docs/results/geq-5m-cifar100-muon0.05-24epochs", "docs/results/geq-5m-cifar100-refined3-24epochs"
+STEPS = (  # trained with the equilibrium, and with one or two proximal steps in its place: 24 epochs, CIFAR-100
+    (MUON, "docs/results/geq-5m-cifar100-muon0.05-one-step-24epochs", "Muon, one step"),
+    (SGD, "docs/results/geq-5m-cifar100-one-step-24epochs", "SGD, one step"),
+    (SGD, "docs/results/geq-5m-cifar100-two-steps-24epochs", "SGD, two steps"),
+    (
+        "docs/results/geq-5m-cifar100-deep-24epochs",
+        "docs/results/geq-5m-cifar100-deep-one-step-24epochs",
+        "SGD, no residual blocks, one step",
+    ),
+)
+SMALL = {  # the same in networks of 50 to 70 thousand parameters
+    "steps-seeds": "three convolutions",
+    "steps-refined": "residual blocks",
+    "steps-plain": "one convolution",
+    "steps-muon": "Muon",
+}
+LINEAR = ("mopteq-8m", "opteq")  # the Gaussian kernel's rivals in the same network
+EXPLICIT = ("resnet18", "resnet18-imagenet")
+UNKNOWN = (
+    "Whether the published figures can be reached by the published way: no run has the papers' model and recipe for "
+    "all epochs, which they do not state (ours: 200).",
+    "Whether the leads over ResNet-18 are the equilibrium's: nothing of equal size, trained equally, has explicit "
+    "blocks in the place of the branches.",
+    "Whether ResNet-18 for as many seconds is as good on CIFAR-100 (on CIFAR-10 it is better).",
+    "What MDEQ and ResNet-50 reach when their rates are chosen: theirs never were.",
+    "Anything on ImageNet-100, and on ImageNette at the papers' size; KerDEQ-8M.",
+    "KerDEQ's Table 3: our KLs are of runs with label smoothing and are withdrawn (docs/errata.md).",
+)
+
+
+CHOICES = (
+    "CutMix for both CIFARs, three refinements, three convolutions: test figures of CIFAR-10 without them were known.",
+    "60 epochs of Muon as CIFAR-100's recipe, whose weights ship: beside 100 of SGD, both test figures known.",
+    "GEQ-8M's 200 epochs on CIFAR-10 as its file's recipe: the test figure was known.",
+    "Seeds 1 and 2 of GEQ-8M on CIFAR-100: added because seed 0 was ahead of ResNet-18.",
+)
+
+
+def write_summary(tasks: Sequence[Task], churn: Churn, runs: Sequence[Reported], folder: str) -> str:
+    """Return the page of all published figures and orders; its other pages are in `folder`."""
+    figures = [figure for one in tasks for figure in one.figures(churn)]
+    groups, left = list_orders(tasks, churn)
+    tested = [one for one in runs if one.accuracy() is not None]
+    silent = sum(not one.run.environment().get("revision") for one in tested)
+    count = sum(map(len, groups.values()))
+    rows = [
+        (*order.row(p), hangs + (" (untuned)" if any(f.model in UNTUNED for f in order.alone) else ""))
+        for hangs, some in groups.items()
+        for order, p in some
+    ]
+    signs, sizes = ([row[place] for row in rows] for place in (7, 8))
+    heads = ("model", "on", "published, %", "ours, %", "difference", "epochs", "seeds", "grade", "in what it differs")
+    orders = ("order", "on", "recipe, epochs", "published", "ours ± SE", "p", "Holm's p", "sign", "size", "seeds")
+    absent = ", ".join(f"{order.name} ({', '.join(order.unlike)})" for order in left)
+    return "\n".join(
+        [
+            "# Results",
+            "",
+            f"Made by `make results` from the records of {len(runs)} runs. {len(tested)} of them met the test images, "
+            f"each once; {silent} of these do not say at which revision of the source they ran.",
+            "",
+            f"- {summarize_figures(figures)}",
+            f"- {count} published orders of two models can be compared: {tally(signs)} in sign, by Holm's p; "
+            f"{tally(sizes)} in size.",
+            "",
+            "**Where our figures are higher than the published ones, they are so by another recipe and partly another "
+            "model.**",
+            "",
+            f"More: [what the equilibrium is worth]({folder}/attribution.md); every run, by data set: "
+            + ", ".join(f"[{data}]({folder}/{slug}.md)" for data, slug in list_data(tasks).items())
+            + ".",
+            "",
+            "## All published figures",
+            "",
+            "Ours on the test images, ± the deviation over seeds. Pictures of another size have no difference.",
+            "",
+            *tabulate(heads, [figure.row() for figure in figures], words=("on", "difference", "grade", heads[-1])),
+            "",
+            "## Published orders of two models",
+            "",
+            f"In points. Noise: over seeds an accuracy deviates by {churn.share:.2f} of the standard error of its "
+            f"pictures ({churn.df} degrees of freedom). Last those that hang on one run, under it.",
+            "",
+            *tabulate((*orders, "hang on"), rows, words=("on", "recipe, epochs", "sign", "size", "hang on")),
+            "",
+            f"Not compared, as the trainings differ: {absent or 'none'}.",
+            "",
+            "## What is not known",
+            "",
+            *(f"- {text}" for text in UNKNOWN),
+            "",
+            "## Choices that were made with test figures known",
+            "",
+            *(f"- {text}" for text in CHOICES),
+            "",
+            "## How it is judged",
+            "",
+            "Written on 2026-11-19, before any run of the queue of that day.",
+            "",
+            *(f"- {text}" for text in RULE),
+            "",
+        ]
+    )
+
+
+def summarize_figures(figures: Sequence[Figure]) -> str:
+    """Return how many figures have each grade, and how those that compare lie."""
+    counts = [(grade, sum(figure.grade == grade for figure in figures)) for grade in "ABCD"]
+    grades = ", ".join(f"{count} of grade {grade}" for grade, count in counts)
+    judged = [figure.verdict for figure in figures if figure.verdict]
+    return f"{len(figures)} published figures and stand-ins: {grades}. On the papers' pictures: {tally(judged)}."
+
+
+def write_attribution(tasks: Sequence[Task], churn: Churn, runs: Mapping[str, Reported]) -> str:
+    """Return the page on what the equilibrium is worth: beside one step, a linear kernel, explicit networks, and its
+    costs.
+    """
+    pairs = [order for group in list_orders(tasks, churn)[0].values() for order, _ in group]
+    heads = ("beside it", "held-out images", "equilibrium, %", "instead, %", "difference ± SE", "p")
+    first = ("first", "second", "on", "recipe, epochs", "first less second ± SE", "p", "seeds")
+    rows = [
+        (a, b, order.pictures, order.row(1)[2], order.ours.describe(), format_p(order.ours.p()), order.row(1)[9])
+        for order in pairs
+        for a, b in [(order.ahead.model, order.behind.model)]
+        if b in LINEAR
+    ]
+    return "\n".join(
+        [
+            "# What the equilibrium is worth",
+            "",
+            "Made by `make results` ([the page on all results](../results.md)). No p here is corrected for the number "
+            "of comparisons.",
+            "",
+            "## One step of the solver in its place",
+            "",
+            "Trained and evaluated with that many proximal steps. First GEQ-5M on CIFAR-100 after 24 epochs, one seed "
+            "each; then small networks on CIFAR-10 after 8, seeds in pairs.",
+            "",
+            *tabulate(heads, [*compare_steps(runs, churn), *compare_small()], words=()),
+            "",
+            "## The Gaussian kernel beside the linear one",
+            "",
+            "The published orders at equal epochs, on the test images; MOptEq and OptEq are the same network with the "
+            "linear kernel.",
+            "",
+            *tabulate(first, rows, words=("second", "on", "recipe, epochs")),
+            "",
+            "Residual blocks of equal size in the place of the branches: not run (docs/results/queue.toml).",
+            "",
+            "## Per parameter, second, byte",
+            "",
+            "Beside the ResNet-18 of the same training; first, with two numbers of epochs, beside one that took about "
+            "as many seconds. ÷: by ResNet-18's; seconds are the median over seeds.",
+            "",
+            *tabulate_costs(tasks, churn),
+            "",
+            describe_memory(),
+            "",
+        ]
+    )
+
+
+def compare_steps(runs: Mapping[str, Reported], churn: Churn) -> list[tuple[str, ...]]:
+    """Return a row for each pair of runs at full size that are both here, at their last epoch."""
+    rows = []
+    for first, second, words in STEPS:
+        if first in runs and second in runs:
+            a, b = (runs[name].rows[-1]["validation"] for name in (first, second))
+            noise = sum(one["accuracy"] * (1 - one["accuracy"]) / one["images"] for one in (a, b))
+            gap = add_noise(a["accuracy"] - b["accuracy"], noise, churn.share**2 * noise, a["images"], churn)
+            shares = [f"{100 * one['accuracy']:.2f}" for one in (a, b)]
+            rows.append((words, f"{a['images']:,}", *shares, gap.describe(), format_p(gap.p())))
+    return rows
+
+
+def compare_small() -> list[tuple[str, ...]]:
+    """Return a row for each sweep of small networks: seed by seed, by t."""
+    rows = []
+    for name, words in SMALL.items():
+        cells = json.loads((RECIPE / f"{name}.json").read_text(encoding="utf-8"))["cells"]
+        found: dict[str, dict[str, float]] = {}
+        for cell in cells:
+            values = cell.get("values", cell)
+            found.setdefault(values["steps"], {})[str(values["seed"])] = cell["validation"]
+        one, whole = found["1"], found["equilibrium"]
+        gaps = [whole[seed] - one[seed] for seed in whole]
+        gap = Difference(fmean(gaps), stdev(gaps) / math.sqrt(len(gaps)), len(gaps) - 1)
+        shares = [f"{100 * fmean(some.values()):.1f}" for some in (whole, one)]
+        rows.append(
+            (f"small, {words}, one step", f"40,000, {len(gaps)} seeds", *shares, gap.describe(), format_p(gap.p()))
+        )
+    return rows
+
+
+def tabulate_costs(tasks: Sequence[Task], churn: Churn) -> list[str]:
+    """Return the table of the models beside the ResNet-18 of as many epochs, and beside that of as many seconds."""
+    rows = []
+    for one in tasks:
+        results = [found for some in one.reached.values() for found in some]
+        for base, found in itertools.product((found for found in results if found.model in EXPLICIT), results):
+            ours, theirs = (median(run.seconds for run in some.runs) for some in (found, base))
+            unlike = list_unlike(found, base)
+            equal = 0.75 < ours / theirs < 4 / 3 and unlike == ["training.epochs"]
+            if found.model in EXPLICIT or unlike and not equal:
+                continue
+            size = f"{(found.parameters or 0) / 1e6:.1f}"
+            costs = (f"{(found.parameters or 0) / (base.parameters or 1):.2f}", f"{ours / theirs:.1f}")
+            words = f"{'Muon' if base.runs[0].config.optimizer.muon else 'SGD'}, {found.epochs}"
+            words += f" beside {base.epochs}" if equal else ""
+            gap = subtract(found, base, churn).describe()
+            rows.append((found.model, size, one.pictures, words, f"{100 * found.accuracy:.2f}", gap, *costs))
+    rows.sort(key=lambda row: (" beside " not in row[3], list(MODELS).index(row[0])))
+    heads = ("model", "million parameters", "on", "recipe, epochs", "test, %", "less ResNet-18's ± SE", "parameters ÷")
+    return tabulate((*heads, "time ÷"), rows, words=("on", "recipe, epochs"))
+
+
+def describe_memory() -> str:
+    """Return what a training step needs, from the record of the benchmarks."""
+    rows = json.loads(BENCHMARK.read_text(encoding="utf-8"))["results"][0]["rows"]
+    first, last = rows[0], next(row for row in rows if row["model"] == "resnet18")
+    words = (f"{row['peak (MiB)']:,.0f} MiB and {row['time (ms)']:.1f} ms" for row in (first, last))
+    return (
+        "A training step of 512 pictures takes {} in GEQ-5M without residual blocks, {} in ResNet-18 "
+        "(docs/benchmarks.md).".format(*words)
+    )
+
+
+def write_data_set(chapter: Chapter, folder: Path) -> str:
+    """Return the page of all runs on a data set, grouped by recipe and epochs; its pictures go to `folder`."""
+    groups: dict[str, list[Reported]] = {}
+    for one in sorted(chapter.runs, key=order_run):
+        groups.setdefault(name_recipe(one), []).append(one)
+    first = ("run", "model", "seed", "parameters", "test, %", "95 %", "held out, %", "NLL", "ECE", "not solved, %")
+    heads = (*first, "seconds", "revision", "started", "kerneq train …")
+    revised = sum(bool(one.run.environment().get("revision")) for one in chapter.runs)
+    lines = [
+        f"# Runs on {chapter.runs[0].data}",
+        "",
+        f"{len(chapter.runs)} runs, by recipe and epochs, then by model; {len(chapter.runs) - revised} of them do not "
+        "say at which revision of the source they ran. Held-out figures are of the last epoch. A run with a page of "
+        "its own is linked. Not solved: solves that end above the tolerance, most of them by bfloat16's rounding.",
+        "",
+    ]
+    for recipe, some in groups.items():
+        lines += [f"## {recipe}", "", *describe_seeds(some)]
+        rows = [describe_run(one, chapter.runs[0]) for one in some]
+        lines += [*tabulate(heads, rows, words=("model", "revision", "started", heads[-1])), ""]
+    reached = [found for found in chapter.results if found.split == "test"]
+    for drawing in draw_costs(chapter, reached):
+        lines += [f"![{drawing.caption}]({save(drawing, folder)})", ""]
+    return "\n".join(lines)
+
+
+def save(drawing: Drawing, folder: Path) -> str:
+    """Write a drawing into the folder; return its address from the page beside the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{drawing.name}.{drawing.suffix}").write_bytes(drawing.data)
+    return f"{folder.name}/{drawing.name}.{drawing.suffix}"
+
+
+def describe_seeds(runs: Sequence[Reported]) -> list[str]:
+    """Return a line for each group of seeds among the runs that were evaluated."""
+    lines = []
+    for group in group_seeds(runs):
+        shares = [100 * share for one in group if (share := one.accuracy()) is not None]
+        if len(shares) > 1:
+            name, mean = group[0].config.model.name, f"{fmean(shares):.2f} ± {stdev(shares):.2f} %"
+            lines += [f"{name}, {len(shares)} seeds: {mean}", ""]
+    return lines
+
+
+def describe_run(one: Reported, first: Reported) -> tuple[str, ...]:
+    """Return a run as a row of its data set's page."""
+    scores, origin = one.scores("test"), one.run.environment()
+    share, held = scores.get("accuracy"), (one.rows[-1].get("validation") or {}).get("accuracy")
+    ends = wilson_interval(round(share * scores["images"]), scores["images"]) if share is not None else None
+    settings = shlex.join(one.settings) or " ".join(map(shlex.quote, list_changes(first.config, one.config)))
+    return (
+        f"[{one.label}](runs/{one.label}.md)" if has_page(one) else one.label,
+        one.config.model.name,
+        f"{one.config.seed}",
+        f"{one.parameters:,}" if one.parameters else "",
+        format_share(share, 2),
+        f"{100 * ends[0]:.2f}–{100 * ends[1]:.2f}" if ends else "",
+        format_share(held, 2),
+        f"{scores['loss']:.3f}" if scores else "",
+        f"{one.evaluation['calibration']['ece']:.3f}" if "calibration" in one.evaluation else "",
+        format_share(scores.get("unconverged"), 0),
+        f"{one.seconds:.0f}",
+        str(origin.get("revision") or "unknown")[:8],
+        str(origin.get("started") or "")[:10],
+        f"`{settings}`" if settings else "",
+    )
+
+
+def has_page(one: Reported) -> bool:
+    """Return whether more than the scores was measured of a run, so that it has a page of its own."""
+    return any(one.run.part(part) for part in SECTIONS if part != "scores")
+
+
+def order_run(one: Reported) -> tuple[object, ...]:
+    """Return where a run stands on its page: by recipe, epochs, model and seed, and by no accuracy."""
+    model = one.config.model.name
+    place = list(MODELS).index(model) if model in MODELS else len(MODELS)
+    return (name_recipe(one), place, one.label.split("/")[-1], one.config.seed)
+
+
+def name_recipe(one: Reported) -> str:
+    """Return how a run was trained, in words."""
+    config = one.config
+    augment = config.augment
+    tricks = [
+        "Muon" if config.optimizer.muon else "SGD",
+        "RandAugment" if augment.randaugment else "",
+        f"CutMix on {100 * augment.mixed:.0f} %" if augment.cutmix else "",
+        f"cutout {augment.cutout}" if augment.cutout else "",
+        f"{one.epochs} epochs",
+        f"{100 * config.data.validation:.0f} % of the pictures held out" if config.data.validation else "all pictures",
+    ]
+    return ", ".join(filter(None, tricks))
+
+
+def list_data(tasks: Sequence[Task]) -> dict[str, str]:
+    """Return the data sets that have runs, with the names of their pages."""
+    names = [found.runs[0].data for one in tasks for some in one.reached.values() for found in some]
+    return {data: name_page(data) for data in dict.fromkeys(names)}
+
+
+def name_page(data: str) -> str:
+    """Return the name of a data set's page, without its suffix."""
+    return "-".join("".join(c if c.isalnum() else " " for c in data).split())
+
+
+def tabulate(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], words: tuple[str, ...]) -> list[str]:
+    """Return a table; the first column and those in `words` stand to the left."""
+    left = [head in (heads[0], *words) for head in heads]
+    cells = [" | ".join(cell.replace("|", "\\|") or "–" for cell in row) for row in rows]
+    return [
+        f"| {' | '.join(heads)} |",
+        f"|{'|'.join(':--' if one else '--:' for one in left)}|",
+        *(f"| {c} |" for c in cells),
+    ]
+
+
+def tally(words: Sequence[str]) -> str:
+    """Return how often each word is among some, the most frequent first."""
+    kinds = sorted(set(words) - {"–"}, key=lambda word: (-words.count(word), word))
+    return ", ".join(f"{words.count(word)} {word}" for word in kinds) or "none"
+
+
+def format_share(share: float | None, digits: int) -> str:
+    """Return a share in percent; nothing where there is none."""
+    return "" if share is None else f"{100 * share:.{digits}f}"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .lab import verify as theory  # noqa: F401
     from .lab.prediction import predict as predict
     from .loading import load as load
+    from .resolvent import Resolvent as Resolvent
     from .solution import EquilibriumError as EquilibriumError
     from .solution import Solution as Solution
     from .solution import Status as Status
@@ -42,6 +43,7 @@ __version__ = "0.2.0"
 _HOME = {
     "Equilibrium": "equilibrium:Equilibrium",
     "EquilibriumError": "solution:EquilibriumError",
+    "Resolvent": "resolvent:Resolvent",
     "Solution": "solution:Solution",
     "Status": "solution:Status",
     "Value": "equilibrium:Value",

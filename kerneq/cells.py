@@ -58,6 +58,9 @@ class AbstractKernelCell(AbstractCell):
     """Kernel + operator + prox. a = Ux + b is made by `inject`; norm bounds ‖W‖‖W_h‖, so that L ≤ norm²
     (for a curved inner kernel see `kernels.inner`: its share of norm² is stated there).
 
+    With `bias` σ is shifted, z = σ(d(z; x) + b): the hidden problem gains −⟨b, z⟩. That is for kernels of a − Wz; in
+    the others a itself is added to d.
+
     With `output="features"` the layer returns v* = Wz*, not z*. For the linear kernel that is OptEq's own form,
     v = Wσ(Wᵀv + Ux + b), with W̃ = Wᵀ: GEQ (1).
     """
@@ -72,6 +75,7 @@ class AbstractKernelCell(AbstractCell):
         norm: float,
         prox: AbstractProx,
         output: Output,
+        bias: bool,
     ):
         super().__init__()
         if output not in ("state", "features"):
@@ -79,7 +83,10 @@ class AbstractKernelCell(AbstractCell):
         check_kind("kernel", kernel, AbstractKernel)
         check_positive("norm", norm)
         features, state = operator.weight.shape[:2]
+        if bias and kernel.in_state:
+            raise ValueError(f"`bias` is for kernels of a − Wz: {kernel!r} has that of Ux + b, in the same place.")
         self.kernel, self.operator = kernel, operator
+        self.bias = nn.Parameter(torch.zeros(state)) if bias else None  # inside σ
         self.similarity = kernel.parameters(features, conv=operator.weight.dim() == 4)
         self.channels = state if kernel.in_state else features  # of a
         self.norm, self.prox, self.gives = float(norm), prox, output
@@ -102,6 +109,8 @@ class AbstractKernelCell(AbstractCell):
         product = operator_norm * self.kernel.gain(similarity)
         scaling = Scaling(operator_norm, product, compute_scale(product, self.kernel.max_norm(self.norm)))
         binding = self.kernel.bind(similarity, a, self.norm, scaling)
+        if self.bias is not None:
+            binding = dataclasses.replace(binding, bias=self.bias.to(a.dtype))
         return Equation(self.kernel, binding, self.operator.bind(scaling.scale), self.prox, compiled)
 
     def initial(self, f: AbstractMap) -> None:
@@ -205,10 +214,11 @@ class DenseCell(AbstractKernelCell):
         prox: AbstractProx = ReLU(),  # noqa: B008  (a frozen value)
         inject: nn.Module | None = None,
         output: Output = "state",
+        bias: bool = False,  # inside σ
     ):
         for name, value in (("inputs", inputs), ("state", state), ("features", features)):
             check_whole(name, value)
-        super().__init__(kernel, Dense(state, features), norm, prox, output)
+        super().__init__(kernel, Dense(state, features), norm, prox, output, bias)
         self.shape = (None, inputs)
         self.inject = inject or nn.Linear(inputs, self.channels)
 
@@ -234,11 +244,12 @@ class ConvCell(AbstractKernelCell):
         prox: AbstractProx = ReLU(),  # noqa: B008  (a frozen value)
         inject: nn.Module | None = None,
         output: Output = "state",
+        bias: bool = False,  # inside σ
     ):
         for name, value in (("inputs", inputs), ("state", state), ("features", features), ("size", size)):
             check_whole(name, value)
         if size % 2 == 0:
             raise ValueError(f"`size` must be odd, so that the convolution keeps the picture's size, got {size}.")
-        super().__init__(kernel, Conv(state, features, size), norm, prox, output)
+        super().__init__(kernel, Conv(state, features, size), norm, prox, output, bias)
         self.shape = (None, inputs, None, None)
         self.inject = inject or nn.Conv2d(inputs, self.channels, size, padding=size // 2)

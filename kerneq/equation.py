@@ -188,14 +188,17 @@ class Equation(AbstractMap):
             self, binding=dataclasses.replace(self.binding, a=take_samples(self.binding.a, index))
         )
 
+    @property
+    def _optional(self) -> list[str]:
+        """The tensors of the binding that not every kernel or cell has."""
+        return [name for name in ("Q", "gamma", "bias") if getattr(self.binding, name) is not None]
+
     def tensors(self) -> tuple[Tensor, ...]:
-        parts = (self.operator.weight, self.binding.a, self.binding.Q, self.binding.gamma)
-        return tuple(tensor for tensor in parts if tensor is not None)
+        return (self.operator.weight, self.binding.a, *(getattr(self.binding, name) for name in self._optional))
 
     def on(self, *tensors: Tensor) -> Self:
         weight, a, *rest = tensors
-        Q, gamma = rest or (None, None)
-        binding = dataclasses.replace(self.binding, a=a, Q=Q, gamma=gamma)
+        binding = dataclasses.replace(self.binding, a=a, **dict(zip(self._optional, rest, strict=True)))  # type: ignore[arg-type]
         return dataclasses.replace(self, operator=dataclasses.replace(self.operator, weight=weight), binding=binding)
 
 

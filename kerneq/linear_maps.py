@@ -277,5 +277,21 @@ def _top_eigenvector(square: Tensor, rounds: int) -> Tensor:
     return column / column.abs().amax()  # n⁻¹²⁸ cannot be squared
 
 
+def bound_top_eigenvalue(gram: Tensor, squarings: int = 10) -> Tensor:
+    """Return an upper bound on the eigenvalues of Hermitian matrices (..., m, m) ⪰ 0, near the largest of each, (...).
+
+    It is ‖G^{2ᵗ}‖_F^{2⁻ᵗ}, by squaring t times (Delattre et al., 2023), too large by rank^{2⁻ᵗ⁻¹} at most, 1.003 for
+    500 and t = 10: products only, which a GPU does fast, with a gradient that is nowhere infinite.
+    """
+    log = gram.new_zeros(gram.shape[:-2], dtype=gram.abs().dtype)
+    for squared in range(squarings + 1):
+        length = torch.linalg.matrix_norm(gram).clamp_min(torch.finfo(log.dtype).tiny)
+        log = log + length.log() / 2**squared
+        gram = gram / length[..., None, None]
+        if squared < squarings:
+            gram = gram @ gram
+    return log.exp() * (1 + 4 * gram.shape[-1] * torch.finfo(log.dtype).eps)
+
+
 def _unit(u: Tensor) -> Tensor:
     return u / torch.linalg.vector_norm(u).clamp_min(torch.finfo(u.dtype).tiny)

@@ -22,6 +22,7 @@ from kerneq.kernels import (
     Multiquadric,
     Polynomial,
     Sigmoid,
+    Squared,
 )
 from kerneq.lab.run.config import parse
 from kerneq.lab.training import train
@@ -53,6 +54,7 @@ KERNELS = {
     "quadratic-published": Polynomial(degree=2, offset=0.0),
     "cubic": Polynomial(degree=3, offset=0.5),
     "sigmoid": Sigmoid(),
+    "squared": Squared(),
     **RADIAL,
     "gaussian-adaptive": Gaussian(gamma=Adaptive(0.2), patch=2, split=2, hidden=10),
 }
@@ -159,6 +161,8 @@ class Reference:
             t = (patches(r, part.split, part.patch) @ self.W_h).square().sum(-1)
             return self.heights(t).sum(1)
         kernel = self.cell.kernel
+        if isinstance(kernel, Squared):
+            return -0.5 * (self.a.flatten(1) - v).square().sum(1)
         t = (self.a * z).flatten(1).sum(1)
         if isinstance(kernel, Polynomial):
             t = (t + kernel.offset) ** kernel.degree

@@ -32,6 +32,7 @@ LAYERS = [
     "gradients",
     "cells",
     "equilibrium",
+    "resolvent",
     "cuda_graphs",
     "kglm",
     "sklearn",

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..linear_maps import bound_top_eigenvalue
+
 DENSE = 1024  # a convolution with at most so many inputs or outputs is written out as a matrix
-SQUARINGS = 10  # of a Gram matrix: the bound exceeds the norm by a factor of at most rank^{2⁻¹²}, 1.0015 for 500
 CHUNK = 2**24  # numbers of the frequency responses that are held at once
 SLACK = 1e-9  # what rounding in float64 can take from a norm, and far more
 
@@ -80,20 +81,5 @@ def _torus_norm(weight: Tensor, torus: list[int], stride: int) -> float:
             folded = columns[:, None] + torch.arange(stride, device=weight.device) * (width // stride)  # (n, stride)
             response = torch.einsum("soix,ntx->nosti", half, across[folded])
             response = response.reshape(len(columns), after, -1) / stride
-            largest = max(largest, _top_eigenvalue(response @ response.mH) ** 0.5)
+            largest = max(largest, float(bound_top_eigenvalue(response @ response.mH).max()) ** 0.5)
     return largest
-
-
-def _top_eigenvalue(gram: Tensor) -> float:
-    """Return an upper bound on the eigenvalues of Hermitian matrices (n, m, m) ⪰ 0, near the largest of them.
-
-    It is ‖G^{2ᵗ}‖_F^{2⁻ᵗ}, by squaring t times (Delattre et al., 2023): products only, which a GPU does fast.
-    """
-    log = gram.new_zeros(len(gram), dtype=torch.float64)
-    for squared in range(SQUARINGS + 1):
-        length = torch.linalg.matrix_norm(gram).clamp_min(torch.finfo(torch.float64).tiny)
-        log = log + length.log() / 2**squared
-        gram = gram / length[:, None, None]
-        if squared < SQUARINGS:
-            gram = gram @ gram
-    return float(log.max().exp())

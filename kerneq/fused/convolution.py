@@ -36,10 +36,14 @@ def fuses_relu(v: Tensor, weight: Tensor, shift: Tensor | None) -> bool:
 
 
 def convolve_relu(x: Tensor, weight: Tensor, shift: Tensor | None) -> Tensor:
-    """Return max(Wx + shift, 0) for a convolution that keeps the size of the picture, by cuDNN."""
+    """Return max(Wx + shift, 0) for a convolution that keeps the size of the picture, by cuDNN.
+
+    A shift that is one number a channel, expanded, is cuDNN's bias: nothing of the size of a picture is read for it.
+    """
     geometry = [1, 1], [weight.shape[-1] // 2] * 2, [1, 1], 1  # stride, padding, dilation, groups
-    if shift is None:
-        return torch.ops.aten.cudnn_convolution_relu(x, weight, None, *geometry)
+    if shift is None or 0 in shift.stride():
+        bias = None if shift is None else shift[0, :, 0, 0]
+        return torch.ops.aten.cudnn_convolution_relu(x, weight, bias, *geometry)
     return torch.ops.aten.cudnn_convolution_add_relu(x, weight, shift, 1.0, None, *geometry)
 
 

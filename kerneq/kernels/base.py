@@ -12,6 +12,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from ..operators import Scaling
+from ..tensors import per_sample_dot
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,14 @@ class Binding:
     gamma: Tensor | None = None  # γ
     split: int = 1  # channels of a patch
     patch: int = 1  # pixels of its side
+    bias: Tensor | None = None  # b of ⟨b, z⟩, (state,): S + ⟨b, z⟩ is what counts, and z = σ(Wᵀ∂S/∂v + b)
+
+    def add_bias(self, z: Tensor | None, dv: Tensor, value: Tensor | None) -> Slope:
+        """Return the derivatives of S + ⟨b, z⟩, given ∂S/∂v and, where it is wanted, S, of an S without ∂S/∂z."""
+        if self.bias is None:
+            return Slope(None, dv, value)
+        dz = self.bias.view(-1, *[1] * (dv.dim() - 2)).expand(len(dv), -1, *dv.shape[2:])
+        return Slope(dz, dv, value if value is None or z is None else value + per_sample_dot(dz, z))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +78,11 @@ class AbstractKernel(abc.ABC):
     @abc.abstractmethod
     def through_features(self) -> bool:
         """Whether z acts through v = Wz alone, but for a term linear in z: then the equation can be solved for v."""
+
+    @property
+    def convex_loss(self) -> bool:
+        """Whether S = −ρ(a − v) with ρ convex and, for ‖W_h‖ ≤ 1, ∇ρ 1-Lipschitz, which `Resolvent` needs."""
+        return False
 
     @abc.abstractmethod
     def parameters(self, features: int, conv: bool) -> AbstractParameters | None:

@@ -141,6 +141,10 @@ class AbstractRadialKernel(AbstractKernel):
     def slope(s: Tensor) -> Tensor:
         """ω′(s)."""
 
+    @property
+    def convex_loss(self) -> bool:
+        return self.lowest >= 0 and self.steepest <= 1
+
     def input_lipschitz(self, gain: float) -> float:
         """Return the Lipschitz constant of aW_h ↦ z*, patch by patch, where ‖W_hᵀW‖ ≤ `gain`; ∞ where z* may not be
         unique."""
@@ -195,7 +199,7 @@ class AbstractRadialKernel(AbstractKernel):
     def differentiate(self, at: Binding, z: Tensor | None, v: Tensor | None, value: bool) -> Slope:
         assert at.Q is not None and at.gamma is not None
         m, total = radial_step(type(self), at.a, v, at.Q, at.gamma, split=at.split, patch=at.patch, value=value)
-        return Slope(None, m, total)
+        return at.add_bias(z, m, total)
 
     def hvp(self, at: Binding, v: Tensor) -> Callable[[Tensor], Tensor]:
         assert at.Q is not None and at.gamma is not None

@@ -185,7 +185,9 @@ class Proximal(AbstractSolver[History | None]):
             return None, EnergyGuard(accepted, average, 0.5 * average, self.fraction, ceiling)
         average = averaged_step(L)
         rate = (0.5 * average.square() / space.f.stretch).to(dtype)
-        relaxation = (3 / L).clamp_max(1.0)  # few steps are too long then
+        # Where slopes depend on the patch few steps of 3 / L are too long; `Squared` is as steep as L says everywhere.
+        even = space.f.kernel.convex_loss and space.f.binding.gamma is None
+        relaxation = average if even else (3 / L).clamp_max(1.0)
         return relaxation, EnergyGuard(accepted, average, rate, self.fraction, ceiling)
 
     def step(self, space: AbstractSpace, at: Evaluation, memory: History | None) -> tuple[Tensor, History | None]:

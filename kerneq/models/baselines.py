@@ -18,7 +18,7 @@ from ..maps import AbstractMap, Function
 from ..settings import setting
 from ..solution import Solution
 from ..solvers import AbstractSolver, Anderson, InFeatures, Proximal
-from .classifier import AbstractModel, AbstractSolveConfig
+from .classifier import EXPLICIT, AbstractModel, AbstractSolveConfig
 from .layers import conv_batch_norm
 
 
@@ -185,7 +185,7 @@ class MDEQ(AbstractModel):
 class ResNetConfig:
     """The settings of a `ResNet`; the defaults are those of ResNet-18 for CIFAR."""
 
-    equation: ClassVar[str] = "none: explicit"
+    equation: ClassVar[str] = EXPLICIT
     blocks: tuple[int, ...] = setting((2, 2, 2, 2), "residual blocks a stage", low=1)
     bottleneck: bool = setting(False, "blocks of 1×1, 3×3, 1×1 convolutions instead of two 3×3")
     width: int = setting(64, "channels of the first stage; each stage doubles them", low=1)

@@ -34,6 +34,7 @@ STEMS: dict[Stem, tuple[tuple[int, int], ...]] = {  # of each convolution: by wh
     "folded": ((4, 1), (4, 1), (2, 2), (2, 1), (1, 2), (1, 1)),
     "plain": ((1, 1),),
 }
+EXPLICIT = "none: explicit"  # the equation of a model without one
 # While training, a backward solve that stops at its step limit is a choice, not an accident.
 _IMPLICIT = Implicit(InFeatures(Anderson(memory=3)), tol=1e-3, max_steps=20, on_failure="return")
 
@@ -125,6 +126,7 @@ class ClassifierConfig(AbstractSolveConfig):
     )
     refinements: int = setting(0, "residual blocks at each coarser scale; 0: none, averages alone", low=0)
     rectified: bool = setting(True, "whether a residual block gives relu(x + F(x)), or x + F(x)")
+    explicit: bool = setting(False, "a control: in the place of each equilibrium a residual block of as many weights")
     norm: float = setting(1.0, "bound on ‖W‖‖W_h‖", above=0)
     activity: float = setting(0.5, "sᵢ = γ‖rᵢW_h‖² at initialisation, where γ is fixed", above=0)
     length: float | None = setting(None, "‖aᵢ‖² of a patch at initialisation, whatever γ; none: activity / γ", above=0)
@@ -153,12 +155,16 @@ class ClassifierConfig(AbstractSolveConfig):
             raise ValueError(f"`lipschitz` needs a radial kernel such as multiquadric, got {self.kernel!r}.")
         if self.join != "mean":
             raise ValueError(f"`lipschitz` needs `join` = mean, got {self.join}.")
+        if self.explicit:
+            raise ValueError("`lipschitz` needs `explicit` = false: a residual block has no bound.")
         if self.refinements:
             raise ValueError(f"`lipschitz` needs `refinements` = 0: they have batch norms, got {self.refinements}.")
 
     @property
     def equation(self) -> str:
         """The equation of the branches."""
+        if self.explicit:
+            return EXPLICIT
         return f"{self.kernel.equation}; output v = Wz" if self.output == "features" else self.kernel.equation
 
     @property
@@ -199,7 +205,7 @@ class AbstractBranchedModel(AbstractModel):
         else:
             results = [branch(level) for branch, level in zip(branches, levels, strict=True)]
         logits = self.read_out([z for z, _ in results])
-        return logits, {f"branch{index}": solution for index, (_, solution) in enumerate(results)}
+        return logits, {f"branch{index}": s for index, (_, s) in enumerate(results) if s is not None}
 
     def diagnostics(self) -> dict[str, float]:
         """Return those of the cell of every branch, under its name."""
@@ -221,7 +227,8 @@ class Classifier(AbstractBranchedModel):
         super().__init__(config, channels)
         self.stem = make_stem(config, channels, functools.partial(conv_batch_norm, relu=True))
         self.levels = Levels(config)
-        self.branches = nn.ModuleList(Branch(config, *branch) for branch in config.branches)
+        make = ExplicitBranch if config.explicit else Branch
+        self.branches = nn.ModuleList(make(config, *branch) for branch in config.branches)
         joined = config.width * (len(config.scales) if config.join == "concatenate" else 1)
         self.norm = BatchNorm(joined, relu=True)
         self.head = nn.Linear(joined, classes)
@@ -315,9 +322,12 @@ class AbstractBranch(nn.Module, abc.ABC):
 
     def rescale(self, z: Tensor) -> Tensor:
         """Return z at the scale of the fusion."""
-        if self.scale < self.fusion:
-            return pool(z, self.fusion // self.scale)
-        return unpool(z, self.scale // self.fusion) if self.scale > self.fusion else z
+        return change_scale(z, self.scale, self.fusion)
+
+
+def change_scale(z: Tensor, scale: int, other: int) -> Tensor:
+    """Return z, of a scale, at another one."""
+    return pool(z, other // scale) if scale < other else unpool(z, scale // other) if scale > other else z
 
 
 @final
@@ -350,6 +360,24 @@ class Branch(AbstractBranch):
         cell = self.cell
         state = cell.operator.weight.shape[1]
         return cell.kernel.unit(cell.norm, state * x.shape[2] * x.shape[3])
+
+
+@final
+class ExplicitBranch(nn.Module):
+    """x + F(x) at the scale of the fusion, no equilibrium; F: 3×3 convolutions as large as U and Wᵀ, 0 at the start.
+
+    What a model with these lacks beside one with equilibria is what the equation, and not its weights, is worth.
+    """
+
+    def __init__(self, config: ClassifierConfig, scale: int, features: int):
+        super().__init__()
+        self.scale, self.fusion = scale, config.fusion
+        self.reduce = conv_batch_norm(config.width, features, relu=True)
+        self.expand = conv_batch_norm(features, config.width)
+        nn.init.zeros_(self.expand[-1].get_parameter("weight"))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        return change_scale(x + self.expand(self.reduce(x)), self.scale, self.fusion), None
 
 
 @final

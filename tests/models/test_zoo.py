@@ -85,6 +85,19 @@ def test_refinements_start_as_the_means_they_refine_and_then_every_one_of_them_l
     torch.testing.assert_close(straight(y).relu(), bent(y), rtol=0, atol=0)
 
 
+def test_the_explicit_control_has_the_weights_of_the_equilibria_but_for_those_of_the_kernel():
+    model, control = build("geq-tiny"), build("geq-tiny", settings={"explicit": True})
+    kernels = sum(branch.cell.similarity.project.weight.numel() for branch in model.branches)
+    assert parameters(model) - parameters(control) == kernels
+    x = pictures("geq-tiny", batch=4)
+    logits, solutions = control(x, solutions=True)
+    assert solutions == {} and control.layers() == [] and control.config.equation == "none: explicit"
+    for branch in control.branches:
+        torch.nn.init.ones_(branch.expand[-1].weight)  # as after a first step: at the start a block adds nothing
+    control(x).square().sum().backward()
+    assert all(bool(p.grad.any()) for p in control.parameters()) and logits.shape == (4, 10)
+
+
 def test_settings_change_the_model_that_is_built():
     settings = {"norm": 2, "features": [16, 32], "solver": {"name": "picard"}, "tol": 1e-2}
     model = build("geq-tiny", settings=settings)
@@ -140,6 +153,7 @@ def test_every_backward_solve_gives_the_same_gradient(backward):
         ({"settings": {"refinements": 1, "width": 2}}, r"`width` must be at least 4.* got 2"),
         ({"settings": {"stem": "deep", "width": 2}}, r"`width` must be at least 4.* got 2"),
         ({"name": "geq-certified-tiny", "settings": {"refinements": 1}}, r"`lipschitz` needs `refinements` = 0"),
+        ({"name": "geq-certified-tiny", "settings": {"explicit": True}}, r"`lipschitz` needs `explicit` = false"),
         ({"name": "geq-certified-tiny", "settings": {"join": "concatenate"}}, r"`lipschitz` needs `join` = mean"),
         ({"settings": {"features": [16.5, 16]}}, r"`features\[0\]` must be a whole number, got 16\.5"),
         ({"settings": {"features": [16, 0]}}, r"`features\[1\]` must be at least 1, got 0"),

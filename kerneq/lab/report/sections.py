@@ -234,7 +234,9 @@ def applies_to(part: str, one: Reported) -> bool:
     if part not in ("behaviour", "certificates"):
         return True
     settings = one.config.model.settings
-    if isinstance(settings, ResNetConfig) or isinstance(settings.gradient, AbstractSteps):
+    if isinstance(settings, ResNetConfig) or settings.equation == ResNetConfig.equation:
+        return False
+    if isinstance(settings.gradient, AbstractSteps):
         return False
     known = isinstance(settings, KernelConfig) and isinstance(settings.kernel, AbstractRadialKernel | Linear)
     return part == "behaviour" or known

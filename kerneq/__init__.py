@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from .equilibrium import Value as Value
     from .equilibrium import fixed_point as fixed_point
     from .lab import data as data
-    from .lab import evaluate as evaluate
     from .lab import verify as theory  # noqa: F401
+    from .lab.evaluate import evaluate as evaluate
     from .lab.prediction import predict as predict
     from .loading import load as load
     from .resolvent import Resolvent as Resolvent
@@ -51,7 +51,7 @@ _HOME = {
     "cells": "cells",
     "certify": "certificates:certify",
     "data": "lab.data",
-    "evaluate": "lab.evaluate",
+    "evaluate": "lab.evaluate:evaluate",
     "fixed_point": "equilibrium:fixed_point",
     "gradients": "gradients",
     "kernels": "kernels",

@@ -46,6 +46,13 @@ def about_run(folder: object, problem: str) -> str:
     return problem if str(folder) in problem else f"{folder}: {problem}"
 
 
+def describe_seconds(seconds: float) -> str:
+    """An estimated duration in words."""
+    if seconds < 100:
+        return f"about {max(seconds, 1):.0f} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 6000 else f"about {seconds / 3600:.1f} hours"
+
+
 def progress_bars() -> Progress:
     """Bars on the standard error that vanish when they are done, and are not shown where it is no terminal."""
     console = Console(stderr=True)

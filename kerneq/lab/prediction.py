@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+import math
 import os
 import stat
 from collections import Counter
@@ -22,10 +23,12 @@ from ..solution import Solution, Status
 from ..tensors import check_whole
 from .console import numbers, plain
 from .data import SUFFIXES, DataError, decode, grey, pictures_in
-from .evaluate import TrainedRun
+from .evaluate import NotApplicableError, TrainedRun, check_certifiable
 from .evaluate.saliency import contact_sheet, map_each
+from .evaluate.scores import FEWEST
 from .evaluate.sheet import png
 from .run import files
+from .run.config import ConfigError
 
 SHOWN = 16  # pictures on the sheet that `draw_maps` makes
 TOGETHER = 256  # picture files that `predict_files` has in memory at once
@@ -46,6 +49,7 @@ class Prediction:
     steps: int | None  # of the layer that took the most
     residual: float | None  # ‖f(z) − z‖ / ‖f(z)‖ of the layer that is furthest from its equilibrium
     radius: float | None = None  # ℓ2, for pixels in [0, 1]: nearer pictures provably have this class; if asked for
+    known: bool | None = None  # whether it is as confident as the threshold wants; None without one
     labels: tuple[int, ...] = dataclasses.field(kw_only=True)  # of the classes, two of which may show the same name
 
     @property
@@ -59,6 +63,7 @@ class Prediction:
         return dict(
             path=str(self.path),
             top=[{"class": name, "probability": files.replace_nonfinite(share)} for name, share in top],
+            none_of_them=None if self.known is None else not self.known,
             converged=self.converged if self.status is not None else None,
             status=self.status.name.lower() if self.status is not None else None,
             steps=self.steps,
@@ -73,8 +78,12 @@ def predict(
     checkpoint: str = "best",
     top: int = 5,
     device: str | torch.device = "auto",
+    threshold: float | str = "",
 ) -> list[Prediction]:
     """The `top` likeliest classes of each picture file, or each in a folder, by the best or last weights of a run.
+
+    With a `threshold`, a confidence or "auto" for the one that the evaluation chose, `Prediction.known` says whether
+    the answer is one of the classes, or none of them.
 
     A file that is not a readable picture is a `DataError`; a `Predictor` lets you skip it, and stays open.
     """
@@ -87,7 +96,8 @@ def predict(
             )
     predictor = Predictor(run, checkpoint, device)
     files = [file for path in named for file in find_pictures(Path(path))]
-    return predictor.predict([(path, predictor.read(path)) for path in files], top)
+    least = predictor.find_threshold(threshold)
+    return predictor.predict([(path, predictor.read(path)) for path in files], top, threshold=least)
 
 
 @final
@@ -109,11 +119,16 @@ class Predictor:
         return read_picture(Path(path), channels, side)
 
     def predict(
-        self, pictures: Sequence[tuple[Path | str, Tensor]], top: int = 5, certified: bool = False
+        self,
+        pictures: Sequence[tuple[Path | str, Tensor]],
+        top: int = 5,
+        certified: bool = False,
+        threshold: float | None = None,
     ) -> list[Prediction]:
         """The `top` likeliest classes of pictures that `read` gave; `certified`: each with its radius, slowly.
 
-        A model that has no certificates is a `TypeError`.
+        A model that has no certificates is a `TypeError`. Predictions less confident than the `threshold` are of none
+        of the classes.
         """
         check_whole("top", top)
         if not pictures:
@@ -130,13 +145,39 @@ class Predictor:
             columns = (here, best.indices.tolist(), best.values.tolist(), outcomes, radii)
             for path, row, shares, outcome, radius in zip(*columns, strict=True):
                 names = tuple(self.trained.classes[label] for label in row)
-                found.append(Prediction(Path(path), names, tuple(shares), *outcome, radius, labels=tuple(row)))
+                known = None if threshold is None else shares[0] >= threshold
+                found.append(Prediction(Path(path), names, tuple(shares), *outcome, radius, known, labels=tuple(row)))
         return found
 
+    def find_threshold(self, asked: float | str) -> float | None:
+        """The confidence below which a picture shows none of the classes; None where none was asked for ("")."""
+        if asked == "":
+            return None
+        if asked == "auto":
+            chosen = self.trained.run.evaluation().get("threshold")
+            if not isinstance(chosen, dict):
+                raise NotApplicableError(
+                    f"No threshold was chosen for {self.trained.run.path}: kerneq evaluate does it on {FEWEST} or more "
+                    "held-out pictures. Give a confidence between 0 and 1 instead of auto."
+                )
+            asked = str(chosen.get("confidence"))
+        try:
+            least = float(asked)
+        except ValueError:
+            least = math.nan
+        if not 0 <= least <= 1:
+            raise ConfigError(f"`threshold` must be auto or a confidence between 0 and 1, got {asked!r}.")
+        return least
+
     def predict_files(
-        self, paths: Sequence[Path], top: int = 5, certified: bool = False
+        self, paths: Sequence[Path], top: int = 5, certified: bool = False, threshold: float | None = None
     ) -> tuple[list[Prediction], list[tuple[Path, str]]]:
-        """Predict picture files, and those in folders; returns also which cannot be read, each with the reason."""
+        """Predict picture files, and those in folders; returns also which cannot be read, each with the reason.
+
+        `certified`: a model about which nothing can be proved is a `NotApplicableError`, before it takes minutes.
+        """
+        if certified:
+            check_certifiable(self.trained)
         files: list[Path] = []
         failures: list[tuple[Path, str]] = []
         predictions: list[Prediction] = []
@@ -153,7 +194,7 @@ class Predictor:
                     readable.append((path, self.read(path)))
                 except DataError as error:
                     failures.append((path, str(error)))
-            predictions += self.predict(readable, top, certified)
+            predictions += self.predict(readable, top, certified, threshold)
         return predictions, failures
 
     def _radii(self, x: Tensor, classes: Tensor) -> list[float]:
@@ -247,6 +288,9 @@ def make_table(predictions: Sequence[Prediction], title: str) -> Table:
         if certified:
             outcome.append(Text("–" if p.radius is None else f"{p.radius:.3f}"))
         path = plain(p.path)
+        if p.known is False:
+            table.add_row(path, Text("none of them", "bold yellow"), "", *outcome)
+            path, outcome = Text(), []
         for name, share in zip(p.classes, p.probabilities, strict=True):
             table.add_row(path, plain(name), f"{share:.2%}", *outcome)
             path, outcome = Text(), []
@@ -269,7 +313,7 @@ def describe_doubts(predictions: Sequence[Prediction], named: bool) -> list[str]
 def format_csv(predictions: Sequence[Prediction], top: int) -> str:
     """A row for each picture, its `top` likeliest classes and their probabilities in pairs of columns."""
     pairs = [f"{word} {place}" for place in range(1, top + 1) for word in ("class", "probability")]
-    outcome = ("converged", "steps", "residual", "certified_radius")
+    outcome = ("none_of_them", "converged", "steps", "residual", "certified_radius")
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["picture", *pairs, *outcome])

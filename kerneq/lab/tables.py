@@ -9,9 +9,10 @@ from rich.text import Text
 
 from ..loading import names as shipped_names
 from ..models import MODELS, Measured, build, our_accuracies, parameters
-from .console import numbers, plain
+from .console import describe_seconds, numbers, plain
 from .data.datasets import Description
-from .evaluate import over_seeds
+from .evaluate import PARTS, over_seeds
+from .evaluate.plan import PlannedPart
 from .run import SHIPPED, Run
 from .training import metrics
 from .verify.search import ROUNDING, Finding, Verdict
@@ -22,6 +23,16 @@ def summary_table(rows: Iterable[tuple[str, str]]) -> Table:
     table = Table.grid(padding=(0, 2), pad_edge=True)
     for name, value in rows:
         table.add_row(plain(name, "dim"), plain(value))
+    return table
+
+
+def plan_table(plan: Iterable[PlannedPart]) -> Table:
+    """What will be measured of a run, with the time it takes, and what is left out, with the reason."""
+    table = Table.grid(padding=(0, 2), pad_edge=True)
+    for step in plan:
+        duration = "–" if step.left_out else "?" if step.seconds is None else describe_seconds(step.seconds)
+        words = plain(step.left_out, "dim") if step.left_out else plain(PARTS[step.name].sentence)
+        table.add_row(plain(step.name), Text(duration, no_wrap=True), words)
     return table
 
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from ..console import complain, printable, progress_bars, say, show_table
+from ..console import complain, describe_seconds, printable, progress_bars, say, show_table
 from .arguments import AsJson, Checkpoint, Device, RunFolder, RunFolders
 from .errors import Failures
 
 if TYPE_CHECKING:
     from ..evaluate import Measurements
+    from ..evaluate.plan import PlannedPart
     from ..run import Run
 
 
@@ -21,14 +22,16 @@ def evaluate(
     part: Annotated[
         list[str] | None, Option(help="Only this part, and more with another --part; a wrong name lists them.")
     ] = None,
-    everything: Annotated[bool, Option("--all", help="Every part that applies; some take long.")] = False,
+    everything: Annotated[
+        bool, Option("--all", help="Every part that applies and is not yet measured, with a plan of how long it takes.")
+    ] = False,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
 ) -> None:
     """Measure trained runs on the test images; also written to RUN/evaluation.json and RUN/evaluation/."""
     from ...settings import suggestion
-    from ..evaluate import PARTS, NotApplicableError, TrainedRun, measure_part
-    from ..run import find_runs
+    from ..evaluate import PARTS, NotApplicableError, TrainedRun, make_plan, measure_part
+    from ..run import Stopped, find_runs
     from ..run.config import ConfigError
 
     unknown = next((name for name in part or () if name not in PARTS), None)
@@ -42,7 +45,12 @@ def evaluate(
         with failures.of(run):
             progress = progress_bars()
             trained = TrainedRun.open(run.path, checkpoint, device, progress=progress)
-            for name in names:
+            todo = names
+            if everything and not part:
+                plan = make_plan(trained, {name: PARTS[name] for name in names}, skip=True)
+                show_plan(run, plan)
+                todo = [step.name for step in plan if not step.left_out]
+            for place, name in enumerate(todo):
                 try:
                     with progress:
                         measured = measure_part(trained, name, PARTS[name])
@@ -52,6 +60,10 @@ def evaluate(
                     if everything:
                         say(f"{run.path}, {name}: {error}")
                     continue
+                except KeyboardInterrupt:
+                    written = f"{', '.join(todo[:place])} in {run.path}" if place else "nothing"
+                    more = ": the same command goes on with the rest" if everything else ""
+                    raise Stopped(f"Interrupted while it measured {name}. Written: {written}{more}.") from None
                 with failures.of(run):  # the results are printed, even if they cannot be written
                     show_measurements(measured)
     if len(runs) > 1:
@@ -60,19 +72,29 @@ def evaluate(
         sys.exit(failures.codes[0])
 
 
+def show_plan(run: "Run", plan: "Sequence[PlannedPart]") -> None:
+    """Print what will be measured and how long it takes, and what is left out and why."""
+    from ..tables import plan_table
+
+    total = sum(step.seconds or 0.0 for step in plan)
+    count = sum(not step.left_out for step in plan)
+    if count:
+        say(f"{run.path}: {count} parts, {describe_seconds(total)} in all; Ctrl-C keeps those that are done", "bold")
+    else:
+        say(f"{run.path}: nothing is left to measure", "bold")
+    show_table(plan_table(plan))
+
+
 def show_measurements(measured: "Measurements[Any]") -> None:
     """Print what was measured, and write it into the folder of its run, but not into that of weights that ship."""
     from ..evaluate import PARTS
-    from ..run import SHIPPED
     from ..tables import summary_table
 
     path = measured.trained.run.path
     say(f"{path}: {PARTS[measured.name].sentence}", "bold")
     show_table(summary_table(measured.evidence.summary()))
-    if path.resolve().parent == SHIPPED.resolve():
-        say("Not written: these weights are part of the installation.")
-    else:
-        say(f"Written to {', '.join(str(path / file) for file in measured.write())}")
+    files = ", ".join(str(path / file) for file in measured.write())
+    say(f"Written to {files}" if files else "Not written: these weights are part of the installation.")
 
 
 def compare(runs: "Sequence[Run]", failures: Failures) -> None:
@@ -104,12 +126,17 @@ def predict(
     certify: Annotated[
         bool, Option("--certify", help="Also how far a picture may change and provably keep its class; slow.")
     ] = False,
+    threshold: Annotated[
+        str,
+        Option(help="Answer none of them below this confidence, 0 to 1; auto: the one that kerneq evaluate chose."),
+    ] = "",
     saliency: Annotated[
         Path | None, Option(help="Also draw where the model looks, into this PNG file.", metavar="FILE")
     ] = None,
 ) -> None:
     """Classify picture files: classes, probabilities, and whether the equilibrium was found."""
     from .. import prediction
+    from ..evaluate import NotApplicableError
     from ..run import write_atomically
     from ..run.config import ConfigError
 
@@ -117,11 +144,9 @@ def predict(
     with progress_bars() as progress:
         predictor = prediction.Predictor(run, checkpoint, device, progress)
         try:
-            predictions, failures = predictor.predict_files(pictures, top, certify)
-        except TypeError as error:
-            if not certify:
-                raise
-            raise ConfigError(f"--certify: {error}") from None
+            predictions, failures = predictor.predict_files(pictures, top, certify, predictor.find_threshold(threshold))
+        except NotApplicableError as error:
+            raise ConfigError(str(error)) from None
     trained = predictor.trained
     if as_json:
         print(prediction.format_json(trained, run, predictions, failures))

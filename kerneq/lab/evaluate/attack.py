@@ -13,8 +13,8 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, final, get_args
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, final, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +23,12 @@ from torch.nn.functional import cross_entropy
 from ...equilibrium import layers_of, solving
 from ...gradients import AbstractGradient, Unrolled
 from ...tensors import check_positive, check_whole, magnitude, per_sample, per_sample_norm
-from .trained import TrainedRun
+from .trained import TrainedRun, Work
 
 Norm = Literal["linf", "l2"]
 Pictures = Sequence[tuple[Tensor, Tensor]]  # batches of pictures in [0, 1] and their labels
 Box = tuple[float, float] | None  # the range of a pixel value; None: no limits
+Track = Callable[[Sequence[Any], str, int], Iterable[Any]]  # as `TrainedRun.track`
 Objective = Callable[[Tensor, Tensor], Tensor]  # logits and labels ↦ the function to maximise, (batch,)
 
 _cross_entropies: Objective = functools.partial(cross_entropy, reduction="none")
@@ -35,6 +36,7 @@ _cross_entropies: Objective = functools.partial(cross_entropy, reduction="none")
 STRIDE = 2.5  # length of all steps together, in radii (Madry et al., 2018)
 UNROLLED = 30  # proximal steps that the unrolled gradient goes through
 TOGETHER = 16  # pictures per unrolled attack on a CPU, 0.15 GB each in GEQ-5M; a GPU takes as many as fit
+IMAGES = 1000  # attacked, at most
 TESTED = 128  # pictures used in the tests for a masked gradient
 FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0)  # of the radius; the accuracy at the last should be close to 0
 SLACK = 0.02  # share of the pictures by which a test may fail by chance
@@ -295,24 +297,35 @@ class AttackResult:
         return [*lines, ("signs of a masked gradient", "; ".join(self.concerns) or "none")]
 
 
-def measure_attack(trained: TrainedRun, *, images: int = 1000, threats: Sequence[Threat] = THREATS) -> AttackResult:
+def estimate_attack(trained: TrainedRun, images: int = IMAGES) -> Work:
+    """The gradients of two restarts, of the wider balls, and of the unrolled iterations, which cost twice as much."""
+    count = min(images, len(trained.test))
+    steps = sum(threat.steps for threat in THREATS)
+    tested = min(count, TESTED)
+    return Work(steps * tested, steps * (2 * count + (len(FACTORS) + 2 * 2) * tested))
+
+
+def measure_attack(trained: TrainedRun, *, images: int = IMAGES, threats: Sequence[Threat] = THREATS) -> AttackResult:
     """Attack a random choice of test pictures."""
     chosen = trained.test.sample(images)
     model = InPixels(trained.model, chosen.mean, chosen.std).eval()
     pictures = [(model.pixels(x), labels) for x, labels in trained.batches(chosen).epoch(0)]
-    found = [attack(model, pictures, threat) for threat in trained.track(threats, "attacks", len(threats))]
+    found = [attack(model, pictures, threat, trained.track) for threat in threats]
     concerns = [f"{result.threat.norm}: {words}" for result in found for words in result.concerns()]
     return AttackResult(len(chosen), min(TESTED, len(chosen)), accuracy(model, pictures), found, concerns)
 
 
-def attack(model: nn.Module, pictures: Pictures, threat: Threat) -> ThreatResult:
+def attack(
+    model: nn.Module, pictures: Pictures, threat: Threat, track: Track = lambda items, *_: items
+) -> ThreatResult:
     """The accuracy of a model of pictures in [0, 1] under a threat, and the tests for a masked gradient."""
-    attacked, losses = attack_pictures(threat, model, pictures)
     some = first_pictures(pictures, TESTED)
-    radii = [(0.0, accuracy(model, some))]
-    for factor in FACTORS:
-        wider = dataclasses.replace(threat, radius=factor * threat.radius, restarts=1)
-        radii.append((wider.radius, accuracy(model, attack_pictures(wider, model, some)[0])))
+    balls = [(threat, pictures)]
+    balls += [(dataclasses.replace(threat, radius=f * threat.radius, restarts=1), some) for f in FACTORS]
+    tracked = track(balls, f"attack, {threat.norm}", len(balls))
+    (attacked, losses), *wider = [attack_pictures(ball, model, inside) for ball, inside in tracked]
+    shares = [accuracy(model, found) for found in (some, *(found for found, _ in wider))]
+    radii = list(zip((0.0, *(ball.radius for ball, _ in balls[1:])), shares, strict=True))
     together = TOGETHER if some[0][0].device.type == "cpu" else TESTED
     return ThreatResult(
         threat=threat,

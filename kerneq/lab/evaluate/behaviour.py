@@ -20,11 +20,12 @@ from ...solvers import AbstractSolver, solve
 from ...solvers.base import measure_state
 from ...tensors import per_sample, per_sample_norm
 from ..data import Images
-from .trained import NotApplicableError, TrainedRun
+from .trained import NotApplicableError, TrainedRun, Work
 
 POWER_STEPS = 30  # products with the Jacobian, enough for an error of a few percent
 SETTLED = 1e-5  # residual of an equilibrium at which the Jacobian is taken
 FLOOR = 1e-6  # residual at which a trace ends
+IMAGES, TRACED = 10_000, 32  # test images at most, and those that are traced
 LONGEST = 100  # most steps of a trace, or of the solve before a Jacobian
 
 
@@ -133,19 +134,31 @@ class BehaviourResult:
         return lines
 
 
-def measure_behaviour(
-    trained: TrainedRun, *, images: int = 10_000, traced: int = 32, shown: int = 4
-) -> BehaviourResult:
-    """Measure the run's solves on test images; `traced` of them get traces, `shown` of these are also kept singly."""
+def solved_layers(trained: TrainedRun) -> tuple[list[Equilibrium], list[int]]:
+    """The equilibrium layers of a run, and the limits on their steps: 1, 2, 4, … and that of the deployed model."""
     layers = layers_of(trained.model)
     if not layers or any(isinstance(layer.gradient, AbstractSteps) for layer in layers):
         what = "layers of unrolled steps" if layers else "no equilibrium layer"
         raise NotApplicableError(f"{trained.run.path} has {what}, and so no solver behaviour to measure.")
-    chosen = trained.test.sample(images)
     own = max(layer.max_steps for layer in layers)
+    return layers, [*(2**k for k in range(own) if 2**k < own), own]
+
+
+def estimate_behaviour(trained: TrainedRun, images: int = IMAGES, traced: int = TRACED) -> Work:
+    """A pass for every limit, and the traces, solves and Jacobians of some pictures."""
+    limits = solved_layers(trained)[1]
+    return Work(len(limits) * min(images, len(trained.test)) + 30 * traced)
+
+
+def measure_behaviour(
+    trained: TrainedRun, *, images: int = IMAGES, traced: int = TRACED, shown: int = 4
+) -> BehaviourResult:
+    """Measure the run's solves on test images; `traced` of them get traces, `shown` of these are also kept singly."""
+    layers, limits = solved_layers(trained)
+    chosen, own = trained.test.sample(images), limits[-1]
     stopped: list[StoppedScore] = []
     solves: dict[str, Tensor] = {}
-    for limit in (*(2**k for k in range(own) if 2**k < own), own):
+    for limit in trained.track(limits, "stopped solves", len(limits)):
         score, solves = _stopped(trained, chosen, limit)  # the last pass is as deployed
         stopped.append(score)
     x = next(iter(trained.batches(chosen).epoch(0)))[0][:traced]

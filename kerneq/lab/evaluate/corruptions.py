@@ -1,6 +1,7 @@
 """Accuracy of a trained run under the 19 corruptions of CIFAR-10-C at 5 severities (Figure 2 of GEQ and KerDEQ)."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import final
@@ -10,7 +11,7 @@ from torch import Tensor
 from ..data import data_root
 from ..data.corruptions import NAMES, STANDARD, corrupt, read_frost, read_published
 from .scores import score
-from .trained import TrainedRun
+from .trained import NotApplicableError, TrainedRun, Work
 
 PUBLISHED = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}  # folders under the data root
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -50,6 +51,14 @@ def mean_corruption_error(accuracy: Mapping[str, Sequence[float]]) -> float:
     return fmean(fmean(1 - value for value in accuracy[name]) for name in names)
 
 
+def estimate_corruptions(trained: TrainedRun) -> Work:
+    """A pass for every picture under every corruption; the corruptions are made for the small pictures of CIFAR."""
+    name = trained.config.data.name
+    if not name.startswith("cifar"):
+        raise NotApplicableError(f"The corruptions are those of CIFAR-10-C, and this run is of {name}.")
+    return Work(len(trained.test) * (1 + len(NAMES) * len(SEVERITIES)))
+
+
 def measure_corruptions(trained: TrainedRun, names: Sequence[str] = NAMES, seed: int = 0) -> CorruptionResult:
     """Accuracy on the test images under each corruption at each severity.
 
@@ -70,9 +79,10 @@ def measure_corruptions(trained: TrainedRun, names: Sequence[str] = NAMES, seed:
             return read_published(folder, name, severity, trained.test.labels)
         return corrupt(clean, name, severity, seed, frost=frost)
 
-    accuracy: dict[str, list[float]] = {}
-    for name in trained.track(names, "corruptions", len(names)):
-        accuracy[name] = [share(corrupted(name, severity)) for severity in SEVERITIES]
+    pairs = list(itertools.product(names, SEVERITIES))
+    accuracy: dict[str, list[float]] = {name: [] for name in names}
+    for name, severity in trained.track(pairs, "corruptions", len(pairs)):
+        accuracy[name].append(share(corrupted(name, severity)))
     return CorruptionResult(
         source=f"published, {folder.name}" if published else source,
         images=len(images),

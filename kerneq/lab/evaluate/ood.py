@@ -16,7 +16,7 @@ from ...equilibrium import hook_solves
 from ...maps import AbstractMap
 from ..data import Images
 from .classification import calibrate, classify
-from .trained import NotApplicableError, TrainedRun
+from .trained import NotApplicableError, TrainedRun, Work
 
 TITLES = {"confidence": "largest probability", "energy": "−E(z*)", "weight": "mean weight of the patches"}
 
@@ -65,12 +65,7 @@ class OodResult:
 
 def measure_ood(trained: TrainedRun) -> OodResult:
     """KerDEQ's Table 3 for a run that was trained on the first five classes."""
-    subset = trained.config.data.subset
-    unknown = trained.unknown() if subset == "first-five-classes" else None
-    if unknown is None:
-        wanted = "a run that was trained on some of the classes, data.subset = first-five-classes"
-        got = f"this one has {'all' if subset == 'first-five-classes' else subset}"  # there were no more than five
-        raise NotApplicableError(f"Out-of-distribution calibration needs {wanted}, and {got}.")
+    unknown = unknown_images(trained)
     (logits, known), (others, strange) = (score_images(trained, images) for images in (trained.test, unknown))
     found = classify(logits, trained.test.labels)
     return OodResult(
@@ -86,6 +81,22 @@ def measure_ood(trained: TrainedRun) -> OodResult:
             for name in known
         },
     )
+
+
+def unknown_images(trained: TrainedRun) -> Images:
+    """The test images of the classes that the run was not trained on."""
+    subset = trained.config.data.subset
+    unknown = trained.unknown() if subset == "first-five-classes" else None
+    if unknown is None:
+        wanted = "a run that was trained on some of the classes, data.subset = first-five-classes"
+        got = f"this one has {'all' if subset == 'first-five-classes' else subset}"  # there were no more than five
+        raise NotApplicableError(f"Out-of-distribution calibration needs {wanted}, and {got}.")
+    return unknown
+
+
+def estimate_ood(trained: TrainedRun) -> Work:
+    """A pass for every image."""
+    return Work(len(unknown_images(trained)) + len(trained.test))
 
 
 def score_images(trained: TrainedRun, images: Images) -> tuple[Tensor, dict[str, Tensor]]:

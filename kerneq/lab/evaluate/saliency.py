@@ -24,10 +24,11 @@ from ...maps import AbstractMap
 from ..data import Images
 from .attack import freeze
 from .sheet import SIDE, draw_sheet, enlarge
-from .trained import TrainedRun
+from .trained import TrainedRun, Work
 
 PATH = 32  # points on the line from the baseline to the picture
 SHOWN = 8  # pictures on a sheet
+IMAGES, STEPS = 256, 16  # measured pictures at most, and the parts in which their pixels are replaced
 
 
 @contextlib.contextmanager
@@ -187,13 +188,20 @@ class SaliencyResult:
         return [(name, f"deletion {found.deletion:.3f}, insertion {found.insertion:.3f}") for name, found in scores]
 
 
+def estimate_saliency(trained: TrainedRun, images: int = IMAGES, steps: int = STEPS) -> Work:
+    """Two passes for every map and step of deletion and insertion, and the gradients of integrated gradients."""
+    count = min(images, len(trained.test))
+    return Work(count * 5 * 2 * (steps + 1), 2 * (count + SHOWN) * PATH)
+
+
 @torch.no_grad()
-def measure_saliency(trained: TrainedRun, *, images: int = 256, steps: int = 16) -> SaliencyResult:
+def measure_saliency(trained: TrainedRun, *, images: int = IMAGES, steps: int = STEPS) -> SaliencyResult:
     """Deletion and insertion of every map on a random choice of test pictures, for the class the model sees."""
     chosen = trained.test.sample(images)
     noise = torch.Generator().manual_seed(0)
     sums: dict[str, Tensor] = {}
-    for x, _ in trained.batches(chosen).epoch(0):
+    batches = trained.batches(chosen)
+    for x, _ in trained.track(batches.epoch(0), "saliency", len(batches)):
         classes = trained.model(x).argmax(1)
         maps = all_maps(trained.model, x, classes)
         maps["random"] = torch.rand(len(x), *x.shape[2:], generator=noise).to(x)

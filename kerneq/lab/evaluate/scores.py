@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Hashable, Sequence
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, final
 
@@ -17,13 +16,14 @@ from ..data import DataError, Images
 from ..run import Run
 from ..run.folder import INCIDENTAL
 from ..training import metrics
-from ..training.build import Builder, build_model
 from ..training.metrics import Accumulator, Scores
 from .classification import Calibration, Classification, calibrate, classify, extreme_classes, fit_temperature
 from .sheet import draw_sheet, enlarge
-from .trained import Part, TrainedRun, measure_part
+from .trained import Part, TrainedRun, Work
 
 MISTAKES = 24  # listed and drawn, the most confident first
+FEWEST = 100  # held-out images to fit a temperature on; of fewer it is noise
+REFUSED = 0.05  # share of the held-out images that may be taken for none of the classes
 COLUMNS = 6  # of the sheet of mistakes
 
 
@@ -40,11 +40,22 @@ class Mistake:
 
 @final
 @dataclasses.dataclass(frozen=True)
+class Threshold:
+    """A confidence below which the answer is "none of them", and what that costs on the test images."""
+
+    confidence: float  # which all but a share REFUSED of the held-out images reach
+    held_out: int  # on so many images it was chosen
+    refused: float  # share of the test images that do not reach it
+    accuracy: float | None  # on those that do
+
+
+@final
+@dataclasses.dataclass(frozen=True)
 class EvaluationResult:
     """The main numbers on the test images, and on `unknown` ones where sub-classes were left out of the training.
 
-    The temperature is fitted on the images that the run held out (which also chose the best checkpoint), never on test
-    images.
+    The temperature and the threshold are chosen on the images that the run held out (which also chose the best
+    checkpoint), never on test images, and on no fewer than FEWEST.
     """
 
     model: str
@@ -57,7 +68,8 @@ class EvaluationResult:
     classification: dict[str, Classification]  # of `test` and `unknown` images
     calibration: Calibration  # of the test images, as trained
     scaled: Calibration | None  # after temperature scaling
-    unscaled: str | None  # why there is none
+    threshold: Threshold | None  # of "none of them"
+    unscaled: str | None  # why there are neither
     mistakes: tuple[Mistake, ...]  # the most confident first
 
     def summary(self) -> list[tuple[str, str]]:
@@ -81,17 +93,12 @@ class EvaluationResult:
             temperature = f"T = {self.scaled.temperature:.3f}, {fitted}"
         numbers = " → ".join(f"{step.nll:.4f}, {step.brier:.4f}" for step in steps)
         errors = " → ".join(f"{step.ece:.4f}, {step.adaptive_ece:.4f}, {step.mce:.4f}" for step in steps)
-        return [*lines, ("temperature", temperature), ("NLL, Brier score", numbers), ("ECE, adaptive ECE, MCE", errors)]
-
-
-def evaluate(
-    path: Path, checkpoint: str = "best", device: str = "auto", build: Builder = build_model
-) -> EvaluationResult:
-    """Evaluate the best or the last weights of the run in `path`: writes RUN/evaluation.json and its mistakes.png."""
-    trained = TrainedRun.open(path, checkpoint, device, build)
-    measured = measure_part(trained, "scores", SCORES)
-    measured.write()
-    return measured.evidence
+        lines += [("temperature", temperature), ("NLL, Brier score", numbers), ("ECE, adaptive ECE, MCE", errors)]
+        if (chosen := self.threshold) is not None:
+            right = "" if chosen.accuracy is None else f", of the others {chosen.accuracy:.2%} are right"
+            words = f"below a confidence of {chosen.confidence:.1%}: {chosen.refused:.1%} of the test images{right}"
+            lines.append(("none of them", words))
+        return lines
 
 
 def measure_scores(trained: TrainedRun) -> EvaluationResult:
@@ -106,7 +113,8 @@ def measure_scores(trained: TrainedRun) -> EvaluationResult:
         assert unknown is not None
         every["unknown"], theirs = score(trained, unknown)
         classification["unknown"] = classify(theirs, unknown.labels)
-    temperature, unscaled = find_temperature(trained)
+    held_out, unscaled = score_held_out(trained)
+    temperature = None if held_out is None else fit_temperature(*held_out)
     return EvaluationResult(
         model=config.model.name,
         data=config.data.pictures,
@@ -118,20 +126,37 @@ def measure_scores(trained: TrainedRun) -> EvaluationResult:
         classification=classification,
         calibration=calibrate(logits, labels),
         scaled=calibrate(logits, labels, temperature) if temperature is not None else None,
+        threshold=None if held_out is None else choose_threshold(held_out[0], logits, labels),
         unscaled=unscaled,
         mistakes=find_mistakes(logits, labels),
     )
 
 
-def find_temperature(trained: TrainedRun) -> tuple[float | None, str | None]:
-    """The temperature with the lowest NLL on the held-out images, or why there is none."""
+def estimate_scores(trained: TrainedRun) -> Work:
+    """A pass for every test image, and for those that were held out."""
+    return Work(len(trained.test) + trained.config.data.validation * sum(trained.run.counts()))
+
+
+def score_held_out(trained: TrainedRun) -> tuple[tuple[Tensor, Tensor] | None, str | None]:
+    """The logits and labels of the held-out images, or why there are none to choose anything on."""
     try:
         held_out = trained.held_out()
     except DataError as error:
         return None, f"the held-out images are not there: {error}"
     if held_out is None:
         return None, "the run trained on every image and held none out to fit a temperature on"
-    return fit_temperature(score(trained, held_out)[1], held_out.labels), None
+    if len(held_out) < FEWEST:
+        return None, f"the run held {len(held_out)} images out: to fit a temperature it takes {FEWEST}"
+    return (score(trained, held_out)[1], held_out.labels), None
+
+
+def choose_threshold(held_out: Tensor, logits: Tensor, labels: Tensor) -> Threshold:
+    """The confidence that all but a share REFUSED of the held-out images reach, and what it does to the test images."""
+    least = float(held_out.double().softmax(1).amax(1).quantile(REFUSED, interpolation="lower"))
+    confidence, predicted = logits.double().softmax(1).max(1)
+    kept = confidence >= least
+    right = float((predicted == labels)[kept].double().mean()) if bool(kept.any()) else None
+    return Threshold(least, len(held_out), float((~kept).double().mean()), right)
 
 
 def score(trained: TrainedRun, images: Images) -> tuple[Scores, Tensor]:
@@ -211,4 +236,4 @@ def but_for_seed(run: Run) -> Hashable:
 
 
 WORDS = "accuracy, calibration and solver on the test images, and the worst mistakes"
-SCORES = Part(measure_scores, WORDS, draw_mistakes, usual=True)
+SCORES = Part(measure_scores, WORDS, draw_mistakes, usual=True, estimate=estimate_scores)

@@ -22,7 +22,7 @@ from ...cuda_graphs import Captured, capture
 from ...loading import load_weights
 from ...solution import Solution
 from ..data import Batches, DataError, Images, find, is_cut
-from ..run import Run, TrainingError, find_run
+from ..run import SHIPPED, Run, TrainingError, find_run
 from ..run.config import Config
 from ..training.build import Builder, build_model, class_counts, hold, make_batches, place, read_images, split
 from ..training.process import Process, choose_device
@@ -126,8 +126,8 @@ class TrainedRun:
         return make_batches(images, self.config, self.process, train=False)
 
     def track(self, items: Iterable[T], words: str, total: int) -> Iterator[T]:
-        """Iterate over `total` items, with a bar where there is a `progress`; bars may be nested."""
-        if self.progress is None:
+        """Iterate over `total` items, with a bar where there is a `progress` without one, and more than one item."""
+        if self.progress is None or self.progress.tasks or total < 2:
             yield from items
             return
         task = self.progress.add_task(words, total=total)
@@ -192,18 +192,31 @@ R = TypeVar("R", bound=Evidence)
 
 @final
 class NotApplicableError(TrainingError):
-    """A `measure_…` does not apply to this run; the message says which model or data it needs."""
+    """A part does not apply to this run; the message says which model or data it needs."""
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What a part takes, about: passes of one picture through the model, and of its exact gradient."""
+
+    passes: float
+    gradients: float = 0.0
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Part(Generic[R]):
-    """One kind of evidence: its function, a sentence about it, and a function that draws its pictures by file name."""
+    """One kind of evidence: its function, a sentence about it, and a function that draws its pictures by file name.
+
+    `estimate` gives its work before it is measured, or raises a `NotApplicableError` for a run that it does not fit.
+    """
 
     measure: Callable[[TrainedRun], R]
     sentence: str
     draw: Callable[[TrainedRun, R], Mapping[str, Image.Image]] | None = None
     usual: bool = False  # measured unless parts are named
+    estimate: Callable[[TrainedRun], Work] | None = None
 
 
 @final
@@ -218,8 +231,13 @@ class Measurements(Generic[R]):
     pictures: Mapping[str, Image.Image]
 
     def write(self) -> list[str]:
-        """Write the part and its pictures into the run's folder, and return the names of the files."""
+        """Write the part and its pictures into the run's folder, and return the names of the files.
+
+        Into the installation, where the weights that ship are, nothing is written.
+        """
         trained, run = self.trained, self.trained.run
+        if run.path.resolve().parent == SHIPPED.resolve():
+            return []
         header = {"checkpoint": trained.checkpoint, "epoch": trained.epoch, "step": trained.step}
         header |= {"seconds": round(self.seconds, 3), "kerneq": __version__}
         found = [run.write_part(self.name, header | dataclasses.asdict(self.evidence))]  # type: ignore[call-overload]

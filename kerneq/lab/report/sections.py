@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...gradients import AbstractSteps
-from ...kernels import AbstractRadialKernel, Linear
-from ...models import KernelConfig, ResNetConfig
+from ...models import ResNetConfig
 from ..evaluate import PARTS
+from ..evaluate.plan import certificate_obstacle
 from ..run import TrainingError
 from ..training import metrics
 from . import figures
@@ -231,15 +231,13 @@ def applies_to(part: str, one: Reported) -> bool:
     """Return whether a part of the evaluation says something about a run."""
     if part == "ood":
         return one.config.data.subset == "first-five-classes"
-    if part not in ("behaviour", "certificates"):
-        return True
     settings = one.config.model.settings
-    if isinstance(settings, ResNetConfig) or settings.equation == ResNetConfig.equation:
-        return False
-    if isinstance(settings.gradient, AbstractSteps):
-        return False
-    known = isinstance(settings, KernelConfig) and isinstance(settings.kernel, AbstractRadialKernel | Linear)
-    return part == "behaviour" or known
+    if part == "corruptions":
+        return one.config.data.name.startswith("cifar")
+    if part == "behaviour":
+        solved = not isinstance(settings, ResNetConfig) and settings.equation != ResNetConfig.equation
+        return solved and not isinstance(settings.gradient, AbstractSteps)
+    return part != "certificates" or not certificate_obstacle(settings)
 
 
 def format_command(part: str, runs: Sequence[Reported]) -> str:

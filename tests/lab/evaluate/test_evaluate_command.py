@@ -12,12 +12,14 @@ import torch
 from helpers import trained
 from PIL import Image
 
-from kerneq import __version__, evaluate
+import kerneq as kq
+from kerneq import __version__
 from kerneq.lab.data import DataError, Images, load
-from kerneq.lab.evaluate import PARTS, NotApplicableError, Part, TrainedRun, measure_scores, over_seeds
+from kerneq.lab.evaluate import PARTS, NotApplicableError, Part, TrainedRun, measure_scores, over_seeds, scores
 from kerneq.lab.evaluate.ood import equilibrium_scores, score_images
 from kerneq.lab.evaluate.scores import draw_mistakes
 from kerneq.lab.run import Run, TrainingError, checkpoint, find_runs
+from kerneq.lab.run.config import ConfigError
 from kerneq.lab.training import build
 from kerneq.lab.training.metrics import validate
 from kerneq.loading import read_checkpoint
@@ -135,7 +137,7 @@ def test_a_part_is_one_line_and_the_sentence_of_one_that_does_not_apply_is_heard
     code, _, err = kerneq("evaluate", runs / "five", "--part", "count")
     assert code == 1 and "Counting needs every class." in err
     code, out, err = kerneq("evaluate", runs / "five", "--all")
-    assert code == 0 and "Counting needs every class." in out and "how many" not in out and err == ""
+    assert code == 0 and "count: Counting needs every class." in out and out.count("how many") == 1 and err == ""
     code, out, _ = kerneq("evaluate", runs / "five")
     assert code == 0 and "Counting" not in out, "not asked for"
     code, _, err = kerneq("evaluate", runs / "five", "--part", "cuont")
@@ -143,7 +145,7 @@ def test_a_part_is_one_line_and_the_sentence_of_one_that_does_not_apply_is_heard
     (run.path / "evaluation" / "count.json").write_text("{")
     with pytest.raises(TrainingError, match=r"count.json is damaged"):
         run.part("count")
-    monkeypatch.setattr("kerneq.lab.run.SHIPPED", run.path.parent)
+    monkeypatch.setattr("kerneq.lab.evaluate.trained.SHIPPED", run.path.parent)
     monkeypatch.chdir(run.path)
     code, out, _ = kerneq("evaluate", "../dense-1", "--part", "count")
     assert code == 0 and "Not written: these weights are part of the installation." in out
@@ -216,10 +218,10 @@ def test_energies_and_weights_are_those_at_the_equilibria(runs):
     torch.testing.assert_close(scores["weight"][: len(x)].float(), torch.stack(weight).mean(0), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(scores["confidence"].float(), logits.softmax(1).amax(1))
     assert all(layer.solve_hook is None for layer in trained.model.layers())
-    assert evaluate.PARTS["ood"].measure(trained).familiarity.keys() == {"confidence", "energy", "weight"}
+    assert PARTS["ood"].measure(trained).familiarity.keys() == {"confidence", "energy", "weight"}
     assert equilibrium_scores(Function(torch.cos), torch.zeros(1)) == {}
     with pytest.raises(NotApplicableError, match="first-five-classes, and this one has all"):
-        evaluate.PARTS["ood"].measure(TrainedRun.open(runs / "seeds" / "dense-0", device="cpu"))
+        PARTS["ood"].measure(TrainedRun.open(runs / "seeds" / "dense-0", device="cpu"))
 
 
 def test_old_evaluations_and_those_without_training_images_are_understood(runs, tmp_path, monkeypatch):
@@ -258,3 +260,53 @@ def test_unseen_sub_classes_have_an_accuracy_of_their_own(kerneq, tmp_path, monk
     assert table["scores"]["test"]["images"] == 320 and table["scores"]["unknown"]["images"] == 80
     assert table["classification"]["test"]["accuracy"] == 1 and table["classification"]["unknown"]["accuracy"] == 0
     assert table["classes"][19] == "class 19" and table["mistakes"] == []
+
+
+def test_a_plan_comes_first_and_what_is_measured_or_does_not_apply_is_left_out(kerneq, runs, tmp_path, monkeypatch):
+    run = Run(Path(shutil.copytree(runs / "seeds" / "dense-1", tmp_path / "run")))
+    for name in PARTS.keys() - {"scores", "ood", "corruptions", "behaviour"}:  # which take long
+        monkeypatch.delitem(PARTS, name)
+    (run.path / "evaluation.json").unlink(missing_ok=True)
+    code, out, err = kerneq("evaluate", run.path, "--all", "--device", "cpu")
+    plan = out.partition("Written")[0]
+    assert code == 0 and err == "" and "2 parts, about " in plan and "Ctrl-C keeps those that are done" in plan
+    assert "needs a run that" in plan and "are those of CIFAR-10-C, and this run is of digits." in plan.replace(
+        "\n", " "
+    )
+    assert run.part("behaviour") and run.test() and not run.part("corruptions")
+    code, out, _ = kerneq("evaluate", run.path, "--all", "--device", "cpu")
+    assert code == 0 and "nothing is left to measure" in out and "measured already; again by --part scores" in out
+
+    def interrupt(trained):
+        raise KeyboardInterrupt
+
+    (run.path / "evaluation.json").unlink()
+    monkeypatch.setitem(PARTS, "behaviour", dataclasses.replace(PARTS["behaviour"], measure=interrupt))
+    code, _, err = kerneq("evaluate", run.path, "--part", "scores", "--part", "behaviour")
+    assert code == 130 and f"Interrupted while it measured behaviour. Written: scores in {run.path}." in err
+
+
+def test_a_run_is_evaluated_from_python(runs, tmp_path):
+    folder = Path(shutil.copytree(runs / "seeds" / "dense-1", tmp_path / "run", ignore=lambda *_: ["evaluation.json"]))
+    found = kq.evaluate(folder, device="cpu")
+    assert found.scores["test"]["accuracy"] == Run(folder).test()["accuracy"]
+    assert [layer.name for layer in kq.evaluate(str(folder), "behaviour").layers] == ["dense"]
+    with pytest.raises(ConfigError, match="There is no part `score`. Did you mean `scores`?"):
+        kq.evaluate(folder, "score")
+
+
+def test_a_threshold_and_a_temperature_are_chosen_on_the_held_out_images_and_not_on_few(runs, monkeypatch):
+    trained = TrainedRun.open(runs / "seeds" / "dense-0", device="cpu")
+    result = measure_scores(trained)
+    held_out = torch.cat([logits for _, _, logits, _ in trained.outputs(trained.held_out())])
+    known = held_out.double().softmax(1).amax(1) >= result.threshold.confidence
+    assert 0.95 <= float(known.double().mean()) < 0.97 and result.threshold.held_out == len(held_out) == 144
+    assert 0 < result.threshold.refused < 0.15
+    assert result.threshold.accuracy > result.classification["test"].accuracy, (
+        "those that it refuses are the worse ones"
+    )
+    assert "none of them" in dict(result.summary())
+    monkeypatch.setattr(scores, "FEWEST", 145)
+    few = measure_scores(trained)
+    assert few.threshold is None and few.scaled is None
+    assert dict(few.summary())["temperature"] == "the run held 144 images out: to fit a temperature it takes 145"

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -67,7 +68,9 @@ def test_predictions_of_the_whole_test_set_have_the_accuracy_that_evaluation_giv
     labels = load("digits", "test").labels.tolist()
     found = predict(digits_run, write_digits(tmp_path, len(labels)), checkpoint="last", top=1, device="cpu")
     accuracy = sum(p.classes == (str(label),) for p, label in zip(found, labels, strict=True)) / len(labels)
-    assert accuracy == pytest.approx(evaluate(digits_run, "last", "cpu").scores["test"]["accuracy"], abs=1e-9)
+    assert accuracy == pytest.approx(
+        evaluate(digits_run, checkpoint="last", device="cpu").scores["test"]["accuracy"], abs=1e-9
+    )
     assert accuracy > 0.5
 
 
@@ -281,7 +284,7 @@ def test_a_picture_may_be_certified_and_a_model_without_bounds_says_so(kerneq, d
     radius = json.loads(out)["predictions"][0]["certified_radius"]
     assert code == 0 and radius > 0 and f"{radius:.3f}" in kerneq("predict", digits_run, path, "--certify")[1]
     code, _, err = kerneq("predict", colour_run[0], path, "--certify")
-    assert code == 2 and "--certify: Certificates are made for" in err and "Traceback" not in err
+    assert code == 2 and "no bounds are known of the layers of such a model" in err and "Traceback" not in err
 
 
 def test_a_radius_is_shown_for_the_class_it_is_of_only(digits_run, monkeypatch, tmp_path):
@@ -295,3 +298,22 @@ def test_a_radius_is_shown_for_the_class_it_is_of_only(digits_run, monkeypatch, 
 
     monkeypatch.setattr(prediction, "certify", of_another)
     assert predictor.predict(pictures, certified=True)[0].radius == 0
+
+
+def test_a_picture_below_the_threshold_shows_none_of_the_classes(kerneq, digits_run, tmp_path):
+    paths = write_digits(tmp_path, 6)
+    shares = sorted(p.probabilities[0] for p in predict(digits_run, paths))
+    between = f"{(shares[2] + shares[3]) / 2}"
+    found = predict(digits_run, paths, threshold=between)
+    assert sum(p.known is False for p in found) == 3 and predict(digits_run, paths[0])[0].known is None
+    code, out, _ = kerneq("predict", digits_run, *paths, "--threshold", between)
+    assert code == 0 and out.count("none of them") == 3
+    rows = kerneq("predict", digits_run, *paths, "--threshold", between, "--csv")[1].splitlines()
+    assert "none_of_them" in rows[0] and sum(",True," in row for row in rows) >= 3
+    folder = shutil.copytree(digits_run, tmp_path / "run", ignore=lambda *_: ["evaluation.json"])
+    code, _, err = kerneq("predict", folder, paths[0], "--threshold", "auto")
+    assert code == 2 and "No threshold was chosen for" in err and "between 0 and 1 instead of auto" in err
+    least = evaluate(folder, device="cpu").threshold.confidence
+    assert {p.known for p in predict(folder, paths, threshold="auto")} == {p >= least for p in shares}
+    code, _, err = kerneq("predict", folder, paths[0], "--threshold", "1.5")
+    assert code == 2 and "`threshold` must be auto or a confidence between 0 and 1, got '1.5'." in err

@@ -179,9 +179,7 @@ def test_every_kind_of_evidence_is_shown_and_what_is_missing_has_its_command(run
     text = html.unescape(read(tmp_path / "page.html"))
     assert all(f"<h3>{title}</h3>" in text for title, _ in SECTIONS.values())
     assert "random points do better" in text and "0.200 / 0.700" in text
-    assert (
-        f"kerneq evaluate {folders[1]} --part corruptions" in text and "record (without weights: records only)" in text
-    )
+    assert f"kerneq evaluate {folders[1]} --part saliency" in text and "record (without weights: records only)" in text
     assert f"evaluate {folders[2]}" not in text, "it has no weights to evaluate"
     write_page(page, tmp_path / "page.md")
     figures = re.findall(r"!\[.*?\]\((.*?)\)", (tmp_path / "page.md").read_text())

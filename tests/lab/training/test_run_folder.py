@@ -256,7 +256,7 @@ def test_weights_of_other_settings_are_refused_by_evaluation_and_resumption(tmp_
     best.write_bytes(Run(tmp_path / "other").checkpoint("best").read_bytes())
     with pytest.raises(CheckpointError, match="`seed` was 7 and is 0"):
         evaluate(tmp_path / "run", build=build_toy)
-    assert evaluate(tmp_path / "run", "last", build=build_toy).epoch == 1
+    assert evaluate(tmp_path / "run", checkpoint="last", build=build_toy).epoch == 1
     best.unlink()
     with pytest.raises(CheckpointError, match=r"There is no checkpoint .*: ask for the last one"):
         evaluate(tmp_path / "run", build=build_toy)

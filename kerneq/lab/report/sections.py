@@ -235,8 +235,9 @@ def applies_to(part: str, one: Reported) -> bool:
     if part == "corruptions":
         return one.config.data.name.startswith("cifar")
     if part == "behaviour":
-        solved = not isinstance(settings, ResNetConfig) and settings.equation != ResNetConfig.equation
-        return solved and not isinstance(settings.gradient, AbstractSteps)
+        if isinstance(settings, ResNetConfig) or settings.equation == ResNetConfig.equation:
+            return False
+        return not isinstance(settings.gradient, AbstractSteps)
     return part != "certificates" or not certificate_obstacle(settings)
 
 

@@ -1,8 +1,11 @@
 """Kernel GLMs, their equilibrium form, and equilibrium layers initialised as kernel GLMs (Tsuchida et al., 2022)."""
 
 from .declarative import DeclarativeNode as DeclarativeNode
+from .equilibrium import FeatureCell as FeatureCell
+from .equilibrium import FeatureEquilibrium as FeatureEquilibrium
 from .equilibrium import GLMCell as GLMCell
 from .equilibrium import KernelEquilibrium as KernelEquilibrium
+from .exact import Posterior as Posterior
 from .families import AbstractFamily as AbstractFamily
 from .families import Bernoulli as Bernoulli
 from .families import Binomial as Binomial
@@ -16,8 +19,8 @@ from .families import Normal as Normal
 from .families import Poisson as Poisson
 from .families import Prior as Prior
 from .families import Rectified as Rectified
+from .glm import FitPath as FitPath
 from .glm import KernelGLM as KernelGLM
-from .glm import Posterior as Posterior
 from .guarantee import Guarantee as Guarantee
 from .guarantee import check_assumptions as check_assumptions
 from .guarantee import spectral_norm as spectral_norm
@@ -33,6 +36,11 @@ from .kernels import Truncated as Truncated
 from .kernels import White as White
 from .kernels import as_kernel as as_kernel
 from .kernels import pixels as pixels
+from .lowrank import AbstractLowRank as AbstractLowRank
+from .lowrank import Nystrom as Nystrom
+from .lowrank import RandomFeatures as RandomFeatures
+from .reduced import Approximation as Approximation
+from .reduced import FitProgress as FitProgress
 
 
 def __dir__() -> list[str]:

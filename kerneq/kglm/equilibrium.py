@@ -24,7 +24,7 @@ from ..linear_maps import as_linear_map
 from ..maps import AbstractMap
 from ..solution import EquilibriumError, Status
 from ..solvers import AbstractSolver, Anderson, Newton, Picard
-from ..tensors import is_transformed
+from ..tensors import is_transformed, per_sample_norm
 from .families import FLAT, AbstractFamily, Prior
 from .guarantee import Guarantee
 
@@ -112,9 +112,8 @@ class KernelEquilibrium(nn.Module):
         super().__init__()
         self.layer = _make_layer(cell, guarantee, V.dtype)
         self.V1, self.V2, self.bias = nn.Parameter(-V), nn.Parameter(V.clone()), nn.Parameter(bias.clone())
-        solver = self.layer.solver
         self.guarantee = guarantee
-        self.in_double = isinstance(solver, Newton) or (isinstance(solver, Picard) and solver.relaxation < 1)
+        self.in_double = _wants_double(self.layer)
 
     @property
     def cell(self) -> GLMCell:
@@ -146,14 +145,116 @@ class KernelEquilibrium(nn.Module):
         """Return T(Y) and η*, in the wider dtype of weights and targets, or in float64 where the layer asks for it."""
         dtype = torch.float64 if self.in_double else torch.result_type(Y, self.V1)
         t = self.cell.family.statistic(Y.to(dtype))
-        solution = self.layer(t)
-        # the status of a solve inside a transform of `torch.func` cannot be read
-        if not is_transformed() and solution.status not in (Status.CONVERGED, Status.PRECISION):
-            warnings.warn(str(EquilibriumError(solution)), RuntimeWarning, stacklevel=3)
-        return t, solution.value
+        return t, _solve_loudly(self.layer, t)
 
 
-def _make_layer(cell: GLMCell, guarantee: Guarantee, dtype: torch.dtype) -> Equilibrium:
+@final
+@dataclasses.dataclass(frozen=True)
+class FeatureGLMMap(AbstractMap):
+    """w ↦ Φᵀ(T − σ(η) − Q′(η))/λ, η = Φw + m: (7) for K = ΦΦᵀ in the r numbers w = Φᵀ(T − z − ρ(z))/λ."""
+
+    t: Tensor  # T, (batch, n) or (batch, n, classes)
+    Phi: Tensor  # (n, r)
+    bias: Tensor  # m
+    family: AbstractFamily
+    lam: float
+    prior: Prior
+
+    def __call__(self, z: Tensor) -> Tensor:
+        eta = _multiply(self.family, self.Phi, z) + self.bias
+        gap = self.t - self.family.mean(eta)
+        if not self.prior.flat:
+            gap = gap - self.prior.slope(eta)
+        return _multiply(self.family, self.Phi.mT, gap) / self.lam
+
+    def rows(self, index: Tensor) -> Self:
+        return dataclasses.replace(self, t=self.t.index_select(0, index))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.t, self.Phi, self.bias
+
+    def on(self, *tensors: Tensor) -> Self:
+        return dataclasses.replace(self, t=tensors[0], Phi=tensors[1], bias=tensors[2])
+
+
+@final
+class FeatureCell(AbstractCell):
+    """The equation of `FeatureGLMMap` with trainable Φ and m; its input is T(Y), its state w.
+
+    One Φ serves both ways, so trained weights are a kernel GLM too, of a kernel that was learnt.
+    """
+
+    def __init__(self, Phi: Tensor, bias: Tensor, family: AbstractFamily, lam: float, prior: Prior = FLAT) -> None:
+        super().__init__()
+        self.Phi, self.bias = nn.Parameter(Phi), nn.Parameter(bias.clone())
+        self.family, self.lam, self.prior = family, lam, prior
+
+    def bind(self, x: Tensor) -> FeatureGLMMap:
+        return FeatureGLMMap(x, self.Phi.to(x), self.bias.to(x), self.family, self.lam, self.prior)
+
+    def initial(self, f: AbstractMap) -> Tensor:
+        """Return w = 0."""
+        assert isinstance(f, FeatureGLMMap)
+        return f.t.new_zeros(len(f.t), f.Phi.shape[1], *f.t.shape[2:])
+
+
+@final
+class FeatureEquilibrium(nn.Module):
+    """Y ↦ f* = Φ₂w* + c, the equilibrium model of a kernel of low rank (Corollary 6): w* solves r equations, not n.
+
+    J is λ-strongly convex in w, and its gradient is λ(w − F(w)): so ‖w − w*‖ ≤ ‖w − F(w)‖ for all w and all weights.
+    """
+
+    def __init__(self, cell: FeatureCell, Phi2: Tensor, bias: Tensor, guarantee: Guarantee) -> None:
+        super().__init__()
+        self.layer = _make_layer(cell, guarantee, Phi2.dtype)
+        self.Phi2, self.bias = nn.Parameter(Phi2), nn.Parameter(bias.clone())
+        self.guarantee, self.in_double = guarantee, _wants_double(self.layer)
+
+    @property
+    def cell(self) -> FeatureCell:
+        """The equation inside the layer."""
+        cell = self.layer.cell
+        assert isinstance(cell, FeatureCell)
+        return cell
+
+    def forward(self, Y: Tensor) -> Tensor:
+        """Return f*(Y), (batch, m) or (batch, m, classes), the canonical prediction at the outer coordinates."""
+        w = self.embed(Y)
+        canonical = _multiply(self.cell.family, self.Phi2.to(w), w) + self.bias.to(w)
+        return canonical.to(self.Phi2.dtype)
+
+    def mean(self, Y: Tensor) -> Tensor:
+        """Return the mean response at the outer coordinates, in the units of Y."""
+        return self.cell.family.response(self(Y))
+
+    def embed(self, Y: Tensor) -> Tensor:
+        """Return w*(Y), (batch, r) or (batch, r, classes)."""
+        dtype = torch.float64 if self.in_double else torch.result_type(Y, self.Phi2)
+        return _solve_loudly(self.layer, self.cell.family.statistic(Y.to(dtype)))
+
+    def error_bound(self, Y: Tensor, w: Tensor) -> Tensor:
+        """Return ‖w − F(w)‖ ≥ ‖w − w*‖ per sample, (batch,), in exact arithmetic."""
+        f = self.cell.bind(self.cell.family.statistic(Y.to(w)))
+        return per_sample_norm(f(w) - w)
+
+
+def _solve_loudly(layer: Equilibrium, t: Tensor) -> Tensor:
+    """Return the equilibrium for the statistics T; warn the caller of the model where it was not found."""
+    solution = layer(t)
+    # the status of a solve inside a transform of `torch.func` cannot be read
+    if not is_transformed() and solution.status not in (Status.CONVERGED, Status.PRECISION):
+        warnings.warn(str(EquilibriumError(solution)), RuntimeWarning, stacklevel=4)
+    return solution.value
+
+
+def _wants_double(layer: Equilibrium) -> bool:
+    """Whether the solver is one of those that f* needs float64 for."""
+    solver = layer.solver
+    return isinstance(solver, Newton) or (isinstance(solver, Picard) and solver.relaxation < 1)
+
+
+def _make_layer(cell: AbstractCell, guarantee: Guarantee, dtype: torch.dtype) -> Equilibrium:
     """Choose plain iteration where it contracts, else relaxed iteration, which always does, else Anderson.
 
     It gets as many steps as the certified rate needs to get from 1 to tol, twice over; 1000 at least, as weights may

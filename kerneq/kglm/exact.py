@@ -178,14 +178,19 @@ class Fit:
 
 
 def newton(
-    problem: Problem, *, linear_solver: LinearSolver = cholesky, tol: float = 1e-12, max_steps: int = 100
+    problem: Problem,
+    *,
+    linear_solver: LinearSolver = cholesky,
+    tol: float = 1e-12,
+    max_steps: int = 100,
+    start: Tensor | None = None,
 ) -> Fit:
-    """Minimise J from α = 0 by IRWLS (12), damped, until ‖r‖ ≤ tol·max(‖T‖, 1) or rounding stops the descent.
+    """Minimise J from α = 0, or `start`, by IRWLS (12), damped, until ‖r‖ ≤ tol·max(‖T‖, 1) or rounding stops it.
 
     The step, `newton_step`, is halved, per sample, until J falls by a quarter of what its slope promises: J is convex,
     so Newton's method then converges from anywhere.
     """
-    alpha = torch.zeros_like(problem.t)
+    alpha = torch.zeros_like(problem.t) if start is None else start
     eta = problem.canonical(alpha)
     history = [problem.objective(alpha, eta)]
     if not bool(history[0].isfinite().all()):
@@ -257,6 +262,36 @@ def _line_search(
     stay = refused | (length == 0)
     alpha, eta = (torch.where(per_sample(stay, p), old, moved) for old, moved in ((alpha, trial), (eta, trial_eta)))
     return alpha, eta, torch.where(stay, value, new)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Posterior:
+    """What is known about f after the fit: f(X2) ≈ N(mode, covariance), in canonical coordinates.
+
+    Laplace's approximation; for the Gaussian family the Gaussian-process posterior itself.
+    """
+
+    mode: Tensor  # (…, m)
+    covariance: Tensor  # (…, m, m)
+    family: AbstractFamily
+
+    @property
+    def deviation(self) -> Tensor:
+        """The standard deviation of f at each coordinate, (…, m)."""
+        return self.covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
+
+    @property
+    def mean(self) -> Tensor:
+        """The response of the most probable f, (…, m)."""
+        return self.family.response(self.mode)
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Return the central interval of the mean response; as that is monotone in f, quantiles carry over exactly."""
+        if not 0 < level < 1:
+            raise ValueError(f"`level` must lie between 0 and 1, got {level}.")
+        width = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=self.mode.dtype)).item() * self.deviation
+        return self.family.response(self.mode - width), self.family.response(self.mode + width)
 
 
 def posterior_covariance(problem: Problem, eta: Tensor, across: Tensor, prior: Tensor) -> Tensor:

@@ -4,49 +4,21 @@
 """
 
 import dataclasses
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Self, final
 
 import torch
 from torch import Tensor
 
 from ..tensors import check_positive
-from .equilibrium import GLMCell, KernelEquilibrium
-from .exact import Fit, LinearSolver, Problem, cholesky, log_evidence, newton, posterior_covariance
+from .equilibrium import FeatureEquilibrium, GLMCell, KernelEquilibrium
+from .exact import Fit, LinearSolver, Posterior, Problem, cholesky, log_evidence, newton, posterior_covariance
 from .families import FLAT, AbstractFamily, Prior, Weighted
 from .guarantee import check_assumptions
 from .kernels import FunctionKernel, Truncated, as_kernel, coordinates, pixels
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class Posterior:
-    """What is known about f after the fit: f(X2) ≈ N(mode, covariance), in canonical coordinates.
-
-    Laplace's approximation; for the Gaussian family the Gaussian-process posterior itself.
-    """
-
-    mode: Tensor  # (…, m)
-    covariance: Tensor  # (…, m, m)
-    family: AbstractFamily
-
-    @property
-    def deviation(self) -> Tensor:
-        """The standard deviation of f at each coordinate, (…, m)."""
-        return self.covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
-
-    @property
-    def mean(self) -> Tensor:
-        """The response of the most probable f, (…, m)."""
-        return self.family.response(self.mode)
-
-    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Return the central interval of the mean response; as that is monotone in f, quantiles carry over exactly."""
-        if not 0 < level < 1:
-            raise ValueError(f"`level` must lie between 0 and 1, got {level}.")
-        width = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=self.mode.dtype)).item() * self.deviation
-        return self.family.response(self.mode - width), self.family.response(self.mode + width)
+from .lowrank import AbstractLowRank, Rows
+from .reduced import FitProgress, Group, Reduced, ReducedFit, ReducedProblem, minimise_reduced, pose_reduced
 
 
 @final
@@ -78,6 +50,7 @@ class KernelGLM:
         self.kernel, self.family, self.lam = as_kernel(kernel), family, float(lam)
         self.prior, self.offset = prior, offset
         self._state: tuple[Tensor, Problem, Fit, bool] | None = None
+        self._reduced: Reduced | None = None  # in place of `_state`, where the kernel has low rank
 
     def covariance(self, X: Tensor, X2: Tensor) -> Tensor:
         """Return k(X, X2), (n, m); for batches of coordinates one matrix each, (batch, n, m)."""
@@ -121,14 +94,17 @@ class KernelGLM:
     @torch.no_grad()
     def fit(
         self,
-        X: Tensor,
+        X: Rows,
         Y: Tensor,
         *,
         weights: Tensor | None = None,
         offset: Tensor | None = None,
         linear_solver: LinearSolver = cholesky,
-        tol: float = 1e-12,
+        tol: float | None = None,
         max_steps: int = 100,
+        group: Group | None = None,
+        checkpoint: str | Path | None = None,
+        progress: Callable[[FitProgress], object] | None = None,
     ) -> Self:
         """Fit by Newton's method from f = 0; refuse targets outside the family's support and indefinite kernels.
 
@@ -136,23 +112,141 @@ class KernelGLM:
         of a Poisson count's exposure. The problem is solved in float64, whatever the dtype of X, which is that of the
         predictions (a kernel that is a function of your own is evaluated in the dtype of X). Where the solution is not
         found, or rounding makes it uncertain, as with an indefinite kernel or a λ of next to nothing, it warns.
+
+        A kernel of low rank (`Nystrom`, `RandomFeatures`) is fitted in its features, in the dtype of X with sums in
+        float64, and X may be a NumPy memmap, read block by block. Only there: with a `group` of `torch.distributed`
+        every process has rows of its own; a fit that was interrupted goes on from the file `checkpoint`, which is
+        written after every step; and `progress` is called then, for example `print`. `tol` bounds ‖r‖ of the exact
+        fit (1e-12), the square root of what is left of J's fall of the other (1e-6).
         """
+        self._state = self._reduced = None
+        if isinstance(self.kernel, AbstractLowRank):
+            problem, memory = self._pose_reduced(self.kernel, X, Y, weights, offset, group)
+            file = None if checkpoint is None else Path(checkpoint)
+            tol = 1e-6 if tol is None else tol
+            reduced = minimise_reduced(
+                problem, memory, tol=tol, max_steps=max_steps, checkpoint=file, progress=progress
+            ).warn_if_unsolved()
+            self._reduced = Reduced(problem, reduced, self.offset_at, Y.ndim == 1, memory)
+            return self
+        if not isinstance(X, Tensor) or group is not None or checkpoint is not None or progress is not None:
+            raise ValueError(
+                "Arrays, `group`, `checkpoint` and `progress` need a kernel of low rank, such as `Nystrom`."
+            )
         # copies: what is predicted later is about these numbers, whatever becomes of the caller's
         X, Y, single = coordinates(X).clone(), Y.clone(), Y.ndim == 1
         wide = X if isinstance(self.kernel, FunctionKernel) else X.double()
-        problem = self.pose(wide, Y[None] if single else Y, weights, offset)
-        K, t, m = problem.K.double(), problem.t.double(), torch.as_tensor(problem.offset).double()
-        problem = dataclasses.replace(problem, K=K, t=t, offset=m)
-        fit = newton(problem, linear_solver=linear_solver, tol=tol, max_steps=max_steps).warn_if_unsolved()
-        self._state = X, problem, fit, single
+        posed = self.pose(wide, Y[None] if single else Y, weights, offset)
+        K, t, m = posed.K.double(), posed.t.double(), torch.as_tensor(posed.offset).double()
+        posed = dataclasses.replace(posed, K=K, t=t, offset=m)
+        exact = newton(posed, linear_solver=linear_solver, tol=1e-12 if tol is None else tol, max_steps=max_steps)
+        self._state = X, posed, exact.warn_if_unsolved(), single
         return self
+
+    def _pose_reduced(
+        self,
+        plan: AbstractLowRank,
+        X: Rows,
+        Y: Tensor,
+        weights: Tensor | None,
+        offset: Tensor | None,
+        group: Group | None,
+    ) -> tuple[ReducedProblem, int]:
+        """Return the problem in features, and the memory it may use, of the arguments of `fit`."""
+        n, outputs = len(X), Y[None] if Y.ndim == 1 else Y
+        if outputs.ndim != 2 or outputs.shape[1] != n or (self.family.vector and len(outputs) > 1):
+            shape = "(n,)" if self.family.vector else "(n,) or (batch, n)"
+            raise ValueError(f"Targets must be {shape} with n = {n}, got {tuple(Y.shape)}.")
+        columns = [
+            None if values is None else self._per_sample(name, values, n, outputs.double()).reshape(n, 1)
+            for name, values in (("weights", weights), ("offset", offset))
+        ]
+        return pose_reduced(
+            plan,
+            X[:, None] if X.ndim == 1 else X,
+            outputs.mT,
+            family=self.family,
+            lam=self.lam,
+            prior=self.prior,
+            offset_at=self.offset_at,
+            weights=columns[0],
+            offset=columns[1],
+            group=group,
+        )
+
+    @torch.no_grad()
+    def refit(self, lam: float, *, max_steps: int = 100) -> "KernelGLM":
+        """Return the kernel GLM of another λ for the same data, fitted from the solution that is known.
+
+        The coordinates of a low-rank kernel, its features and, where they are kept, k(X, C) are those of this one.
+        """
+        other = KernelGLM(self.kernel, self.family, lam=lam, prior=self.prior, offset=self.offset)
+        if self._reduced is not None:
+            problem = dataclasses.replace(self._reduced.problem, lam=lam)
+            known, memory = self._reduced.fit, self._reduced.memory
+            fit = minimise_reduced(problem, memory, start=known.w, max_steps=max_steps).warn_if_unsolved()
+            other._reduced = dataclasses.replace(self._reduced, problem=problem, fit=fit)
+        else:
+            X, posed, exact, single = self._fitted
+            posed = dataclasses.replace(posed, lam=lam)
+            other._state = X, posed, newton(posed, start=exact.alpha, max_steps=max_steps).warn_if_unsolved(), single
+        return other
+
+    def path(
+        self,
+        X: Rows,
+        Y: Tensor,
+        lams: Sequence[float],
+        *,
+        weights: Tensor | None = None,
+        offset: Tensor | None = None,
+        validation: tuple[Tensor, Tensor] | None = None,
+        patience: int = 2,
+    ) -> "FitPath":
+        """Fit the regularisation path, from the largest λ down, each from the solution before.
+
+        With held-out coordinates and targets the path ends early, once `patience` values of λ have not improved `loss`.
+        """
+        models: list[KernelGLM] = []
+        losses: list[float] = []
+        for lam in sorted(lams, reverse=True):
+            if models:
+                models.append(models[-1].refit(lam))
+            else:
+                first = KernelGLM(self.kernel, self.family, lam=lam, prior=self.prior, offset=self.offset)
+                models.append(first.fit(X, Y, weights=weights, offset=offset))
+            if validation is not None:
+                losses.append(models[-1].loss(*validation))
+                if len(losses) - 1 - losses.index(min(losses)) >= patience:
+                    break
+        return FitPath(models, losses)
+
+    @torch.no_grad()
+    def loss(self, X2: Tensor, Y2: Tensor) -> float:
+        """Return the mean of −log p(y | f) over samples, less log h(y), at X2."""
+        eta = self.canonical(X2)
+        family = self.family.for_targets(torch.arange(eta.shape[-1])) if self.family.vector else self.family
+        t = family.statistic(Y2.to(eta.dtype))
+        linear = (eta * t).sum(-1) if family.vector else eta * t
+        return (family.log_partition(eta) - linear).mean().item()
 
     @property
     def _fitted(self) -> tuple[Tensor, Problem, Fit, bool]:
         """The coordinates, the problem, its solution, and whether the targets were those of one data set."""
+        if self._reduced is not None:
+            raise ValueError("A kernel of low rank has no exact problem of n × n numbers: ask `glm.reduced`.")
         if self._state is None:
             raise RuntimeError("This kernel GLM has no data yet; call `fit(X, Y)` first.")
         return self._state
+
+    @property
+    def reduced(self) -> Reduced:
+        """The fit in features, of a kernel of low rank: `.features`, `.problem`, `.approximation()`."""
+        if self._reduced is None:
+            raise RuntimeError(
+                "This kernel GLM has no fit in features: give it a `Nystrom` kernel and call `fit(X, Y)`."
+            )
+        return self._reduced
 
     @property
     def problem(self) -> Problem:
@@ -160,20 +254,27 @@ class KernelGLM:
         return self._fitted[1]
 
     @property
-    def result(self) -> Fit:
-        """α, η, the objective's history and whether every sample converged."""
+    def result(self) -> Fit | ReducedFit:
+        """α, or w of the features, η, the objective's history and whether every sample converged."""
+        if self._reduced is not None:
+            return self._reduced.fit
         return self._fitted[2]
 
     @torch.no_grad()
-    def canonical(self, X2: Tensor | None = None, *, offset: Tensor | None = None) -> Tensor:
+    def canonical(self, X2: Rows | None = None, *, offset: Tensor | None = None) -> Tensor:
         """Return η = k(X2, X)α + offset(X2) (Theorem 7), (m,) or (batch, m); X2 defaults to the fitted coordinates.
 
         A further `offset`, (m,), is added as in `fit`; the fitted coordinates have theirs already.
         """
+        if self._reduced is not None:
+            eta = self._reduced.fit.eta if X2 is None else self._reduced.canonical(X2)
+            if offset is not None:
+                eta = eta + self._per_sample("offset", offset, len(eta), eta).reshape(-1, 1)
+            return self._reduced.shape(eta)
         X, _, fit, single = self._fitted
         eta = fit.eta
         if X2 is not None:
-            X2 = coordinates(X2, like=X)
+            X2 = coordinates(torch.as_tensor(X2), like=X)
             across = self._across(X2, X)
             eta = across @ fit.alpha if self.family.vector else fit.alpha @ across.mT
             eta = eta + self.offset_at(X2)
@@ -187,7 +288,7 @@ class KernelGLM:
             return self.kernel(X2, X).double()
         return self.kernel(X2.double(), X.double())
 
-    def predict(self, X2: Tensor | None = None, *, offset: Tensor | None = None) -> Tensor:
+    def predict(self, X2: Rows | None = None, *, offset: Tensor | None = None) -> Tensor:
         """Return the mean response at X2, (m,) or (batch, m): the expectation of y, A′(η) where T(y) = y.
 
         Of a `Categorical` family the probabilities, (m, classes) or (batch, m, classes). `offset` as in `canonical`.
@@ -199,6 +300,8 @@ class KernelGLM:
         """Return Laplace's approximation of f(X2)."""
         if self.family.vector:
             raise ValueError("The posterior is available for families of one canonical parameter, not Categorical.")
+        if self._reduced is not None:
+            return self._reduced.posterior(X2)
         X, problem, fit, single = self._fitted
         X2 = coordinates(X2, like=X)
         covariance = posterior_covariance(problem, fit.eta, self._across(X2, X), self._across(X2, X2)).to(X.dtype)
@@ -207,18 +310,25 @@ class KernelGLM:
     @torch.no_grad()
     def log_evidence(self) -> Tensor:
         """Return log ∫ p(Y | f) p(f) df by Laplace, less Σ log h(y), per data set, to choose kernel and λ by."""
-        _, problem, fit, single = self._fitted
         if not self.prior.flat:
             raise ValueError("The evidence needs a normalised prior: it is available for the flat factor q only.")
+        if self._reduced is not None:
+            return self._reduced.log_evidence()
+        _, problem, fit, single = self._fitted
         evidence = log_evidence(problem, fit.eta, fit.objective[-1])
         return evidence[0] if single else evidence
 
     @torch.no_grad()
-    def as_equilibrium(self, X2: Tensor | None = None, *, convolutional: bool = False) -> KernelEquilibrium:
+    def as_equilibrium(
+        self, X2: Tensor | None = None, *, convolutional: bool = False
+    ) -> KernelEquilibrium | FeatureEquilibrium:
         """Return the equilibrium model Y ↦ f*(Y; X, X2) (Corollary 6), whose `.guarantee` says what holds.
 
-        X2 defaults to the fitted coordinates. `convolutional` needs a `Truncated` kernel on all pixels of an image.
+        X2 defaults to the fitted coordinates. `convolutional` needs a `Truncated` kernel on all pixels of an image. Of
+        a kernel of low rank it is an equilibrium of r numbers, not of n.
         """
+        if self._reduced is not None and not convolutional:
+            return self._reduced.layer(X2)
         X, problem, _, _ = self._fitted
         m = torch.as_tensor(problem.offset).to(X)
         if not convolutional:
@@ -255,6 +365,20 @@ class KernelGLM:
         guarantee = check_assumptions(K, self.lam, family, self.prior, size=size, drive=drive)
         cell = GLMCell(K / self.lam, m, family, self.prior)
         return KernelEquilibrium(cell, K2 / self.lam, m2, guarantee)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class FitPath:
+    """Kernel GLMs of falling λ, and the held-out loss of each, if there was held-out data."""
+
+    models: list[KernelGLM]
+    losses: list[float]
+
+    @property
+    def best(self) -> KernelGLM:
+        """The model of the least held-out loss; without held-out data the last."""
+        return self.models[self.losses.index(min(self.losses))] if self.losses else self.models[-1]
 
 
 def _image_size(X: Tensor, channels: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..tensors import check_nonnegative, check_positive, check_whole
+from ..tensors import check_nonnegative, check_positive, check_whole, is_transformed, needs_graph
 
 
 class AbstractCovariance(abc.ABC):
@@ -112,7 +112,8 @@ class SquaredExponential(AbstractCovariance):
         check_positive("lengthscale", self.lengthscale)
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
-        return (-0.5 * _squared_distance(X, X2) / self.lengthscale**2).exp()
+        exponent = _squared_distance(X, X2) * (-0.5 / self.lengthscale / self.lengthscale)
+        return exponent.exp() if needs_graph(exponent) else exponent.exp_()
 
 
 @final
@@ -265,5 +266,7 @@ def coordinates(X: Tensor, like: Tensor | None = None) -> Tensor:
 
 
 def _squared_distance(X: Tensor, X2: Tensor) -> Tensor:
-    """Return ‖xᵢ − x2ⱼ‖², exactly symmetric and 0 on the diagonal; `torch.cdist` can be differentiated once only."""
-    return (X[:, None] - X2).square().sum(-1)
+    """Return ‖xᵢ − x2ⱼ‖², symmetric and 0 on the diagonal; `torch.cdist` can be differentiated once only."""
+    if needs_graph(X, X2) or is_transformed():
+        return (X[:, None] - X2).square().sum(-1)
+    return torch.cdist(X, X2, compute_mode="donot_use_mm_for_euclid_dist").square_()

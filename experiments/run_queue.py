@@ -4,11 +4,13 @@
     python experiments/run_queue.py --runs /tmp/runs --seconds 1500 [NAME …]
 
 Run with the folder of the data sets as KERNEQ_DATA. An entry is started only if its seconds fit into the remaining
-time. It is skipped if its record is in the repository, if its run is complete, or if the run it comes `after` has less
-than its `least` accuracy on held-out images. If one fails, the others still run. A run without held-out images is
-evaluated on the test images once, at its end, while the next entry starts, and its weights are exported to
-RUNS/weights/NAME. The output of an entry is RUNS/NAME.log; after every entry the records of all runs, without weights,
-are packed into RUNS/records.tar.gz: unpack them into docs/results.
+time, or if it may be `resumed`: then it is stopped when the time is up, and the next call with the same RUNS goes on
+from its last checkpoint. An entry with `seeds` is a run for each, NAME-seed0 and so on. An entry is skipped if its
+record is in the repository, if its run is complete, or if the run it comes `after` has less than its `least` accuracy
+on held-out images. If one fails, the others still run. A run without held-out images is evaluated on the test images
+once, at its end, while the next entry starts, and its weights are exported to RUNS/weights/NAME. The output of an entry
+is RUNS/NAME.log; after every entry the records of all runs, without weights, are packed into RUNS/records.tar.gz:
+unpack them into docs/results.
 """
 
 import argparse
@@ -46,6 +48,9 @@ class Entry:
     command: str = ""  # for a shell, in which $RUNS is the folder of the runs
     after: str = ""  # the run whose held-out accuracy decides whether this one is trained
     least: float = 0.0  # that accuracy, at least
+    seeds: Sequence[int] = ()  # that the comparison has: fixed before its first run, each of them a run
+    decides: str = ""  # which statement of the pages its test figures decide, by the rule of docs/results.md
+    resumed: bool = False  # whether it may be stopped and go on later
 
     def __post_init__(self) -> None:
         if bool(self.train) == bool(self.command):
@@ -75,11 +80,24 @@ class Entry:
 
 
 def read(path: Path) -> list[Entry]:
-    """The entries of a queue; what stands under `always` is added to every training."""
+    """The entries of a queue, one for each seed; `always` stands before the own settings of every training."""
     table = tomllib.loads(path.read_text(encoding="utf-8"))
-    always = table.get("always", "")
     entries = [Entry(**entry) for entry in table["run"]]
-    return [dataclasses.replace(e, train=f"{e.train} {always}".strip()) if e.train else e for e in entries]
+    return [one for entry in entries for one in expand(entry, table.get("always", ""))]
+
+
+def expand(entry: Entry, always: str) -> list[Entry]:
+    """The entry, its training with the settings `always`, once for each of its seeds."""
+    if not entry.train:
+        return [entry]
+    file, _, changes = entry.train.partition(" ")
+    train = f"{file} {always} {changes}".strip()
+    if not entry.seeds:
+        return [dataclasses.replace(entry, train=train)]
+    return [
+        dataclasses.replace(entry, name=f"{entry.name}-seed{seed}", train=f"{train} seed={seed}", seeds=())
+        for seed in entry.seeds
+    ]
 
 
 def is_done(entry: Entry, runs: Path) -> bool:
@@ -117,7 +135,7 @@ def begin(entry: Entry, runs: Path, end: float) -> Begun | str:
             return "done before"
         if words := find_obstacle(entry, runs):
             return words
-        if entry.seconds > end - began:
+        if entry.seconds > end - began and not entry.resumed:
             return f"not started: takes {entry.seconds:.0f} s, {end - began:.0f} are left"
         first, *others = entry.steps(runs)
         return execute(entry.name, first, runs, end) or Begun(others, began)
@@ -183,7 +201,8 @@ def main() -> None:
         parser.error(f"the queue has no {', '.join(sorted(unknown))}")
     entries = [entry for entry in entries if not arguments.names or entry.name in arguments.names]
     if arguments.runs is None:
-        lines = [f"{entry.seconds:6.0f} s  {entry.name}: {entry.why}" for entry in entries]
+        words = (f"{e.why}; decides: {e.decides}" if e.decides else e.why for e in entries)
+        lines = [f"{entry.seconds:6.0f} s  {entry.name}: {why}" for entry, why in zip(entries, words, strict=True)]
         print("\n".join([*lines, f"{sum(entry.seconds for entry in entries):6.0f} s in all"]))  # at once, for `| head`
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: end the running processes

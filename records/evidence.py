@@ -22,10 +22,11 @@ RULE = (
     "training that came to its end, weights that are here. What a run reached on the test images plays no part. "
     "Seeds are 0, 1, 2, named in docs/results/queue.toml before the first of them starts, and none is added after "
     "a test figure was read.",
-    "**Grade of a figure.** A: the papers' model and recipe (a `-paper` file) for all its epochs, three seeds. B: the "
-    "same, fewer seeds. C: a stand-in; the last column says in what it differs. D: no run. A figure of grade C that is "
-    "higher than the published one confirms nothing: it is higher *by another recipe and partly another model*. One "
-    "that is lower after less than half of the epochs of its experiment file is not compared.",
+    "**Grade of a figure.** A: the papers' model and recipe for all epochs, three seeds: a `-paper` file, in which the "
+    "steps of the solver and the floor of γ, which no paper states, may be others. B: the same, fewer seeds. C: a "
+    "stand-in; the last column says in what it differs. D: no run. A figure of grade C that is higher than the "
+    "published one confirms nothing: it is higher *by another recipe and partly another model*. One that is lower "
+    "after less than half of the epochs of its experiment file is not compared.",
     "**An order** of two models is published where their figures differ by more than the ± of the difference. It is "
     "looked for in two results whose settings outside [model] are the same, the epochs trained too, of several such "
     "pairs the one with the most seeds; where there is none, it is not compared.",
@@ -38,6 +39,7 @@ RULE = (
 )
 NINE = "nine residual blocks"
 PARTS = {"refinements": NINE, "stem": "another stem", "norm": "another norm", "kernel.gamma": "another γ"}
+UNSTATED = {"model.max_steps", "model.check_every", "model.kernel.gamma.floor"}  # by the papers
 UNTUNED = ("resnet50", "mdeq-10m")  # the recipe was made for GEQ; their rates were never chosen
 TWINS = {"kerdeq-5m": "geq-5m"}  # by our recipe they differ in γ, a unit of length: one function before training
 
@@ -58,7 +60,7 @@ class Figure:
         """A to D (RULE)."""
         if self.found is None:
             return "D"
-        whole = self.found.settings[:1] == (f"{self.name}-paper",) and not self.list_changes()
+        whole = self.found.settings[:1] == (f"{self.name}-paper",) and self.deviates.issubset(UNSTATED)
         return ("A" if self.found.seeds >= 3 else "B") if whole else "C"
 
     @property
@@ -66,20 +68,25 @@ class Figure:
         """The experiment file that is nearest to ours, without -paper."""
         return self.found.settings[0].removesuffix("-paper") if self.found and self.found.settings else ""
 
+    @property
+    def deviates(self) -> set[str]:
+        """The settings that are not those of the -paper file."""
+        assert self.found is not None
+        keys = differences(load_experiments()[f"{self.name}-paper"], self.found.runs[0].config)
+        return {key for key in keys if key not in ("seed", *INCIDENTAL)}
+
     def list_changes(self) -> list[str]:
         """Return in what ours is not the papers': recipe, model, epochs, pictures."""
         assert self.found is not None
-        paper, config = load_experiments().get(f"{self.name}-paper"), self.found.runs[0].config
-        if paper is None:
+        if f"{self.name}-paper" not in load_experiments():
             return ["no file of the papers' recipe"]
-        keys = [key for key in differences(paper, config) if key not in ("seed", *INCIDENTAL)]
+        keys, epochs = self.deviates, load_experiments()[f"{self.name}-paper"].training.epochs
         recipe = any(key.split(".")[0] in ("augment", "optimizer", "schedule") for key in keys)
         model = [words for part, words in PARTS.items() if f"model.{part}" in keys]
         model += ["another γ"] if any(key.startswith("model.kernel.gamma.") for key in keys) else []
         if not recipe:
-            short = self.found.epochs < paper.training.epochs
-            model += ["fewer solver steps"] if "model.max_steps" in keys else []
-            model += [f"{self.found.epochs} of {paper.training.epochs} epochs"] if short else []
+            model += ["other solver steps"] if "model.max_steps" in keys else []
+            model += [f"{self.found.epochs} of {epochs} epochs"] if self.found.epochs < epochs else []
             return ["the papers' way, but " + ", ".join(dict.fromkeys(model))] if keys else []
         twin = [f"before training the same function as {TWINS[self.model]}"] if self.model in TWINS else []
         size = ["smaller pictures"] if " px" in self.pictures else []

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,8 @@ seconds = 1
 [[run]]
 name = "long"
 why = "it does not fit"
-train = "geq-tiny-digits"
+train = "geq-tiny-digits training.epochs=2"
+seeds = [3, 4]
 seconds = 1e6
 [[run]]
 name = "hopeless"
@@ -52,6 +54,14 @@ def test_names_are_not_used_twice():
     assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
 
 
+def test_a_run_that_meets_the_test_images_says_beforehand_what_it_decides_with_which_seeds():
+    for table in tomllib.loads((HERE / "docs/results/queue.toml").read_text())["run"]:
+        first = next(entry for entry in ENTRIES if entry.name.startswith(table["name"]))
+        if first.counts:
+            assert table["decides"] and table["seeds"], table["name"]
+        assert not table.get("resumed") or first.config.training.checkpoint_epochs < first.config.training.epochs
+
+
 def run_queue(*arguments: object) -> str:
     done = subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True, cwd=HERE)
     assert done.returncode == 0, done.stderr
@@ -63,14 +73,34 @@ def test_it_runs_what_fits_goes_on_after_a_failure_and_does_nothing_twice(tmp_pa
     arguments = ("--queue", tmp_path / "queue.toml", "--runs", tmp_path / "runs", "--seconds", 600)
     first = run_queue(*arguments).splitlines()
     assert first[0].startswith("broken: failed with code 3")
-    assert "test " in first[1] and "not started" in first[2]
-    assert first[3] == "hopeless: not started: counts, which it comes after, has no accuracy on held-out images"
+    assert "test " in first[1]
+    assert first[2].startswith("long-seed3: not started") and first[3].startswith("long-seed4: not started")
+    assert first[4] == "hopeless: not started: counts, which it comes after, has no accuracy on held-out images"
     assert (tmp_path / "runs/broken.log").read_text() == "no card\n"
     with tarfile.open(tmp_path / "runs/records.tar.gz") as records:
         assert {"counts/config.toml", "counts/metrics.jsonl", "counts/evaluation.json"} <= set(records.getnames())
         assert not any("weights" in name for name in records.getnames())
     assert (tmp_path / "runs/weights/counts/checkpoints/best.safetensors").is_file()
     assert run_queue(*arguments, "counts") == "counts: done before\n"
+
+
+def test_an_entry_that_may_be_resumed_is_started_in_any_time_and_goes_on_in_the_next_call(tmp_path):
+    text = (
+        SMALL.partition("[[run]]")[0]
+        + """
+[[run]]
+name = "pieces"
+why = "it takes longer than there is"
+train = "geq-tiny-digits training.epochs=2 training.checkpoint_epochs=1"
+resumed = true
+seeds = [0]
+seconds = 1e6
+"""
+    )
+    (tmp_path / "queue.toml").write_text(text)
+    arguments = ("--queue", tmp_path / "queue.toml", "--runs", tmp_path / "runs", "--seconds")
+    assert run_queue(*arguments, 0.5).startswith("pieces-seed0: stopped after")
+    assert " s, held out " in run_queue(*arguments, 600)
 
 
 WRONG = """

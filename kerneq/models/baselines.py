@@ -190,6 +190,7 @@ class ResNetConfig:
     bottleneck: bool = setting(False, "blocks of 1×1, 3×3, 1×1 convolutions instead of two 3×3")
     width: int = setting(64, "channels of the first stage; each stage doubles them", low=1)
     stem: Literal["cifar", "imagenet"] = setting("cifar", "3×3, no pooling; imagenet: 7×7 of stride 2, pooling")
+    rectified: bool = setting(True, "whether a residual block gives relu(x + F(x)), or x + F(x)")
 
 
 def conv_bn(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
@@ -200,10 +201,11 @@ def conv_bn(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequent
 
 @final
 class Block(nn.Module):
-    """relu(x + F(x)), F two 3×3 convolutions, or 1×1, 3×3, 1×1 with four times the channels at the end."""
+    """x + F(x), or its ReLU, F two 3×3 convolutions, or 1×1, 3×3, 1×1 with four times the channels at the end."""
 
-    def __init__(self, inputs: int, planes: int, stride: int, bottleneck: bool):
+    def __init__(self, inputs: int, planes: int, stride: int, bottleneck: bool, rectified: bool = True):
         super().__init__()
+        self.rectified = rectified
         outputs = planes * 4 if bottleneck else planes
         relu = nn.ReLU(inplace=True)
         if bottleneck:
@@ -217,7 +219,8 @@ class Block(nn.Module):
         self.outputs = outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.residual(x) + self.shortcut(x))
+        y: Tensor = self.residual(x) + self.shortcut(x)
+        return torch.relu(y) if self.rectified else y
 
 
 @final
@@ -237,7 +240,7 @@ class ResNet(AbstractModel):
         for stage, count in enumerate(config.blocks):
             for index in range(count):
                 stride = 2 if stage > 0 and index == 0 else 1
-                blocks.append(Block(inputs, width * 2**stage, stride, config.bottleneck))
+                blocks.append(Block(inputs, width * 2**stage, stride, config.bottleneck, config.rectified))
                 inputs = blocks[-1].outputs
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(inputs, classes)

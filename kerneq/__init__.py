@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from . import gradients as gradients
     from . import kernels as kernels
     from . import kglm as kglm
+    from . import maps as maps
     from . import models as models
     from . import prox as prox
     from . import sklearn as sklearn
@@ -25,17 +26,23 @@ if TYPE_CHECKING:
     from .cuda_graphs import capture as capture
     from .equilibrium import Equilibrium as Equilibrium
     from .equilibrium import Value as Value
+    from .equilibrium import attach as attach
     from .equilibrium import fixed_point as fixed_point
+    from .equilibrium import solving as solving
     from .lab import data as data
     from .lab import verify as theory  # noqa: F401
     from .lab.evaluate import evaluate as evaluate
     from .lab.prediction import predict as predict
     from .loading import load as load
+    from .randomness import FixedRandomness as FixedRandomness
     from .resolvent import Resolvent as Resolvent
     from .solution import EquilibriumError as EquilibriumError
     from .solution import Solution as Solution
     from .solution import Status as Status
+    from .solution import Trace as Trace
     from .solvers import solve as solve
+    from .stability import jacobian_norm as jacobian_norm
+    from .stability import spectral_radius as spectral_radius
 
 __version__ = "0.2.0"
 
@@ -43,10 +50,13 @@ __version__ = "0.2.0"
 _HOME = {
     "Equilibrium": "equilibrium:Equilibrium",
     "EquilibriumError": "solution:EquilibriumError",
+    "FixedRandomness": "randomness:FixedRandomness",
     "Resolvent": "resolvent:Resolvent",
     "Solution": "solution:Solution",
     "Status": "solution:Status",
+    "Trace": "solution:Trace",
     "Value": "equilibrium:Value",
+    "attach": "equilibrium:attach",
     "capture": "cuda_graphs:capture",
     "cells": "cells",
     "certify": "certificates:certify",
@@ -54,15 +64,19 @@ _HOME = {
     "evaluate": "lab.evaluate:evaluate",
     "fixed_point": "equilibrium:fixed_point",
     "gradients": "gradients",
+    "jacobian_norm": "stability:jacobian_norm",
     "kernels": "kernels",
     "kglm": "kglm",
     "load": "loading:load",
+    "maps": "maps",
     "models": "models",
     "predict": "lab.prediction:predict",
     "prox": "prox",
     "sklearn": "sklearn",
     "solve": "solvers:solve",
     "solvers": "solvers",
+    "solving": "equilibrium:solving",
+    "spectral_radius": "stability:spectral_radius",
     "theory": "lab.verify",
 }
 __all__ = [*_HOME]  # noqa: PLE0604

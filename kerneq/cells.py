@@ -3,20 +3,23 @@
 import abc
 import copy
 import dataclasses
-from typing import Literal, final
+from collections.abc import Callable
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
 
 from .equation import Equation
 from .kernels.base import AbstractKernel, AbstractParameters
-from .maps import AbstractMap, Point
+from .maps import AbstractMap, Function, Point, as_map
 from .operators import AbstractOperator, Conv, Dense, Scaling, compute_scale
 from .prox import AbstractProx, ReLU
+from .randomness import FixedRandomness
 from .solution import NonfiniteInputError
+from .structure import Tree
 from .tensors import autocasted, check_kind, check_positive, check_whole
 
-__all__ = ["AbstractCell", "AbstractKernelCell", "ConvCell", "DenseCell", "Equation", "Output"]
+__all__ = ["AbstractCell", "AbstractKernelCell", "ConvCell", "DenseCell", "Equation", "FunctionCell", "Output"]
 __dir__ = __all__.copy  # `dir` lists the public names only
 
 OBSERVED = 32  # samples of a batch that `diagnostics` averages over: enough for a mean, at next to no cost
@@ -32,8 +35,8 @@ class AbstractCell(nn.Module, abc.ABC):
         """Return the map at x. What does not depend on z (input drive, weight normalisation) is computed here, once."""
 
     @abc.abstractmethod
-    def initial(self, f: AbstractMap) -> Tensor | None:
-        """Return where a solve of f starts; None for z = 0, which the equation of a cell evaluates cheaply."""
+    def initial(self, f: AbstractMap) -> Tree:
+        """Return where a solve of f starts, a tensor or a structure of them; None for z = 0, which the equation of a cell evaluates cheaply."""
 
     def output(self, f: AbstractMap, at: Point) -> Tensor:
         """Return the output of the layer for an equilibrium of f, with a graph."""
@@ -52,6 +55,43 @@ class AbstractCell(nn.Module, abc.ABC):
     def diagnostics(self) -> dict[str, float]:
         """Return numbers worth following over a training run."""
         return {}
+
+
+@final
+class FunctionCell(AbstractCell):
+    """The map z ↦ f(z, *inputs, **named) of any module or function; what `Equilibrium(f)` makes of f.
+
+    `init(*inputs, **named)` is the state at which a solve starts; unless given, zeros like the first input.
+    """
+
+    def __init__(self, f: Callable[..., Tree], init: Callable[..., Tree] | None = None):
+        super().__init__()
+        if not callable(f):
+            raise TypeError(f"A layer is made of a cell, a module or a function f(z, x), got {f!r}.")
+        self.f, self.init = f, init
+
+    def bind(self, *inputs: Any, **named: Any) -> AbstractMap:
+        return bind_function(self.f, inputs, named)
+
+    def initial(self, f: AbstractMap) -> Tree:
+        """Return what `init` makes of the inputs, or zeros like the first one."""
+        inputs, named = (f.inputs, f.named) if isinstance(f, Function) else ((), {})
+        if self.init is not None:
+            return self.init(*inputs, **named)
+        likely = [t for t in (*inputs, *named.values()) if isinstance(t, Tensor) and t.is_floating_point()]
+        if not likely:
+            raise ValueError(
+                "The layer does not know where to start, as no input is a tensor of floating-point numbers: give "
+                "`layer(…, z0=…)`, or `kerneq.Equilibrium(f, init=…)`, a function of the inputs."
+            )
+        return torch.zeros_like(likely[0])
+
+
+def bind_function(f: Callable[..., Tree], inputs: tuple[Any, ...], named: dict[str, Any]) -> AbstractMap:
+    """Return f at these inputs as a map of the state alone."""
+    if isinstance(f, FixedRandomness) and f.draws:
+        return Function(f.fix(), inputs, named, restrictable=False)
+    return Function(f, inputs, named) if inputs or named else as_map(f)
 
 
 class AbstractKernelCell(AbstractCell):

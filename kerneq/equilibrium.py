@@ -1,95 +1,139 @@
-"""The layer: a cell, a solver and a gradient rule; `fixed_point` does the same for any function."""
+"""The layer: a cell or a function, a solver and a gradient rule; `fixed_point` does the same in one call."""
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextvars import ContextVar
+from functools import partial
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from .cells import AbstractCell
+from .cells import AbstractCell, AbstractKernelCell, FunctionCell, bind_function
 from .gradients import AbstractGradient, AbstractSteps, Implicit
-from .gradients.transforms import opaque
-from .maps import AbstractMap, Function, Point, as_map
+from .gradients.transforms import opaque, solve_opaque
+from .maps import AbstractMap, Function, Point
+from .randomness import warn_of_randomness
 from .solution import Limits, OnFailure, Solution, Status
 from .solvers import AbstractSolver, Anderson, Proximal
-from .solvers.loops import find_point, run_untraced
+from .solvers.loops import find_point, map_states, run_untraced
+from .structure import Norm, Packed, Tree, pack_state, unpack_state
 from .tensors import check_kind, in_backward, is_only_channels_last, is_transformed
 
 SolveHook = Callable[["Equilibrium", AbstractMap, Tensor], None]
 Output = Callable[[AbstractMap, Point], Tensor]  # what a layer makes of the state
+Steps = int | range  # a limit; a range: one of its numbers, drawn at every call in training, and its last one otherwise
+Wanted = bool | Collection[int]  # whether each step is recorded, or the states after which steps are, too
 
 
 @final
 class Equilibrium(nn.Module):
-    """x ↦ the z* with z* = σ(d(z*; x)), as a `Solution`; its value carries gradients in `train()` and `eval()` alike.
+    """x ↦ the z* with z* = f(z*; x), as a `Solution`; its value carries gradients in `train()` and `eval()` alike.
 
-    This is one layer of GEQ's Algorithm 1: solve, then differentiate.
-
-    x is (batch, ...) as the cell takes it; `solution.value` is (batch, ...), the state of the cell
-    (or what the cell's `output` makes of it), and `residual`, `steps`, `converged`, `error_bound` are (batch,) and
-    speak of the state.
+    With the equation of a cell, f(z) = σ(d(z; x)), this is one layer of GEQ's Algorithm 1: solve, then differentiate.
 
         cell = kq.cells.ConvCell(kq.kernels.Gaussian(gamma=0.2), inputs=16, state=64, features=32)
         layer = kq.Equilibrium(cell, tol=1e-3)
         z = layer(torch.randn(8, 16, 32, 32)).value  # (8, 64, 32, 32)
 
-    `solver` finds z*, to a relative residual of `tol` within `max_steps` evaluations; `gradient` says how ∂L/∂z*
-    reaches the parameters. `on_failure` says what happens when a sample does not converge: "return" leaves it to the
-    reader of the solution, "warn" and "raise" wait for the device after every solve to find out. For `check_every` see
-    `kerneq.solve`. In `eval()` the layer works under the transforms of `torch.func` and in forward mode; their
+    Or f is any module or function f(z, *inputs, **named). The state is taken to be like the first input; for another
+    one `init` makes the start from the inputs. It may be a tuple, list, dict, named tuple or dataclass of tensors.
+
+        layer = kq.Equilibrium(block)  # block(z, x) has the shape of x
+        layer = kq.Equilibrium(pair, init=lambda x: (torch.zeros(len(x), 64), torch.zeros(len(x), 8)))
+        s = layer(x, z0=before.detach().value)  # starts at the solution for another input
+
+    x is (batch, ...); `solution.value` is (batch, ...), the state (or what the cell's `output` makes of it), and
+    `residual`, `steps`, `converged`, `error_bound` are (batch,) and speak of the state. `batched=False`: the state has
+    no batch dimension, or its samples meet in f, and it is solved as one. `norm="leaf"`: the residual of a state of
+    several tensors is that of the worst one, not that of all together.
+
+    `solver` finds z*: `Proximal()` unless given, for a function `Anderson()`. It stops at a relative residual of `tol`
+    (None: 1e-3, or what the dtype can reach) or after `max_steps` evaluations. Both may be pairs, (in training, in
+    evaluation), and a number of steps may be a range, of which every call in training draws one. `gradient` says how
+    ∂L/∂z* reaches the parameters. `on_failure` says what happens when a sample does not converge: "return" leaves it to
+    the reader of the solution, "warn" and "raise" wait for the device to find out. None is "warn" for a function that
+    is solved adaptively, otherwise "return". For `check_every` see `kerneq.solve`.
+
+    `layer(x, trace=True)` records each step, and `trace=(2, 5)` the states after these steps too: `Solution.trace`.
+    Weights of f that are parametrised (`torch.nn.utils.parametrizations.weight_norm`, `spectral_norm`) are computed
+    once a solve. In `eval()` the layer works under the transforms of `torch.func` and in forward mode; their
     derivatives solve again.
     """
 
     def __init__(
         self,
-        cell: AbstractCell,
+        cell: AbstractCell | Callable[..., Tree],
         *,
-        solver: AbstractSolver[Any] = Proximal(),  # noqa: B008  (a frozen value)
-        gradient: AbstractGradient = Implicit(),  # noqa: B008
-        tol: float = 1e-3,
-        max_steps: int = 50,
+        init: Callable[..., Tree] | None = None,
+        batched: bool = True,
+        norm: Norm = "joint",
+        solver: AbstractSolver[Any] | None = None,
+        gradient: AbstractGradient = Implicit(),  # noqa: B008  (a frozen value)
+        tol: float | tuple[float | None, float | None] | None = None,
+        max_steps: Steps | tuple[Steps, Steps] = 50,
         check_every: int | None = None,
-        on_failure: OnFailure = "return",
+        on_failure: OnFailure | None = None,
     ):
         super().__init__()
-        check_kind("cell", cell, AbstractCell)
-        check_kind("solver", solver, AbstractSolver)
-        check_kind("gradient", gradient, AbstractGradient)
-        self.cell, self.solver, self.gradient = cell, solver, gradient
+        if isinstance(cell, AbstractCell) and init is not None:
+            raise ValueError("`init` is for a function: a cell says by itself where a solve starts.")
+        self.cell = cell if isinstance(cell, AbstractCell) else FunctionCell(cell, init)
+        if solver is None:
+            solver = Proximal() if isinstance(cell, AbstractKernelCell) else Anderson()
+        self.solver, self.gradient, self.batched, self.norm = solver, gradient, batched, norm
         self.tol, self.max_steps, self.check_every, self.on_failure = tol, max_steps, check_every, on_failure
-        self.limits.check()
         self.solve_hook: SolveHook | None = None  # see `hook_solves`
+        self.check()
+
+    def check(self) -> None:
+        """Raise if a setting has no meaning."""
+        check_kind("solver", self.solver, AbstractSolver)
+        check_kind("gradient", self.gradient, AbstractGradient)
+        for training in (True, False):
+            tol, steps = _choose(self.tol, training), _choose(self.max_steps, training)
+            if isinstance(steps, range):
+                steps = min(steps, default=0)
+            Limits(tol, steps, self.check_every, self.on_failure or "return").check()
 
     @property
     def limits(self) -> Limits:
-        """`tol`, `max_steps`, `check_every` and `on_failure` as they are now."""
-        return Limits(self.tol, self.max_steps, self.check_every, self.on_failure)
+        """`tol`, `max_steps`, `check_every` and `on_failure` for the next solve, in training or in evaluation."""
+        steps = _choose(self.max_steps, self.training)
+        if isinstance(steps, range):
+            steps = steps[int(torch.randint(len(steps), ())) if self.training else -1]
+        tol = _choose(self.tol, self.training)
+        return Limits(tol, steps, self.check_every, self.on_failure or _loudness(self.cell, self.check_every, steps))
 
     def extra_repr(self) -> str:
-        return f"solver={self.solver}, gradient={self.gradient}, tol={self.tol:g}, max_steps={self.max_steps}"
+        return f"solver={self.solver}, gradient={self.gradient}, tol={self.tol}, max_steps={self.max_steps}"
 
-    def forward(self, x: Tensor) -> Solution:
-        return run_untraced(self._run, x)
+    def forward(self, *inputs: Any, z0: Tree = None, trace: Wanted = False, **named: Any) -> Solution:
+        with _apply_pending(self):
+            return run_untraced(self._run, inputs, named, z0, trace)
 
-    def _run(self, x: Tensor) -> Solution:
-        if is_transformed():
-            return self._transformed(x)
-        f = self.cell.bind(x)
-        solution, at = _find(f, self.cell.initial(f), self.solver, self.gradient, self.limits)
+    def _run(self, inputs: tuple[Any, ...], named: dict[str, Any], z0: Tree, trace: Wanted) -> Solution:
+        of_function = isinstance(self.cell, FunctionCell)
+        if is_transformed() and not of_function:
+            return self._transformed(*inputs)
+        with _cache_weights(self.cell if of_function else None):
+            f = self.cell.bind(*inputs, **named)
+            f, start = pack_state(f, self.cell.initial(f) if z0 is None else z0, self.batched, self.norm)
+            with _explain_start(of_function and z0 is None):
+                solution, at = _solve(f, start, self.solver, self.gradient, self.limits, trace, self.cell.output)
         if self.training and not in_backward():  # gradient checkpointing computes the same layer twice
             self.cell.observe(f, at.z)
         if self.solve_hook is not None:
             self.solve_hook(self, f, at.z)
-        known = f.tensors()  # empty for a map that does not say: then it may depend on anything
-        wanted = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
-        output = self.cell.output
-        value = _attach(self.gradient, f, solution, at, output) if wanted else output(f, at)
-        error = None if solution.error_bound is None else self.cell.output_error(f, solution.error_bound)
-        if value.is_cpu and not is_only_channels_last(x):
+        if of_function:
+            return map_states(solution, partial(unpack_state, f))
+        value, error = solution.value, solution.error_bound
+        if value.is_cpu and not is_only_channels_last(inputs[0]):
             value = value.contiguous()
-        return dataclasses.replace(solution, value=value, error_bound=error, backward=at.backward)
+        error = None if error is None else self.cell.output_error(f, error)
+        return dataclasses.replace(solution, value=value, error_bound=error)
 
     def _transformed(self, x: Tensor) -> Solution:
         """Run under a transform, as a function of x, the parameters and the buffers that the transform follows."""
@@ -107,7 +151,7 @@ class Equilibrium(nn.Module):
             return s.value, s.residual, s.steps, s.codes, *([] if s.error_bound is None else [s.error_bound])
 
         value, residual, steps, codes, *bound = opaque(run, x, *named.values())
-        return Solution(value, residual, steps, codes, self.tol, bound[0] if bound else None)
+        return Solution(value, residual, steps, codes, self.limits.tolerance(value.dtype), bound[0] if bound else None)
 
 
 @final
@@ -122,68 +166,94 @@ class Value(nn.Module):
 
 
 def fixed_point(
-    f: Callable[..., Tensor],
-    z0: Tensor,
-    *inputs: Tensor,
+    f: Callable[..., Tree],
+    z0: Tree,
+    *inputs: Any,
     solver: AbstractSolver[Any] = Anderson(),  # noqa: B008  (a frozen value)
     gradient: AbstractGradient = Implicit(),  # noqa: B008
-    tol: float = 1e-3,
+    tol: float | None = None,
     max_steps: int = 50,
     check_every: int | None = None,
-    on_failure: OnFailure = "return",
+    on_failure: OnFailure | None = None,
+    batched: bool = True,
+    norm: Norm = "joint",
+    trace: Wanted = False,
+    **named: Any,
 ) -> Solution:
-    """Return the z (batch, ...) with z = f(z) for any function of a batch: a `Solution` whose value carries gradients.
+    """Return the z with z = f(z, *inputs, **named) for any function: a `Solution` whose value carries gradients.
 
-    The gradients reach all that f depends on, parameters and inputs, by the rule `gradient`; the solve starts at z0.
+    z0, where the solve starts, is a tensor (batch, ...), or a tuple, list, dict, named tuple or dataclass of them, and
+    the value is the same. The gradients reach all that f depends on, parameters and inputs, by the rule `gradient`;
     `solve` alone does the same without gradients.
 
-        s = kq.fixed_point(lambda z: torch.tanh(linear(z) + x), torch.zeros_like(x))
+        s = kq.fixed_point(lambda z, x: torch.tanh(linear(z) + x), torch.zeros_like(x), x)
         s.value.sum().backward()
 
-    Inputs (batch, ...) given after z0 are passed on to f(z, x): samples that have converged then leave the computation,
-    and a sample that became NaN spoils no gradient. That is for functions that treat every sample of a batch on its own
-    (batch norm does not).
+    Where all tensors among the inputs have the batch as their first dimension, samples that have converged leave the
+    computation. With inputs, and with an f that is a module, its gradients can be differentiated again, and
+    `torch.func` and forward mode go through. For the other settings see `Equilibrium`.
     """
     check_kind("solver", solver, AbstractSolver)
     check_kind("gradient", gradient, AbstractGradient)
-    limits = Limits(tol, max_steps, check_every, on_failure).check()
-    if is_transformed():
-        raise RuntimeError(
-            "`torch.func`, or forward mode, cannot go through `fixed_point`, which does not know what f depends on: "
-            "use `torch.autograd.grad`, or an `Equilibrium` layer."
-        )
-    if isinstance(z0, Tensor) and any(not isinstance(x, Tensor) or x.shape[:1] != z0.shape[:1] for x in inputs):
-        got = ", ".join(str(tuple(x.shape) if isinstance(x, Tensor) else x) for x in inputs)
-        raise ValueError(f"The inputs behind `z0` must be tensors of its {len(z0)} samples, got {got}.")
+    limits = Limits(tol, max_steps, check_every, on_failure or _loudness(None, check_every, max_steps)).check()
 
     def run() -> Solution:
-        g = Function(f, inputs) if inputs else as_map(f)
-        solution, at = _find(g, z0, solver, gradient, limits)
-        if not torch.is_grad_enabled():
-            return solution
-        return dataclasses.replace(solution, value=_attach(gradient, g, solution, at), backward=at.backward)
+        with _cache_weights(f if isinstance(f, nn.Module) else None):
+            g, start = pack_state(bind_function(f, inputs, named), z0, batched, norm)
+            solution, _ = _solve(g, start, solver, gradient, limits, trace)
+            return map_states(solution, partial(unpack_state, g))
 
     return run_untraced(run)
 
 
-def _find(
-    f: AbstractMap, z0: Tensor | None, solver: AbstractSolver[Any], gradient: AbstractGradient, limits: Limits
-) -> tuple[Solution, Point]:
-    """Run the solver; where the gradient is that of unrolled steps, run those steps: validated as they are trained.
+def attach(
+    f: Callable[..., Tree],
+    z: Tree,
+    *inputs: Any,
+    gradient: AbstractGradient = Implicit(),  # noqa: B008  (a frozen value)
+    batched: bool = True,
+    **named: Any,
+) -> Tree:
+    """Return z, an equilibrium z = f(z, *inputs, **named) found elsewhere, with a gradient path into all behind f.
 
-    As everywhere, the residual of a solve out of steps is that of the point from which its last step was made.
+    z (batch, ...) is a tensor or a structure of tensors, as for `fixed_point`, and is returned as such.
     """
-    if isinstance(gradient, AbstractSteps):
+    check_kind("gradient", gradient, AbstractGradient)
+    g, start = pack_state(bind_function(f, inputs, named), z, batched, "joint")
+    assert start is not None
+    return unpack_state(g, gradient.attach(g, Point(start.detach())).z)
+
+
+def _solve(
+    f: AbstractMap,
+    z0: Tensor | None,
+    solver: AbstractSolver[Any],
+    gradient: AbstractGradient,
+    limits: Limits,
+    trace: Wanted,
+    output: Output = lambda f, at: at.z,
+) -> tuple[Solution, Point]:
+    """Solve z = f(z) and attach the gradient; return the solution, and the point that was found, without gradients."""
+    if is_transformed():
+        return solve_opaque(f, z0, lambda f, z0: _solve(f, z0, solver, gradient, limits, False, output)[0])
+    if isinstance(gradient, AbstractSteps):  # those steps are the value, validated as they are trained
         solver = gradient.choose_solver(f)
         limits = dataclasses.replace(limits, max_steps=gradient.steps, check_every=gradient.steps)
         z0 = None if z0 is None else torch.zeros_like(z0)
-    solution, at = find_point(f, z0, solver, limits)
-    return solution, dataclasses.replace(at, backward=[])
+    with warn_of_randomness(f, z0):
+        solution, at = find_point(f, z0, solver, limits, trace)
+    at = dataclasses.replace(at, backward=[])
+    known = () if isinstance(f, Function | Packed) else f.tensors()  # a function may depend on anything
+    if not torch.is_grad_enabled() or (known and not any(t.requires_grad for t in known)):
+        return dataclasses.replace(solution, value=output(f, at), backward=at.backward), at
+    value = _attach(gradient, f, solution, at, output)
+    if solution.trace is not None:
+        states = {step: gradient.attach(f, Point(z)).z for step, z in solution.trace.states.items()}
+        solution = dataclasses.replace(solution, trace=dataclasses.replace(solution.trace, states=states))
+    return dataclasses.replace(solution, value=value, backward=at.backward), at
 
 
-def _attach(
-    gradient: AbstractGradient, f: AbstractMap, solution: Solution, at: Point, output: Output = lambda f, at: at.z
-) -> Tensor:
+def _attach(gradient: AbstractGradient, f: AbstractMap, solution: Solution, at: Point, output: Output) -> Tensor:
     """Return what the layer gives for z*, with its gradient.
 
     Samples whose map gave no numbers have none, since a loss that masks them would get NaN; on a GPU, where finding
@@ -200,6 +270,42 @@ def _attach(
             found = gradient.attach(part, Point(z[kept], backward=at.backward))
             return torch.index_copy(value, 0, kept, output(part, found))
     return output(f, gradient.attach(f, at))
+
+
+def _choose(setting: Any, training: bool) -> Any:
+    """Return the setting for training or for evaluation, where it is a pair of them."""
+    return setting[0 if training else 1] if isinstance(setting, tuple) else setting
+
+
+def _loudness(cell: AbstractCell | None, check_every: int | None, steps: int) -> OnFailure:
+    """Return what a failed solve does unless told: a function warns, where that takes no wait of its own."""
+    fixed = check_every is not None and check_every >= steps
+    return "return" if fixed or not isinstance(cell, FunctionCell | None) else "warn"
+
+
+@contextlib.contextmanager
+def _cache_weights(module: nn.Module | None) -> Iterator[None]:
+    """Compute the parametrised weights of this module once, with their graph: a solve and its gradient share them."""
+    modules = [] if module is None else [m for m in module.modules() if parametrize.is_parametrized(m)]
+    if not modules:
+        yield
+        return
+    with parametrize.cached():
+        for m in modules:
+            for name in m.parametrizations:  # type: ignore[union-attr]
+                getattr(m, name)
+        yield
+
+
+@contextlib.contextmanager
+def _explain_start(inferred: bool) -> Iterator[None]:
+    """Add to an error that f raises that the shape of the state was inferred, where it was."""
+    try:
+        yield
+    except Exception as error:
+        if inferred:
+            error.add_note("The layer started at zeros like its first input; for another state give `init=` or `z0=`.")
+        raise
 
 
 def layers_of(model: nn.Module) -> list[Equilibrium]:
@@ -227,39 +333,63 @@ def hook_solves(model: nn.Module, hook: SolveHook) -> Iterator[None]:
             layer.solve_hook = old
 
 
+_PENDING: ContextVar[tuple[Callable[[nn.Module], Any], ...]] = ContextVar("pending", default=())  # see `solving`
+
+
 @contextlib.contextmanager
 def solving(
-    model: nn.Module,
+    model: nn.Module | None = None,
     *,
+    solver: AbstractSolver[Any] | None = None,
     tol: float | None = None,
     max_steps: int | None = None,
     gradient: AbstractGradient | None = None,
     exact: bool = False,
 ) -> Iterator[None]:
-    """Inside this context, solve and differentiate every equilibrium layer of `model` as given; None changes nothing.
+    """Inside this context, solve and differentiate every equilibrium layer as given; None changes nothing.
 
-        with solving(model, max_steps=4):
+        with kq.solving(max_steps=4):
             logits = model(x)
+
+    That are the layers of `model`, or without one all that are called inside the context.
 
     `exact` sets the implicit gradient to a residual of 1e-5, by the layer's own backward solver if it has one, and
     turns off TF32, which rounds to three digits. A layer with an unrolled gradient is its steps, and keeps them.
     """
     if exact and gradient is not None:
         raise ValueError(f"`exact` is a gradient of its own: give either it or `gradient`, got both, {gradient!r}.")
-    layers = layers_of(model)
-    before, tf32 = [(layer.tol, layer.max_steps, layer.gradient) for layer in layers], torch.backends.cudnn.allow_tf32
+    if model is None:
+        settings = {"solver": solver, "tol": tol, "max_steps": max_steps, "gradient": gradient, "exact": exact}
+        token = _PENDING.set((*_PENDING.get(), partial(solving, **settings)))
+        try:
+            yield
+        finally:
+            _PENDING.reset(token)
+        return
+    layers, tf32 = layers_of(model), torch.backends.cudnn.allow_tf32
+    before = [(layer.solver, layer.tol, layer.max_steps, layer.gradient) for layer in layers]
     try:
         torch.backends.cudnn.allow_tf32 = tf32 and not exact
         for layer in layers:
+            layer.solver = layer.solver if solver is None else solver
             layer.tol = layer.tol if tol is None else tol
             layer.max_steps = layer.max_steps if max_steps is None else max_steps
             layer.gradient = _exact_rule(layer.gradient) if exact else gradient or layer.gradient
-            layer.limits.check()
+            layer.check()
         yield
     finally:
         torch.backends.cudnn.allow_tf32 = tf32
-        for layer, settings in zip(layers, before, strict=True):
-            layer.tol, layer.max_steps, layer.gradient = settings
+        for layer, old in zip(layers, before, strict=True):
+            layer.solver, layer.tol, layer.max_steps, layer.gradient = old
+
+
+@contextlib.contextmanager
+def _apply_pending(layer: Equilibrium) -> Iterator[None]:
+    """Set up this layer as the contexts around its call say that have no model."""
+    with contextlib.ExitStack() as stack:
+        for context in _PENDING.get():
+            stack.enter_context(context(layer))
+        yield
 
 
 def _exact_rule(rule: AbstractGradient) -> AbstractGradient:

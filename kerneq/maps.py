@@ -1,16 +1,18 @@
 """Maps z ↦ f(z) of a batch of states: the contract, any function as a map, and the derivative of a map at a point."""
 
 import abc
+import contextlib
 import dataclasses
 import math
 import sys
-from collections.abc import Callable
-from typing import Self, final
+from collections.abc import Callable, Sequence
+from typing import Any, Self, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .tensors import map_tensors, take_samples, widened
+from .solution import Solution
+from .tensors import map_tensors, precision, take_samples, widened
 
 
 class AbstractMap(abc.ABC):
@@ -39,18 +41,60 @@ class AbstractMap(abc.ABC):
 @final
 @dataclasses.dataclass(frozen=True)
 class Function(AbstractMap):
-    """Any function f(z, *inputs) of a batch of states; with inputs (batch, ...) it can be restricted to samples."""
+    """Any function f(z, *inputs, **named) of a batch of states; inputs that are no tensors are passed on as they are.
+
+    It can be restricted to samples where every tensor among the inputs has the batch as its first dimension.
+    """
 
     function: Callable[..., Tensor]
-    inputs: tuple[Tensor, ...] = ()
+    inputs: tuple[Any, ...] = ()
+    named: dict[str, Any] = dataclasses.field(default_factory=dict)
+    parameters: dict[str, Tensor] | None = None  # of a module, in the place of its own
+    restrictable: bool = True  # whether the inputs have the batch in dimension 0, if there are any
+    apart: bool = False  # whether f is known to treat every sample on its own
 
     def __call__(self, z: Tensor) -> Tensor:
-        return self.function(z, *self.inputs)
+        arguments = (z, *self.inputs)
+        if self.parameters is None:
+            return self.function(*arguments, **self.named)
+        assert isinstance(self.function, nn.Module)
+        found: Tensor = torch.func.functional_call(self.function, self.parameters, arguments, self.named)
+        return found
+
+    @property
+    def given(self) -> list[Tensor]:
+        """The tensors among the inputs."""
+        return [t for t in (*self.inputs, *self.named.values()) if isinstance(t, Tensor)]
+
+    def of_batch(self, batch: int) -> Self:
+        """Return the same map for states of so many samples: it can be restricted if all its tensors have as many."""
+        fits = self.restrictable and all(t.dim() > 0 and len(t) == batch for t in self.given)
+        return dataclasses.replace(self, restrictable=fits)
 
     def rows(self, index: Tensor) -> Self | None:
-        if not self.inputs:
+        if not self.restrictable or not self.given:
             return None
-        return dataclasses.replace(self, inputs=tuple(take_samples(x, index) for x in self.inputs))
+        return self._replace_given([take_samples(t, index) for t in self.given])
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*self.given, *self._own_parameters().values())
+
+    def on(self, *tensors: Tensor) -> Self:
+        count, own = len(self.given), self._own_parameters()
+        parameters = dict(zip(own, tensors[count:], strict=True)) or None
+        return dataclasses.replace(self._replace_given(tensors[:count]), parameters=parameters)
+
+    def _own_parameters(self) -> dict[str, Tensor]:
+        if self.parameters is not None:
+            return self.parameters
+        return dict(self.function.named_parameters()) if isinstance(self.function, nn.Module) else {}
+
+    def _replace_given(self, tensors: Sequence[Tensor]) -> Self:
+        """Return the same map with these tensors in the places of those among the inputs."""
+        left = iter(tensors)
+        inputs = tuple(next(left) if isinstance(x, Tensor) else x for x in self.inputs)
+        named = {name: next(left) if isinstance(x, Tensor) else x for name, x in self.named.items()}
+        return dataclasses.replace(self, inputs=inputs, named=named)
 
 
 Map = Callable[[Tensor], Tensor]  # what users may give; an `AbstractMap` is one
@@ -72,7 +116,7 @@ class Point:
     z: Tensor
     features: Tensor | None = None  # Wz, for the equation of a cell
     image: Tensor | None = None  # f(z)
-    backward: list[Tensor] | None = None  # every backward solve appends which samples converged, (batch,) of bool
+    backward: list[Solution] | None = None  # every backward solve appends its outcome, without the value
 
 
 @final
@@ -82,6 +126,7 @@ class Linearisation:
 
     z: Tensor  # a leaf
     image: Tensor  # f(z), with its graph
+    dtype: torch.dtype  # that f computes in
 
     def vjp(self, u: Tensor) -> Tensor:
         """Return Jᵀu."""
@@ -113,11 +158,12 @@ def linearise(f: AbstractMap, z: Tensor) -> Linearisation:
             return linearise(map_tensors(_recordable, f), _recordable(z))
     with torch.enable_grad():
         z = z.requires_grad_()
-        if "torch._dynamo" not in sys.modules:  # nothing is compiled: do not wait for the import
-            return Linearisation(z, f(z))
-        # A function that torch.compile made frees its buffers after one backward pass, and a solve makes many.
-        with torch.compiler.set_stance("force_eager"):
-            return Linearisation(z, f(z))
+        # A function that torch.compile made frees its buffers after one backward pass, and a solve makes many. Where
+        # nothing is compiled, do not wait for the import.
+        eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
+        with eager:
+            image = f(z)
+        return Linearisation(z, image, precision(image))
 
 
 def _recordable(t: Tensor) -> Tensor:

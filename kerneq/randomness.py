@@ -1,10 +1,20 @@
 """Functions that draw random numbers, such as dropout, in a solve: the same numbers at each of its evaluations."""
 
-from collections.abc import Callable
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+
+from .maps import AbstractMap, Function
+from .structure import Packed
+
+RANDOM = (
+    "f draws random numbers (dropout?), other ones at each evaluation, so it has no fixed point: wrap it, "
+    "`kerneq.FixedRandomness(f)`, for the same numbers all through a solve, or call `f.eval()`."
+)
 
 
 @final
@@ -26,25 +36,44 @@ class FixedRandomness(nn.Module):
         super().__init__()
         self.f = f
 
-    def forward(self, z: Any, *inputs: Any) -> Any:
-        return self.f(z, *inputs)
+    def forward(self, z: Any, *inputs: Any, **named: Any) -> Any:
+        return self.f(z, *inputs, **named)
 
     @property
     def draws(self) -> bool:
         """Whether f is to be called with fixed random numbers: not a module in `eval()`."""
         return not isinstance(self.f, nn.Module) or self.f.training
 
-    def fix(self, *inputs: Any) -> Callable[[Tensor], Tensor]:
-        """Return z ↦ f(z, *inputs) with random numbers of its own, the same at every call."""
+    def fix(self) -> Callable[..., Any]:
+        """Return f with random numbers of its own, the same at every call."""
         seed = int(torch.randint(2**62, ()))
 
-        def fixed(z: Tensor) -> Tensor:
-            devices = [z.device] if z.is_cuda else []
+        def fixed(z: Any, *inputs: Any, **named: Any) -> Any:
+            devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
             with torch.random.fork_rng(devices):
                 torch.default_generator.manual_seed(seed)
-                if z.is_cuda:
-                    torch.cuda.default_generators[z.get_device()].manual_seed(seed)
-                found: Tensor = self.f(z, *inputs)
-                return found
+                for device in devices:
+                    torch.cuda.default_generators[device].manual_seed(seed)
+                return self.f(z, *inputs, **named)
 
         return fixed
+
+
+@contextlib.contextmanager
+def warn_of_randomness(f: AbstractMap, z0: Tensor | None) -> Iterator[None]:
+    """Warn if a function of a user has drawn random numbers inside this context."""
+    inner = f.f if isinstance(f, Packed) else f
+    if z0 is None or not isinstance(inner, Function) or torch.compiler.is_compiling():
+        yield
+        return
+    before = _randomness(z0)
+    yield
+    if not torch.equal(before, _randomness(z0)):
+        warnings.warn(RANDOM, RuntimeWarning, stacklevel=6)
+
+
+def _randomness(like: Tensor) -> Tensor:
+    """Return where the random generator of a device is, without waiting for the device."""
+    if like.is_cuda:
+        return torch.tensor(torch.cuda.default_generators[like.get_device()].get_offset())
+    return torch.default_generator.get_state()

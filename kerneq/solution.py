@@ -8,7 +8,7 @@ from typing import Any, Literal, NoReturn, Self
 import torch
 from torch import Tensor
 
-from .tensors import check_positive, check_whole
+from .tensors import check_positive, check_whole, map_tensors
 
 OnFailure = Literal["raise", "warn", "return"]
 
@@ -17,14 +17,19 @@ OnFailure = Literal["raise", "warn", "return"]
 class Limits:
     """When a solve ends, and what happens if a sample has not converged by then."""
 
-    tol: float
+    tol: float | None  # None: see `tolerance`
     max_steps: int
     check_every: int | None = None  # steps between two residual checks; None: see `kerneq.solve`
     on_failure: OnFailure = "return"
 
+    def tolerance(self, dtype: torch.dtype) -> float:
+        """Return `tol`; unless given, 1e-3, or what values of this dtype can reach (fact 7)."""
+        return max(1e-3, torch.finfo(dtype).eps) if self.tol is None else self.tol
+
     def check(self) -> Self:
         """Raise if one of them has no meaning, else return self."""
-        check_positive("tol", self.tol)
+        if self.tol is not None:
+            check_positive("tol", self.tol)
         check_whole("max_steps", self.max_steps)
         if self.check_every is not None:
             check_whole("check_every", self.check_every)
@@ -46,13 +51,37 @@ class Status(enum.Enum):
         self.code = len(type(self).__members__)  # the place in this list; per-sample tensors store it
 
 
-_REMEDY = {
-    Status.CONVERGED: "",
-    Status.PRECISION: " Loosen `tol` or use a wider dtype.",
-    Status.MAX_STEPS: " Raise `max_steps`, loosen `tol`, or use `Proximal` for a cell, which cannot diverge "
-    "where E is bounded below.",
-    Status.BREAKDOWN: " Use `Implicit(solver=Anderson())`, or tighten the forward `tol`.",
-    Status.NONFINITE: " Check the input and the weights; the last finite iterate is kept, if there was one.",
+Solve = Literal["cell", "function", "backward"]  # what was solved: the equation of a cell, a function, a gradient
+
+_SOLVES: dict[Solve, tuple[str, dict[Status, str]]] = {
+    "cell": (
+        "The equilibrium solve",
+        {
+            Status.PRECISION: "Loosen `tol` or use a wider dtype.",
+            Status.MAX_STEPS: "Raise `max_steps`, loosen `tol`, or use the solver `Proximal()`, which cannot diverge "
+            "where E is bounded below.",
+            Status.NONFINITE: "Check the input and the weights; the last finite iterate is kept, if there was one.",
+        },
+    ),
+    "function": (
+        "The fixed-point solve",
+        {
+            Status.PRECISION: "Loosen `tol` or use a wider dtype.",
+            Status.MAX_STEPS: "Raise `max_steps`, loosen `tol`, or make f contract: smaller weights, a smaller "
+            "`relaxation` of the solver; `kerneq.spectral_radius(f, z)` should be under 1.",
+            Status.NONFINITE: "Check f, its inputs and its weights; the last finite iterate is kept, if there was one.",
+        },
+    ),
+    "backward": (
+        "The backward solve",
+        {
+            Status.PRECISION: "Loosen `tol` of the gradient, `Implicit(tol=…)`, or use a wider dtype.",
+            Status.MAX_STEPS: "Raise `max_steps` of the gradient, `Implicit(max_steps=…)`, or loosen its `tol`; where "
+            "f expands near z*, tighten the forward `tol` or use the gradient `Phantom()`.",
+            Status.BREAKDOWN: "Use `Implicit(solver=Anderson())`, or tighten the forward `tol`.",
+            Status.NONFINITE: "Check the gradient that comes from the loss, and f near z*.",
+        },
+    ),
 }
 
 
@@ -66,8 +95,9 @@ _NOT_A_TENSOR = (
 class Solution:
     """The outcome of a solve; every tensor has one entry, or one row, per sample.
 
-    value (batch, ...), residual, steps, codes and error_bound (batch,). Reading `status` (or printing) waits for the
-    device; the tensors do not. `on_failure` of a layer or a solve says whether a failure also warns or raises.
+    value (batch, ...), or of the structure of the state; residual, steps, codes and error_bound (batch,). Reading
+    `status` (or printing) waits for the device; the tensors do not. `on_failure` of a layer or a solve says whether a
+    failure also warns or raises.
     """
 
     value: Tensor  # z*, as well as it was found
@@ -76,7 +106,8 @@ class Solution:
     codes: Tensor  # `Status.code` of each sample
     tol: float
     error_bound: Tensor | None = None  # ‖value − z*‖ is at most this where E is strongly convex, but for rounding
-    backward: list[Tensor] | None = None  # which samples converged, (batch,), an entry for every backward solve so far
+    backward: "list[Solution] | None" = None  # the outcome of every backward solve so far, without its value
+    trace: "Trace | None" = None  # what happened on the way, where it was asked for
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -104,6 +135,10 @@ class Solution:
         """The worst status among the samples."""
         return list(Status)[int(self.codes.max())]
 
+    def detach(self) -> "Solution":
+        """Return the same solution without gradients: a start for the next solve that keeps no graph alive."""
+        return map_tensors(Tensor.detach, dataclasses.replace(self, backward=None))
+
     def __str__(self) -> str:
         """The outcome as one sentence, which is also the `repr`."""
         good, total, steps = int(self.converged.sum()), self.codes.numel(), int(self.steps.max())
@@ -115,6 +150,19 @@ class Solution:
     __repr__ = __str__  # the numbers of a batch of pictures would fill the screen
 
 
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """What a solve went through: a row for each of its steps. Samples that have converged go on with the others.
+
+    residual and energy (steps, batch); the states are those at the steps that were asked for, with the gradient that
+    the layer's rule gives them, for a loss on the way (fixed-point correction).
+    """
+
+    residual: Tensor  # ‖f(z) − z‖ / ‖f(z)‖
+    energy: Tensor | None  # E(z), for the equation of a cell
+    states: dict[int, Any]  # (batch, ...), by their step
+
+
 class NonfiniteInputError(ValueError):
     """An input with infinite or NaN entries reached an equilibrium layer."""
 
@@ -122,16 +170,17 @@ class NonfiniteInputError(ValueError):
 class EquilibriumError(RuntimeError):
     """A solve, forward or backward, that failed under `on_failure="raise"`; its `solution` says how."""
 
-    def __init__(self, solution: Solution, where: str = "The equilibrium solve"):
-        super().__init__(f"{where} failed. {solution}{_REMEDY[solution.status]}")
+    def __init__(self, solution: Solution, solve: Solve = "cell"):
+        name, remedies = _SOLVES[solve]
+        super().__init__(f"{name} failed. {solution} {remedies.get(solution.status, '')}".rstrip())
         self.solution = solution
 
 
-def report_failure(solution: Solution, on_failure: OnFailure, where: str = "The equilibrium solve") -> Solution:
+def report_failure(solution: Solution, on_failure: OnFailure, solve: Solve) -> Solution:
     """Return the solution; warn or raise first if a sample did not converge and `on_failure` asks for it."""
     if on_failure == "return" or bool(solution.converged.all()):
         return solution
-    error = EquilibriumError(solution, where)
+    error = EquilibriumError(solution, solve)
     if on_failure == "raise":
         raise error
     warnings.warn(str(error), RuntimeWarning, stacklevel=3)

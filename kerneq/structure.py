@@ -1,13 +1,16 @@
-"""States of several tensors: how a tuple, list, dict, named tuple or dataclass of them is laid out in one tensor."""
+"""States of several tensors: a tuple, list, dict, named tuple or dataclass of them as one tensor, for the solvers."""
 
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any, Self, final
+from typing import Any, Literal, Self, final
 
 import torch
 from torch import Tensor
 
+from .maps import AbstractMap, Function
+
+Norm = Literal["joint", "leaf"]  # the residual of a state of several tensors: of all together, or of the worst
 Tree = Any  # a tensor, or a tuple, list, dict, named tuple or dataclass of trees
 
 
@@ -77,6 +80,45 @@ class Structure:
         parts = zip(torch.split(z, self.sizes, dim=1), self.shapes, self.dtypes, strict=True)
         leading = (len(z),) if self.batched else ()
         return _filled(self.template, iter([part.reshape(*leading, *shape).to(dtype) for part, shape, dtype in parts]))
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Packed(AbstractMap):
+    """A map of structured states as a map of tensors (batch, n)."""
+
+    f: AbstractMap  # of structured states, whatever its annotations say
+    structure: Structure
+    leafwise: bool = False  # whether the residual is that of the worst tensor of a state, not of all together
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return self.structure.pack(self.f(self.structure.unpack(z)))
+
+    def rows(self, index: Tensor) -> Self | None:
+        rest = self.f.rows(index) if self.structure.batched else None
+        return None if rest is None else dataclasses.replace(self, f=rest)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.f.tensors()
+
+    def on(self, *tensors: Tensor) -> Self:
+        return dataclasses.replace(self, f=self.f.on(*tensors))
+
+
+def pack_state(f: AbstractMap, z0: Tree, batched: bool, norm: Norm) -> tuple[AbstractMap, Tensor | None]:
+    """Return map and start as a solver takes them: on one tensor (batch, ...), as they are where z0 is one."""
+    if norm not in ("joint", "leaf"):
+        raise ValueError(f"`norm` must be 'joint' or 'leaf', got {norm!r}.")
+    structure = None if z0 is None or (batched and isinstance(z0, Tensor)) else Structure.of(z0, batched)
+    z = z0 if structure is None else structure.pack(z0)
+    if isinstance(f, Function) and isinstance(z, Tensor) and z.dim() > 0:
+        f = f.of_batch(len(z))
+    return f if structure is None else Packed(f, structure, norm == "leaf"), z
+
+
+def unpack_state(f: AbstractMap, z: Tensor) -> Tree:
+    """Return a state of the map that `pack_state` has made as its user knows it."""
+    return f.structure.unpack(z) if isinstance(f, Packed) else z
 
 
 def _children(tree: Tree) -> dict[str, Tree] | None:

@@ -85,6 +85,12 @@ def autocasted(t: Tensor) -> Tensor:
     return t.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else t
 
 
+def precision(t: Tensor) -> torch.dtype:
+    """Return the dtype that t was computed in, as far as can be told: that of autocast where it is on."""
+    kind = t.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else t.dtype
+
+
 def is_channels_last(t: Tensor) -> bool:
     """Whether images are stored channels-last, (batch, height, width, channels) in memory."""
     return t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)

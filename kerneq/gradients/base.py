@@ -1,6 +1,7 @@
 """How a gradient reaches the parameters behind f."""
 
 import abc
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -49,3 +50,23 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[None, None, None, None]:
         raise RuntimeError(ctx.reason)
+
+
+def find_leaves(image: Tensor, known: Sequence[Tensor] = ()) -> Iterator[Tensor]:
+    """Yield the leaf tensors behind `image` that have gradients, but for those reached through the `known` ones."""
+    seen = {t.grad_fn for t in known if t.grad_fn is not None}
+    stack = [image.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)  # only the node of a leaf has it
+        if leaf is not None:
+            yield leaf
+        stack += [following for following, _ in node.next_functions]
+
+
+def reaches_others(image: Tensor, known: Sequence[Tensor]) -> bool:
+    """Whether `image` depends on a tensor with a gradient that is not behind the `known` ones."""
+    return any(all(leaf is not t for t in known) for leaf in find_leaves(image, known))

@@ -21,15 +21,17 @@ from ..solution import Limits, OnFailure, Solution, final_codes, report_failure
 from ..solvers.anderson import Anderson
 from ..solvers.base import AbstractSolver, AbstractSpace, Evaluation, evaluate_start, relative_residual
 from ..solvers.features import InFeatures
-from ..solvers.loops import check_stride, solve_space
+from ..solvers.loops import check_stride, solve_map, solve_space
 from ..solvers.newton import Newton
 from ..solvers.proximal import Proximal
 from ..tensors import check_kind, magnitude, per_sample, widened
-from .base import AbstractGradient, once
+from .base import AbstractGradient, once, reaches_others
 
+REACHABLE = {torch.float64: 1e-6, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # by f's own graph
 ONCE = (
-    "`Implicit` differentiates a plain function once only, and the equation of a cell twice (in `torch.func`: "
-    "`jacrev(grad(f))`, not `hessian(f)`); for more use `Phantom` or `Unrolled`."
+    "`Implicit` can be differentiated again only with respect to what f is known to depend on: the inputs behind z0, "
+    "and the parameters of f where f is a module. f depends on something else as well: give it as an input, or use "
+    "the gradient `Phantom()` or `Unrolled(steps)`."
 )
 
 
@@ -191,7 +193,7 @@ class Implicit(AbstractGradient):
     """
 
     solver: AbstractSolver[Any] | ConjugateGradient | None = None  # None: see above; Anderson for functions
-    tol: float = 1e-6
+    tol: float | None = None  # None: 1e-6, or for a function what its dtype can reach
     max_steps: int = 100
     check_every: int | None = None  # as for `kerneq.solve`
     on_failure: OnFailure = "warn"
@@ -201,7 +203,7 @@ class Implicit(AbstractGradient):
             check_kind("solver", self.solver, AbstractSolver)
         if isinstance(self.solver, Proximal):
             raise TypeError("`Implicit` solves a linear system, which has no energy for `Proximal`: use `Anderson`.")
-        self.limits.check()
+        self.limits().check()
 
     def attach(self, f: Map, at: Point) -> Point:
         if isinstance(f, Equation) and not isinstance(self.solver, Newton):
@@ -217,12 +219,11 @@ class Implicit(AbstractGradient):
         out = _ThroughGraph.apply(system.image, z.detach(), self, f, system, at.backward, *f.tensors())  # type: ignore[no-untyped-call]
         return Point(out, backward=at.backward)
 
-    @property
-    def limits(self) -> Limits:
-        """When a backward solve ends."""
-        return Limits(self.tol, self.max_steps, self.check_every, self.on_failure)
+    def limits(self, tol: float = 1e-6) -> Limits:
+        """When a backward solve ends; `tol` is that of a rule that has none."""
+        return Limits(self.tol or tol, self.max_steps, self.check_every, self.on_failure)
 
-    def solve_through(self, f: AbstractMap, system: Linearisation, g: Tensor, record: list[Tensor] | None) -> Tensor:
+    def solve_through(self, f: AbstractMap, system: Linearisation, g: Tensor, record: list[Solution] | None) -> Tensor:
         """Return u = Jᵀu + g, solved through the graph of f; `record` is that of the `Point`.
 
         It is linear in g, which may be too small or too large to be squared: so it is found for g over its size, that
@@ -236,12 +237,12 @@ class Implicit(AbstractGradient):
             found = self._eliminate(system, g)
         else:
             solver = self._choose_solver()
-            space = solver.space(Function(lambda u: system.vjp(u) + g))
-            found = solve_space(space, g, solver, self.limits).solution
+            pull, limits = Function(lambda u: system.vjp(u) + g), self.limits(REACHABLE[system.dtype])
+            found = solve_map(pull, g, solver, limits).solution
         self._report(found, record)
         return found.value * unit
 
-    def solve_closed(self, adjoint: Adjoint, g: Tensor, record: list[Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+    def solve_closed(self, adjoint: Adjoint, g: Tensor, record: list[Solution] | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return w = D(g + Hw), solved, y = Ww and Ny; `record` is that of the `Point`."""
         system: FeatureAdjoint | StateAdjoint
         if adjoint.state_hvp is None and (self.solver is None or isinstance(self.solver, InFeatures)):
@@ -271,10 +272,10 @@ class Implicit(AbstractGradient):
         residual = torch.where(solved, found.residual, exact.residual)
         steps = torch.where(solved, found.steps, exact.steps)
         codes = torch.where(solved, found.codes, exact.codes)
-        return Solution(y, residual, steps, codes, self.tol), AdjointPoint(y)
+        return Solution(y, residual, steps, codes, found.tol), AdjointPoint(y)
 
     def _iterate(self, system: AbstractSpace) -> tuple[Solution, AdjointPoint]:
-        end = solve_space(system, None, self._choose_solver(), self.limits)
+        end = solve_space(system, None, self._choose_solver(), self.limits())
         point = end.point if isinstance(end.point, AdjointPoint) else AdjointPoint(end.solution.value)
         return end.solution, point
 
@@ -286,19 +287,20 @@ class Implicit(AbstractGradient):
     def _by_conjugate_gradient(self, system: StateAdjoint) -> Solution:
         stride = check_stride(self.check_every, system.source)
         b = widened(system.source)
-        return conjugate_gradient(system.adjoint.symmetric, b, self.tol, self.max_steps, stride)
+        return conjugate_gradient(system.adjoint.symmetric, b, self.tol or 1e-6, self.max_steps, stride)
 
     def _eliminate(self, system: Linearisation, g: Tensor) -> Solution:
         """Solve for u; its residual is rounding, unless samples meet in f, or f is too steep for its dtype."""
         u = system.solve(g, transposed=True)
         residual, _ = relative_residual(u, system.vjp(u) + g)
-        codes = final_codes(residual, max(self.tol, torch.finfo(g.dtype).eps ** 0.5))  # u is wider than half precision
-        return Solution(u, residual, torch.ones_like(codes), codes, self.tol)
+        tol = max(self.tol or 1e-6, torch.finfo(g.dtype).eps ** 0.5)  # u is wider than half precision
+        codes = final_codes(residual, tol)
+        return Solution(u, residual, torch.ones_like(codes), codes, tol)
 
-    def _report(self, solution: Solution, record: list[Tensor] | None) -> None:
-        report_failure(solution, self.on_failure, where="The backward solve")
+    def _report(self, solution: Solution, record: list[Solution] | None) -> None:
+        report_failure(solution, self.on_failure, "backward")
         if record is not None:
-            record.append(solution.converged)
+            record.append(dataclasses.replace(solution, value=solution.value.new_empty(0)))
 
 
 class _ThroughGraph(torch.autograd.Function):
@@ -316,7 +318,7 @@ class _ThroughGraph(torch.autograd.Function):
         rule: Implicit,
         f: AbstractMap,
         system: Linearisation,
-        record: list[Tensor] | None,
+        record: list[Solution] | None,
         *tensors: Tensor,
     ) -> Tensor:
         ctx.rule, ctx.f, ctx.system, ctx.record, ctx.count = rule, f, system, record, len(tensors)
@@ -328,8 +330,8 @@ class _ThroughGraph(torch.autograd.Function):
             u = ctx.rule.solve_through(ctx.f, ctx.system, g.detach(), ctx.record)
         if not torch.is_grad_enabled():
             return u.to(g.dtype), *[None] * (5 + ctx.count)
-        if ctx.count == 0:
-            return once(u.to(g.dtype), g, ctx.system.image, ONCE), *[None] * 5
+        if reaches_others(ctx.system.image, (ctx.system.z, *ctx.f.tensors())):
+            return once(u.to(g.dtype), g, ctx.system.image, ONCE), *[None] * (5 + ctx.count)
         at = Point(ctx.system.z, backward=ctx.record)
         return None, *[None] * 5, *_differentiable(ctx.rule, ctx.f, at, u, g)
 
@@ -387,7 +389,7 @@ class _InClosedForm(torch.autograd.Function):
         dz: Tensor | None,
         adjoint: Adjoint,
         rule: Implicit,
-        record: list[Tensor] | None,
+        record: list[Solution] | None,
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(m, adjoint.z, adjoint.v)  # the outputs too: whoever writes to them gets an error

@@ -2,7 +2,6 @@
 
 import dataclasses
 import warnings
-from collections.abc import Iterator
 from typing import Any, final
 
 import torch
@@ -12,7 +11,7 @@ from ..equation import Equation
 from ..maps import AbstractMap, Map, Point, as_map
 from ..solvers.base import AbstractSolver, AbstractSpace, Evaluation
 from ..tensors import check_share, check_whole, per_sample_norm
-from .base import AbstractSteps
+from .base import AbstractSteps, find_leaves
 
 LOST = 1e-3  # of the size of the state: how far from z = 0 the steps back may end
 ONCE = "`Reversible` can be differentiated once only; for second derivatives use `Unrolled` or `Implicit`."
@@ -72,7 +71,7 @@ class Reversible(AbstractSteps):
     def attach(self, f: Map, at: Point) -> Point:
         f, zero = as_map(f), torch.zeros_like(at.z)
         with torch.enable_grad():
-            tensors = f.tensors() if isinstance(f, Equation) else tuple(_find_leaves(f(zero)))
+            tensors = f.tensors() if isinstance(f, Equation) else tuple(find_leaves(f(zero)))
         return Point(_Steps.apply(zero, self, f, *tensors), backward=at.backward)  # type: ignore[no-untyped-call]
 
 
@@ -120,17 +119,3 @@ class _Steps(torch.autograd.Function):
             )
         found = iter(totals)
         return None, None, None, *[next(found) if t.requires_grad else None for t in tensors]
-
-
-def _find_leaves(image: Tensor) -> Iterator[Tensor]:
-    """Yield the leaf tensors behind `image` that have gradients: what f depends on, as autograd sees it."""
-    seen, stack = set(), [image.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)  # only the node of a leaf has it
-        if leaf is not None:
-            yield leaf
-        stack += [following for following, _ in node.next_functions]

@@ -7,7 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from ..maps import AbstractMap, Point
+from ..solution import Solution
+
+CAPTURED = (
+    "`torch.func`, or forward mode, follows what f is given: a tensor that the transform differentiates or maps over "
+    "must be an input behind `z0`, or a parameter of f where f is a module, and not come from around f."
+)
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 
 
@@ -55,6 +63,38 @@ def opaque(run: TensorFunction, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Return run(*tensors), hidden from the transforms around it."""
     out: tuple[Tensor, ...] = _Opaque.apply(run, *tensors)  # type: ignore[no-untyped-call]
     return out
+
+
+def solve_opaque(
+    f: AbstractMap, z0: Tensor | None, solve: Callable[[AbstractMap, Tensor | None], Solution]
+) -> tuple[Solution, Point]:
+    """Return the solution under a transform, as a function of the tensors of f, with its value as a point."""
+    if z0 is None:
+        raise TypeError("Under a transform a solve needs a start `z0`.")
+    tol = 0.0
+
+    def run(z0: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        nonlocal tol
+        bound = f.on(*tensors)
+        if _is_followed(bound(z0)):
+            raise RuntimeError(CAPTURED)
+        s = solve(bound, z0)
+        tol = s.tol
+        return s.value, s.residual, s.steps, s.codes
+
+    tensors = f.tensors()
+    if forward_ad._current_level >= 0:
+        with torch.no_grad():
+            bare = f.on(*[forward_ad.unpack_dual(t).primal for t in tensors])
+            if forward_ad.unpack_dual(bare(forward_ad.unpack_dual(z0).primal)).tangent is not None:
+                raise RuntimeError(CAPTURED)
+    value, residual, steps, codes = opaque(run, z0.detach(), *tensors)
+    return Solution(value, residual, steps, codes, tol), Point(value)
+
+
+def _is_followed(t: Tensor) -> bool:
+    """Whether a transform of `torch.func` follows t."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(t))
 
 
 def _graph(run: TensorFunction, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

@@ -15,7 +15,8 @@ from torch import Tensor
 from ..equation import Energy, Equation
 from ..fused.device import runs_triton
 from ..kernels.base import Slope
-from ..maps import AbstractMap, Point
+from ..maps import AbstractMap, Function, Point
+from ..structure import Packed
 from ..tensors import is_channels_last, per_sample_norm, version
 
 Memory = TypeVar("Memory")
@@ -75,6 +76,11 @@ class Measurement:
 
 class AbstractSpace(abc.ABC):
     """A variable to iterate, with the map that moves it and the residual of the state it stands for."""
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether samples may meet in the map: then those that converged apart are measured again as one batch."""
+        return False
 
     @abc.abstractmethod
     def evaluate(self, z: Tensor) -> Evaluation:
@@ -177,9 +183,18 @@ class StateSpace(AbstractSpace):
 
     f: AbstractMap
 
+    @property
+    def doubtful(self) -> bool:
+        return may_meet(self.f)
+
     def evaluate(self, z: Tensor) -> Evaluation:
-        v, image = self.f.evaluate(z)[:2] if isinstance(self.f, Equation) else (None, self.f(z))
-        return Evaluation(z, image, Point(z, v, image))
+        if isinstance(self.f, Equation):
+            v, image = self.f.evaluate(z)[:2]
+            return Evaluation(z, image, Point(z, v, image))
+        image = self.f(z)
+        if not torch.compiler.is_compiling() and _is_rewritten(z, image):  # f(z) − z would be 0 wherever z is
+            raise ValueError("f returned the memory it had returned before, now with other numbers: return a copy.")
+        return Evaluation(z, image, Point(z, None, image))
 
     def start(self, z0: Tensor | None) -> Evaluation:
         if z0 is not None:
@@ -193,6 +208,48 @@ class StateSpace(AbstractSpace):
     def rows(self, index: Tensor) -> Self | None:
         rest = self.f.rows(index)
         return None if rest is None else dataclasses.replace(self, f=rest)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class LeafwiseSpace(AbstractSpace):
+    """Another space, in which the residual of a structured state is that of its worst tensor."""
+
+    space: AbstractSpace
+    sizes: list[int]  # the numbers of a sample in each tensor of the state
+
+    @property
+    def doubtful(self) -> bool:
+        return self.space.doubtful
+
+    def evaluate(self, z: Tensor) -> Evaluation:
+        return self.space.evaluate(z)
+
+    def start(self, z0: Tensor | None) -> Evaluation:
+        return self.space.start(z0)
+
+    def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
+        leaves = zip(at.z.split(self.sizes, 1), at.image.split(self.sizes, 1), strict=True)
+        residuals = [relative_residual(z.contiguous(), image.contiguous())[0] for z, image in leaves]
+        measured = self.space.measure(at, tol)
+        return dataclasses.replace(measured, residual=torch.stack(residuals).amax(0), merit=None, slack=None)
+
+    def rows(self, index: Tensor) -> Self | None:
+        rest = self.space.rows(index)
+        return None if rest is None else dataclasses.replace(self, space=rest)
+
+
+def may_meet(f: AbstractMap) -> bool:
+    """Whether samples may meet in f: in functions of users, unless there is one sample only."""
+    if isinstance(f, Packed):
+        return f.structure.batched and may_meet(f.f)
+    return isinstance(f, Function) and not f.apart
+
+
+def _is_rewritten(z: Tensor, image: object) -> bool:
+    """Whether f has written its value into z, which it returned at the step before."""
+    same = isinstance(image, Tensor) and image is not z and image.data_ptr() == z.data_ptr()
+    return same and not image._is_view()  # type: ignore[union-attr]
 
 
 def measure_state(f: AbstractMap, z: Tensor) -> Measurement:

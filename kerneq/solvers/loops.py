@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, Self, final
 
 import numpy as np
@@ -13,12 +15,19 @@ from torch import Tensor
 
 from ..equation import Equation
 from ..maps import AbstractMap, Map, Point, as_map
-from ..solution import Limits, OnFailure, Solution, Status, final_codes, report_failure
-from ..tensors import check_kind, per_sample, restrict, take_samples, working_dtype
-from .base import AbstractPoint, AbstractSolver, AbstractSpace, Evaluation, Measurement, move
+from ..solution import Limits, OnFailure, Solution, Status, Trace, final_codes, report_failure
+from ..structure import Norm, Packed, Structure, Tree, pack_state, unpack_state
+from ..tensors import check_kind, check_whole, per_sample, precision, restrict, take_samples, working_dtype
+from .base import AbstractPoint, AbstractSolver, AbstractSpace, Evaluation, LeafwiseSpace, Measurement, move
 
 CUDA_STRIDE = 4  # steps between two residual checks on a GPU, where a check waits for the device
 SHRINK = 0.25  # finished samples leave the computation once they are this share of it
+AGREEMENT = 1.5  # times `tol`: the residual in the whole batch of a sample that converged apart
+TOGETHER = (
+    "f gives other values for the whole batch than for its parts: samples meet in it (batch norm in training, a mean "
+    "over the batch), or it changes between calls. They were solved again as one state. Give `batched=False` for that "
+    "from the start, or make f treat each sample on its own."
+)
 PATIENCE = 5  # steps without a lower residual before a sample near its dtype's rounding error is given up
 
 Array = npt.NDArray[Any]
@@ -26,13 +35,16 @@ Array = npt.NDArray[Any]
 
 def solve(
     f: Map,
-    z0: Tensor | None,
+    z0: Tree,
     solver: AbstractSolver[Any],
     *,
-    tol: float = 1e-3,
+    tol: float | None = None,
     max_steps: int = 50,
     check_every: int | None = None,
     on_failure: OnFailure = "return",
+    batched: bool = True,
+    norm: Norm = "joint",
+    trace: bool | Collection[int] = False,
 ) -> Solution:
     """Look for z = f(z), each sample on its own, from z0 (batch, ...), with at most `max_steps` evaluations of f.
 
@@ -45,8 +57,17 @@ def solve(
     """
     check_kind("solver", solver, AbstractSolver)
     limits = Limits(tol, max_steps, check_every, on_failure).check()
-    solution, _ = run_untraced(find_point, as_map(f), z0, solver, limits)
-    return solution
+    g, z = pack_state(as_map(f), z0, batched, norm)
+    solution, _ = run_untraced(find_point, g, z, solver, limits, trace)
+    return map_states(solution, partial(unpack_state, g))
+
+
+def map_states(solution: Solution, function: Callable[[Tensor], Tree]) -> Solution:
+    """Return the solution with its value and the states of its trace transformed."""
+    trace = solution.trace
+    if trace is not None:
+        trace = dataclasses.replace(trace, states={step: function(z) for step, z in trace.states.items()})
+    return dataclasses.replace(solution, value=function(solution.value), trace=trace)
 
 
 def run_untraced(run: Callable[..., Any], *arguments: Any) -> Any:
@@ -58,15 +79,41 @@ def run_untraced(run: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def find_point(
-    f: AbstractMap, z0: Tensor | None, solver: AbstractSolver[Any], limits: Limits
+    f: AbstractMap,
+    z0: Tensor | None,
+    solver: AbstractSolver[Any],
+    limits: Limits,
+    trace: bool | Collection[int] = False,
 ) -> tuple[Solution, Point]:
     """Solve z = f(z); return the solution, and its value as a `Point` with what the solve has computed there."""
-    end = solve_space(solver.space(f), z0, solver, limits)
+    recorder = None if trace is False else Recorder(f, () if trace is True else trace)
+    end = solve_map(f, z0, solver, limits, recorder)
     solution, point = end.solution, end.point
     if isinstance(f, Equation):
         solution = dataclasses.replace(solution, error_bound=f.error_bound(end.gap))
+    if recorder is not None:
+        solution = dataclasses.replace(solution, trace=recorder.end())
     point = point if isinstance(point, Point) else Point(solution.value)
-    return report_failure(solution, limits.on_failure), point
+    return report_failure(solution, limits.on_failure, "cell" if isinstance(f, Equation) else "function"), point
+
+
+def solve_map(
+    f: AbstractMap, z0: Tensor | None, solver: AbstractSolver[Any], limits: Limits, recorder: "Recorder | None" = None
+) -> "End":
+    """Solve z = f(z); where the samples turn out to meet in f, once more as one state, from where they are."""
+    space = solver.space(f)
+    if isinstance(f, Packed) and f.leafwise:
+        space = LeafwiseSpace(space, f.structure.sizes)
+    end = solve_space(space, z0, solver, limits, recorder)
+    if end.apart:
+        return end
+    warnings.warn(TOGETHER, RuntimeWarning, stacklevel=4)
+    apart, structure = end.solution, Structure.of(end.solution.value, batched=False)
+    joint = solve_space(solver.space(Packed(f, structure)), structure.pack(apart.value), solver, limits, recorder)
+    together, batch = joint.solution, len(apart.value)
+    residual, codes = together.residual.expand(batch), together.codes.expand(batch)
+    value, steps = structure.unpack(together.value), apart.steps + together.steps
+    return End(Solution(value, residual, steps, codes, together.tol), joint.gap.expand(batch), None)
 
 
 @final
@@ -77,24 +124,33 @@ class End:
     solution: Solution
     gap: Tensor  # ‖f(z) − z‖ of each sample, (batch,)
     point: AbstractPoint | None  # what is known of the value, if it is the very state that was measured last
+    apart: bool = True  # whether the samples that converged apart have converged as one batch
 
 
-def solve_space(space: AbstractSpace, z0: Tensor | None, solver: AbstractSolver[Any], limits: Limits) -> End:
+def solve_space(
+    space: AbstractSpace,
+    z0: Tensor | None,
+    solver: AbstractSolver[Any],
+    limits: Limits,
+    recorder: "Recorder | None" = None,
+) -> End:
     """Let the solver iterate in this space, from the iterate that stands for z0."""
     with torch.no_grad():
         at = space.start(z0)
         stride = check_stride(limits.check_every, at.image)
         if stride < limits.max_steps:
-            end = run_adaptive(space, at, solver, limits, stride)
+            end = run_adaptive(space, at, solver, limits, stride, recorder)
         else:
-            end = run_fixed(space, at, solver, limits)
+            end = run_fixed(space, at, solver, limits, recorder)
     value = end.solution.value
     if torch.is_autocast_enabled(value.device.type):
         torch.clear_autocast_cache()  # PyTorch 2.6 would keep casts made without a graph for whatever runs next
     if value is not z0:
         return end
     # It converged where it started: the caller may write there again.
-    return End(dataclasses.replace(end.solution, value=value.detach().clone()), end.gap, None)
+    return dataclasses.replace(
+        end, solution=dataclasses.replace(end.solution, value=value.detach().clone()), point=None
+    )
 
 
 def check_stride(check_every: int | None, z: Tensor) -> int:
@@ -105,34 +161,54 @@ def check_stride(check_every: int | None, z: Tensor) -> int:
     return check_every or (CUDA_STRIDE if z.is_cuda else 1)
 
 
-def run_fixed(space: AbstractSpace, at: Evaluation, solver: AbstractSolver[Any], limits: Limits) -> End:
+def run_fixed(
+    space: AbstractSpace,
+    at: Evaluation,
+    solver: AbstractSolver[Any],
+    limits: Limits,
+    recorder: "Recorder | None" = None,
+) -> End:
     """Take `max_steps` steps without reading a number, for `torch.export` and CUDA graphs; the residual is measured at
     the end, on the device."""
-    iteration, max_steps = Iteration(space, solver, at.z.device.type), limits.max_steps
+    iteration, max_steps = Iteration(space, solver, at.z.device.type, recorder), limits.max_steps
     at = iteration.advance(at, max_steps - 1)
     ahead = solver.steady or max_steps == 1  # whether the value is a step ahead of the last evaluation
     value = space.answer(at, iteration.step(at)) if ahead else at.point.z
     measured = space.measure(at)
+    if recorder is not None:
+        recorder.observe(measured)
+    tol = limits.tolerance(precision(at.image))
     steps = torch.full_like(measured.residual, max_steps, dtype=torch.int64)
-    codes = final_codes(measured.residual, limits.tol)
+    codes = final_codes(measured.residual, tol)
     point = measured.point if measured.point.z is value else None
-    return End(Solution(value, measured.residual, steps, codes, limits.tol), measured.gap, point)
+    return End(Solution(value, measured.residual, steps, codes, tol), measured.gap, point)
 
 
-def run_adaptive(space: AbstractSpace, at: Evaluation, solver: AbstractSolver[Any], limits: Limits, stride: int) -> End:
+def run_adaptive(
+    space: AbstractSpace,
+    at: Evaluation,
+    solver: AbstractSolver[Any],
+    limits: Limits,
+    stride: int,
+    recorder: "Recorder | None" = None,
+) -> End:
     """Step until every sample has converged or failed, with a residual check every `stride` steps.
 
-    Each sample keeps its best point, and samples that are finished leave the computation.
+    Each sample keeps its best point, and samples that are finished leave the computation. With a recorder they stay,
+    and each step is checked.
     """
-    tol, max_steps = limits.tol, limits.max_steps
+    tol, max_steps = limits.tolerance(precision(at.image)), limits.max_steps
     steady, delays, at = solver.steady, solver.delays(space), _store_alike(at)
+    stride = stride if recorder is None else 1
     iteration, samples = Iteration(space, solver, at.z.device.type), Samples(at, tol)
     delay = min(stride, CUDA_STRIDE) - 1 if delays else 0
     at = iteration.advance(iteration.take_picard_steps(at, delay), stride - 1 - delay)
     step = stride
     while True:
         last = step == max_steps
-        measured = iteration.space.measure(at, None if last else tol)
+        measured = iteration.space.measure(at, tol if recorder is None and not last else None)
+        if recorder is not None:
+            recorder.observe(measured)
         better = samples.record.observe(step, measured)
         finished = samples.record.finished
         over, value = bool(finished.all()), at.point.z
@@ -143,8 +219,16 @@ def run_adaptive(space: AbstractSpace, at: Evaluation, solver: AbstractSolver[An
         samples.best = _pick(better, value, samples.best)
         if over or last:
             return samples.end(space, measured.point)
-        z, count = samples.drop_finished(iteration, z), min(stride, max_steps - step)
-        at, step = iteration.space.evaluate(z), step + count
+        if recorder is None:
+            z = samples.drop_finished(iteration, z)
+        count = min(stride, max_steps - step)
+        try:
+            at = iteration.space.evaluate(z)
+        except Exception:  # of the user's function, which perhaps cannot be had for some samples only
+            if not samples.left or not space.doubtful:
+                raise
+            return samples.end(space, None)
+        step += count
         if count > 1:
             at = iteration.advance(at, count - 1)
 
@@ -152,8 +236,10 @@ def run_adaptive(space: AbstractSpace, at: Evaluation, solver: AbstractSolver[An
 class Iteration:
     """A solver with its memory, at work on the samples that are still in the computation."""
 
-    def __init__(self, space: AbstractSpace, solver: AbstractSolver[Any], device: str):
-        self.space, self.solver = space, solver
+    def __init__(
+        self, space: AbstractSpace, solver: AbstractSolver[Any], device: str, recorder: "Recorder | None" = None
+    ):
+        self.space, self.solver, self.recorder = space, solver, recorder
         self.memory: Any = None
         self.started = False
         self.unseen: list[Evaluation] = []  # by the solver
@@ -173,6 +259,8 @@ class Iteration:
     def advance(self, at: Evaluation, count: int) -> Evaluation:
         """Take `count` steps and return the last evaluation."""
         for _ in range(count):
+            if self.recorder is not None:
+                self.recorder.observe(self.space.measure(at))
             at = self.space.evaluate(self.step(at))
         return at
 
@@ -207,25 +295,56 @@ class Samples:
         self.record, self.best = self.record.take(keep), take_samples(self.best, index)
         return take_samples(z, index)
 
-    def end(self, space: AbstractSpace, measured: AbstractPoint) -> End:
-        """Return the outcome for all samples, in the order of the batch; `measured` is the state measured last."""
+    def end(self, space: AbstractSpace, measured: AbstractPoint | None) -> End:
+        """Return the outcome for all samples, in the order of the batch; `measured` is the state measured last, or None
+        where the samples that are left could not be evaluated without the others."""
         record, value, device = self.record, self.best, self.best.device
         if self.left:
             records, values = zip(*self.left, (record, value), strict=True)
             record, order = SampleRecord.join(records)
             value = take_samples(torch.cat(values), torch.from_numpy(order).to(device))
-        point = measured if measured.z is value else None
-        missed = record.codes != Status.CONVERGED.code
+        point = measured if measured is not None and measured.z is value else None
+        missed, apart = record.codes != Status.CONVERGED.code, measured is not None
         # The residual of other samples that failed may be that of another variable, which the space has iterated.
         exact = space.remeasure(value) if point is None and bool(missed.any()) else None
         if exact is not None:
             exact_residual, exact_gap = _on_host([exact.residual, exact.gap], record.dtype)
             record.residual[missed], record.gap[missed] = exact_residual[missed], exact_gap[missed]
+        if space.doubtful and apart and point is None and len(value) > 1 and not missed.all():
+            whole = space.measure(space.evaluate(value))
+            apart = record.agrees(*_on_host([whole.residual], record.dtype))
         gap, residual, steps, codes = map(torch.from_numpy, (record.gap, record.residual, record.steps, record.codes))
         if device.type != "cpu":  # two transfers, not four
             gap, residual = torch.stack((gap, residual)).to(device).unbind()
             steps, codes = torch.stack((steps, codes)).to(device).unbind()
-        return End(Solution(value, residual, steps, codes, record.tol), gap, point)
+        return End(Solution(value, residual, steps, codes, record.tol), gap, point, apart)
+
+
+@final
+class Recorder:
+    """Writes down every step of a solve, for `Solution.trace`."""
+
+    def __init__(self, f: AbstractMap, wanted: Collection[int]):
+        for step in wanted:
+            check_whole("trace", step)
+        self.f, self.wanted = f, frozenset(wanted)
+        self.residuals: list[Tensor] = []
+        self.energies: list[Tensor] = []
+        self.states: dict[int, Tensor] = {}
+
+    def observe(self, measured: Measurement) -> None:
+        """Enter the next step."""
+        z = measured.point.z
+        self.residuals.append(measured.residual)
+        if isinstance(self.f, Equation):
+            self.energies.append(self.f.energy(z))
+        if len(self.residuals) in self.wanted:
+            self.states[len(self.residuals)] = z.clone()
+
+    def end(self) -> Trace:
+        """Return what was written down."""
+        energy = torch.stack(self.energies) if self.energies else None
+        return Trace(torch.stack(self.residuals), energy, self.states)
 
 
 @final
@@ -301,6 +420,11 @@ class SampleRecord:
                 np.copyto(self.codes, status.code, where=mask & active)
                 self.finished |= mask
         return better
+
+    def agrees(self, residual: Array) -> bool:
+        """Whether the samples that converged have done so by these residuals as well, but for rounding."""
+        limit = AGREEMENT * self.tol + self.rounding
+        return not bool(np.any((self.codes == Status.CONVERGED.code) & ~(residual <= limit)))
 
     def _stalled(self, step: int, residual: Array) -> Array:
         """Return where the residual is within reach of rounding and has not fallen for a while."""

@@ -15,6 +15,7 @@ from .base import (
     Measurement,
     StateSpace,
     evaluate_start,
+    may_meet,
     measure_state,
     relative_residual,
 )
@@ -29,6 +30,10 @@ class NewtonSpace(AbstractSpace):
     """Iterates z ↦ z + p, p = (I − J)⁻¹(f(z) − z), the error of z to first order; its fixed points are those of f."""
 
     f: AbstractMap
+
+    @property
+    def doubtful(self) -> bool:
+        return may_meet(self.f)
 
     def evaluate(self, z: Tensor) -> Evaluation:
         """A solve that ends at z returns the step from there, whose f(z) − z is of the order of ‖p‖² where t = 1."""

@@ -36,7 +36,7 @@ class BatchOutput:
     @property
     def adjoints(self) -> tuple[Tensor, ...]:
         """Which samples have converged on the way back, for each layer through which one led."""
-        return tuple(solution.backward[-1] for solution in self.solutions if solution.backward)
+        return tuple(solution.backward[-1].converged for solution in self.solutions if solution.backward)
 
 
 @final

@@ -36,7 +36,7 @@ class AbstractCell(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def initial(self, f: AbstractMap) -> Tree:
-        """Return where a solve of f starts, a tensor or a structure of them; None for z = 0, which the equation of a cell evaluates cheaply."""
+        """Return where a solve of f starts; None for z = 0, which the equation of a cell evaluates cheaply."""
 
     def output(self, f: AbstractMap, at: Point) -> Tensor:
         """Return the output of the layer for an equilibrium of f, with a graph."""

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from .equilibrium import layers_of
+from .equilibrium import is_pending, layers_of
 from .operators import AbstractOperator, find_place
 from .solution import Solution
 from .tensors import map_tensors
@@ -117,7 +117,7 @@ class Captured(nn.Module):
             output = self._call(x, solutions)
         for index, solution in found.items():
             taken = math.ceil(MARGIN * int(solution.steps.max()))
-            self.steps[index] = min(max(self.steps[index], taken), self.layers[index].max_steps)
+            self.steps[index] = min(max(self.steps[index], taken), self.layers[index].limits.max_steps)
         return output
 
     def _places(self) -> list[tuple[int, int]]:
@@ -130,9 +130,9 @@ class Captured(nn.Module):
         """Whether a graph may take the place of the model for this input."""
         if self.refused or not isinstance(x, Tensor) or not x.is_cuda:
             return False
-        quiet = all(layer.on_failure == "return" and layer.solve_hook is None for layer in self.layers)
+        quiet = all(layer.on_failure in (None, "return") and layer.solve_hook is None for layer in self.layers)
         return quiet and not (
-            self.model.training or torch.is_grad_enabled() or torch.cuda.is_current_stream_capturing()
+            is_pending() or self.model.training or torch.is_grad_enabled() or torch.cuda.is_current_stream_capturing()
         )
 
     def _call(self, x: Tensor, solutions: bool | None) -> Any:
@@ -144,7 +144,7 @@ class Captured(nn.Module):
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         torch.clear_autocast_cache()  # a weight that was converted outside the graph is not kept for it
         try:
-            most = [layer.max_steps for layer in self.layers]
+            most = [layer.limits.max_steps for layer in self.layers]
             with self._fix_steps(), self._collect_solutions() as found:
                 stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(stream):
@@ -173,7 +173,7 @@ class Captured(nn.Module):
         """Let every layer take its fixed number of steps, without residual checks."""
         before = [(layer.max_steps, layer.check_every) for layer in self.layers]
         for layer, steps in zip(self.layers, self.steps, strict=True):
-            layer.max_steps = layer.check_every = min(steps, layer.max_steps)
+            layer.max_steps = layer.check_every = min(steps, layer.limits.max_steps)
         try:
             yield
         finally:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .cells import AbstractCell, AbstractKernelCell, FunctionCell, bind_function
+from .equation import Equation
 from .gradients import AbstractGradient, AbstractSteps, Implicit
 from .gradients.transforms import opaque, solve_opaque
 from .maps import AbstractMap, Function, Point
@@ -105,7 +106,9 @@ class Equilibrium(nn.Module):
         if isinstance(steps, range):
             steps = steps[int(torch.randint(len(steps), ())) if self.training else -1]
         tol = _choose(self.tol, self.training)
-        return Limits(tol, steps, self.check_every, self.on_failure or _loudness(self.cell, self.check_every, steps))
+        of_function = isinstance(self.cell, FunctionCell)
+        on_failure = self.on_failure or _choose_failure(of_function, self.gradient, self.check_every, steps)
+        return Limits(tol, steps, self.check_every, on_failure)
 
     def extra_repr(self) -> str:
         return f"solver={self.solver}, gradient={self.gradient}, tol={self.tol}, max_steps={self.max_steps}"
@@ -195,7 +198,9 @@ def fixed_point(
     """
     check_kind("solver", solver, AbstractSolver)
     check_kind("gradient", gradient, AbstractGradient)
-    limits = Limits(tol, max_steps, check_every, on_failure or _loudness(None, check_every, max_steps)).check()
+    of_function = not isinstance(f, Equation)
+    on_failure = on_failure or _choose_failure(of_function, gradient, check_every, max_steps)
+    limits = Limits(tol, max_steps, check_every, on_failure).check()
 
     def run() -> Solution:
         with _cache_weights(f if isinstance(f, nn.Module) else None):
@@ -277,17 +282,17 @@ def _choose(setting: Any, training: bool) -> Any:
     return setting[0 if training else 1] if isinstance(setting, tuple) else setting
 
 
-def _loudness(cell: AbstractCell | None, check_every: int | None, steps: int) -> OnFailure:
-    """Return what a failed solve does unless told: a function warns, where that takes no wait of its own."""
-    fixed = check_every is not None and check_every >= steps
-    return "return" if fixed or not isinstance(cell, FunctionCell | None) else "warn"
+def _choose_failure(of_function: bool, gradient: AbstractGradient, check_every: int | None, steps: object) -> OnFailure:
+    """Return what a failed solve does unless told: that of a function warns, where its residual is read anyway."""
+    fixed = isinstance(gradient, AbstractSteps) or (isinstance(steps, int) and (check_every or 0) >= steps)
+    return "warn" if of_function and not fixed else "return"
 
 
 @contextlib.contextmanager
 def _cache_weights(module: nn.Module | None) -> Iterator[None]:
     """Compute the parametrised weights of this module once, with their graph: a solve and its gradient share them."""
     modules = [] if module is None else [m for m in module.modules() if parametrize.is_parametrized(m)]
-    if not modules:
+    if not modules or is_transformed():
         yield
         return
     with parametrize.cached():
@@ -359,8 +364,8 @@ def solving(
     if exact and gradient is not None:
         raise ValueError(f"`exact` is a gradient of its own: give either it or `gradient`, got both, {gradient!r}.")
     if model is None:
-        settings = {"solver": solver, "tol": tol, "max_steps": max_steps, "gradient": gradient, "exact": exact}
-        token = _PENDING.set((*_PENDING.get(), partial(solving, **settings)))
+        pending = partial(solving, solver=solver, tol=tol, max_steps=max_steps, gradient=gradient, exact=exact)
+        token = _PENDING.set((*_PENDING.get(), pending))
         try:
             yield
         finally:
@@ -390,6 +395,11 @@ def _apply_pending(layer: Equilibrium) -> Iterator[None]:
         for context in _PENDING.get():
             stack.enter_context(context(layer))
         yield
+
+
+def is_pending() -> bool:
+    """Whether a context around sets up all layers that are called."""
+    return bool(_PENDING.get())
 
 
 def _exact_rule(rule: AbstractGradient) -> AbstractGradient:

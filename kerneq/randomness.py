@@ -49,7 +49,7 @@ class FixedRandomness(nn.Module):
         seed = int(torch.randint(2**62, ()))
 
         def fixed(z: Any, *inputs: Any, **named: Any) -> Any:
-            devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+            devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
             with torch.random.fork_rng(devices):
                 torch.default_generator.manual_seed(seed)
                 for device in devices:
@@ -63,7 +63,10 @@ class FixedRandomness(nn.Module):
 def warn_of_randomness(f: AbstractMap, z0: Tensor | None) -> Iterator[None]:
     """Warn if a function of a user has drawn random numbers inside this context."""
     inner = f.f if isinstance(f, Packed) else f
-    if z0 is None or not isinstance(inner, Function) or torch.compiler.is_compiling():
+    blind = torch.compiler.is_compiling() or (
+        z0 is not None and z0.is_cuda and torch.cuda.is_current_stream_capturing()
+    )
+    if z0 is None or not isinstance(inner, Function) or blind:
         yield
         return
     before = _randomness(z0)

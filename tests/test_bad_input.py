@@ -81,7 +81,7 @@ REFUSED = {
     "solver by name": (lambda: layer(solver="anderson"), TypeError, "`solver` must come from `kerneq.solvers`"),
     "gradient by name": (lambda: layer(gradient="ift"), TypeError, "`gradient` must come from `kerneq.gradients`"),
     "solver as a class": (lambda: layer(solver=Anderson), TypeError, "`solver` must come from `kerneq.solvers`"),
-    "no cell": (lambda: kerneq.Equilibrium(torch.nn.ReLU()), TypeError, "`cell` must come from `kerneq.cells`"),
+    "no cell": (lambda: kerneq.Equilibrium(3), TypeError, "A layer is made of a cell, a module or a function.*got 3"),
     "relaxation zero": (lambda: Picard(relaxation=0), ValueError, r"`relaxation` must lie in \(0, 1\], got 0"),
     "relaxation two": (lambda: Anderson(relaxation=2), ValueError, r"`relaxation` must lie in \(0, 1\], got 2"),
     "phantom relaxation": (lambda: Phantom(relaxation=0), ValueError, r"`relaxation` must lie in \(0, 1\]"),
@@ -142,11 +142,11 @@ REFUSED = {
         "`gradient` must come from `kerneq.gradients`, got 'ift'",
     ),
     "check_every of a solve": (lambda: solved(check_every=0), ValueError, "`check_every` must be a whole number"),
-    "start no tensor": (lambda: solved(z0=0.5), TypeError, "`z0` must be a tensor.*got float"),
+    "start no tensor": (lambda: solved(z0=0.5), TypeError, "A state must be a tensor, or a tuple.*got float"),
     "start no tensor, with an input": (
         lambda: kerneq.fixed_point(lambda z, x: x, 0.5, torch.zeros(2, 3)),
         TypeError,
-        "`z0` must be a tensor.*got float",
+        "A state must be a tensor, or a tuple.*got float",
     ),
     "inject for the features": (
         lambda: given(input_of("dense"), dense(inject=torch.nn.Linear(3, 6))),
@@ -224,7 +224,11 @@ def test_a_sample_of_a_function_of_inputs_that_turns_nan_spoils_no_gradient_eith
     grads = []
     for rows in (torch.arange(3), kept):
         s = kerneq.fixed_point(
-            lambda z, x: torch.tanh(0.5 * linear(z) + x), torch.zeros(len(rows), 4), x[rows], gradient=gradient
+            lambda z, x: torch.tanh(0.5 * linear(z) + x),
+            torch.zeros(len(rows), 4),
+            x[rows],
+            gradient=gradient,
+            on_failure="return",
         )
         grads.append(torch.autograd.grad(s.value[s.converged].square().sum(), linear.weight)[0])
     torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-6)

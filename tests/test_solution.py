@@ -31,8 +31,7 @@ def test_the_worst_sample_gives_the_status():
     "status, cause, remedy",
     [
         (Status.PRECISION, "stopped falling at the rounding error of the dtype", "Loosen `tol` or use a wider dtype."),
-        (Status.MAX_STEPS, "step limit was reached", "Raise `max_steps`, loosen `tol`, or use `Proximal`"),
-        (Status.BREAKDOWN, "negative curvature", "Use `Implicit\\(solver=Anderson\\(\\)\\)`"),
+        (Status.MAX_STEPS, "step limit was reached", "Raise `max_steps`, loosen `tol`, or use the solver `Proximal"),
         (Status.NONFINITE, "infinite or NaN value", "Check the input and the weights"),
     ],
 )
@@ -42,6 +41,17 @@ def test_every_failure_names_its_cause_its_numbers_and_its_remedy(status, cause,
         raise error
     assert "1 of 2 samples reached tol=0.001; worst residual 1.0e-02, 7 steps at most." in str(error)
     assert error.solution.status is status
+
+
+def test_a_failed_backward_solve_names_the_settings_of_the_gradient():
+    for status, remedy in (
+        (Status.PRECISION, "Loosen `tol` of the gradient, `Implicit(tol=…)`"),
+        (Status.MAX_STEPS, "Raise `max_steps` of the gradient, `Implicit(max_steps=…)`"),
+        (Status.BREAKDOWN, "Use `Implicit(solver=Anderson())`"),
+        (Status.NONFINITE, "Check the gradient that comes from the loss"),
+    ):
+        text = str(EquilibriumError(solution(status), "backward"))
+        assert text.startswith("The backward solve failed. ") and remedy in text
 
 
 def test_a_good_solution_says_so():
@@ -54,7 +64,9 @@ def test_returning_is_the_default_and_says_nothing_and_a_warning_says_the_senten
         return kerneq.solve(lambda z: 3 * z + 1, torch.ones(2, 2), Picard(), max_steps=5, **more)
 
     assert diverge().status is Status.MAX_STEPS and not diverge().converged.any()
-    with pytest.warns(RuntimeWarning, match="The equilibrium solve failed. The step limit was reached.*Proximal"):
+    with pytest.warns(
+        RuntimeWarning, match="The fixed-point solve failed. The step limit was reached.*spectral_radius"
+    ):
         assert diverge(on_failure="warn").status is Status.MAX_STEPS
 
 

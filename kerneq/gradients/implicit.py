@@ -29,9 +29,9 @@ from .base import AbstractGradient, once, reaches_others
 
 REACHABLE = {torch.float64: 1e-6, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # by f's own graph
 ONCE = (
-    "`Implicit` can be differentiated again only with respect to what f is known to depend on: the inputs behind z0, "
-    "and the parameters of f where f is a module. f depends on something else as well: give it as an input, or use "
-    "the gradient `Phantom()` or `Unrolled(steps)`."
+    "`Implicit` can be differentiated twice with respect to what f is known to depend on: the inputs behind z0, and "
+    "the parameters of f where f is a module or a cell (in `torch.func`: `jacrev(grad(f))`, not `hessian(f)`). For the "
+    "rest it can be differentiated once: make it an input, or use the gradient `Phantom()` or `Unrolled(steps)`."
 )
 
 

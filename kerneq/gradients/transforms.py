@@ -16,6 +16,7 @@ CAPTURED = (
     "`torch.func`, or forward mode, follows what f is given: a tensor that the transform differentiates or maps over "
     "must be an input behind `z0`, or a parameter of f where f is a module, and not come from around f."
 )
+_inner = torch._C._functorch
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 
 
@@ -75,26 +76,43 @@ def solve_opaque(
 
     def run(z0: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         nonlocal tol
-        bound = f.on(*tensors)
-        if _is_followed(bound(z0)):
-            raise RuntimeError(CAPTURED)
-        s = solve(bound, z0)
+        s = solve(f.on(*tensors), z0)
         tol = s.tol
         return s.value, s.residual, s.steps, s.codes
 
     tensors = f.tensors()
-    if forward_ad._current_level >= 0:
-        with torch.no_grad():
-            bare = f.on(*[forward_ad.unpack_dual(t).primal for t in tensors])
-            if forward_ad.unpack_dual(bare(forward_ad.unpack_dual(z0).primal)).tangent is not None:
-                raise RuntimeError(CAPTURED)
+    with torch.enable_grad():
+        image = f.on(*map(_strip, tensors))(_strip(z0))
+    if _is_followed(image):
+        raise RuntimeError(CAPTURED)
     value, residual, steps, codes = opaque(run, z0.detach(), *tensors)
     return Solution(value, residual, steps, codes, tol), Point(value)
 
 
+def _strip(t: Tensor) -> Tensor:
+    """Return the numbers of t that no transform follows, of one sample where `vmap` has many."""
+    while _inner.is_functorch_wrapped_tensor(t):
+        along = _inner.maybe_get_bdim(t)
+        t = _inner.get_unwrapped(t)
+        t = t.select(along, 0) if along >= 0 else t
+    return _unpack(t)[0].detach()
+
+
 def _is_followed(t: Tensor) -> bool:
-    """Whether a transform of `torch.func` follows t."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(t))
+    """Whether a transform follows t: maps over it, or has recorded where it comes from."""
+    while _inner.is_functorch_wrapped_tensor(t):
+        if _inner.maybe_get_bdim(t) >= 0 or t.requires_grad:
+            return True
+        t = _inner.get_unwrapped(t)
+    return t.requires_grad or _unpack(t)[1] is not None
+
+
+def _unpack(t: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return t and its tangent in forward mode, if there is one."""
+    if forward_ad._current_level < 0:
+        return t, None
+    dual = forward_ad.unpack_dual(t)  # type: ignore[no-untyped-call]
+    return dual.primal, dual.tangent
 
 
 def _graph(run: TensorFunction, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

@@ -29,7 +29,7 @@ class MDEQConfig(AbstractSolveConfig):
 
     equation: ClassVar[str] = "z = multi-scale residual block (z; x)"
     solver: AbstractSolver[Any] = setting(Anderson(), "how z = f(z) is solved")
-    gradient: AbstractGradient = setting(Phantom(5, relaxation=0.5), "how the solution is differentiated")
+    gradient: AbstractGradient = setting(Phantom(5, relaxation=0.5, advance=True), "how the solution is differentiated")
     max_steps: int = setting(18, "evaluations of f in a solve, at most", low=1)
     widths: tuple[int, ...] = setting((32, 64, 128, 256), "channels; each scale has half the side of the last", low=1)
     head: tuple[int, ...] = setting(
@@ -106,7 +106,7 @@ class MultiscaleCell(AbstractCell):
                 nn.init.normal_(module.weight, std=0.01)
 
     def bind(self, x: Tensor) -> Function:
-        return Function(self.evaluate, (x,))
+        return Function(self.evaluate, (x,), apart=True)
 
     def initial(self, f: AbstractMap) -> Tensor:
         assert isinstance(f, Function)

@@ -20,6 +20,10 @@ from ..structure import Packed
 from ..tensors import is_channels_last, per_sample_norm, version
 
 Memory = TypeVar("Memory")
+REWRITTEN = (  # f(z) − z would be 0 wherever z is
+    "f must not change z in place, nor return memory that it returned before: write z * 0.5 and z + 1, not z.mul_(0.5) "
+    "and z += 1, and return a copy of a buffer of f's own."
+)
 
 
 def relative_residual(z: Tensor, image: Tensor, gap: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -160,8 +164,8 @@ def evaluate_start(space: AbstractSpace, z0: Tensor, f: AbstractMap | None = Non
     check_start(z0, f)
     before = version(z0)
     at = space.evaluate(z0)
-    if version(z0) != before:  # f(z) − z would be 0 wherever z is
-        raise ValueError("f must not change z in place: write z * 0.5 and z + 1, not z.mul_(0.5) and z += 1.")
+    if version(z0) != before:
+        raise ValueError(REWRITTEN)
     if not isinstance(at.image, Tensor) or at.image.shape != z0.shape:
         got = tuple(at.image.shape) if isinstance(at.image, Tensor) else type(at.image).__name__
         raise ValueError(f"f must keep the shape of z: it got {tuple(z0.shape)} and gave {got}.")
@@ -191,9 +195,10 @@ class StateSpace(AbstractSpace):
         if isinstance(self.f, Equation):
             v, image = self.f.evaluate(z)[:2]
             return Evaluation(z, image, Point(z, v, image))
+        before = version(z)
         image = self.f(z)
-        if not torch.compiler.is_compiling() and _is_rewritten(z, image):  # f(z) − z would be 0 wherever z is
-            raise ValueError("f returned the memory it had returned before, now with other numbers: return a copy.")
+        if not torch.compiler.is_compiling() and _is_rewritten(z, image, before):
+            raise ValueError(REWRITTEN)
         return Evaluation(z, image, Point(z, None, image))
 
     def start(self, z0: Tensor | None) -> Evaluation:
@@ -229,7 +234,7 @@ class LeafwiseSpace(AbstractSpace):
         return self.space.start(z0)
 
     def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
-        leaves = zip(at.z.split(self.sizes, 1), at.image.split(self.sizes, 1), strict=True)
+        leaves = zip(torch.split(at.z, self.sizes, 1), torch.split(at.image, self.sizes, 1), strict=True)
         residuals = [relative_residual(z.contiguous(), image.contiguous())[0] for z, image in leaves]
         measured = self.space.measure(at, tol)
         return dataclasses.replace(measured, residual=torch.stack(residuals).amax(0), merit=None, slack=None)
@@ -239,6 +244,26 @@ class LeafwiseSpace(AbstractSpace):
         return None if rest is None else dataclasses.replace(self, space=rest)
 
 
+@final
+@dataclasses.dataclass(frozen=True)
+class TogetherSpace(AbstractSpace):
+    """The space of one state (1, samples · n) that is a batch whose samples meet: the residual is that of the worst."""
+
+    space: AbstractSpace
+    samples: int
+
+    def evaluate(self, z: Tensor) -> Evaluation:
+        return self.space.evaluate(z)
+
+    def start(self, z0: Tensor | None) -> Evaluation:
+        return self.space.start(z0)
+
+    def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
+        measured = self.space.measure(at, tol)
+        residual, _ = relative_residual(at.z.view(self.samples, -1), at.image.view(self.samples, -1))
+        return dataclasses.replace(measured, residual=residual.amax(0, keepdim=True), merit=None, slack=None)
+
+
 def may_meet(f: AbstractMap) -> bool:
     """Whether samples may meet in f: in functions of users, unless there is one sample only."""
     if isinstance(f, Packed):
@@ -246,10 +271,11 @@ def may_meet(f: AbstractMap) -> bool:
     return isinstance(f, Function) and not f.apart
 
 
-def _is_rewritten(z: Tensor, image: object) -> bool:
-    """Whether f has written its value into z, which it returned at the step before."""
-    same = isinstance(image, Tensor) and image is not z and image.data_ptr() == z.data_ptr()
-    return same and not image._is_view()  # type: ignore[union-attr]
+def _is_rewritten(z: Tensor, image: Tensor, before: int) -> bool:
+    """Whether f has written its value into z, which it returned at the step before; `before` is the version of z."""
+    if not isinstance(image, Tensor) or image.data_ptr() != z.data_ptr():
+        return False
+    return version(z) != before or (image is not z and not image._is_view())
 
 
 def measure_state(f: AbstractMap, z: Tensor) -> Measurement:

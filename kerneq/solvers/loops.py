@@ -17,8 +17,18 @@ from ..equation import Equation
 from ..maps import AbstractMap, Map, Point, as_map
 from ..solution import Limits, OnFailure, Solution, Status, Trace, final_codes, report_failure
 from ..structure import Norm, Packed, Structure, Tree, pack_state, unpack_state
-from ..tensors import check_kind, check_whole, per_sample, precision, restrict, take_samples, working_dtype
-from .base import AbstractPoint, AbstractSolver, AbstractSpace, Evaluation, LeafwiseSpace, Measurement, move
+from ..tensors import check_kind, check_whole, magnitude, per_sample, precision, restrict, take_samples, working_dtype
+from .base import (
+    AbstractPoint,
+    AbstractSolver,
+    AbstractSpace,
+    Evaluation,
+    LeafwiseSpace,
+    Measurement,
+    TogetherSpace,
+    move,
+    relative_residual,
+)
 
 CUDA_STRIDE = 4  # steps between two residual checks on a GPU, where a check waits for the device
 SHRINK = 0.25  # finished samples leave the computation once they are this share of it
@@ -109,8 +119,10 @@ def solve_map(
         return end
     warnings.warn(TOGETHER, RuntimeWarning, stacklevel=4)
     apart, structure = end.solution, Structure.of(end.solution.value, batched=False)
-    joint = solve_space(solver.space(Packed(f, structure)), structure.pack(apart.value), solver, limits, recorder)
-    together, batch = joint.solution, len(apart.value)
+    batch = len(apart.value)
+    space = TogetherSpace(solver.space(Packed(f, structure)), batch)
+    joint = solve_space(space, structure.pack(apart.value), solver, limits)
+    together = joint.solution
     residual, codes = together.residual.expand(batch), together.codes.expand(batch)
     value, steps = structure.unpack(together.value), apart.steps + together.steps
     return End(Solution(value, residual, steps, codes, together.tol), joint.gap.expand(batch), None)
@@ -310,9 +322,13 @@ class Samples:
         if exact is not None:
             exact_residual, exact_gap = _on_host([exact.residual, exact.gap], record.dtype)
             record.residual[missed], record.gap[missed] = exact_residual[missed], exact_gap[missed]
-        if space.doubtful and apart and point is None and len(value) > 1 and not missed.all():
-            whole = space.measure(space.evaluate(value))
-            apart = record.agrees(*_on_host([whole.residual], record.dtype))
+        zero = ~missed & (record.residual == 0)
+        if space.doubtful and apart and not missed.all() and (point is None or zero.any()):
+            whole = space.evaluate(value)
+            unit = magnitude(torch.maximum(whole.z.abs(), whole.image.abs()))  # squares of 1e-30 are 0 in float32
+            residual, _ = relative_residual(whole.z / unit, whole.image / unit)
+            (found,) = _on_host([residual], record.dtype)
+            apart = record.agrees(found, zero)
         gap, residual, steps, codes = map(torch.from_numpy, (record.gap, record.residual, record.steps, record.codes))
         if device.type != "cpu":  # two transfers, not four
             gap, residual = torch.stack((gap, residual)).to(device).unbind()
@@ -421,10 +437,15 @@ class SampleRecord:
                 self.finished |= mask
         return better
 
-    def agrees(self, residual: Array) -> bool:
-        """Whether the samples that converged have done so by these residuals as well, but for rounding."""
-        limit = AGREEMENT * self.tol + self.rounding
-        return not bool(np.any((self.codes == Status.CONVERGED.code) & ~(residual <= limit)))
+    def agrees(self, residual: Array, zero: Array) -> bool:
+        """Whether the samples that converged have done so by these residuals as well, but for rounding.
+
+        Those whose residual was `zero` and is not are too small for their dtype, which is another matter.
+        """
+        wrong = (self.codes == Status.CONVERGED.code) & ~(residual <= AGREEMENT * self.tol + self.rounding)
+        np.copyto(self.residual, residual, where=wrong & zero)
+        np.copyto(self.codes, Status.PRECISION.code, where=wrong & zero)
+        return not bool(np.any(wrong & ~zero))
 
     def _stalled(self, step: int, residual: Array) -> Array:
         """Return where the residual is within reach of rounding and has not fallen for a while."""

@@ -83,7 +83,7 @@ def test_second_derivatives_are_those_of_autograd(layer, x):
     x = x[:2]
     expected = torch.autograd.functional.hessian(loss, x)
     torch.testing.assert_close(jacrev(grad(loss))(x), expected, rtol=1e-7, atol=1e-8)
-    with pytest.raises(RuntimeError, match=r"`jacrev\(grad\(f\)\)`, not `hessian\(f\)`.*`Phantom`"):
+    with pytest.raises(RuntimeError, match=r"`jacrev\(grad\(f\)\)`, not `hessian\(f\)`.*`Phantom"):
         hessian(loss)(x)
     layer.gradient = Phantom(60, 1.0)
     torch.testing.assert_close(hessian(loss)(x), expected, rtol=1e-7, atol=1e-8)
@@ -119,5 +119,5 @@ def test_a_model_of_the_zoo_and_what_cannot_be_transformed(layer, x):
     torch.testing.assert_close(single, model(pictures), rtol=1e-3, atol=1e-4)
     with pytest.raises(RuntimeError, match=r"needs a layer in `eval\(\)`, got one in `train\(\)`.*torch.autograd.grad"):
         grad(lambda x: layer.train()(x).value.sum())(x)
-    with pytest.raises(RuntimeError, match="cannot go through `fixed_point`"):
+    with pytest.raises(RuntimeError, match="must be an input behind `z0`"):
         grad(lambda a: kerneq.fixed_point(lambda z: 0.5 * z.cos() + a, torch.zeros(2, 3)).value.sum())(torch.ones(3))

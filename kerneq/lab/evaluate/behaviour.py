@@ -140,7 +140,7 @@ def solved_layers(trained: TrainedRun) -> tuple[list[Equilibrium], list[int]]:
     if not layers or any(isinstance(layer.gradient, AbstractSteps) for layer in layers):
         what = "layers of unrolled steps" if layers else "no equilibrium layer"
         raise NotApplicableError(f"{trained.run.path} has {what}, and so no solver behaviour to measure.")
-    own = max(layer.max_steps for layer in layers)
+    own = max(layer.limits.max_steps for layer in layers)
     return layers, [*(2**k for k in range(own) if 2**k < own), own]
 
 
@@ -167,7 +167,7 @@ def measure_behaviour(
         trained.model(x)
     parts = zip(layers, solves.items(), strict=True)
     found = [_behaviour(name, layer, *seen[layer], numbers, shown) for layer, (name, numbers) in parts]
-    return BehaviourResult(len(chosen), len(x), layers[0].tol, own, found, stopped)
+    return BehaviourResult(len(chosen), len(x), layers[0].limits.tolerance(x.dtype), own, found, stopped)
 
 
 def _stopped(trained: TrainedRun, images: Images, limit: int) -> tuple[StoppedScore, dict[str, Tensor]]:
@@ -188,7 +188,7 @@ def _stopped(trained: TrainedRun, images: Images, limit: int) -> tuple[StoppedSc
 
 def _behaviour(name: str, layer: Equilibrium, f: AbstractMap, z: Tensor, solves: Tensor, shown: int) -> LayerBehaviour:
     """One layer, given its equation and equilibria of the traced pictures, and `solves` of all pictures."""
-    residual, energy = trace(f, layer.cell.initial(f), layer.solver, min(max(2 * layer.max_steps, 16), LONGEST))
+    residual, energy = trace(f, layer.cell.initial(f), layer.solver, min(max(2 * layer.limits.max_steps, 16), LONGEST))
     above = int((~(residual <= FLOOR)).any(1).sum())  # below, residuals are rounding errors
     residual, energy = residual[: above + 1], None if energy is None else energy[: above + 1]
     factor = contraction(f, solve(f, z, layer.solver, tol=SETTLED, max_steps=LONGEST).value)

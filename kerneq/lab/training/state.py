@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from ...cuda_graphs import capture
-from ...equilibrium import Equilibrium
 from ...gradients import Implicit
 from ...loading import load_weights, read_checkpoint, select
 from ...models import AbstractModel
@@ -153,9 +152,9 @@ class State:
 
 def takes_fixed_steps(model: AbstractModel) -> bool:
     """Whether no solve looks at its residual on the way, forward or backward, so that a CUDA graph can hold a step."""
-    solves: list[Equilibrium | Implicit] = [*model.layers()]
-    solves += [layer.gradient for layer in model.layers() if isinstance(layer.gradient, Implicit)]
-    return all((solve.check_every or CUDA_STRIDE) >= solve.max_steps for solve in solves)
+    solves = [layer.limits for layer in model.layers()]
+    solves += [layer.gradient.limits() for layer in model.layers() if isinstance(layer.gradient, Implicit)]
+    return all((limits.check_every or CUDA_STRIDE) >= limits.max_steps for limits in solves)
 
 
 @contextmanager

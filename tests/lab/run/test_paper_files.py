@@ -71,7 +71,9 @@ def test_a_paper_file_says_what_the_papers_state(model, data):
     if not isinstance(settings, ClassifierConfig):  # ResNet, MDEQ, which down-sample at 256 pixels, too
         assert settings.stem == ("imagenet" if large else "cifar")
         if isinstance(settings, MDEQConfig):
-            assert settings.gradient == Phantom(5, relaxation=0.5)  # MDEQ's own: Algorithm 1, which has 0.8, is GEQ's
+            assert settings.gradient == Phantom(
+                5, relaxation=0.5, advance=True
+            )  # MDEQ's own: Algorithm 1, which has 0.8, is GEQ's
         return
     assert isinstance(settings.solver, Anderson) and settings.gradient == Phantom(5, relaxation=0.8, advance=True)
     assert settings.length == 1.0  # so that γ acts

@@ -27,7 +27,7 @@ def test_the_accumulator_gives_means_over_images_and_over_solves():
 def test_backward_solves_are_counted_where_there_were_any():
     accumulator = Accumulator(torch.device("cpu"))
     solved = {name: dataclasses.replace(solution(4), backward=[]) for name in ("a", "b")}
-    solved["b"].backward.append(torch.tensor([True, True, True, False]))  # nothing led back through a
+    solved["b"].backward.append(solution(4))  # nothing led back through a
     accumulator.add(torch.tensor(2.0), torch.eye(4), torch.tensor([0, 1, 2, 0]), solved)
     assert accumulator.read(accumulator.sums)["backward_unconverged"] == 0.25
 

@@ -101,7 +101,7 @@ def test_the_explicit_control_has_the_weights_of_the_equilibria_but_for_those_of
 def test_a_resnet_may_keep_what_its_blocks_would_cut_off():
     bent, straight = (build("resnet-tiny", settings={"rectified": value}).eval() for value in (True, False))
     straight.load_state_dict(bent.state_dict())
-    x = torch.randn(2, bent.config.width, 8, 8)
+    x = torch.randn(2, bent.blocks[0].residual[0][0].in_channels, 8, 8)
     assert bool((straight.blocks[0](x) < 0).any())
     torch.testing.assert_close(straight.blocks[0](x).relu(), bent.blocks[0](x), rtol=0, atol=0)
 

@@ -4,8 +4,9 @@
     layer(x).value  # the z* with z* = σ(d(z*; x)), with gradients
 
 `cells` are the equations, made of `kernels` and a `prox` σ; `solvers` find z*, `gradients` differentiate it, and
-`fixed_point` does both for a function of your own. `models` are the papers' networks, `load` and `predict` use trained
-ones, `evaluate` measures them. `kglm` has kernel GLMs, `sklearn` estimators, `theory` what is proved, as functions.
+`fixed_point` does both for a function of your own. `models` are the papers' networks, `train` trains them, `load` and
+`predict` use trained ones, `evaluate` measures them. `kglm` has kernel GLMs, `sklearn` estimators, `theory` what is
+proved, as functions.
 
 The public names are loaded when first used, so that `kerneq --help` does not wait for torch.
 """
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from .lab import verify as theory  # noqa: F401
     from .lab.evaluate import evaluate as evaluate
     from .lab.prediction import predict as predict
+    from .lab.training import train_experiment as train  # noqa: F401
     from .loading import load as load
     from .randomness import FixedRandomness as FixedRandomness
     from .resolvent import Resolvent as Resolvent
@@ -78,6 +80,7 @@ _HOME = {
     "solving": "equilibrium:solving",
     "spectral_radius": "stability:spectral_radius",
     "theory": "lab.verify",
+    "train": "lab.training:train_experiment",
 }
 __all__ = [*_HOME]  # noqa: PLE0604
 

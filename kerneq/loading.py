@@ -4,10 +4,13 @@ A run folder has a config.toml, whose `[model]` table says what the weights are 
 checkpoints/{best,last}.safetensors. Weights that ship are run folders in the installation.
 """
 
+import errno
 import hashlib
 import json
+import os
 import re
 import shlex
+import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,11 +20,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from .models import ModelConfig, find, from_config
+from .models import AbstractModel, ModelConfig, find, from_config
 from .settings import ConfigError, build, convert, suggestion, values
 
 SHIPPED = Path(__file__).parent / "weights"
 FORMAT = "kerneq checkpoint 1"
+LARGEST = 100_000_000  # bytes of a file of settings or records
 _OTHER = {"best": "last", "last": "best"}  # the checkpoints of a run
 FREE = ("device", "training.checkpoint_epochs", "training.checkpoint_steps")  # may change between two starts of a run
 
@@ -35,26 +39,49 @@ class CheckpointError(TrainingError):
     """A checkpoint that is damaged, or that does not belong to this run."""
 
 
-def load(run: Path | str, checkpoint: str = "best", device: str | torch.device = "cpu") -> nn.Module:
+def load(
+    run: Path | str, checkpoint: str = "best", device: str | torch.device = "cpu", classes: int | None = None
+) -> AbstractModel:
     """Return the trained model of a run folder, or one that ships with kerneq by its name, in `eval()`.
 
     `kerneq.load("geq-5m-cifar10")` takes normalised pictures (batch, 3, 32, 32) and gives logits (batch, 10): pixels in
-    [0, 1], less the `mean` of `kerneq.data.find("cifar10")` and divided by its `std`. `kerneq.predict` takes picture
-    files and gives classes.
+    [0, 1], less `model.mean` and divided by `model.std`, of `model.size` pixels a side, for `model.classes`.
+    `kerneq.predict` takes picture files and gives classes. With `classes` the model gets a new head, not yet trained,
+    for so many classes of your own.
     """
     folder, target = find_folder(run), choose_device(str(device))
-    config = _read_config(config_file(folder))
+    config = read_config(config_file(folder))
     model_config = _read_model(config)
     path, weights, facts = read_weights(folder, checkpoint)
     check_settings(path, facts, config)
+    outputs = len(weights["head.bias"]) if classes is None else classes
     for channels in (3, 1):  # the pictures were coloured or grey; which of the two, only the weights say
-        model = from_config(model_config, len(weights["head.bias"]), channels).to(target)
-        if all(name not in weights or weights[name].shape == p.shape for name, p in model.named_parameters()):
+        model = from_config(model_config, outputs, channels)
+        kept = weights if classes is None else weights | select_head(model)
+        if all(name not in kept or kept[name].shape == p.shape for name, p in model.named_parameters()):
             break
     if config.get("training", {}).get("channels_last", True):  # a layout that a GPU computes convolutions faster in
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    load_weights(model, weights, path)
+    model = model.to(target)
+    load_weights(model, kept, path)
+    _describe_pictures(model, folder, named=classes is None)
     return model.eval()
+
+
+def select_head(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of the head of a model, by their names in it."""
+    return {name: value for name, value in model.state_dict().items() if name.startswith("head.")}
+
+
+def _describe_pictures(model: AbstractModel, folder: Path, named: bool) -> None:
+    """Attach to a model what its run says of the pictures it was trained on; earlier versions wrote the names alone."""
+    try:
+        told = json.loads(read_small(folder / "classes.json"))
+        model.classes = tuple(map(str, told["classes"])) if named else ()
+        model.mean, model.std = (tuple(map(float, told[name])) for name in ("mean", "std"))
+        model.size = int(told["size"])
+    except (OSError, LookupError, RecursionError, TypeError, ValueError):
+        return
 
 
 def names() -> tuple[str, ...]:
@@ -84,6 +111,20 @@ def config_file(folder: Path) -> Path:
     if not path.exists():
         raise TrainingError(f"{folder} is not a run folder: it has no config.toml. kerneq train makes one.")
     return path
+
+
+def read_small(path: Path) -> bytes:
+    """Return the content of a file; one that is no regular file, or larger than records are, is an `OSError`.
+
+    A pipe would wait for its writer, and a device fill the memory.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "a folder, a pipe or a device, not a file")
+        if found.st_size > LARGEST:
+            raise OSError(errno.EFBIG, f"{found.st_size:,} bytes, and at most {LARGEST:,} are read")
+        return file.read(LARGEST)
 
 
 def choose_device(device: str, local_rank: int = 0) -> torch.device:
@@ -196,10 +237,10 @@ def check_settings(path: Path, facts: Mapping[str, Any], config: Mapping[str, An
         )
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     """Return the tables in a run's config.toml, which states every setting."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        table = tomllib.loads(read_small(path).decode("utf-8-sig"))
     except (OSError, RecursionError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as a configuration file: {error}.") from None
     if "base" in table or not isinstance(table.get("model"), dict):

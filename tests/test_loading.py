@@ -74,3 +74,13 @@ def test_a_configuration_that_no_run_wrote_is_refused(tmp_path, text, message):
 def test_what_is_no_run_folder_is_refused(tmp_path):
     with pytest.raises(TrainingError, match="is not a run folder: it has no config.toml"):
         kq.load(tmp_path)
+
+
+def test_a_model_knows_the_pictures_that_it_was_trained_on_and_warns_of_others():
+    model = kq.load("geq-6m-imagenette")
+    assert model.classes[0] == "tench" and (model.size, model.mean[0], model.std[2]) == (128, 0.485, 0.225)
+    with pytest.warns(UserWarning, match="trained on pictures of 128 × 128 and may be far worse at 64 × 64"):
+        model(torch.zeros(1, 3, 64, 64))
+    model(torch.zeros(1, 3, 128, 128))  # without a warning, which would be an error
+    new = kq.load("geq-5m-cifar10", classes=3)
+    assert new.classes == () and new.size == 32 and new(torch.zeros(1, 3, 32, 32)).shape == (1, 3)

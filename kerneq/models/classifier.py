@@ -8,6 +8,7 @@ import abc
 import dataclasses
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, final
 
@@ -70,6 +71,11 @@ class AbstractModel(nn.Module, abc.ABC):
     def __init__(self, channels: int, multiple: int = 1, side: int | None = None):
         super().__init__()
         self.channels, self.multiple, self.side = channels, multiple, side
+        # What `kerneq.load` knows of the pictures that the weights were trained on.
+        self.classes: tuple[str, ...] = ()
+        self.mean: tuple[float, ...] = ()
+        self.std: tuple[float, ...] = ()
+        self.size: int | None = None
 
     @abc.abstractmethod
     def classify(self, x: Tensor) -> tuple[Tensor, dict[str, Solution]]:
@@ -80,6 +86,13 @@ class AbstractModel(nn.Module, abc.ABC):
             got = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"The pictures must be a floating-point tensor, got {got}: scale the pixels first.")
         self.check_shape(x.shape)
+        if self.size not in (None, x.shape[2]) and not torch.compiler.is_compiling():
+            side, known = x.shape[2], self.size
+            warnings.warn(
+                f"These weights were trained on pictures of {known} × {known} and may be far worse at {side} × {side}: "
+                "resize the pictures, or set `model.size = None`.",
+                stacklevel=4,
+            )
         logits, found = self.classify(x)
         return (logits, found) if solutions else logits
 

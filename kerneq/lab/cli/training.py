@@ -34,45 +34,85 @@ def train(
     resume: Annotated[bool, Option("--resume", help="Continue the run from its last checkpoint.")] = False,
     name: Annotated[str, Option(help="Name of the run folder; by default that of FILE.")] = "",
     runs: RunsFolder = RUNS,
+    start: Annotated[
+        str,
+        Option(
+            "--from",
+            help="Begin from this run, or weights that ship, with a new head.",
+            metavar="RUN",
+            autocompletion=complete("weights/*"),
+        ),
+    ] = "",
+    folds: Annotated[
+        int, Option(help="Train so many times, each time with another part of the images held out.", max=100)
+    ] = 0,
+    skip_broken: Annotated[
+        bool, Option("--skip-broken", help="Leave out files that are not readable pictures.")
+    ] = False,
     show_config: Annotated[bool, Option("--show-config", help="Print every setting as TOML and stop.")] = False,
 ) -> None:
     """Train a model; everything about the run goes into runs/NAME."""
     began = time.monotonic()
-    from ..run import Run
     from ..run.config import check, write
     from ..training import train as train_model
+    from ..training.plan import cross_validate
 
-    settings = list(changes or [])
+    settings = ["data.skip_broken=true"] if skip_broken else []
+    settings += changes or []
     if "=" in file and not os.path.exists(file):  # False, not an error, for a name that is too long
         file, settings = "", [file, *settings]
-    config, folder = plan_run(file, settings, resume, name, runs)
+    if folds:
+        settings.append(f"data.folds={folds}")
+    config, folder = plan_run(file, settings, resume, name, runs, start, quiet=show_config)
     check(config)
     if show_config:
         print(write(config, comments=True), end="")
-        return
-    loggers = open_loggers(folder)
-    train_model(config, folder, resume=resume, loggers=loggers, began=began)
-    if loggers:
-        best = Run(folder).best_accuracy()
-        words = f"best validation accuracy {best:.2%}" if best is not None else "no accuracy on held-out images"
-        epochs = "1 epoch" if config.training.epochs == 1 else f"{config.training.epochs} epochs"
-        say(f"{folder}: {epochs}, {words}. Next: kerneq evaluate {shlex.quote(str(folder))}")
+    elif folds:
+        say(cross_validate(config, folder, folds, open_loggers))
+    else:
+        loggers = open_loggers(folder)
+        train_model(config, folder, resume=resume, loggers=loggers, began=began)
+        if loggers:
+            say_result(folder)
 
 
-def plan_run(file: str, changes: Sequence[str], resume: bool, name: str, runs: Path) -> "tuple[Config, Path]":
+def say_result(folder: Path) -> None:
+    """Say how good a finished run is, and what to do next."""
+    from ..run import Run
+    from ..training.metrics import describe_accuracy
+
+    run = Run(folder)
+    rows, best = run.rows(), run.best_accuracy()
+    words = f"best validation accuracy {best:.2%}" if best is not None else "no accuracy on held-out images"
+    epochs = "1 epoch" if len(rows) == 1 else f"{len(rows)} epochs"
+    say(f"{folder}: {epochs}, {words}. Next: kerneq evaluate {shlex.quote(str(folder))}")
+    last = rows[-1]["validation"] if rows else None
+    if last:  # of the best epoch the accuracy is too good: it was chosen for it
+        sentence = describe_accuracy(round(last["accuracy"] * last["images"]), last["images"], run.counts())
+        if "chance" in sentence:
+            say(f"At the end, {sentence}", "yellow")
+
+
+def plan_run(
+    file: str, changes: Sequence[str], resume: bool, name: str, runs: Path, start: str = "", quiet: bool = False
+) -> "tuple[Config, Path]":
     """The configuration and the run folder that the arguments of `kerneq train` mean."""
     from ..run.config import ConfigError, load
+    from ..training.plan import plan_config
 
     path = Path(file)
     if file and path.is_dir():
         if not resume:
             raise ConfigError(f"{path} is a folder: add --resume to continue the run in it, or name a TOML file.")
-        if name or runs != RUNS:
-            raise ConfigError(f"--name and --runs say where a new run goes: {path} is continued where it is.")
+        if name or start or runs != RUNS:
+            raise ConfigError(
+                f"--name, --runs and --from are for a new run: {path} is continued where it is, as it is."
+            )
         return load(path / "config.toml", changes), path
-    config = load(file or None, changes)
+    hush = quiet or os.environ.get("RANK", "0") != "0"
+    config = plan_config(file or None, changes, start, say=(lambda text: None) if hush else say)
     file_name = path.resolve().parent.name if path.name == "config.toml" else path.name  # of a run, which has a name
-    name = name or file_name.removesuffix(".toml") or config.model.name
+    name = name or file_name.removesuffix(".toml") or ("own-pictures" if start else config.model.name)
     if name in (".", "..") or "/" in name:
         raise ConfigError(f"--name is the name of a folder in {runs}, without slashes, got `{name}`.")
     return config, runs / name

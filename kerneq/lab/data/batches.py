@@ -338,13 +338,34 @@ def split_validation(images: Images, count: int, seed: int) -> tuple[Images, Ima
     """The training part and a validation part of `count` images, each class in proportion, in the original order.
 
     The choice depends on the labels, `count` and `seed` only."""
-    labels = images.labels.cpu().numpy()
-    if not 0 < count < len(labels):
-        raise ValueError(f"`count` must lie between 1 and {len(labels) - 1} for this data set, got {count}.")
-    rng = generator(Purpose.VALIDATION, seed)
-    held = np.zeros(len(labels), dtype=bool)
-    for label, quota in enumerate(_quotas(np.bincount(labels), count)):
-        held[rng.permutation(np.flatnonzero(labels == label))[:quota]] = True
+    if not 0 < count < len(images):
+        raise ValueError(f"`count` must lie between 1 and {len(images) - 1} for this data set, got {count}.")
+    quotas = _quotas(np.bincount(images.labels.cpu().numpy()), count)
+    return hold_out(images, rank_in_class(images, seed) < quotas[images.labels.cpu().numpy()])
+
+
+def split_fold(images: Images, folds: int, fold: int, seed: int) -> tuple[Images, Images]:
+    """All parts but number `fold` (from 1) of so many, and that part; each class is dealt out over the parts.
+
+    Together the parts are all images, each once."""
+    ranks, labels = rank_in_class(images, seed), images.labels.cpu().numpy()
+    sizes = np.bincount(labels)
+    if folds > len(images):
+        raise ValueError(f"{len(images)} images cannot be cut into {folds} parts: lower `folds`.")
+    return hold_out(images, (ranks + (np.cumsum(sizes) - sizes)[labels]) % folds == fold - 1)
+
+
+def rank_in_class(images: Images, seed: int) -> np.ndarray:
+    """The place of each image in a random order of its class, from 0."""
+    rng, labels = generator(Purpose.VALIDATION, seed), images.labels.cpu().numpy()
+    ranks = np.zeros(len(labels), dtype=np.int64)
+    for label in range(labels.max() + 1):
+        ranks[rng.permutation(np.flatnonzero(labels == label))] = np.arange((labels == label).sum())
+    return ranks
+
+
+def hold_out(images: Images, held: np.ndarray) -> tuple[Images, Images]:
+    """The images that are not `held`, and those that are, in the original order."""
     train, validation = (torch.from_numpy(np.flatnonzero(mask)) for mask in (~held, held))
     return images.select(train), images.select(validation)
 

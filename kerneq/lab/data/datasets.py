@@ -23,7 +23,7 @@ from .readers import Release, Split
 
 SUFFIXES = frozenset((".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 _CLASS_LIST = "classes.txt"
-_FOLDER = "folder:"
+OWN = "folder:"  # before the path of a folder of one's own pictures
 _SPLITS = {"train": ("train", "training"), "test": ("test", "testing", "val", "validation")}  # the preferred name first
 
 
@@ -270,14 +270,14 @@ def data_root(root: str | Path | None = None) -> Path:
 
 def find(name: str) -> AbstractDataSet:
     """The data set of that name, a key of DATA_SETS or "folder:PATH"; looks at no file."""
-    if name.startswith(_FOLDER):
-        path = str(Path(os.path.expanduser(name.removeprefix(_FOLDER))).absolute())
+    if name.startswith(OWN):
+        path = str(Path(os.path.expanduser(name.removeprefix(OWN))).absolute())
         get = f"put pictures into {path}/train/CLASS and {path}/test/CLASS"
         return FolderDataSet(name=name, folders=(path,), size=224, get=get, licence="your own")
     if name in DATA_SETS:
         return DATA_SETS[name]
-    hint = f" Did you mean `{_FOLDER}{name}`?" if Path(name).is_dir() else suggestion(name, DATA_SETS)
-    raise DataError(f"There is no data set {name!r}.{hint} There are: {', '.join(DATA_SETS)}, {_FOLDER}PATH.")
+    hint = f" Did you mean `{OWN}{name}`?" if Path(name).is_dir() else suggestion(name, DATA_SETS)
+    raise DataError(f"There is no data set {name!r}.{hint} There are: {', '.join(DATA_SETS)}, {OWN}PATH.")
 
 
 def is_cut(name: str) -> bool:
@@ -313,7 +313,7 @@ def load(name: str, split: Split, root: str | Path | None = None, size: int | No
     if size is not None and size < 1:
         raise DataError(f"`size` must be at least 1, got {size}.")
     data_set = find(name)
-    if name.startswith(_FOLDER) and not Path(data_set.folders[0]).is_dir():
+    if name.startswith(OWN) and not Path(data_set.folders[0]).is_dir():
         raise DataError(
             f"There is no folder {data_set.folders[0]} (a relative folder:PATH counts from where kerneq is started): "
             "put pictures into its train/CLASS and test/CLASS."

@@ -7,10 +7,10 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import final
+from typing import TypeVar, final
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 # without being whole in memory, may have twice as many, Pillow's own limit.
 LARGEST = 89_000_000
 CHUNK = 64  # files that a worker decodes at a time
+T = TypeVar("T")
 Box = tuple[float, float, float, float]  # left, top, right, bottom, as shares of a picture's largest central square
 WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 Request = tuple[np.ndarray, np.ndarray | None]  # which files, int64 (n), and their boxes, (n, 4)
@@ -57,18 +58,25 @@ class ImageFiles:
         """The pixels of each request, in order, by so many processes (by default eight, if there are as many cores).
 
         Decoded in this process where `workers` is 0."""
-        loader: DataLoader[np.ndarray | str] = DataLoader(
-            requests,  # type: ignore[arg-type]
-            batch_size=None,
-            collate_fn=self._decode_request,  # type: ignore[arg-type]
-            num_workers=min(8, _count_cores()) if workers is None else workers,
-            worker_init_fn=_serve,
-            generator=torch.Generator().manual_seed(0),  # or it would take a number from torch's global one
-        )
-        for batch in loader:
+        for batch in self._load(requests, self._decode_request, min(8, _count_cores()) if workers is None else workers):
             if isinstance(batch, str):
                 raise DataError(batch)
             yield torch.from_numpy(batch)
+
+    def _load(self, requests: list[Request], work: Callable[[Request], T], workers: int) -> Iterator[T]:
+        """The work on each request, in order, by so many processes, in this one where there are none."""
+        loader: DataLoader[T] = DataLoader(
+            requests,  # type: ignore[arg-type]
+            batch_size=None,
+            collate_fn=work,  # type: ignore[arg-type]
+            num_workers=workers,
+            worker_init_fn=_serve,
+            generator=torch.Generator().manual_seed(0),  # or it would take a number from torch's global one
+        )
+        try:
+            yield from loader
+        except RuntimeError as error:
+            raise (explain_killed_worker(error) or error) from None
 
     def _decode_request(self, request: Request) -> np.ndarray | str:
         """The pixels of one request, decoded inside a worker, or the sentence about a file that cannot be read.
@@ -83,6 +91,23 @@ class ImageFiles:
         except DataError as error:
             return str(error)
         return pixels
+
+    def find_broken(self) -> dict[Path, str]:
+        """The files that are not readable pictures, with a sentence about each; decodes every one."""
+        numbers = np.arange(len(self.paths))
+        requests: list[Request] = [(numbers[start : start + CHUNK], None) for start in range(0, len(numbers), CHUNK)]
+        parts = self._load(requests, self._find_problems, min(_count_cores(), len(numbers) // CHUNK))
+        return dict(problem for part in parts for problem in part)
+
+    def _find_problems(self, request: Request) -> list[tuple[Path, str]]:
+        """The files of a request that cannot be read, and why."""
+        found = []
+        for path in (self.paths[number] for number in request[0]):
+            try:
+                decode(path, self.size)
+            except DataError as error:
+                found.append((path, str(error)))
+        return found
 
 
 @final
@@ -211,14 +236,28 @@ def _upright(path: Path, picture: Image.Image) -> Image.Image:
     return white.convert("RGB")
 
 
-def _serve(worker: int) -> None:
-    """Make a worker process end with its parent and for no other reason.
+def explain_killed_worker(error: RuntimeError) -> DataError | None:
+    """What to say where PyTorch reports, wherever the program is just then, that such a process died; else None."""
+    if "DataLoader worker" not in str(error):
+        return None
+    return DataError(
+        "A process that decodes pictures was killed, perhaps because the memory was full: close other programs, or "
+        "lower training.batch_size; a training goes on with --resume."
+    )
 
-    It ignores Ctrl-C and a SIGTERM to the whole group: the parent stops in its own time and still needs the batch. It
-    watches the parent itself: with PyTorch's watch alone, a worker blocked on a full pipe would wait for ever.
+
+def _serve(worker: int) -> None:
+    """Make a worker process end with its parent, or when the parent says so, and for no other reason.
+
+    It ignores Ctrl-C and a SIGTERM to the whole group: the parent stops in its own time and still needs the batch. One
+    that the parent sends ends it, or a worker that waits for a dead one would keep the program from ending. It watches
+    the parent itself: with PyTorch's watch alone, a worker blocked on a full pipe would wait for ever.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # for the thread to take, which sees who sent it
+        threading.Thread(target=_end_when_told, daemon=True).start()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -226,6 +265,12 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
+    os._exit(1)
+
+
+def _end_when_told() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
     os._exit(1)
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 
+from ...loading import config_file, find_folder, read_config
 from ...models import ModelConfig, find, from_config
 from ...settings import ConfigError as ConfigError
 from ...settings import build, convert, read_override, setting, suggestion, values
@@ -34,6 +35,9 @@ class Data:
     size: int = setting(0, "side of the pictures in pixels, 0: as the data set has them", low=0)
     memory: bool = setting(False, "decode picture files once, to stay in memory, not again for every batch")
     validation: float = setting(0.1, "share of the training images held out to validate on", low=0, high=0.9)
+    folds: int = setting(0, "cross-validation: how many parts; 0: `validation` says what is held out", low=0, high=100)
+    fold: int = setting(1, "which of the parts is held out, from 1", low=1, high=100)
+    skip_broken: bool = setting(False, "leave out files that are not readable pictures")
     subset: Literal["all", "first-five-classes", "four-of-five-subclasses"] = setting(
         "all",
         "which images are trained on: all, classes 0 to 4, or the first four sub-classes of a super-class",
@@ -44,6 +48,8 @@ class Data:
             self.name.encode()
         except UnicodeEncodeError:  # the path of a folder may be any bytes, config.toml may not
             raise ConfigError(f"`data.name` must be valid UTF-8, got {self.name!a}: rename the folder.") from None
+        if self.folds == 1 or 0 < self.folds < self.fold:
+            raise ConfigError(f"`data.folds` must be 0, or 2 and more and not below `data.fold`, got {self.folds}.")
 
     @property
     def pictures(self) -> str:
@@ -103,6 +109,18 @@ class Schedule:
 
 
 @dataclasses.dataclass(frozen=True)
+class Start:
+    """Trained weights to begin from: all but the head, which is fitted to what they make of the training images."""
+
+    run: str = setting("", "a run folder, or the name of weights that ship; empty: random weights")
+    frozen: bool = setting(False, "train the head alone, and leave the weights as they are")
+
+    def __post_init__(self) -> None:
+        if self.frozen and not self.run:
+            raise ConfigError("`start.frozen` needs `start.run`: random weights are nothing to keep.")
+
+
+@dataclasses.dataclass(frozen=True)
 class Training:
     """How long a run trains, and how its steps are computed and saved."""
 
@@ -119,6 +137,7 @@ class Training:
         False, "on a GPU, capture the step as one CUDA graph, if no solve looks at its residual on the way"
     )
     deterministic: bool = setting(False, "only algorithms that give the same bits every time")
+    patience: int = setting(0, "end after so many validations without a better accuracy, 0: never", low=0)
     validate_epochs: int = setting(1, "epochs between validations; the last epoch always has one", low=1)
     checkpoint_epochs: int = setting(1, "epochs between checkpoints", low=1)
     checkpoint_steps: int = setting(0, "steps between checkpoints within an epoch, 0: none", low=0)
@@ -133,16 +152,20 @@ class Config:
     data: Data = dataclasses.field(default_factory=Data)
     augment: Augment = dataclasses.field(default_factory=Augment)
     model: Model = dataclasses.field(default_factory=Model)
+    start: Start = dataclasses.field(default_factory=Start)
     optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
     schedule: Schedule = dataclasses.field(default_factory=Schedule)
     training: Training = dataclasses.field(default_factory=Training)
 
 
-def load(path: Path | str | None, overrides: Iterable[str] = ()) -> Config:
-    """The configuration in a file or an experiment of the package (none: the defaults), changed by `key=value`."""
-    if path is None:
-        return parse("", overrides)
-    layers = _read_layers(_find_experiment(str(path), Path(path)), ())
+def load(path: Path | str | None, overrides: Iterable[str] = (), start: Path | str = "") -> Config:
+    """The configuration in a file or an experiment of the package (none: the defaults), changed by `key=value`.
+
+    With `start`, a run or weights that ship, the model is that one's, and the training begins from its weights.
+    """
+    layers = [] if path is None else _read_layers(_find_experiment(str(path), Path(path)), ())
+    if start:
+        layers.append({"start": {"run": str(start)}, "model": read_config(config_file(find_folder(start)))["model"]})
     try:
         return _config([*layers, _changes(overrides)])
     except ConfigError as error:

@@ -25,7 +25,7 @@ from ...loading import (
     read_checkpoint,
     read_weights,
 )
-from ..data import fingerprint
+from ..data import Images, fingerprint
 from . import checkpoint
 from .config import Config, ConfigError, differences, load, write
 from .files import read_json, to_json, wait_for_lock, write_atomically, write_json
@@ -50,7 +50,7 @@ class Run:
     """A run by its folder, which need not exist yet.
 
     config.toml         every setting; a folder without this file is no run
-    classes.json        the names of the classes, by label
+    classes.json        the names of the classes, by label; mean, std and size of the pictures
     environment.json    where it came from, and every resumption
     metrics.jsonl       one line for each epoch
     checkpoints/        last, previous and best .safetensors
@@ -298,7 +298,7 @@ class Run:
     def begin(
         self,
         config: Config,
-        classes: Sequence[str],
+        images: Images,
         counts: Sequence[int],
         device: torch.device,
         processes: int,
@@ -307,7 +307,8 @@ class Run:
     ) -> None:
         """Write down this start of the run, from its beginning (step 0) or from where a checkpoint left it."""
         self._repair(epoch)
-        write_json(self.path / "classes.json", {"classes": list(classes)})
+        about = {"mean": list(images.mean), "std": list(images.std), "size": images.shape[2]}
+        write_json(self.path / "classes.json", {"classes": list(images.classes), **about})
         origin = {
             **machine(device),
             "processes": processes,

@@ -2,3 +2,4 @@
 
 from .logger import AbstractLogger as AbstractLogger
 from .loop import train as train
+from .plan import train_experiment as train_experiment

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, cast
@@ -12,11 +12,23 @@ import torch
 from ... import models
 from ...models import AbstractModel
 from ...models.layers import synchronise_norms
-from ..data import Augment, Batches, Images, load, split_validation
+from ..data import (
+    OWN,
+    Augment,
+    Batches,
+    DataError,
+    ImageFiles,
+    Images,
+    load,
+    split_fold,
+    split_validation,
+)
 from ..run import TrainingError
 from ..run.config import Config, ConfigError
 from .process import Process
 
+LISTED = 20  # broken files that one message names
+MANY = 500  # pictures that take a moment to check
 Builder = Callable[[Config, Images], AbstractModel]
 
 
@@ -46,7 +58,18 @@ def place(model: AbstractModel, config: Config, process: Process) -> AbstractMod
 def make_training_batches(
     config: Config, process: Process, announce: Callable[[str], None] = lambda text: None
 ) -> tuple[Batches, Batches | None]:
-    """The batches of the training images, and of the held-out images (None if nothing is held out)."""
+    """The batches of the training images, and of the held-out images (None if nothing is held out).
+
+    Pictures of one's own are all decoded before, those to test on too: one that is broken would be found hours later.
+    """
+    if config.data.name.startswith(OWN) and not config.data.skip_broken:
+        parts = [load(config.data.name, "train", size=config.data.size or None)]
+        with suppress(DataError):  # there may be none to test on
+            parts.append(load(config.data.name, "test", size=config.data.size or None))
+        if (count := sum(map(len, parts))) > MANY:
+            announce(f"checking that all {count:,} pictures can be read")
+        if broken := list_broken(config, *parts):
+            raise DataError(describe_broken(broken))
     images = read_images(config, "train").to(process.device)
     if config.data.memory and not isinstance(images.pixels, torch.Tensor):
         announce(f"decoding {len(images):,} pictures into memory, {math.prod(images.pixels.shape) / 1e9:.2f} GB")
@@ -59,6 +82,8 @@ def make_training_batches(
 
 def split(images: Images, config: Config) -> tuple[Images, Images | None]:
     """The images to train on, and those held out to validate on (None if nothing is)."""
+    if config.data.folds:
+        return split_fold(images, config.data.folds, config.data.fold, config.seed)
     count = round(config.data.validation * len(images))
     if count == len(images):
         raise TrainingError(f"`data.validation` = {config.data.validation} of {count} images leaves none to train on.")
@@ -69,6 +94,33 @@ def class_counts(*parts: Images) -> list[int]:
     """How many images of each class, by label, some parts of a data set have together."""
     labels = torch.cat([part.labels.cpu() for part in parts])
     return labels.bincount(minlength=len(parts[0].classes)).tolist()
+
+
+def list_broken(config: Config, *parts: Images) -> dict[Path, str]:
+    """The files of one's own that are no readable pictures, with a sentence about each; other sets are not decoded."""
+    files = [part.pixels for part in parts if isinstance(part.pixels, ImageFiles) and config.data.name.startswith(OWN)]
+    return {path: why for part in files for path, why in part.find_broken().items()}
+
+
+def describe_broken(broken: Mapping[Path, str]) -> str:
+    """A sentence about each of the files, and what to do about all."""
+    lines = [*broken.values()][:LISTED]
+    if len(broken) > LISTED:
+        lines.append(f"And {len(broken) - LISTED} more.")
+    if len(broken) > 1:
+        lines.append("`kerneq train … --skip-broken` leaves them all out.")
+    return "\n".join(lines)
+
+
+def leave_out(images: Images, broken: Mapping[Path, str]) -> Images:
+    """The images but for those in these files; a class of which none is left is a `DataError`."""
+    if not broken or not isinstance(images.pixels, ImageFiles):
+        return images
+    kept = images.select(torch.tensor([n for n, path in enumerate(images.pixels.paths) if path not in broken]))
+    for name, before, after in zip(images.classes, class_counts(images), class_counts(kept), strict=True):
+        if before and not after:
+            raise DataError(f"None of the {before} pictures of the class {name} can be read: replace them.")
+    return kept
 
 
 def hold(images: Images, config: Config, process: Process) -> Images:
@@ -114,8 +166,16 @@ def make_batches(images: Images, config: Config, process: Process, train: bool) 
 
 
 def read_images(config: Config, split: Literal["train", "test"], known: bool = True) -> Images:
-    """The configured images of a split; `known=False`: those whose classes are kept out of training."""
+    """The configured images of a split; `known=False`: those whose classes are kept out of training.
+
+    Files of one's own that are no readable pictures are left out if `data.skip_broken`; else those to test on are named
+    in a `DataError`, all at once, as `make_training_batches` does for those to train on.
+    """
     images = load(config.data.name, split, size=config.data.size or None)
+    if config.data.skip_broken:
+        images = leave_out(images, list_broken(config, images))
+    elif split == "test" and (broken := list_broken(config, images)):
+        raise DataError(describe_broken(broken))
     subset = config.data.subset
     if subset == "all":
         return images

@@ -128,7 +128,8 @@ class TerminalLogger(AbstractLogger):
         )
 
     def log_epoch(self, row: Mapping[str, Any]) -> None:
-        self.console.print(format_epoch(row, self.title), highlight=False, soft_wrap=True, markup=False)
+        width = self.console.width if self.console.is_terminal else None
+        self.console.print(format_epoch(row, self.title, width), highlight=False, soft_wrap=True, markup=False)
 
     def log_message(self, text: str) -> None:
         self.console.print(f"{self.title} {text}".strip(), highlight=False, soft_wrap=True, markup=False)
@@ -143,17 +144,21 @@ def _fit_words(words: Sequence[str], width: int) -> str:
     return max((text for text in joined if len(text) <= width), key=len, default="")
 
 
-def format_epoch(row: Mapping[str, Any], title: str = "") -> str:
-    """A finished epoch as one line; solver numbers are those on held-out images, where there are any."""
+def format_epoch(row: Mapping[str, Any], title: str = "", width: int | None = None) -> str:
+    """A finished epoch as one line, of as many parts as fit into `width` columns.
+
+    Solver numbers are those on held-out images, where there are any. The solves "above tol" are all in early epochs
+    where their number of steps is fixed: training needs no better ones.
+    """
+    groups = [("", row["train"]), ("held out ", row["validation"])]
     parts = [f"{title} epoch {row['epoch']:>3}".strip()]
-    for group in ("train", "validation"):
-        if row[group] is not None:
-            parts.append(f"{group} {' '.join(metrics.format_scores(row[group], 'images'))}")
-    solves = metrics.format_scores(row["validation"] or row["train"], "solves")
-    parts.append(", ".join([*solves, *metrics.format_scores(row["train"], "adjoints")]))
-    parts.append(" ".join(f"{name} {value:.3g}" for name, value in take_largest(row["diagnostics"]).items()))
+    parts += [word + " ".join(metrics.format_scores(scores, "images")) for word, scores in groups if scores is not None]
     parts.append(f"{row['seconds']:.1f} s")
-    return " | ".join(part for part in parts if part)
+    parts += metrics.format_scores(row["validation"] or row["train"], "solves")
+    parts += metrics.format_scores(row["train"], "adjoints")
+    parts.append(" ".join(f"{name} {value:.3g}" for name, value in take_largest(row["diagnostics"]).items()))
+    lines = [" | ".join(part for part in parts[:count] if part) for count in range(2, len(parts) + 1)]
+    return max((line for line in lines if width is None or len(line) <= width), key=len, default=lines[0])
 
 
 def take_largest(diagnostics: Mapping[str, float]) -> dict[str, float]:

@@ -1,12 +1,13 @@
 """The training loop: batches → loss → gradient → update of the weights; and what is due between its steps."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from .logger import AbstractLogger, Clock, Progress, announce, format_duration
 from .metrics import validate
 from .optimizer import rate_multiple, set_rate, update_average
 from .process import EAGER_STEPS, GraphedStep, Process, catch_stop, join_processes, prefetch, wake
+from .start import begin_from_weights
 from .state import State, Write, explain_errors
 
 SHORT, LONG = 60.0, 600.0  # seconds that need no announcement, and those from which on it also names what takes less
@@ -76,6 +78,10 @@ def _train(
         batches, held_out = make_training_batches(config, process, partial(announce, loggers))
         clock.lap("data")
         model = place(build(config, batches.images), config, process)
+    if config.start.run and run.newest() is None:
+        begin_from_weights(model, batches.images, config, process, partial(announce, loggers))
+    if config.start.frozen:
+        model.requires_grad_(False).get_submodule("head").requires_grad_(True)
     if process.rank > 0:
         torch.manual_seed(config.seed + process.rank)
     if settings.compile:
@@ -103,8 +109,8 @@ def _train(
     update_once = GraphedStep(update) if state.captured else update
     supervisor = Supervisor(state, run, loggers, clock, len(batches))
     with supervisor.follow():
-        while state.epoch < settings.epochs:
-            network.train()
+        while state.epoch < settings.epochs and not state.exhausted:
+            network.train(not config.start.frozen)  # its batch norms, γ and norms of W stay, too
             supervisor.begin_epoch()
             for x, target in prefetch(batches.epoch(state.epoch, start=state.batch), process.device):
                 multiple = rate_multiple(config.schedule, state.step, supervisor.steps, supervisor.steps_per_epoch)
@@ -169,8 +175,8 @@ class Supervisor:
         stop = self.stop_asked()
         if stop or (self._checkpoint_due() and state.batch < self.steps_per_epoch):
             self.writer.submit(state.checkpoint(self.run))
-        if stop:
-            raise Stopped(f"Stopped after step {state.step}; {self.run.path} continues with --resume.")
+        if stop and state.batch < self.steps_per_epoch:  # else its epoch is closed first, while its numbers are there
+            self._stop()
 
     def finish_epoch(self, held_out: Batches | None) -> None:
         """Close the epoch: validate, write its files and tell the loggers. All processes must call it together.
@@ -195,9 +201,12 @@ class Supervisor:
                 accuracy = validation["accuracy"] or 0.0
                 better = state.best is None or accuracy > state.best
                 state.best = accuracy if better else state.best
+                state.stale = 0 if better else state.stale + 1
+                last = last or state.exhausted
             if better:
                 writes += state.best_weights(self.run)
-            diagnostics = state.model.diagnostics()
+            # The energy is NaN where no solve of this process was one of training.
+            diagnostics = {name: value for name, value in state.model.diagnostics().items() if not math.isnan(value)}
         row = {
             "epoch": epoch,
             "step": state.step,
@@ -211,12 +220,21 @@ class Supervisor:
             writes.append(partial(self.run.add_row, row))
         state.epoch, state.batch, state.seconds = epoch, 0, 0.0
         state.accumulator.reset()
-        if last or epoch % settings.checkpoint_epochs == 0 or self._checkpoint_due():
+        stop = self.stop_asked() and not last
+        if last or stop or epoch % settings.checkpoint_epochs == 0 or self._checkpoint_due():
             writes += state.checkpoint(self.run)
         self.writer.submit(writes)
         for logger in self.loggers:
             logger.log_epoch(row)
         self.clock.lap("validation")
+        if state.exhausted:
+            announce(self.loggers, f"no better in {state.stale} validations: training.patience ends it here")
+        if stop:
+            self._stop()
+
+    def _stop(self) -> NoReturn:
+        """End this start of the run; everything is saved."""
+        raise Stopped(f"Stopped after step {self.state.step}; {self.run.path} continues with --resume.")
 
     def _checkpoint_due(self) -> bool:
         """Whether `checkpoint_steps` wants a checkpoint after the present step."""
@@ -262,7 +280,8 @@ def open_run(
     elif begun:
         announce(f"{run.path} has no checkpoint to go on from: it begins anew")
     if state.process.leads:
-        run.begin(state.config, classes, counts, state.process.device, state.process.world, state.epoch, state.step)
+        where = state.process.device, state.process.world
+        run.begin(state.config, batches.images, counts, *where, state.epoch, state.step)
 
 
 def choose_algorithms(deterministic: bool) -> None:

@@ -6,6 +6,7 @@ them; a number that was not measured is None, or absent where an earlier version
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Literal, final
@@ -91,6 +92,7 @@ METRICS: tuple[Metric, ...] = (
         format="{:.2%}",
         over="images",
         total=lambda batch: (batch.logits.argmax(1) == batch.labels).sum(),
+        phrase="{value}",
         caption="Accuracy on held-out images",
         demo=True,
     ),
@@ -120,7 +122,7 @@ METRICS: tuple[Metric, ...] = (
         format="{:.1%}",
         over="solves",
         total=over_solves(lambda solution: ~solution.converged),
-        phrase="{value} {name}",
+        phrase="{value} above tol",
     ),
     Metric(
         name="backward_unconverged",
@@ -128,9 +130,31 @@ METRICS: tuple[Metric, ...] = (
         format="{:.1%}",
         over="adjoints",
         total=lambda batch: torch.stack([(~found).sum() for found in batch.adjoints]).sum(),
-        phrase="{value} unconverged backward",
+        phrase="{value} backward",
     ),
 )
+
+
+def binomial_tail(hits: int, trials: int, share: float) -> float:
+    """The probability of at least `hits` hits in so many trials, each of which hits with probability `share`."""
+    if share in (0.0, 1.0) or hits <= 0:
+        return float(hits <= trials * share)
+    logs = (math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1) for k in range(hits, trials + 1))
+    terms = enumerate(logs, start=hits)
+    return min(1.0, math.fsum(math.exp(c + k * math.log(share) + (trials - k) * math.log1p(-share)) for k, c in terms))
+
+
+def describe_accuracy(hits: int, images: int, counts: Sequence[int]) -> str:
+    """An accuracy in words, and that it may be chance where it is not above the largest class's share (p ≥ 0.05).
+
+    `counts` are the images of each class, of these or of the training.
+    """
+    chance = max(counts, default=0) / max(sum(counts), 1)
+    words = f"accuracy {hits / images:.2%} on {images:,} held-out images"
+    p = binomial_tail(hits, images, chance)
+    if not counts or p < 0.05:
+        return f"{words}."
+    return f"{words}: not distinguishable from chance, which is {chance:.0%} for the largest class (p = {p:.2f})."
 
 
 def format_scores(scores: Scores, over: Over) -> list[str]:

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...loading import TrainingError
 from ...loading import choose_device as choose_device
 from ...models.layers import pool
+from ..data.images import explain_killed_worker
 
 Batch = tuple[Tensor, Tensor]  # x (samples, channels, height, width), labels or probabilities
 Step = Callable[[Tensor, Tensor], None]  # of a batch
@@ -81,6 +82,8 @@ def join_processes(device: str) -> Iterator[Process]:
     try:
         yield _start(device)
     except RuntimeError as error:
+        if killed := explain_killed_worker(error):
+            raise killed from None
         if "closed by peer" not in str(error) and "reset by peer" not in str(error):
             raise
         raise TrainingError("Another process of this run has died; see its own message.") from None

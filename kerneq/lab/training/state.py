@@ -25,7 +25,7 @@ from .optimizer import list_parameters_and_buffers, make_optimizer
 from .process import Process
 
 Write = Callable[[], None]
-POSITION = ("epoch", "batch", "step", "rate", "best", "seconds")  # the numbers of a state
+POSITION = ("epoch", "batch", "step", "rate", "best", "seconds", "stale")  # the numbers of a state
 
 
 @final
@@ -55,6 +55,12 @@ class State:
         self.rate = 0.0  # learning rate of the last step
         self.best: float | None = None  # validation accuracy of best.safetensors
         self.seconds = 0.0  # spent on the present epoch
+        self.stale = 0  # validations since that of the best accuracy
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether `training.patience` ends the run."""
+        return 0 < self.config.training.patience <= self.stale
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor a checkpoint needs. All processes must call it together."""
@@ -113,7 +119,7 @@ class State:
             self.accumulator.restore(sums, facts["meter"])
             self._restore_random(tensors)
             for name in POSITION:
-                setattr(self, name, facts[name])
+                setattr(self, name, facts.get(name, 0) if name == "stale" else facts[name])  # earlier ones lack it
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{path} belongs to another run or version: it lacks {error}.") from None
 

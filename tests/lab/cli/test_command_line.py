@@ -70,7 +70,7 @@ def test_a_run_is_trained_evaluated_and_reported_on(kerneq):
         (["train", "geq-tiny-digits", "model." + "a." * 5000 + "a=1"], 2, "There is no setting `model.a`"),
         (["train", "."], 2, "add --resume"),
         (["train", ".", "--resume"], 2, "There is no file config.toml"),
-        (["train", ".", "--resume", "--runs", "a"], 2, "--name and --runs say where a new run goes"),
+        (["train", ".", "--resume", "--runs", "a"], 2, "--name, --runs and --from are for a new run"),
         (["evaluate"], 2, "Missing argument"),
         (["evaluate", "nowhere"], 1, "There is no run folder nowhere, and no weights of that name ship"),
         (

@@ -70,3 +70,14 @@ def test_those_that_decode_end_with_a_process_that_is_killed(folder):
         process.stdout.readline()
         process.kill()
         process.communicate(timeout=30)  # which ends when nobody has the other end of its pipes
+
+
+def test_a_killed_process_that_decodes_ends_the_epoch_in_a_sentence(folder):
+    for worker in (0, 1):
+        with epoch(folder) as process:
+            process.stdout.readline()
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            assert len(children) == 2
+            os.kill(int(children[worker]), signal.SIGKILL)
+            out, error = process.communicate(timeout=30)
+            assert process.returncode == 1 and "DataError: A process that decodes pictures was killed" in error

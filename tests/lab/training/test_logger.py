@@ -32,7 +32,7 @@ def test_the_bar_shows_epoch_share_time_left_loss_accuracy_and_speed(width):
     terminal.bar.refresh()
     terminal.close()
     shown = ["geq-tiny-cifar10-0 epoch 2/3", "50%", "--:--", "loss 1.2500"]  # no time left yet: one report
-    for words in [*shown, *(["accuracy 50.00%", "1,234 images/s"] if width > 80 else [])]:
+    for words in [*shown, *(["loss 1.2500 · 50.00%", "1,234 images/s"] if width > 80 else [])]:
         assert words in output.getvalue()
     assert "unconverged" not in output.getvalue()
 
@@ -68,10 +68,21 @@ def test_where_there_is_no_terminal_finished_epochs_are_written_and_where_the_ti
     rows = run("training.epochs=2", loggers=[logger])
     *lines, last = output.getvalue().splitlines()
     assert lines == [format_epoch(row, "toy") for row in rows]
-    assert "validation loss" in output.getvalue() and "bound" in output.getvalue()
+    assert "held out loss" in output.getvalue() and "bound" in output.getvalue()
     assert re.fullmatch(r"toy \d.*? s: start .*\(imports .*, first steps .*\), training .*, validation .*", last)
     seconds = json.loads((tmp_path / "run" / "environment.json").read_text())["seconds"]
     assert seconds["training"] + seconds["first steps"] >= sum(row["seconds"] for row in rows) - 0.01
+
+
+def test_an_epoch_is_one_line_of_a_terminal_and_no_part_of_it_is_cut():
+    row = {"epoch": 7, "train": SCORES, "validation": SCORES, "diagnostics": {"branch0/norm": 2.0}, "seconds": 12.34}
+    whole = format_epoch(row, "birds")
+    assert whole == (
+        "birds epoch   7 | loss 1.2500 50.00% | held out loss 1.2500 50.00% | 12.3 s | "
+        "6.5 steps | residual 2.0e-04 | 12.5% above tol | norm 2"
+    )
+    assert format_epoch(row, "birds", 80) == whole[: whole.index(" | 6.5")]
+    assert format_epoch(row, "birds", 40) == "birds epoch   7 | loss 1.2500 50.00%"
 
 
 def test_an_epoch_line_shows_the_largest_of_the_branches_numbers():

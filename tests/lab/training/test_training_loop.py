@@ -8,7 +8,7 @@ from toys import Toy, build_toy
 
 from kerneq.lab.data import Augment, Batches, load
 from kerneq.lab.run import Run, checkpoint
-from kerneq.lab.training import loop, process, train
+from kerneq.lab.training import AbstractLogger, loop, process, train
 from kerneq.lab.training.build import make_training_batches
 from kerneq.lab.training.loop import subtract_margin
 from kerneq.lab.training.process import Process
@@ -116,3 +116,20 @@ def test_a_run_is_validated_every_so_many_epochs_and_at_its_end(tmp_path, run):
     assert measured == [(False, False), (True, True), (False, False), (True, True), (True, True)]
     best = max(row["validation"]["accuracy"] for row in rows if row["validation"])
     assert read_checkpoint(Run(tmp_path / "run").checkpoint("best"))[1]["best"] == best
+
+
+def test_a_run_without_progress_ends_early_and_stays_ended(run, tmp_path):
+    said = []
+
+    class Listener(AbstractLogger):
+        def log_epoch(self, row):
+            pass
+
+        def log_message(self, text):
+            said.append(text)
+
+    rows = run("training.epochs=50", "training.patience=2", "optimizer.lr=1e-12", loggers=[Listener()])
+    best = max(range(len(rows)), key=lambda i: (rows[i]["validation"]["accuracy"], -i))
+    assert len(rows) == best + 3 < 50 and "training.patience ends it here" in " ".join(said)
+    assert Run(tmp_path / "run").finished
+    assert len(run("training.epochs=50", "training.patience=2", "optimizer.lr=1e-12", resume=True)) == len(rows)

@@ -7,6 +7,7 @@ checkpoints/{best,last}.safetensors. Weights that ship are run folders in the in
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shlex
@@ -25,6 +26,7 @@ from .settings import ConfigError, build, convert, suggestion, values
 
 SHIPPED = Path(__file__).parent / "weights"
 FORMAT = "kerneq checkpoint 1"
+FACTS = {"epoch": int, "config": str, "step": int | None}  # of every checkpoint; exports of old have no step
 LARGEST = 100_000_000  # bytes of a file of settings or records
 _OTHER = {"best": "last", "last": "best"}  # the checkpoints of a run
 FREE = ("device", "training.checkpoint_epochs", "training.checkpoint_steps")  # may change between two starts of a run
@@ -147,7 +149,7 @@ def choose_device(device: str, local_rank: int = 0) -> torch.device:
 def read_weights(folder: Path, which: str) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
     """Read the best or last checkpoint of a run: its file, its weights by name, its facts.
 
-    The weights are their running average, where there is one; those with infinite or NaN entries are refused.
+    The weights are their running average, where there is one.
     """
     if which not in _OTHER:
         raise ConfigError(f"`checkpoint` must be 'best' or 'last', got {which!r}.")
@@ -157,11 +159,9 @@ def read_weights(folder: Path, which: str) -> tuple[Path, dict[str, Tensor], dic
         remedy = f"ask for the {other.stem} one" if other.exists() else f"{command} makes it"
         raise CheckpointError(f"There is no checkpoint {path}: {remedy}.")
     tensors, facts = read_checkpoint(path)
+    check_facts(path, facts, FACTS)
     weights = select(tensors, "average.") or select(tensors, "model.")
-    for name, value in weights.items():
-        if value.is_floating_point() and not bool(value.isfinite().all()):
-            raise CheckpointError(f"{path} is of no use: its `{name}` has infinite or NaN entries. Train it anew.")
-    if "head.bias" not in weights:
+    if "head.bias" not in weights or weights["head.bias"].dim() != 1:
         raise CheckpointError(f"{path} belongs to another run: it has no `head.bias`.")
     return path, weights, facts
 
@@ -178,12 +178,29 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             raise CheckpointError(f"{path} is a safetensors file, but not a checkpoint that kerneq wrote.")
         if compute_digest(tensors, header["facts"]) != header["sha256"]:
             raise CheckpointError(f"{path} is damaged: its contents do not match its own SHA-256.")
-        facts = json.loads(header["facts"])
+        facts = parse_facts(header["facts"])
     except FileNotFoundError:
         raise CheckpointError(f"There is no checkpoint {path}.") from None
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, RecursionError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged or is no checkpoint ({error}).") from None
     return tensors, facts
+
+
+def parse_facts(text: str) -> dict[str, Any]:
+    """Return the facts in a header of a checkpoint."""
+    facts = json.loads(text)
+    if not isinstance(facts, dict):
+        raise ValueError("its facts are no table")
+    return facts
+
+
+def check_facts(path: Path, facts: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    """Refuse the facts of the checkpoint at `path` unless each is of its kind, and no number negative or infinite."""
+    for name, kind in kinds.items():
+        value = facts.get(name)
+        number = isinstance(value, int | float)
+        if not isinstance(value, kind) or isinstance(value, bool) or (number and not 0 <= value < math.inf):
+            raise CheckpointError(f"{path} is damaged or belongs to another version: its `{name}` is {value!r:.60}.")
 
 
 def compute_digest(tensors: Mapping[str, Tensor], facts: str) -> str:
@@ -202,7 +219,19 @@ def select(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
-    """Put the weights found in `path` into a model; other names or shapes than the model's are a `CheckpointError`."""
+    """Put the weights found in `path` into a model.
+
+    Other names, shapes or kinds of numbers than the model's, and infinite or NaN entries, are a `CheckpointError`.
+    """
+    for name, own in model.state_dict().items():
+        value = weights.get(name, own)
+        if value.is_complex() or (value.is_floating_point(), value.dtype == torch.bool) != (
+            own.is_floating_point(),
+            own.dtype == torch.bool,
+        ):
+            raise CheckpointError(f"{path} belongs to another run: its `{name}` is {value.dtype}, not {own.dtype}.")
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise CheckpointError(f"{path} is of no use: its `{name}` has infinite or NaN entries. Train it anew.")
     try:
         found = model.load_state_dict(weights, strict=False)
     except RuntimeError as error:  # PyTorch lists every mismatch on a line of its own
@@ -221,8 +250,8 @@ def check_settings(path: Path, facts: Mapping[str, Any], config: Mapping[str, An
     """
     try:
         before, now = _list_settings(tomllib.loads(facts["config"])), _list_settings(config)
-    except (KeyError, ValueError):  # an older version saved it
-        return
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} does not say with which settings it was trained ({error!r:.80}).") from None
     moved = all(str(each.get("data.name")).startswith("folder:") for each in (before, now))
     free = (*FREE, "data.name") if moved else FREE
     shared = [key for key in before | now if key.startswith("model.") or (key in before and key in now)]

@@ -17,6 +17,7 @@ from typing import final
 import numpy as np
 import torch
 
+from ...loading import read_small
 from ...settings import build, suggestion
 from .images import DataError, ImageFiles, Images
 from .readers import Release, Split
@@ -200,7 +201,7 @@ def _split_by_hash(folder: Path, files: list[Path], split: Split) -> list[Path]:
 def _read_class_list(path: Path, count: int | None) -> dict[str, str]:
     """The folder and the name to show on each line of a class list; `#` begins a comment line."""
     try:
-        lines = [line.split(maxsplit=1) for line in path.read_text(encoding="utf-8-sig").splitlines()]
+        lines = [line.split(maxsplit=1) for line in read_small(path).decode("utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError):
         raise DataError(f"{path} is not a readable text file: write one folder name on each line.") from None
     rows = [row for row in lines if row and not row[0].startswith("#")]

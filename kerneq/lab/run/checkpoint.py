@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialise
 from torch import Tensor
 
-from ...loading import FORMAT, TrainingError, compute_digest
+from ...loading import FORMAT, TrainingError, compute_digest, parse_facts
 from .files import write_atomically
 
 
@@ -70,8 +70,8 @@ class Writer:
 
 def read_facts(path: Path) -> dict[str, Any]:
     """The facts in `path` alone, its tensors unread and unchecked; empty where there is no readable checkpoint."""
-    with suppress(SafetensorError, OSError, KeyError, ValueError):
+    with suppress(SafetensorError, OSError, KeyError, RecursionError, ValueError):
         if path.is_file():
             with safe_open(path, framework="pt") as file:
-                return dict(json.loads((file.metadata() or {})["facts"]))
+                return parse_facts((file.metadata() or {})["facts"])
     return {}

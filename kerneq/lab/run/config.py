@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from ...loading import config_file, find_folder, read_config
+from ...loading import config_file, find_folder, read_config, read_small
 from ...models import ModelConfig, find, from_config
 from ...settings import ConfigError as ConfigError
 from ...settings import build, convert, read_override, setting, suggestion, values
@@ -185,7 +185,7 @@ def resolve(tables: Sequence[Mapping[str, Any]], folder: Path) -> Config:
 def read_toml(path: Path) -> dict[str, Any]:
     """The table in a file, without that of its `base`."""
     try:
-        return _parse_toml(path.read_text(encoding="utf-8-sig"))  # Windows' editors begin a file with a mark
+        return _parse_toml(read_small(path).decode("utf-8-sig"))  # Windows' editors begin a file with a mark
     except FileNotFoundError:
         raise ConfigError(f"There is no file {path}; ready ones are known by name, as geq-tiny-digits.") from None
     except ConfigError as error:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from ...loading import TrainingError
+from ...loading import TrainingError, read_small
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -66,7 +66,7 @@ def to_json(tree: Any, indent: int | None = None) -> str:
 def read_json(path: Path, needed: bool = True) -> dict[str, Any]:
     """The table in a JSON file; empty if there is no such file, or it is damaged and not `needed`."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        found = json.loads(read_small(path)) if path.exists() else {}
         problem = "" if isinstance(found, dict) else "it holds no table"
     except (OSError, ValueError, RecursionError) as error:
         found, problem = {}, str(error)

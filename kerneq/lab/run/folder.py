@@ -23,6 +23,7 @@ from ...loading import (
     config_file,
     find_folder,
     read_checkpoint,
+    read_small,
     read_weights,
 )
 from ..data import Images, fingerprint
@@ -82,7 +83,11 @@ class Run:
 
     def environment(self) -> dict[str, Any]:
         """Where the run came from, as in environment.json; empty if it was not recorded, or is damaged."""
-        return read_json(self.path / "environment.json", needed=False)
+        found = read_json(self.path / "environment.json", needed=False)
+        starts, images = found.get("resumed", []), found.get("images", [])
+        whole = isinstance(starts, list) and all(isinstance(start, dict) for start in starts)
+        whole = whole and isinstance(images, list) and all(isinstance(count, int) for count in images)
+        return found if whole else {}
 
     def classes(self) -> tuple[str, ...]:
         """The names of the classes it was trained on, by label; empty if they were not stored, or are damaged."""
@@ -91,8 +96,7 @@ class Run:
 
     def counts(self) -> tuple[int, ...]:
         """How many training images each class had when the run was started; empty if that was not recorded."""
-        found = self.environment().get("images")
-        return tuple(found) if isinstance(found, list) else ()
+        return tuple(self.environment().get("images", ()))
 
     def renamed(self) -> bool:
         """Whether its folder of pictures has other names in it than when the run was started, if that was recorded.
@@ -106,8 +110,7 @@ class Run:
     def finished(self) -> bool:
         """Whether its training is known to have come to its end; earlier versions did not write that down."""
         environment = self.environment()
-        starts = environment.get("resumed") or [environment]
-        return isinstance(starts, list) and isinstance(starts[-1], dict) and "seconds" in starts[-1]
+        return "seconds" in (environment.get("resumed") or [environment])[-1]
 
     # What training measured and saved.
 
@@ -117,8 +120,10 @@ class Run:
 
     def _lines(self) -> list[dict[str, Any] | None]:
         """Every line of metrics.jsonl, None where it is not the row of an epoch."""
-        path = self.path / "metrics.jsonl"
-        return [_read_row(line) for line in path.read_bytes().splitlines()] if path.is_file() else []
+        lines: list[bytes] = []
+        with suppress(FileNotFoundError):
+            lines = read_small(self.path / "metrics.jsonl").splitlines()
+        return [_read_row(line) for line in lines]
 
     def seconds(self) -> float:
         """Time spent training, validation left out."""
@@ -321,7 +326,7 @@ class Run:
         written: dict[str, Any] = {**origin, "resumed": []}
         if step > 0:
             before = self.environment()
-            if not isinstance(before.get("resumed"), list):
+            if "resumed" not in before:
                 warnings.warn(f"{self.path / 'environment.json'} was missing or damaged: begun anew.", stacklevel=2)
                 before = written
             written = {**before, "resumed": [*before["resumed"], {**origin, "step": step}]}

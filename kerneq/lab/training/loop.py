@@ -275,6 +275,8 @@ def open_run(
     if newest is not None:
         try:
             state.restore(newest)
+            if state.step != state.epoch * len(batches) + state.batch or state.batch > len(batches):
+                raise CheckpointError(f"{newest} is at step {state.step}, which is not in epoch {state.epoch + 1}.")
         except CheckpointError as error:
             raise CheckpointError(f"{error} {run.advice(newest)}") from None
     elif begun:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch.nn.utils import get_total_norm
 
 from ...cuda_graphs import capture
 from ...gradients import Implicit
-from ...loading import load_weights, read_checkpoint, select
+from ...loading import FACTS, check_facts, load_weights, read_checkpoint, select
 from ...models import AbstractModel
 from ...solution import NonfiniteInputError
 from ...solvers.loops import CUDA_STRIDE
@@ -25,7 +25,15 @@ from .optimizer import list_parameters_and_buffers, make_optimizer
 from .process import Process
 
 Write = Callable[[], None]
-POSITION = ("epoch", "batch", "step", "rate", "best", "seconds", "stale")  # the numbers of a state
+POSITION = {  # the numbers of a state, as a checkpoint has them
+    "epoch": int,
+    "batch": int,
+    "step": int,
+    "rate": int | float,
+    "best": int | float | None,
+    "seconds": int | float,
+    "stale": int,
+}
 
 
 @final
@@ -106,22 +114,34 @@ class State:
     def restore(self, path: Path) -> None:
         """Continue from the checkpoint at `path`: afterwards everything is bit for bit as it was saved."""
         tensors, facts = read_checkpoint(path)
+        facts = {"stale": 0} | facts  # earlier versions did not count
+        check_facts(path, facts, FACTS | POSITION)
         if self.average is not None:
             load_weights(self.average, select(tensors, "average."), path)
         load_weights(self.model, select(tensors, "model."), path)
         try:
-            for name, parameter in self.model.named_parameters():
-                if f"momentum.{name}" in tensors:  # in the memory layout of its parameter
-                    momentum = torch.empty_like(parameter).copy_(tensors[f"momentum.{name}"])
-                    self.optimizer.state[parameter]["momentum_buffer"] = momentum
+            self._restore_momentum(select(tensors, "momentum."), facts["step"])
             # The sums are those of all processes together: the first one carries them on.
             sums = tensors["meter"] if self.process.leads else torch.zeros_like(tensors["meter"])
             self.accumulator.restore(sums, facts["meter"])
             self._restore_random(tensors)
             for name in POSITION:
-                setattr(self, name, facts.get(name, 0) if name == "stale" else facts[name])  # earlier ones lack it
+                setattr(self, name, facts[name])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise CheckpointError(f"{path} belongs to another run or version: it lacks {error}.") from None
+            raise CheckpointError(f"{path} belongs to another run or version: {error}.") from None
+
+    def _restore_momentum(self, momenta: Mapping[str, Tensor], step: int) -> None:
+        """Take over the momentum of every parameter that is trained, of whose shape it must be."""
+        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        needed = trained if step and self.config.optimizer.momentum else {}
+        if needed.keys() - momenta.keys() or momenta.keys() - trained.keys():
+            raise ValueError("its momenta are not those of the parameters that are trained")
+        for name, saved in momenta.items():
+            parameter = trained[name]
+            if saved.shape != parameter.shape or saved.dtype != parameter.dtype or not bool(saved.isfinite().all()):
+                raise ValueError(f"`momentum.{name}` is not that of its parameter")
+            momentum = torch.empty_like(parameter).copy_(saved)  # in the memory layout of its parameter
+            self.optimizer.state[parameter]["momentum_buffer"] = momentum
 
     def _restore_random(self, tensors: dict[str, Tensor]) -> None:
         rank = self.process.rank

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..certificates import certify
 from ..solution import Solution, Status
 from ..tensors import check_whole
-from .console import numbers, plain
+from .console import numbers, plain, printable
 from .data import SUFFIXES, DataError, decode, grey, pictures_in
 from .evaluate import NotApplicableError, TrainedRun, check_certifiable
 from .evaluate.saliency import contact_sheet, map_each
@@ -318,9 +318,15 @@ def format_csv(predictions: Sequence[Prediction], top: int) -> str:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["picture", *pairs, *outcome])
     for row in (prediction.row() for prediction in predictions):
-        path = row["path"].encode(errors="replace").decode()  # a file's name may be no text
-        table.writerow([path, *(cell for entry in row["top"] for cell in entry.values()), *map(row.get, outcome)])
+        cells = [row["path"], *(cell for entry in row["top"] for cell in entry.values()), *map(row.get, outcome)]
+        table.writerow([_as_cell(cell) for cell in cells])
     return text.getvalue()
+
+
+def _as_cell(value: object) -> object:
+    """A cell of CSV that is no formula to a spreadsheet and nothing to a terminal, whatever a name is."""
+    text = printable(value) if isinstance(value, str) else ""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text or value
 
 
 def format_json(

@@ -50,6 +50,7 @@ LAYERS = [
     "lab.verify",
     "lab.sweep",
     "lab.demo",
+    "lab.glossary",
     "lab.tables",
     "lab.cli",
 ]

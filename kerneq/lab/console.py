@@ -1,5 +1,6 @@
 """What commands print: sentences and tables, in which no text from outside can harm the terminal."""
 
+import re
 import unicodedata
 
 from rich.console import Console
@@ -12,6 +13,11 @@ def printable(text: str) -> str:
     """Replace what a file's name may do to a terminal: control characters, halves of characters."""
     whole = text.encode(errors="replace").decode()
     return "".join(c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cf") else "\ufffd" for c in whole)
+
+
+def escape_markdown(text: str) -> str:
+    """Return the text as Markdown that shows it, on one line, and that holds no HTML."""
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(printable(text).split()))
 
 
 def plain(text: object, style: str = "") -> Text:

@@ -7,7 +7,7 @@ import math
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -19,10 +19,11 @@ from rich.text import Text
 from torch import Tensor
 
 from ..certificates import certify
+from ..models.classifier import AbstractModel
 from ..solution import Solution, Status
 from ..tensors import check_whole
-from .console import numbers, plain
-from .data import SUFFIXES, DataError, decode, grey, pictures_in
+from .console import numbers, plain, printable
+from .data import SUFFIXES, DataError, Images, decode, grey, pictures_in
 from .evaluate import NotApplicableError, TrainedRun, check_certifiable
 from .evaluate.saliency import contact_sheet, map_each
 from .evaluate.scores import FEWEST
@@ -133,9 +134,8 @@ class Predictor:
         check_whole("top", top)
         if not pictures:
             return []
-        paths, pixels = zip(*pictures, strict=True)
-        labels = torch.zeros(len(paths), dtype=torch.int64)  # not used
-        images = dataclasses.replace(self.trained.seen, pixels=torch.stack(pixels), labels=labels)
+        paths = [path for path, _ in pictures]
+        images = self._images([pixels for _, pixels in pictures])
         found: list[Prediction] = []
         for x, _, logits, solutions in self.trained.outputs(images):
             best = logits.double().softmax(1).topk(min(top, logits.shape[1]))
@@ -178,9 +178,29 @@ class Predictor:
         """
         if certified:
             check_certifiable(self.trained)
-        files: list[Path] = []
         failures: list[tuple[Path, str]] = []
         predictions: list[Prediction] = []
+        for readable in self._read(paths, failures):
+            predictions += self.predict(readable, top, certified, threshold)
+        return predictions, failures
+
+    @torch.no_grad()
+    def extract_features(self, paths: Sequence[Path]) -> tuple[Tensor, list[Path], list[tuple[Path, str]]]:
+        """What the model's head sees of picture files, and of those in folders, (files, features), and which file is
+        in which row; also which files cannot be read, each with the reason."""
+        model = self.trained.model
+        assert isinstance(model, AbstractModel)
+        rows, files, failures = [], list[Path](), list[tuple[Path, str]]()
+        for readable in self._read(paths, failures):
+            files += [path for path, _ in readable]
+            batches = self.trained.batches(self._images([pixels for _, pixels in readable])) if readable else None
+            for x, _ in batches.epoch(0) if batches is not None else ():
+                rows.append(model.features(x).float().cpu())
+        return torch.cat(rows) if rows else torch.empty(0, 0), files, failures
+
+    def _read(self, paths: Sequence[Path], failures: list[tuple[Path, str]]) -> Iterator[list[tuple[Path, Tensor]]]:
+        """Read picture files, and those in folders, some at a time; those that cannot be read go to `failures`."""
+        files: list[Path] = []
         for path in paths:
             try:
                 files += find_pictures(path)
@@ -194,8 +214,12 @@ class Predictor:
                     readable.append((path, self.read(path)))
                 except DataError as error:
                     failures.append((path, str(error)))
-            predictions += self.predict(readable, top, certified, threshold)
-        return predictions, failures
+            yield readable
+
+    def _images(self, pixels: Sequence[Tensor]) -> Images:
+        """Pictures as the model takes them, without labels."""
+        labels = torch.zeros(len(pixels), dtype=torch.int64)  # not used
+        return dataclasses.replace(self.trained.seen, pixels=torch.stack([*pixels]), labels=labels)
 
     def _radii(self, x: Tensor, classes: Tensor) -> list[float]:
         """The certified radius of each picture, 0 where what is proved is about another class than was predicted: a
@@ -318,9 +342,15 @@ def format_csv(predictions: Sequence[Prediction], top: int) -> str:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["picture", *pairs, *outcome])
     for row in (prediction.row() for prediction in predictions):
-        path = row["path"].encode(errors="replace").decode()  # a file's name may be no text
-        table.writerow([path, *(cell for entry in row["top"] for cell in entry.values()), *map(row.get, outcome)])
+        cells = [row["path"], *(cell for entry in row["top"] for cell in entry.values()), *map(row.get, outcome)]
+        table.writerow([_as_cell(cell) for cell in cells])
     return text.getvalue()
+
+
+def _as_cell(value: object) -> object:
+    """A cell of CSV that is no formula to a spreadsheet and nothing to a terminal, whatever a name is."""
+    text = printable(value) if isinstance(value, str) else ""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text or value
 
 
 def format_json(

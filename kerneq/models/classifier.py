@@ -96,6 +96,16 @@ class AbstractModel(nn.Module, abc.ABC):
         logits, found = self.classify(x)
         return (logits, found) if solutions else logits
 
+    def features(self, x: Tensor) -> Tensor:
+        """Return what the linear head makes the logits of, (batch, features), with gradients."""
+        seen: list[Tensor] = []
+        hook = self.get_submodule("head").register_forward_pre_hook(lambda head, inputs: seen.append(inputs[0]))
+        try:
+            self(x)
+        finally:
+            hook.remove()
+        return seen[0]
+
     def layers(self) -> list[Equilibrium]:
         """Return the equilibrium layers."""
         return layers_of(self)

@@ -13,9 +13,9 @@ import typer
 from ... import __version__
 from ..console import complain, printable
 from .arguments import PACKAGE
-from .errors import explain
-from .evaluation import evaluate, export, predict, report
-from .listing import data, models, verify
+from .errors import describe_error
+from .evaluation import evaluate, export, features, predict, report
+from .listing import data, experiments, explain, models, verify
 from .training import demo, sweep, train
 
 app = typer.Typer(
@@ -25,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(no_args_is_help=True)(train)
-for command in (sweep, evaluate, predict, export, report, data, verify, models, demo):
+for command in (sweep, evaluate, predict, features, export, report, experiments, models, data, explain, verify, demo):
     app.command()(command)
 
 
@@ -64,7 +64,7 @@ def main(command: Callable[[], object] = app) -> None:
     except BrokenPipeError:
         sys.exit(1)  # the reader of our output is gone
     except Exception as error:
-        explained = explain(error)
+        explained = describe_error(error)
         if explained is None:
             raise
         code, sentence = explained

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ..run import Run
 
 
-def explain(error: Exception) -> tuple[int, str] | None:
+def describe_error(error: Exception) -> tuple[int, str] | None:
     """The code that the program ends with after this error, and what it says; None for a bug.
 
     Of PyTorch's sentences about memory the first ones are said, and what to do instead of its own advice.
@@ -48,7 +48,7 @@ class Failures:
         try:
             yield
         except Exception as error:
-            explained = explain(error)
+            explained = describe_error(error)
             if explained is None:
                 raise
             code, sentence = explained

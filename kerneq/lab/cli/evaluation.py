@@ -1,4 +1,4 @@
-"""The commands about trained runs: evaluate, predict, report and export."""
+"""The commands about trained runs: evaluate, predict, features, report and export."""
 
 import sys
 from collections.abc import Sequence
@@ -160,6 +160,46 @@ def predict(
         write_atomically(saliency, prediction.draw_maps(predictor, predictions))
         first = f"the first {prediction.SHOWN}" if len(predictions) > prediction.SHOWN else "all"
         say(f"Where it looks, {first} of the pictures: {saliency}", stderr=True)
+    for _, problem in failures:
+        complain(problem)
+    if failures:
+        sys.exit(1)
+
+
+def features(
+    run: RunFolder,
+    pictures: Annotated[Path, Argument(help="A picture file, or a folder of them.", metavar="PATH", readable=False)],
+    output: Annotated[Path, Argument(help="The .npy file to write.", metavar="OUT.npy")],
+    checkpoint: Checkpoint = "best",
+    device: Device = "auto",
+) -> None:
+    """Write what a trained model's linear head sees of picture files: an array (pictures, features) for NumPy.
+
+    The names of the pictures, in the order of the rows, go into a .json file beside it.
+    """
+    import io
+
+    import numpy
+
+    from ..prediction import Predictor
+    from ..run import write_atomically
+    from ..run.config import ConfigError
+    from ..run.files import write_json
+
+    names = output.with_suffix(".json")
+    if output.suffix != ".npy" or output.exists() or names.exists():
+        raise ConfigError(f"OUT.npy is the name of a new .npy file, with a new .json beside it, got {output}.")
+    with progress_bars() as progress:
+        predictor = Predictor(run, checkpoint, device, progress)
+        rows, files, failures = predictor.extract_features([pictures])
+    if files:
+        written = io.BytesIO()
+        numpy.save(written, rows.numpy())
+        write_atomically(output, written.getvalue())
+        trained = predictor.trained
+        header = {"run": str(run), "checkpoint": trained.checkpoint, "epoch": trained.epoch}
+        write_json(names, header | {"pictures": [str(file) for file in files]})
+        say(f"Written to {output}: {len(rows)} pictures, {rows.shape[1]} features; their names are in {names}")
     for _, problem in failures:
         complain(problem)
     if failures:

@@ -1,9 +1,44 @@
-"""The commands that say what there is: data sets, models, and the claims of the papers, checked."""
+"""The commands that say what there is: experiments, models, data sets, words, and the claims of the papers, checked."""
 
 import sys
+from typing import Annotated
+
+from typer import Argument, Option
 
 from ..console import complain, progress_bars, say, show_table
-from .arguments import AsJson
+from .arguments import PACKAGE, AsJson
+
+
+def experiments(
+    words: Annotated[list[str] | None, Argument(help="Only those with all of these words.", metavar="WORD")] = None,
+) -> None:
+    """List the experiments for `kerneq train` and the sweeps for `kerneq sweep`, a sentence each."""
+    from ..tables import summary_table
+
+    for title, folder in (("kerneq train", "experiments"), ("kerneq sweep", "experiments/sweeps")):
+        rows = []
+        for file in sorted((PACKAGE / folder).glob("*.toml")):
+            sentence = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+            if all(word.lower() in f"{file.stem} {sentence}".lower() for word in words or ()):
+                rows.append((file.stem, sentence))
+        if rows:
+            say(f"{title} NAME", "bold")
+            show_table(summary_table(rows))
+
+
+def explain(
+    word: Annotated[str, Argument(help="A word that kerneq prints, such as residual, gamma or ECE.")] = "",
+    markdown: Annotated[bool, Option("--markdown", help="Print all of them, as in docs/glossary.md.")] = False,
+) -> None:
+    """Say what a word means that kerneq prints; without one, list them."""
+    from ..glossary import find_term, read_glossary, write_markdown
+
+    if markdown:
+        print(write_markdown(), end="")
+    elif word:
+        say(": ".join(find_term(word)))
+    else:
+        say(f"kerneq explain WORD, for: {'; '.join(read_glossary())}")
 
 
 def data() -> None:

@@ -1,25 +1,29 @@
-"""A trained run as a small folder to share: weights in half precision, records, and a model card."""
+"""A trained run as a small folder to share: weights in half precision, records without paths, and a model card."""
 
+import dataclasses
 import hashlib
 import importlib.resources
 import shlex
-import shutil
 import tempfile
 from pathlib import Path
 
 import torch
-from jinja2 import Template, UndefinedError
+from jinja2 import Environment, UndefinedError
+from markupsafe import Markup
 from torch import Tensor
 
+from ..console import escape_markdown, printable
 from ..data import find
 from ..run import Run, TrainingError, write_atomically
 from ..run.checkpoint import copy_tensors, save
-from ..run.config import write
-from ..run.files import read_json
+from ..run.config import Config, write
+from ..run.files import read_json, to_json, write_json
 from .classification import extreme_classes
 from .trained import TrainedRun
 
-RECORDS = ("config.toml", "classes.json", "environment.json", "metrics.jsonl", "evaluation.json", "evaluation/*.json")
+# What a damaged record may end in.
+DAMAGES = (AttributeError, LookupError, RecursionError, TypeError, ValueError, UndefinedError)
+RECORDS = ("classes.json", "environment.json", "evaluation.json", "evaluation/*.json")
 
 
 def export(path: Path | str, folder: Path, checkpoint: str = "best") -> Run:
@@ -31,7 +35,8 @@ def export(path: Path | str, folder: Path, checkpoint: str = "best") -> Run:
         raise TrainingError(f"{folder} already exists: choose another folder.")
     trained = TrainedRun.open(path, checkpoint, "cpu")
     weights = half_precision_weights(trained)
-    facts = {"epoch": trained.epoch, "step": trained.step, "config": write(trained.run.config())}
+    config = without_path(trained.run.config())
+    facts = {"epoch": trained.epoch, "step": trained.step, "config": write(config)}
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Made under another name and renamed at the end: an interrupted export leaves no incomplete folder.
@@ -39,11 +44,13 @@ def export(path: Path | str, folder: Path, checkpoint: str = "best") -> Run:
             partial = Run(Path(place) / folder.name)
             for name in ("checkpoints", "evaluation"):
                 (partial.path / name).mkdir(parents=True)
-            copy_records(trained, partial.path)
             save(partial.checkpoint("best"), copy_tensors(weights), facts)
             try:
+                copy_records(trained, partial, config)
                 text = card(partial)
-            except (KeyError, TypeError, ValueError, UndefinedError) as error:
+            except TrainingError as error:
+                raise TrainingError(str(error).replace(str(partial.path), str(path))) from None
+            except DAMAGES as error:
                 raise TrainingError(f"The evaluation of {path} is damaged ({error!r}): evaluate it again.") from None
             # The name of a folder or of a class need not be valid text.
             write_atomically(partial.path / "README.md", text.encode(errors="replace"))
@@ -76,13 +83,29 @@ def halve(value: Tensor) -> Tensor:
     return value.half() if value.is_floating_point() and value.dim() > 1 else value
 
 
-def copy_records(trained: TrainedRun, folder: Path) -> None:
-    """Copy the run's records into `folder`, except those measured on other weights."""
-    for file in (path for pattern in RECORDS for path in trained.run.path.glob(pattern)):
+def copy_records(trained: TrainedRun, copy: Run, config: Config) -> None:
+    """Write the run's records into a copy of it, except those measured on other weights and paths of this machine."""
+    run = trained.run
+    write_atomically(copy.path / "config.toml", write(config).encode())
+    write_atomically(copy.path / "metrics.jsonl", "".join(to_json(row) + "\n" for row in run.rows()).encode())
+    for file in (path for pattern in RECORDS for path in sorted(run.path.glob(pattern))):
         needed = file.stem == "evaluation" or file.parent.name == "evaluation"  # the card is made of these
-        record = read_json(file, needed) if file.suffix == ".json" else {}
+        record = read_json(file, needed)
+        record |= {"data": config.data.pictures} if "data" in record else {}
+        resumed = record.get("resumed")
+        for start in (record, *(resumed if isinstance(resumed, list) else ())):
+            if isinstance(start, dict):
+                start.pop("command", None)
         if record.get("epoch") in (None, trained.epoch) and record.get("step") in (None, trained.step):
-            shutil.copyfile(file, folder / file.relative_to(trained.run.path))
+            write_json(copy.path / file.relative_to(run.path), record)
+
+
+def without_path(config: Config) -> Config:
+    """The settings, with the name alone of a folder of pictures, which others have elsewhere."""
+    folder = Path(config.data.name.removeprefix("folder:")).resolve().name
+    if not config.data.name.startswith("folder:") or not folder:
+        return config
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, name=f"folder:{folder}"))
 
 
 def card(run: Run) -> str:
@@ -93,17 +116,26 @@ def card(run: Run) -> str:
     filled = [(each["count"], each["confidence"]) for each in bins if each["count"]]
     confidence = sum(count * mean for count, mean in filled) / max(sum(count for count, _ in filled), 1)
     source = importlib.resources.files(__package__).joinpath("card.md").read_text(encoding="utf-8")
-    return Template(source, trim_blocks=True, keep_trailing_newline=True).render(
+    name = printable(run.name).replace("\n", " ")  # in code, where nothing else needs to be escaped
+    environment = Environment(trim_blocks=True, keep_trailing_newline=True, finalize=_as_text)
+    return environment.from_string(source).render(
         run=run,
-        quoted=shlex.quote(run.name),
+        name=Markup(name),
+        quoted=Markup(shlex.quote(name)),
         config=config,
         data_set=find(config.data.name),
         scores=evaluation.get("scores", {}).get("test"),
         test=test,
         rates=extreme_classes(test["per_class"], evaluation["classes"]) if test else None,
         calibration=calibration,
+        threshold=evaluation.get("threshold"),
         confidence=confidence,
         parameters=evaluation.get("parameters", "unknown"),
         size=len(weights) / 1e6,
         digest=hashlib.sha256(weights).hexdigest(),
     )
+
+
+def _as_text(value: object) -> object:
+    """What Markdown shows as this value, whatever the names of classes and folders have in them."""
+    return escape_markdown(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -4,7 +4,6 @@ import base64
 import collections
 import dataclasses
 import importlib.resources
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import final
@@ -12,6 +11,7 @@ from urllib.parse import quote
 
 from jinja2 import Environment
 
+from ..console import escape_markdown, printable
 from ..run import write_atomically
 
 DASH = "–"  # in the cell of a table for which there is no number
@@ -110,7 +110,7 @@ def write_page(page: Page, output: Path) -> None:
     files = {drawing: folder / name for drawing, name in page.files().items()} if markdown else {}
     for drawing, file in files.items():
         write_atomically(file, drawing.data)
-    environment = Environment(autoescape=not markdown, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(autoescape=not markdown, trim_blocks=True, lstrip_blocks=True, finalize=_without_codes)
     # In Markdown a space or a bracket would end an address; and a folder's name may be no text.
     environment.filters["address"] = lambda file: quote(f"{folder.name}/{file.name}", errors="surrogateescape")
     environment.filters["text"] = escape_markdown
@@ -119,6 +119,6 @@ def write_page(page: Page, output: Path) -> None:
     write_atomically(output, text.encode(errors="replace"))
 
 
-def escape_markdown(text: str) -> str:
-    """Return the text as Markdown that shows it, on one line."""
-    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(text.split()))
+def _without_codes(value: object) -> object:
+    """Return what is written of a value: of a text, no character that acts on a terminal or turns the text around."""
+    return printable(value) if type(value) is str else value

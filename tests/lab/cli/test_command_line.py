@@ -14,7 +14,8 @@ from kerneq import __version__
 from kerneq.lab import cli, demo
 from kerneq.lab.cli import main
 from kerneq.lab.run import Run, checkpoint
-from kerneq.lab.run.config import load, write
+from kerneq.lab.run.config import EXPERIMENTS, load, write
+from kerneq.lab.training.metrics import METRICS
 from kerneq.loading import read_checkpoint
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -333,3 +334,24 @@ def test_no_arguments_whatever_give_a_traceback(monkeypatch, capsys, tmp_path, c
         main()
         raise SystemExit(0)
     capsys.readouterr()
+
+
+def test_the_words_of_tables_are_explained_and_the_page_is_the_same(kerneq):
+    page = (Path(__file__).parents[3] / "docs/glossary.md").read_text()
+    assert kerneq("explain", "--markdown") == (0, page)
+    for word in ("norm_raw", "energy", "gamma", "residual", "deletion", "MCE", "ece", "Not-Converged", "weights"):
+        assert kerneq("explain", word)[0] == 0, word
+    for metric in METRICS:
+        assert kerneq("explain", metric.title)[0] == 0, "whatever a run prints"
+    code, said = kerneq("explain", "gama")
+    assert code == 2 and "Did you mean `gamma`?" in said and "norm_raw" in kerneq("explain")[1]
+
+
+def test_experiments_are_listed_with_a_sentence_each(kerneq, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, said = kerneq("experiments")
+    assert code == 0 and max(map(len, said.splitlines())) <= 80
+    assert all(f"  {file.stem} " in said for file in EXPERIMENTS.glob("**/*.toml"))
+    assert all(file.read_text().startswith("# ") for file in EXPERIMENTS.glob("**/*.toml")), "its sentence"
+    _, said = kerneq("experiments", "CIFAR10", "kerdeq")
+    assert "kerdeq-5m-cifar10" in said and "geq-5m-cifar10 " not in said.replace("mopteq", "").replace("kerdeq", "")

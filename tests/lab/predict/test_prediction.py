@@ -20,7 +20,7 @@ from kerneq.lab import prediction
 from kerneq.lab.console import show_table
 from kerneq.lab.data import DataError, load, normalise
 from kerneq.lab.evaluate import evaluate
-from kerneq.lab.prediction import Prediction, Predictor, make_table, predict
+from kerneq.lab.prediction import Prediction, Predictor, format_csv, make_table, predict
 from kerneq.lab.run.config import load as load_config
 from kerneq.lab.training.build import build_model
 from kerneq.lab.verify import certify
@@ -317,3 +317,31 @@ def test_a_picture_below_the_threshold_shows_none_of_the_classes(kerneq, digits_
     assert {p.known for p in predict(folder, paths, threshold="auto")} == {p >= least for p in shares}
     code, _, err = kerneq("predict", folder, paths[0], "--threshold", "1.5")
     assert code == 2 and "`threshold` must be auto or a confidence between 0 and 1, got '1.5'." in err
+
+
+def test_csv_has_no_escape_codes_and_no_formulas(digits_run, tmp_path):
+    names = ("=cmd|' /C calc'!A0", "red\x1b[31m", "@SUM(1)", "-1")
+    shown = Prediction(tmp_path / "a\u202eb.png", names, (0.4, 0.3, 0.2, 0.1), None, None, None, labels=(0, 1, 2, 3))
+    text = format_csv([shown, dataclasses.replace(shown, path=Path("=1+1.png"))], 4)
+    [first, second] = list(csv.reader(io.StringIO(text)))[1:]
+    assert "\x1b" not in text and "\u202e" not in text and second[0] == "'=1+1.png"
+    assert first[1] == "'" + names[0] and first[5] == "'@SUM(1)" and first[7] == "'-1" and first[2] == "0.4"
+
+
+def test_features_are_what_the_head_makes_the_logits_of(kerneq, digits_run, tmp_path):
+    (tmp_path / "pictures").mkdir()
+    paths = write_digits(tmp_path / "pictures", 3)
+    code, out, _ = kerneq("features", digits_run, tmp_path / "pictures", tmp_path / "out.npy", "--device", "cpu")
+    rows, names = np.load(tmp_path / "out.npy"), json.loads((tmp_path / "out.json").read_text())
+    assert code == 0 and "3 pictures" in out and names["pictures"] == sorted(map(str, paths))
+    model = load_model(digits_run)
+    logits = model.head(torch.from_numpy(rows)).softmax(1)
+    shares = [p.probabilities[0] for p in predict(digits_run, sorted(paths), device="cpu")]
+    torch.testing.assert_close(logits.amax(1), torch.tensor(shares), rtol=1e-4, atol=1e-5)
+    x = torch.randn(2, 1, 8, 8)
+    torch.testing.assert_close(model.head(model.features(x)), model(x))
+    code, _, err = kerneq("features", digits_run, paths[0], tmp_path / "out.npy")
+    assert code == 2 and "OUT.npy is the name of a new .npy file" in err
+    (tmp_path / "bad.png").write_text("no picture")
+    code, _, err = kerneq("features", digits_run, tmp_path / "bad.png", tmp_path / "new.npy")
+    assert code == 1 and "bad.png" in err and not (tmp_path / "new.npy").exists()

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -186,3 +187,32 @@ def test_shipped_weights_name_a_picture_straight_after_install(tmp_path):
     environment = {**os.environ, "KERNEQ_DATA": str(tmp_path / "nothing"), "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0 and "airplane" in done.stdout, done.stderr
+
+
+def test_names_of_classes_and_paths_of_this_machine_stay_out_of_a_card(colour_run, tmp_path):
+    names = ["<img src=x onerror=alert(1)> [a](javascript:b)", "red\x1b[31m\u202e a|b\n# c"]
+    copy = Run(shutil.copytree(colour_run[0], tmp_path / "copy"))
+    (copy.path / "classes.json").write_text(json.dumps({"classes": names}))
+    exported = export(copy.path, tmp_path / "x`<i>")
+    shown = (exported.path / "README.md").read_text()
+    assert "\\<img" in shown and "<img" not in shown.replace("\\<", "") and "](java" not in shown.replace("\\](", "")
+    assert "<i>" not in shown.replace("\\<", "").partition("```")[0]
+    assert "\x1b" not in shown and "\u202e" not in shown and "\n# c" not in shown and "folder:pictures" in shown
+    everything = "".join(file.read_text() for file in exported.path.glob("*.*"))
+    assert str(colour_run[1].parent) not in everything and '"command"' not in everything
+    assert str(colour_run[1].parent) in (copy.path / "config.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    "content", ['{"resumed": 3}', "[1]", "{" * 100, '{"scores": 1}', '{"classification": []}', "[" * 9999]
+)
+@pytest.mark.parametrize("file", ["evaluation.json", "environment.json", "evaluation/attack.json", "metrics.jsonl"])
+def test_a_crafted_record_is_no_traceback(kerneq, trained, tmp_path, file, content):
+    copy = Run(shutil.copytree(trained.path, tmp_path / "copy"))
+    (copy.path / "evaluation").mkdir(exist_ok=True)
+    (copy.path / file).write_text(content)
+    for command in (("export", copy.path, tmp_path / "mine"), ("report", copy.path, "--output", tmp_path / "a.html")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            code, _, err = kerneq(*command)
+        assert code in (0, 1) and (code == 0 or str(copy.path) in err), err

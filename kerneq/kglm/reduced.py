@@ -34,6 +34,7 @@ from .lowrank import AbstractLowRank, Features, Rows, jittered_cholesky
 BLOCK = 2**26  # bytes of k(X, C) that are made at once
 SAMPLED = 2  # rows per feature of the preconditioner's Hessian
 GRAM = 400  # a Gram matrix of r features costs as much as 2nr/GRAM products with Φ and Φᵀ: it is compute-bound
+STALE = 0.1  # a preconditioner serves as long as the weights have moved by less than this share
 INNER = 0.05  # residual of the inner solve, relative
 INNER_STEPS = 200
 Group = torch.distributed.ProcessGroup
@@ -188,6 +189,7 @@ class Preconditioner:
         total = int(design.sum(torch.tensor([n], device=problem.t.device)).item())
         r = features.rank
         self.problem, self.shared = problem, outputs * r * r * 8 > memory // 4
+        self._at, self._factor = problem.t.new_zeros(1), problem.t.new_zeros(0)  # the weights, and L there
         self.index: Tensor | None = None
         self.sample, self.scale = design, 1.0
         if total > SAMPLED * r and r * (1 if self.shared else outputs) > GRAM * outputs:
@@ -201,11 +203,16 @@ class Preconditioner:
         """Return L, (columns, r, r), with one column where the outputs have the same weights."""
         weights = self.problem.family.variance(eta) + self.problem.prior.curvature(eta)
         weights = weights if self.index is None else weights[self.index]
-        if self.shared or bool((weights == weights[:, :1]).all()):
+        facts = (weights - weights[:, :1]).abs().sum(), (weights - self._at).abs().sum(), self._at.sum()
+        differ, change, before = self.problem.design.sum(torch.stack(facts)).tolist()
+        if self._factor.numel() and change <= STALE * before:
+            return self._factor
+        if self.shared or not differ:
             weights = weights.mean(1, keepdim=True)
         gram = self.scale * self.sample.gram(weights)
         gram.diagonal(dim1=-2, dim2=-1).add_(self.problem.lam)
-        return jittered_cholesky(gram, torch.finfo(gram.dtype).eps)[0]
+        self._at, self._factor = weights, jittered_cholesky(gram, torch.finfo(gram.dtype).eps)[0]
+        return self._factor
 
 
 @final
@@ -507,7 +514,7 @@ def draw_rows(X: Rows, count: int, like: Tensor, group: Group | None) -> tuple[T
     if group is not None:
         gathered: list[Any] = [None] * torch.distributed.get_world_size(group)
         torch.distributed.all_gather_object(gathered, len(X), group=group)
-        numbers = gathered
+        numbers = list(gathered)
     share = min(len(X), math.ceil(count * len(X) / sum(numbers)))
     index = torch.randperm(len(X), generator=torch.Generator().manual_seed(0))[:share].sort().values
     rows = read_rows(X, index, like)

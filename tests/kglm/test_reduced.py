@@ -1,6 +1,9 @@
 """Kernel GLMs of low rank: against the exact fit, against dense linear algebra, from memmaps, and interrupted."""
 
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -270,3 +273,10 @@ def test_counts_of_a_million_are_fitted():
     glm = fit(kglm.Nystrom(KERNEL, X), kglm.Poisson(), 1.0, X, Y)
     assert glm.result.converged.all() and (glm.predict() / Y - 1).abs().max() < 0.01
     torch.testing.assert_close(glm.predict(), fit(KERNEL, kglm.Poisson(), 1.0, X, Y).predict(), rtol=1e-4, atol=0)
+
+
+def test_rows_over_two_processes_give_the_model_of_one():
+    """Bernoulli, Categorical, Poisson and Gaussian, with and without the sampled preconditioner; gloo."""
+    program = Path(__file__).with_name("distributed_fit.py")
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,49 @@
+"""Fits with rows over the processes of `torch.distributed`, compared with one process: `python distributed_fit.py`.
+
+Each process writes nothing and asserts; the parent's exit status is the worst of theirs.
+"""
+
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from kerneq import kglm
+from kerneq.kglm import reduced
+
+FAMILIES = (kglm.Bernoulli(), kglm.Categorical(), kglm.Poisson(), kglm.Gaussian())
+
+
+def data(family):
+    g = torch.Generator().manual_seed(0)
+    X = torch.randn(301, 2, generator=g, dtype=torch.float64)
+    Y = (X[:, 0].sin() > 0).double() + (X[:, 1] > 1)
+    return X, Y.clamp(max=1) if isinstance(family, kglm.Binomial) else Y
+
+
+def run(rank, world, file):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
+    for number, family in enumerate(FAMILIES * 2):
+        reduced.GRAM = 400 if number < len(FAMILIES) else 0
+        X, Y = data(family)
+        mine = slice(0, 100) if rank == 0 else slice(100, None)
+        plan = kglm.Nystrom(kglm.Matern(1.0), centres=20)
+        together = kglm.KernelGLM(plan, family, lam=0.1).fit(X[mine], Y[mine], tol=1e-9, group=dist.group.WORLD)
+        centres = together.reduced.features.centres
+        alone = kglm.KernelGLM(kglm.Nystrom(kglm.Matern(1.0), centres), family, lam=0.1).fit(X, Y, tol=1e-9)
+        torch.testing.assert_close(together.predict(X), alone.predict(X), rtol=0, atol=1e-7)
+        for name in ("w", "objective"):  # every process has the same model, to the last bit
+            found = getattr(together.result, name).contiguous()
+            others = [torch.empty_like(found) for _ in range(world)]
+            dist.all_gather(others, found)
+            assert all(torch.equal(found, other) for other in others), name
+    dist.barrier()  # to leave while the other still talks aborts it
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(run, (2, str(Path(folder) / "store")), nprocs=2)

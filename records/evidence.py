@@ -86,6 +86,7 @@ class Figure:
         model += ["another γ"] if any(key.startswith("model.kernel.gamma.") for key in keys) else []
         if not recipe:
             model += ["other solver steps"] if "model.max_steps" in keys else []
+            model += ["another gradient"] if any(key.startswith("model.gradient.") for key in keys) else []
             model += [f"{self.found.epochs} of {epochs} epochs"] if self.found.epochs < epochs else []
             return ["the papers' way, but " + ", ".join(dict.fromkeys(model))] if keys else []
         twin = [f"before training the same function as {TWINS[self.model]}"] if self.model in TWINS else []

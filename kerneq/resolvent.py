@@ -21,6 +21,12 @@ class Reflection(AbstractCell):
 
     def __init__(self, cell: AbstractKernelCell):
         super().__init__()
+        check_kind("cell", cell, AbstractKernelCell)
+        if not cell.kernel.convex_loss:
+            raise ValueError(
+                f"`Resolvent` needs a kernel with a convex loss, `Squared` or `Multiquadric`: {cell.kernel!r} has "
+                "none, and its reflection may lengthen differences."
+            )
         self.cell = cell
 
     def bind(self, x: Tensor) -> Equation:
@@ -87,12 +93,6 @@ class Resolvent(nn.Module):
         on_failure: OnFailure = "return",
     ):
         super().__init__()
-        check_kind("cell", cell, AbstractKernelCell)
-        if not cell.kernel.convex_loss:
-            raise ValueError(
-                f"`Resolvent` needs a kernel with a convex loss, `Squared` or `Multiquadric`: {cell.kernel!r} has "
-                "none, and its reflection may lengthen differences."
-            )
         self.equilibrium = Equilibrium(
             Reflection(cell),
             solver=solver,

@@ -7,6 +7,8 @@ from .baselines import MDEQ as MDEQ
 from .baselines import MDEQConfig as MDEQConfig
 from .baselines import ResNet as ResNet
 from .baselines import ResNetConfig as ResNetConfig
+from .certified import CertifiedClassifier as CertifiedClassifier
+from .certified import CertifiedConfig as CertifiedConfig
 from .classifier import AbstractModel as AbstractModel
 from .classifier import Classifier as Classifier
 from .classifier import ClassifierConfig as ClassifierConfig

@@ -17,12 +17,24 @@ from ..solution import Solution
 from .classifier import AbstractBranch, AbstractBranchedModel, ClassifierConfig, Levels, make_stem, mean_of
 
 
+def gershgorin_sum(weight: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Return Tᵢ = Σⱼ |WᵀW|ᵢⱼqⱼ/qᵢ of a convolution, (inputs,): diag(T) ⪰ WᵀW for every scale q > 0, (inputs,).
+
+    The sum over j runs over channels and shifts; at the borders of a picture some terms are missing.
+    """
+    with torch.autocast(weight.device.type, enabled=False):
+        columns = weight.transpose(0, 1)  # (inputs, outputs, k, k): one filter an input channel
+        gram = F.conv2d(columns, columns, padding=weight.shape[-1] - 1)  # WᵀW, channel by channel and shift
+        sums = gram.abs().sum((2, 3))
+        total = sums.sum(1) if scale is None else sums @ scale / scale
+        return total.clamp_min(torch.finfo(gram.dtype).tiny)
+
+
 @final
 class AlmostOrthogonal(nn.Conv2d):
     """A zero-padded 3×3 convolution whose weight is rescaled, an input channel each, so that its norm is at most 1.
 
-    W ← W diag(d), dᵢ = (Σⱼ |WᵀW|ᵢⱼ)^{−½}: by Gershgorin's theorem ‖W diag(d)‖ ≤ 1 (Prach and Lampert, 2022). The sum
-    over j runs over channels and shifts; at the borders of a picture some terms are missing, which makes it smaller.
+    W ← W diag(T)^{−½}, Tᵢ = Σⱼ |WᵀW|ᵢⱼ: by Gershgorin's theorem its norm is at most 1 (Prach and Lampert, 2022).
     The layer starts as an isometry of the channels.
     """
 
@@ -34,11 +46,7 @@ class AlmostOrthogonal(nn.Conv2d):
 
     def rescale_weight(self) -> Tensor:
         """Return the weight that is used, of norm at most 1."""
-        with torch.autocast(self.weight.device.type, enabled=False):
-            columns = self.weight.transpose(0, 1)  # (inputs, outputs, k, k): one filter an input channel
-            gram = F.conv2d(columns, columns, padding=self.weight.shape[-1] - 1)  # WᵀW, channel by channel and shift
-            total = gram.abs().sum((1, 2, 3)).clamp_min(torch.finfo(gram.dtype).tiny)
-            return self.weight * total.rsqrt()[:, None, None]
+        return self.weight * gershgorin_sum(self.weight).rsqrt()[:, None, None]
 
     def forward(self, x: Tensor) -> Tensor:
         return self._conv_forward(x, self.rescale_weight(), self.bias)

@@ -12,10 +12,11 @@ from torch import nn
 from .. import settings as tables
 from ..tensors import check_whole
 from .baselines import MDEQ, MDEQConfig, ResNet, ResNetConfig
+from .certified import CertifiedClassifier, CertifiedConfig
 from .classifier import AbstractModel, Classifier, ClassifierConfig, DenseClassifier, DenseConfig, KernelConfig
 from .lipschitz import LipschitzClassifier
 
-ModelConfig = KernelConfig | MDEQConfig | ResNetConfig
+ModelConfig = KernelConfig | CertifiedConfig | MDEQConfig | ResNetConfig
 
 # The models that have the defaults of their class; all others are changes of these.
 DEFAULTS: dict[str, ModelConfig] = {
@@ -23,10 +24,12 @@ DEFAULTS: dict[str, ModelConfig] = {
     "mdeq-10m": MDEQConfig(),
     "resnet18": ResNetConfig(),
     "geq-dense-tiny": DenseConfig(),
+    "certified-small": CertifiedConfig(),
 }
 CLASSES: dict[type, Callable[[Any, int, int], AbstractModel]] = {
     ClassifierConfig: Classifier,
     DenseConfig: DenseClassifier,
+    CertifiedConfig: CertifiedClassifier,
     MDEQConfig: MDEQ,
     ResNetConfig: ResNet,
 }

@@ -8,7 +8,10 @@ from torch import nn
 
 import kerneq as kq
 from kerneq import certify
+from kerneq.certificates import chain as chain_module
+from kerneq.certificates import has_useful_radii
 from kerneq.kernels import Gaussian, Linear, Multiquadric
+from kerneq.operators import Settled
 
 SMALL = {"width": 8, "features": [8, 8], "scales": [1, 2], "fusion": 2}
 FOLDED = {"stem": "imagenet", "width": 16, "features": [8], "scales": [1], "fusion": 1, "lipschitz": True, "gain": 4.0}
@@ -242,3 +245,129 @@ def test_what_has_no_certificate_is_refused_in_a_sentence():
     assert math.isinf(Gaussian().input_lipschitz(1.5))
     with pytest.raises(ValueError, match="a `norm` at which the equilibrium is unique"):
         kq.models.build("geq-tiny", settings={"lipschitz": True, "norm": 1.5})
+
+
+LAYERS = ("resolvent", "potential", "sdp", "almost-orthogonal")
+CHAIN = {"width": 4, "depths": [1, 1]}
+
+
+def sharpened_chain(model):
+    for layer in model.layers():
+        layer.tol, layer.max_steps = 1e-5, 1000
+    return model
+
+
+def chain(layer: str = "resolvent", *, seed: int = 0, stretch: float = 3.0, **more) -> kq.models.CertifiedClassifier:
+    """A chain whose weights are far from those it starts with, and whose biases are not 0."""
+    torch.manual_seed(seed)
+    model = kq.models.build("certified-tiny", classes=3, channels=1, settings=CHAIN | {"layer": layer} | more)
+    with torch.no_grad():
+        for name, parameter in model.chain.named_parameters():
+            if parameter.dim() == 1:
+                parameter.normal_(std=0.3)
+            elif "project" not in name:
+                parameter.mul_(stretch).add_(0.1 * torch.randn_like(parameter))
+    return model.double().eval()
+
+
+CHAINS = {layer: {"layer": layer} for layer in LAYERS} | {
+    "multiquadric": {"kernel": Multiquadric(0.3, split=4, patch=2, hidden=6)},
+    "norm 8": {"norm": 8.0, "stretch": 100.0},
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_no_attack_changes_a_prediction_of_a_chain_inside_its_radius(name):
+    model = chain(**CHAINS[name])
+    x = pictures(model, 3)
+    certificate = certify(model, x, std=(0.4,))
+    assert certificate.unique and (certificate.radius > 0).all() and certificate.error.max() < 1e-4
+    assert certificate.pixel_radius is not None
+    torch.testing.assert_close(certificate.pixel_radius, 0.4 * certificate.radius)
+    sharpened_chain(model)
+    assert torch.equal(model(x).argmax(1), certificate.prediction)
+    assert (attack(model, x, certificate.prediction, certificate.radius, steps=4, restarts=1) < 0).all()
+    if name == "resolvent":
+        crossings = boundary(model, x, certificate.prediction)
+        assert crossings.isfinite().any() and (certificate.radius <= crossings).all()
+
+
+def test_nor_with_weights_of_a_chain_that_are_chosen_to_break_it():
+    """Ascent on the weights of how much further apart two pictures' logits are than the constant allows."""
+    model, x = sharpened_chain(chain()), torch.randn(2, 1, 8, 8, dtype=torch.float64)
+    other = x + 0.1 * torch.randn_like(x)
+    optimizer, worst = torch.optim.Adam(model.chain.parameters(), lr=0.1), 0.0
+    for _ in range(6):
+        apart = model(x) - model(other)
+        lengths = torch.cdist(model.head.rescale_weight(), model.head.rescale_weight())[0, 1:]
+        ratio = (apart[:, :1] - apart[:, 1:]).abs() / lengths / (x - other).flatten(1).norm(dim=1)[:, None]
+        worst = max(worst, float(ratio.detach().max()))
+        optimizer.zero_grad()
+        (-ratio.sum()).backward()
+        optimizer.step()
+    assert 0.05 < worst <= 1
+
+
+def test_what_an_unfinished_solve_of_a_chain_is_off_is_taken_from_the_radius():
+    model = chain()
+    x = pictures(model, 6)
+    exact, radii = certify(model, x), []
+    for tol in (1e-4, 1e-3, 1.0):
+        sloppy = certify(model, x, tol=tol)
+        radii.append(sloppy.radius)
+        assert (sloppy.error >= exact.error).all() and (sloppy.radius <= exact.radius).all()
+        moved = (sloppy.margin - exact.margin).abs()
+        assert (moved <= 2 * 2 * sloppy.error * len(model.layers()) * model.head.gain).all()
+    assert (radii[-1] < exact.radius).all() and (radii[0] > 0).any()
+
+
+def test_an_error_of_a_layer_is_bounded_for_any_state_it_stops_at():
+    layer, a = chain().layers()[0], torch.randn(5, 4, 8, 8, dtype=torch.float64)
+    layer.solver, layer.tol, layer.max_steps = kq.solvers.Proximal(), 1e-11, 2000
+    exact, least = chain_module.reflect(layer, a)
+    assert (least < 1e-6).all()
+    for steps in (1, 2, 4, 8, 16):
+        layer.max_steps = steps
+        value, error = chain_module.reflect(layer, a)
+        distance = (value - exact).flatten(1).norm(dim=1)
+        assert (distance <= error).all() and (error < 40 * distance).all()
+
+
+def test_damaged_vectors_and_weights_cost_a_chain_its_radius_and_never_its_truth():
+    model = chain()
+    x = pictures(model, 4)
+    for layer in model.layers():  # a wrong estimate of ‖W‖ scales W otherwise: another model, with its own radius
+        layer.cell.cell.operator.tracker.vector.normal_()
+        layer.cell.cell.operator.tracker.settled = None
+    assert (certify(model, x).radius > 0).any()
+    with torch.no_grad():
+        model.layers()[-1].cell.cell.operator.weight[0] = torch.nan
+    assert (certify(model, x).radius == 0).all()
+    wrong = chain("potential")
+    x = pictures(wrong, 4)
+    before = certify(wrong, x)
+    tracker = wrong.chain[0].operator.tracker
+    vector = tracker.vector = torch.randn_like(tracker.vector)  # of another singular value, so that ‖W‖ is too small
+    tracker.settled = Settled.at(vector, wrong.chain[0].operator.weight)
+    assert certify(wrong, x).lipschitz.max() > 1.05 * before.lipschitz.max()
+
+
+def test_how_far_the_program_is_off_at_the_picture_itself_is_stated():
+    model = chain(tol=1e-2).float()
+    x = pictures(model.double(), 6)
+    model.float()
+    certificate = certify(model, x.float())
+    logits = model(x.float()).double()
+    exact = certify(model, x).margin
+    lead = logits.gather(1, certificate.prediction[:, None]) - logits
+    lead = lead.scatter(1, certificate.prediction[:, None], torch.inf).amin(1)
+    assert ((lead - exact).abs() <= certificate.deviation).all() and (certificate.deviation < 1).all()
+
+
+def test_a_chain_undoes_the_units_of_channels():
+    model = chain(std=(0.25,))
+    x = torch.randn(3, 1, 8, 8, dtype=torch.float64)
+    certificate = certify(model, x, std=(0.25,))
+    torch.testing.assert_close(certificate.pixel_radius, 0.25 * certificate.radius)
+    torch.testing.assert_close(certificate.lipschitz, 0.25 * torch.cdist(*[model.head.rescale_weight()] * 2))
+    assert has_useful_radii(model) and not has_useful_radii(kq.models.build("geq-tiny"))

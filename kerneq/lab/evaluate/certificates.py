@@ -41,7 +41,7 @@ class CertificateResult:
     broken: int  # pictures changed within their certified radius; not 0 only if there is an error somewhere
 
     def summary(self) -> list[tuple[str, str]]:
-        worst = min(self.layers, key=lambda layer: layer.convexity)
+        worst = min(self.layers, key=lambda layer: layer.convexity, default="nothing to solve")
         found = "–" if self.found_radius is None else f"{self.found_radius:.3g}"
         attack = f"certified {self.attacked_radius:.3g}, changed by PGD at {found}"
         pairs = zip(self.radii, self.certified, strict=True)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from .cells import AbstractCell, AbstractKernelCell
 from .equation import Equation
-from .equilibrium import Equilibrium
+from .equilibrium import Equilibrium, Steps
 from .gradients import AbstractGradient, Implicit
 from .linear_maps import bound_top_eigenvalue
 from .maps import AbstractMap, Point
@@ -87,10 +87,10 @@ class Resolvent(nn.Module):
         *,
         solver: AbstractSolver[Any] = Proximal(),  # noqa: B008  (a frozen value)
         gradient: AbstractGradient = Implicit(),  # noqa: B008
-        tol: float = 1e-3,
-        max_steps: int = 50,
+        tol: float | tuple[float | None, float | None] | None = None,
+        max_steps: Steps | tuple[Steps, Steps] = 50,
         check_every: int | None = None,
-        on_failure: OnFailure = "return",
+        on_failure: OnFailure | None = None,
     ):
         super().__init__()
         self.equilibrium = Equilibrium(

@@ -6,6 +6,5 @@ Not named `certify`: importing a package binds its name in `kerneq`, where `kern
 from .bounds import LayerBound as LayerBound
 from .certificate import Certificate as Certificate
 from .certificate import certify as certify
-from .certificate import has_useful_radii as has_useful_radii
 from .norms import conv_norm as conv_norm
 from .norms import matrix_norm as matrix_norm

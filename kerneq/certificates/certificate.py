@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..gradients import AbstractSteps
-from ..models import CertifiedClassifier, LipschitzClassifier
+from ..models import CertifiedClassifier
 from ..solvers import Proximal
 from ..tensors import check_positive, check_whole
 from .bounds import AbstractBounds, LayerBound
@@ -119,9 +119,3 @@ def _check_std(std: Sequence[float], x: Tensor) -> Sequence[float]:
     if len(std) != x.shape[1]:
         raise ValueError(f"`std` needs one number for each of the {x.shape[1]} channels, got {len(std)}.")
     return std
-
-
-def has_useful_radii(model: nn.Module) -> bool:
-    """Whether the model was made for certificates: the constants of all others multiply to thousands, and certify
-    nothing worth the wait. No weight is read for this answer."""
-    return isinstance(model, CertifiedClassifier | LipschitzClassifier)

@@ -15,7 +15,7 @@ from ..models import CertifiedClassifier
 from ..models.certified import PotentialStep
 from ..models.lipschitz import gershgorin_sum
 from ..resolvent import Reflection
-from ..solvers import solve
+from ..solvers.loops import find_point
 from ..tensors import per_sample_norm
 from .bounds import ROUNDING, AbstractBounds, LayerBound, pairwise_distances
 from .norms import conv_norm
@@ -82,7 +82,7 @@ def reflect(layer: Equilibrium, a: Tensor) -> tuple[Tensor, Tensor]:
     norm of W has to be known (docs/theory.md, fact 13). NaN where a number is not finite.
     """
     cell, f = _bind(layer, a)
-    z = solve(f, None, layer.solver, tol=layer.tol, max_steps=layer.max_steps).value
+    z = find_point(f, None, layer.solver, layer.limits)[0].value
     v = f.operator(z)
     following = f.state_at(v)
     size = per_sample_norm(a) + per_sample_norm(v) + per_sample_norm(following)

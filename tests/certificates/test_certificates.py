@@ -9,7 +9,6 @@ from torch import nn
 import kerneq as kq
 from kerneq import certify
 from kerneq.certificates import chain as chain_module
-from kerneq.certificates import has_useful_radii
 from kerneq.kernels import Gaussian, Linear, Multiquadric
 from kerneq.operators import Settled
 
@@ -370,4 +369,3 @@ def test_a_chain_undoes_the_units_of_channels():
     certificate = certify(model, x, std=(0.25,))
     torch.testing.assert_close(certificate.pixel_radius, 0.25 * certificate.radius)
     torch.testing.assert_close(certificate.lipschitz, 0.25 * torch.cdist(*[model.head.rescale_weight()] * 2))
-    assert has_useful_radii(model) and not has_useful_radii(kq.models.build("geq-tiny"))

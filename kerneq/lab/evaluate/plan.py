@@ -14,7 +14,7 @@ from ...equilibrium import hook_solves, solving
 from ...gradients import AbstractSteps
 from ...kernels import AbstractRadialKernel, Linear
 from ...maps import AbstractMap
-from ...models import ClassifierConfig, KernelConfig, ModelConfig, ResNetConfig
+from ...models import CertifiedConfig, ClassifierConfig, KernelConfig, ModelConfig, ResNetConfig
 from ..run import TrainingError
 from .attack import freeze
 from .trained import NotApplicableError, Part, TrainedRun, Work
@@ -79,10 +79,12 @@ def measure_pace(trained: TrainedRun) -> tuple[float, float]:
 
 def certificate_obstacle(settings: ModelConfig) -> str:
     """Why nothing can be proved about any model of these settings; empty where something may be."""
+    if isinstance(settings, CertifiedConfig | KernelConfig) and isinstance(settings.gradient, AbstractSteps):
+        return "its layers give unrolled steps, not equilibria"
+    if isinstance(settings, CertifiedConfig):
+        return ""
     if not isinstance(settings, KernelConfig) or settings.equation == ResNetConfig.equation:
         return "no bounds are known of the layers of such a model"
-    if isinstance(settings.gradient, AbstractSteps):
-        return "its layers give unrolled steps, not equilibria"
     if not isinstance(settings.kernel, AbstractRadialKernel | Linear):
         return f"the kernel {settings.kernel!r} has no bounds"
     if isinstance(settings, ClassifierConfig) and settings.refinements:
@@ -109,7 +111,7 @@ def check_certifiable(trained: TrainedRun) -> None:
             problem = f"its equilibria are not shown to be unique (E has μ = {min(least):.2g} < 0)"
     if problem:
         name = trained.config.model.name
-        raise NotApplicableError(f"Nothing is certified about {name}: {problem}. `geq-certified` is made for it.")
+        raise NotApplicableError(f"Nothing is certified about {name}: {problem}. `certified-small` is made for it.")
 
 
 def estimate_certificates(trained: TrainedRun) -> Work:

@@ -112,8 +112,12 @@ class SquaredExponential(AbstractCovariance):
         check_positive("lengthscale", self.lengthscale)
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
-        exponent = _squared_distance(X, X2) * (-0.5 / self.lengthscale / self.lengthscale)
-        return exponent.exp() if needs_graph(exponent) else exponent.exp_()
+        return self.at(squared_distance(X, X2))
+
+    def at(self, squared: Tensor) -> Tensor:
+        """Return k where ‖x − x2‖² is `squared`."""
+        exponent = squared * (-0.5 / self.lengthscale / self.lengthscale)
+        return exponent.exp() if needs_graph(exponent) or is_transformed() else exponent.exp_()
 
 
 @final
@@ -150,7 +154,10 @@ class Matern(AbstractCovariance):
             raise ValueError(f"`smoothness` must be 0.5, 1.5 or 2.5, got {self.smoothness}.")
 
     def __call__(self, X: Tensor, X2: Tensor) -> Tensor:
-        squared = _squared_distance(X, X2)
+        return self.at(squared_distance(X, X2))
+
+    def at(self, squared: Tensor) -> Tensor:
+        """Return k where ‖x − x2‖² is `squared`."""
         # a root has no gradient at 0, as on the diagonal of K(X, X): there it is 0
         distance = torch.where(squared > 0, squared, 1.0).sqrt() * (squared > 0)
         r = math.sqrt(2 * self.smoothness) * distance / self.lengthscale
@@ -265,7 +272,7 @@ def coordinates(X: Tensor, like: Tensor | None = None) -> Tensor:
     return found.to(like.dtype)
 
 
-def _squared_distance(X: Tensor, X2: Tensor) -> Tensor:
+def squared_distance(X: Tensor, X2: Tensor) -> Tensor:
     """Return ‖xᵢ − x2ⱼ‖², symmetric and 0 on the diagonal; `torch.cdist` can be differentiated once only."""
     if needs_graph(X, X2) or is_transformed():
         return (X[:, None] - X2).square().sum(-1)

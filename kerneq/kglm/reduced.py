@@ -70,7 +70,10 @@ class Design:
         self.keeps = len(X) * row <= memory
         self._kept: list[Tensor] = []
         self.passes = 0
-        self.watch: Callable[[float], None] = lambda share: None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is saved: not ψ(X), which can be made again."""
+        return {**self.__dict__, "_kept": [], "group": None}
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Give the rows and ψ there, (rows, p), of each block."""
@@ -81,7 +84,6 @@ class Design:
             if self.keeps and not complete:
                 self._kept.append(block)
             yield rows, block
-            self.watch(rows.stop / n)
         self.passes += 1
 
     def _read(self, rows: slice) -> Tensor:

@@ -11,7 +11,7 @@ from statistics import fmean, median, stdev
 from kerneq.lab.evaluate.classification import wilson_interval
 from kerneq.lab.report.findings import SECTIONS, Chapter
 from kerneq.lab.report.page import Drawing
-from kerneq.lab.report.results import Reported, group_seeds, list_changes
+from kerneq.lab.report.results import Reported, group_seeds, list_changes, name_recipe, order_run
 from kerneq.lab.report.sections import draw_costs
 from kerneq.models import MODELS
 
@@ -318,28 +318,6 @@ def describe_run(one: Reported, first: Reported) -> tuple[str, ...]:
 def has_page(one: Reported) -> bool:
     """Return whether more than the scores was measured of a run, so that it has a page of its own."""
     return any(one.run.part(part) for part in SECTIONS if part != "scores")
-
-
-def order_run(one: Reported) -> tuple[object, ...]:
-    """Return where a run stands on its page: by recipe, epochs, model and seed, and by no accuracy."""
-    model = one.config.model.name
-    place = list(MODELS).index(model) if model in MODELS else len(MODELS)
-    return (name_recipe(one), place, one.label.split("/")[-1], one.config.seed)
-
-
-def name_recipe(one: Reported) -> str:
-    """Return how a run was trained, in words."""
-    config = one.config
-    augment = config.augment
-    tricks = [
-        "Muon" if config.optimizer.muon else "SGD",
-        "RandAugment" if augment.randaugment else "",
-        f"CutMix on {100 * augment.mixed:.0f} %" if augment.cutmix else "",
-        f"cutout {augment.cutout}" if augment.cutout else "",
-        f"{one.epochs} epochs",
-        f"{100 * config.data.validation:.0f} % of the pictures held out" if config.data.validation else "all pictures",
-    ]
-    return ", ".join(filter(None, tricks))
 
 
 def list_data(tasks: Sequence[Task]) -> dict[str, str]:

@@ -43,6 +43,7 @@ LAYERS = [
     "lab.console",
     "lab.data",
     "lab.run",
+    "lab.glossary",
     "lab.training",
     "lab.evaluate",
     "lab.prediction",
@@ -50,7 +51,6 @@ LAYERS = [
     "lab.verify",
     "lab.sweep",
     "lab.demo",
-    "lab.glossary",
     "lab.tables",
     "lab.cli",
 ]

@@ -140,7 +140,7 @@ def all_maps(model: nn.Module, x: Tensor, classes: Tensor) -> dict[str, Tensor]:
     found = grad_cam(model, x, classes, layers) if layers else {}
     found["integrated gradients"] = integrated_gradients(model, x, classes).sum(1)
     weights = weight_map(model, x)
-    return found if weights is None else found | {"weights": weights}
+    return found if weights is None else found | {"patch weights": weights}
 
 
 def draw_overlay(picture: Tensor, heat: Tensor) -> Image.Image:

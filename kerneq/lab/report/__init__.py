@@ -1,10 +1,13 @@
 """Runs → one page: results beside the published figures, curves, and every kind of evidence that was measured."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..glossary import read_glossary
 from ..run import TrainingError
 from ..run.files import write_json
+from .page import Section, Table
 from .page import write_page as write_page
 from .results import Reported as Reported
 from .results import gather as gather
@@ -30,4 +33,7 @@ def render(folders: Sequence[Path], output: Path, title: str = "kerneq report") 
     if output.suffix == ".json":
         write_json(output, {"results": [result.row() for result in results]})
     else:
-        write_page(compose(runs, results, compare_published(results), title), output)
+        page = compose(runs, results, compare_published(results), title)
+        words = Table(("word", "meaning"), [*read_glossary().items()], ("meaning",))
+        glossary = Section("Words", [words], chapter=True, folded=True)
+        write_page(dataclasses.replace(page, sections=[*page.sections, glossary]), output)

@@ -18,7 +18,7 @@ MANY = 2 * len(figures.COLOURS)  # runs that figures tell apart; of more they sh
 @final
 @dataclasses.dataclass(frozen=True)
 class Chapter:
-    """The runs on one data set, the best first, what they reached, and what their drawings share."""
+    """The runs on one data set, what they reached, and what their drawings share."""
 
     runs: tuple[Reported, ...]
     results: tuple[Result, ...]
@@ -186,6 +186,8 @@ def show_saliency(chapter: Chapter, measured: PartByRun) -> list[Block]:
         scores = [found["methods"].get(name) for found in measured.values()]
         rows.append((name, *(f"{s['deletion']:.3f} / {s['insertion']:.3f}" if s else DASH for s in scores)))
     words = "Deletion (lower is better) / insertion (higher is better): areas under the probability of the class."
+    words += " Patch weights (in older records: weights) are ω, which the equilibrium of a radial kernel gives to every"
+    words += " patch, 1 where W fits it, towards 0 where it does not; random is a map of noise."
     pictures = chapter.collect_pictures(measured, "saliency", "Where it looks:")
     return [Paragraph(words), Table(("map", *measured), rows), *pictures]
 

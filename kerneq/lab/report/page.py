@@ -34,7 +34,6 @@ class Table:
     headings: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
     words: tuple[str, ...] = ()
-    best: int | None = None  # the row that is set in bold
 
     def left(self, heading: str) -> bool:
         """Return whether a column stands to the left."""
@@ -73,6 +72,7 @@ class Section:
     title: str
     blocks: list[Block]
     chapter: bool = False
+    folded: bool = False  # in HTML it is opened by a click
 
 
 @final

@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import json
 import math
+import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
@@ -133,10 +135,35 @@ class Reported:
 
 
 def gather(folders: Sequence[Path]) -> list[Reported]:
-    """Return the runs in some folders, or that ship under some names, the best on test (then held-out) images first."""
+    """Return the runs in some folders, or that ship under some names, by recipe, epochs, model and seed.
+
+    Not by accuracy: what stands first would be the luckiest on these images.
+    """
     runs = find_runs(folders)
     found = [Reported(run, label) for run, label in zip(runs, shorten([run.path for run in runs]), strict=True)]
-    return sorted(found, key=lambda one: (one.accuracy() or -1.0, one.validation or -1.0), reverse=True)
+    return sorted(found, key=order_run)
+
+
+def order_run(one: Reported) -> tuple[object, ...]:
+    """Return where a run stands among others: by recipe, epochs, model and seed, and by no accuracy."""
+    model = one.config.model.name
+    place = list(MODELS).index(model) if model in MODELS else len(MODELS)
+    return (name_recipe(one), place, one.label.split("/")[-1], one.config.seed)
+
+
+def name_recipe(one: Reported) -> str:
+    """Return how a run was trained, in words."""
+    config = one.config
+    augment = config.augment
+    tricks = [
+        "Muon" if config.optimizer.muon else "SGD",
+        "RandAugment" if augment.randaugment else "",
+        f"CutMix on {100 * augment.mixed:.0f} %" if augment.cutmix else "",
+        f"cutout {augment.cutout}" if augment.cutout else "",
+        f"{one.epochs} epochs",
+        f"{100 * config.data.validation:.0f} % of the pictures held out" if config.data.validation else "all pictures",
+    ]
+    return ", ".join(filter(None, tricks))
 
 
 def shorten(paths: Sequence[Path]) -> list[str]:
@@ -184,6 +211,12 @@ class Result:
     device: str
     settings: tuple[str, ...]  # the nearest experiment of the package, and what was changed of it
     runs: tuple[Reported, ...]  # by their seeds
+
+    @property
+    def name(self) -> str:
+        """The label of its run, or what those of its seeds have in common."""
+        common = os.path.commonprefix([one.label for one in self.runs])
+        return re.sub(r"[\W_]*(seed[\W_]*\d*)?$", "", common) if self.seeds > 1 else common
 
     @property
     def seed_variance(self) -> float:

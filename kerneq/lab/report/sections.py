@@ -1,6 +1,7 @@
 """From runs to the sections of a report: a chapter for each data set, a section for each kind of evidence."""
 
 import dataclasses
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,13 +15,15 @@ from ..training import metrics
 from . import figures
 from .findings import SECTIONS, Chapter, PartByRun
 from .page import DASH, Block, Drawing, Page, Paragraph, Section, Table, format_number
-from .results import Reported, Result, list_changes
+from .results import Reported, Result, list_changes, name_recipe
 
+UNFOLDED = 2  # runs of a chapter whose details are not folded
 DAMAGES = (KeyError, TypeError, ValueError, IndexError, AttributeError)  # what a damaged record may end in
 LEAD = (
     "Test accuracies are of the test images; validation accuracies are of images held out of training, and as the "
     "best of all epochs they flatter a little. Device-seconds are the epochs that were trained times the median one, "
-    "on all devices together."
+    "on all devices together. Runs are grouped by recipe and epochs, and not sorted by accuracy; a difference between "
+    "two runs of one seed each may be that of their seeds."
 )
 
 
@@ -58,13 +61,14 @@ def compose_chapter(chapter: Chapter) -> list[Section]:
     found.append(Section("Results", [*tabulate(chapter, reached), *([costs] if costs else [])]))
     found += [Section("Learning curves", [curves])] if curves else []
     absent: list[tuple[str, str, str]] = []
+    many = len(chapter.runs) > UNFOLDED
     for part, (title, _) in SECTIONS.items():
         measured, missing = split_runs(chapter, part)
         if measured:
-            found.append(Section(title, show_part(chapter, part, measured, missing)))
+            found.append(Section(title, show_part(chapter, part, measured, missing), folded=many))
         elif missing:
             absent.append((title, PARTS[part].sentence, format_command(part, missing)))
-    found.append(Section("Settings and environment", [tabulate_settings(chapter)]))
+    found.append(Section("Settings and environment", [tabulate_settings(chapter)], folded=many))
     headings = ("not measured yet", "what it is", "the command that does it")
     return [*found, Section("Still to measure", [Table(headings, absent, headings)])] if absent else found
 
@@ -109,7 +113,7 @@ def tabulate(chapter: Chapter, reached: Sequence[Result]) -> list[Block]:
     """Return the table of accuracies, a sentence on the runs that were not evaluated, the table of other metrics."""
     tested = [one for one in chapter.runs if one.accuracy() is not None]
     missing = [one for one in chapter.runs if one not in tested]
-    blocks: list[Block] = [tabulate_accuracy(chapter, reached)]
+    blocks = tabulate_accuracy(chapter, reached)
     if missing:
         here = [one for one in missing if one.weights]
         gone = " (some are records only)" if here else " (without weights: records only)"
@@ -118,34 +122,36 @@ def tabulate(chapter: Chapter, reached: Sequence[Result]) -> list[Block]:
     return [*blocks, tabulate_metrics(tested)] if tested else blocks
 
 
-def tabulate_accuracy(chapter: Chapter, reached: Sequence[Result]) -> Table:
-    """Return a row for each run and each mean over seeds, the best first; a seed among others cannot be the best."""
-    rows: list[tuple[float, bool, tuple[str, ...]]] = []  # accuracy, whether it can be the best, cells
-    for found in (found for found in reached if found.std is not None):
-        name, seeds = f"{found.runs[0].label}, mean ± std", f"{found.seeds} seeds"
-        share = f"{found.accuracy:.2%} ± {found.std:.2%}"
-        costs = (f"{found.epochs}", f"{found.seconds:.0f}")
-        size = format_number(found.parameters, ",")
-        rows.append((found.accuracy, True, (name, found.model, seeds, size, share, DASH, DASH, *costs)))
-    alone = {one for found in reached if found.std is None for one in found.runs}
-    for one in chapter.runs:
-        accuracy, interval = one.accuracy(), one.interval()
-        cells = (
-            one.label,
-            one.config.model.name,
-            f"{one.config.seed}",
-            format_number(one.parameters, ","),
-            "not evaluated" if accuracy is None else format_number(accuracy),
-            f"{100 * interval[0]:.2f}–{interval[1]:.2%}" if interval else DASH,
-            format_number(one.validation),
-            one.epochs,
-            f"{one.seconds:.0f}",
-        )
-        rows.append((-1.0, False, cells) if accuracy is None else (accuracy, one in alone, cells))
-    rows.sort(key=lambda row: row[0], reverse=True)
-    best = next((place for place, (_, eligible, _) in enumerate(rows) if eligible), None)
-    heads = ("run", "model", "seed", "parameters", "test accuracy", "95 % interval", "best validation")
-    return Table((*heads, "epochs", "device-seconds"), [cells for *_, cells in rows], ("model",), best)
+def tabulate_accuracy(chapter: Chapter, reached: Sequence[Result]) -> list[Block]:
+    """Return a table for each recipe: a row for each run, and above several seeds of one their mean."""
+    blocks: list[Block] = []
+    means = {one: found for found in reached if found.std is not None for one in found.runs}
+    for recipe, runs in itertools.groupby(chapter.runs, name_recipe):
+        rows: list[tuple[str, ...]] = []
+        told: set[Result] = set()
+        for one in runs:
+            if (found := means.get(one)) is not None and found not in told:
+                told.add(found)
+                share = f"{found.accuracy:.2%} ± {found.std:.2%}"
+                size, seconds = format_number(found.parameters, ","), f"{found.seconds:.0f}"
+                name = f"{found.name}, mean ± std" if found.name else "mean ± std"
+                rows.append((name, found.model, f"{found.seeds} seeds", size, share, DASH, DASH, seconds))
+            accuracy, interval = one.accuracy(), one.interval()
+            rows.append(
+                (
+                    one.label,
+                    one.config.model.name,
+                    f"seed {one.config.seed}" if one in means else f"one seed ({one.config.seed})",
+                    format_number(one.parameters, ","),
+                    "not evaluated" if accuracy is None else format_number(accuracy),
+                    f"{100 * interval[0]:.2f}–{interval[1]:.2%}" if interval else DASH,
+                    format_number(one.validation),
+                    f"{one.seconds:.0f}",
+                )
+            )
+        heads = ("run", "model", "seeds", "parameters", "test accuracy", "95 % interval", "best validation")
+        blocks += [Paragraph(f"{recipe}:"), Table((*heads, "device-seconds"), rows, ("model", "seeds"))]
+    return blocks
 
 
 def tabulate_metrics(runs: Sequence[Reported]) -> Table:
@@ -183,7 +189,7 @@ def draw_costs(chapter: Chapter, reached: Sequence[Result]) -> list[Drawing]:
     for found in shown:
         style = styles[found.runs[0].label]
         if found.seeds > 1 and not hint:
-            style = dataclasses.replace(style, label=f"{style.label}, mean of {found.seeds} seeds")
+            style = dataclasses.replace(style, label=f"{found.name}, mean of {found.seeds} seeds")
         for x, cost in zip(points, (found.parameters, found.seconds), strict=True):
             points[x] += [(style, cost, found.accuracy, found.interval)] if cost is not None else []
     drawings = []

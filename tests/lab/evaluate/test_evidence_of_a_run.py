@@ -61,9 +61,9 @@ def test_attack_on_a_run(geq, resnet):
 
 def test_saliency_of_a_run(geq, resnet):
     found = measure_saliency(geq, images=4, steps=2)
-    assert found.methods.keys() == {"Grad-CAM", "Grad-CAM stem", "integrated gradients", "weights", "random"}
+    assert found.methods.keys() == {"Grad-CAM", "Grad-CAM stem", "integrated gradients", "patch weights", "random"}
     assert found.methods["integrated gradients"].insertion > found.methods["random"].insertion
-    assert "weights: deletion" in told(found)
+    assert "patch weights: deletion" in told(found)
     sheets = draw_saliency(geq, found)
     assert list(sheets) == ["saliency"] and sheets["saliency"].height > 4 * 112
     few = dataclasses.replace(resnet.config.training, batch_size=3)  # fewer than a sheet has pictures

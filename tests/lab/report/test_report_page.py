@@ -123,7 +123,7 @@ def test_the_page_needs_nothing_but_itself_and_shows_the_numbers(run, tmp_path):
     assert "95.00%" in text and "12,345" in text and "abc" in text and ">12<" in text, "6 s on two devices"
     places = [text.index(f">{name}</td>") for name in ("second", "first", "third")]
     assert places == sorted(places), "by model, and by no accuracy"
-    assert "<p>SGD, 3 of 10 epochs, 10 % of the pictures held out:</p>" in text and ">one seed (0)<" in text
+    assert "<p>SGD, 3 of 20 epochs, 10 % of the pictures held out:</p>" in text and ">one seed (0)<" in text
     assert f"kerneq evaluate {tmp_path / 'third'}</code>" in text, "what to do about it"
     assert ">digits " in text and re.search(">resnet18-[a-z0-9-]+ data.name=digits ", text), "the nearest experiment"
     assert "papers" not in text, "nothing is published on the digits"

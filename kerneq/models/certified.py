@@ -131,11 +131,11 @@ class CertifiedClassifier(AbstractModel):
         self.chain = nn.ModuleList(layers)
         self.head = UnitRows(width, classes, config.gain)
         std = torch.tensor(config.std or [1.0] * channels)[:, None, None]
-        self.register_buffer("std", std, persistent=False)
+        self.register_buffer("pixel_std", std, persistent=False)
 
     def embed(self, x: Tensor) -> Tensor:
         """Return the pictures in units of their pixels, with channels of zeros up to the width."""
-        return F.pad(x * self.get_buffer("std").to(x.dtype), (0, 0, 0, 0, 0, self.config.width - self.channels))
+        return F.pad(x * self.get_buffer("pixel_std").to(x.dtype), (0, 0, 0, 0, 0, self.config.width - self.channels))
 
     def read_out(self, x: Tensor) -> Tensor:
         """Return the logits: the mean of n pixels shrinks differences to 1/√n, so that it is multiplied by √n."""

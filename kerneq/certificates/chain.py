@@ -48,7 +48,7 @@ class ChainBounds(AbstractBounds):
 
     @property
     def lipschitz(self) -> Tensor:
-        return float(self.model.get_buffer("std").max()) * math.prod(self.stretches) * self.pairs
+        return float(self.model.get_buffer("pixel_std").max()) * math.prod(self.stretches) * self.pairs
 
     def margins(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What was computed may be further from what is exact after each layer, by the layer's own error; the distance
@@ -70,7 +70,7 @@ class ChainBounds(AbstractBounds):
         return logits, total[:, None] * self.pairs[logits.argmax(1)] + rounding[:, None], worst
 
     def pixel_scale(self, std: Sequence[float]) -> float:
-        own = self.model.get_buffer("std").flatten()
+        own = self.model.get_buffer("pixel_std").flatten()
         return float(own.max() / (own / torch.tensor(std, dtype=own.dtype, device=own.device)).max())
 
 

@@ -17,7 +17,7 @@ from .findings import SECTIONS, Chapter, PartByRun
 from .page import DASH, Block, Drawing, Page, Paragraph, Section, Table, format_number
 from .results import Reported, Result, list_changes, name_recipe
 
-UNFOLDED = 2  # runs of a chapter whose details are not folded
+UNFOLDED = 2  # runs of a report whose details are not folded
 DAMAGES = (KeyError, TypeError, ValueError, IndexError, AttributeError)  # what a damaged record may end in
 LEAD = (
     "Test accuracies are of the test images; validation accuracies are of images held out of training, and as the "
@@ -36,7 +36,7 @@ def compose(runs: Sequence[Reported], results: Sequence[Result], opening: Sequen
     sections = list(opening)
     for data, some in chapters.items():
         own = (found for found in results if found.runs[0].data == data)
-        sections += compose_chapter(Chapter(tuple(some), tuple(own)))
+        sections += compose_chapter(Chapter(tuple(some), tuple(own)), folded=len(runs) > UNFOLDED)
     return Page(title, f"{count} on {', '.join(chapters)}. {LEAD}", sections)
 
 
@@ -50,10 +50,14 @@ def compare_published(results: Sequence[Result]) -> list[Section]:
             rows.setdefault((found.model, found.runs[0].data), cells)
     heads = ("model", "on", "published, %", "ours, %", "runs")
     table = Table(heads, [(*key, *cells) for key, cells in rows.items()], ("on", "runs"))
-    return [Section("The papers' figures", [table], chapter=True)] if rows else []
+    words = (
+        "Ours are by the recipe of each run, the papers' own only where its name says so: a higher figure may be the "
+    )
+    words += "recipe's, and not the model's. One run is one seed."
+    return [Section("The papers' figures", [Paragraph(words), table], chapter=True)] if rows else []
 
 
-def compose_chapter(chapter: Chapter) -> list[Section]:
+def compose_chapter(chapter: Chapter, folded: bool) -> list[Section]:
     """Return the sections on results, learning curves, each part that was measured, and the settings of the runs."""
     reached = [found for found in chapter.results if found.split != "unknown"]
     costs, curves = draw_costs(chapter, reached), draw_metrics(chapter)
@@ -61,14 +65,13 @@ def compose_chapter(chapter: Chapter) -> list[Section]:
     found.append(Section("Results", [*tabulate(chapter, reached), *([costs] if costs else [])]))
     found += [Section("Learning curves", [curves])] if curves else []
     absent: list[tuple[str, str, str]] = []
-    many = len(chapter.runs) > UNFOLDED
     for part, (title, _) in SECTIONS.items():
         measured, missing = split_runs(chapter, part)
         if measured:
-            found.append(Section(title, show_part(chapter, part, measured, missing), folded=many))
+            found.append(Section(title, show_part(chapter, part, measured, missing), folded=folded))
         elif missing:
             absent.append((title, PARTS[part].sentence, format_command(part, missing)))
-    found.append(Section("Settings and environment", [tabulate_settings(chapter)], folded=many))
+    found.append(Section("Settings and environment", [tabulate_settings(chapter)], folded=folded))
     headings = ("not measured yet", "what it is", "the command that does it")
     return [*found, Section("Still to measure", [Table(headings, absent, headings)])] if absent else found
 

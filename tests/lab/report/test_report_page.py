@@ -299,3 +299,17 @@ def test_a_browser_shows_the_whole_page_on_a_desk_and_on_a_phone(run, tmp_path):
     for width, content, images, loaded in widths:
         assert int(content) <= int(width), "nothing is beside the page"
         assert int(images) == int(loaded) > 15
+
+
+def test_of_many_runs_the_details_are_folded_and_the_contents_lead_to_them(run, tmp_path):
+    folders = [measured(run(f"norm=1,seed={seed}", 0.9, settings=[f"seed={seed}"])) for seed in (0, 1)]
+    render(folders, tmp_path / "two.html")
+    assert read(tmp_path / "two.html").count("<details>") == 1, "the words"
+    render([*folders, run("red\x1b[31m <b>", 0.8, settings=["training.epochs=3"])], tmp_path / "three.html")
+    text = read(tmp_path / "three.html")
+    assert text.count("<details>") > 7 and "\x1b" not in text and "<b>" not in text
+    places = re.findall(r'href="#(part\d+)"', text)
+    assert len(places) > 10 and all(text.count(f'id="{place}"') == 1 for place in places)
+    assert ">norm=1, mean ± std<" in text and ">2 seeds<" in text and ">seed 1<" in text
+    assert [text.index(f"<p>SGD, {epochs} epochs, 10 %") for epochs in ("3", "3 of 20")] != []
+    assert "‖f(z) − z‖ / ‖f(z)‖" in text, "the words are explained"

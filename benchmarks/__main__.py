@@ -16,6 +16,7 @@ from kerneq.lab.run import TrainingError
 from kerneq.lab.training.process import choose_device
 
 from .calls import bench_calls
+from .kglm import bench_kglm
 from .layer import bench_layer
 from .measure import Setup
 from .models import bench_inference, bench_train
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, Callable[[Setup], Iterator[Result]]] = {
     "inference": bench_inference,
     "scaling": bench_scaling,
     "calls": bench_calls,
+    "kglm": bench_kglm,
 }
 
 

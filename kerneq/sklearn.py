@@ -68,16 +68,18 @@ def _constant(value: float, X: Tensor) -> Tensor:
     return X.new_full((len(X),), value)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class AbstractKernelGLM(BaseEstimator, abc.ABC):
-    """What the kernel GLMs share: the parameters but `family`, and the choice of kernel, length and λ."""
+    """What the kernel GLMs share: most parameters, and the choice of kernel, length and λ."""
 
-    kernel: Any
-    lengthscale: float | str | None
-    lam: float | str
-    centres: Any
-    max_iter: int
-    random_state: Any
-    verbose: bool
+    kernel: Any = None
+    lengthscale: float | str | None = None
+    lam: float | str = 0.1
+    _: dataclasses.KW_ONLY
+    centres: Any = None
+    max_iter: int = 100
+    random_state: Any = None
+    verbose: bool = False
 
     def _fit_glm(
         self,
@@ -226,14 +228,7 @@ class KernelGLMClassifier(AbstractClassifier, AbstractKernelGLM):
     `loss_curve_` (the objective before each step and at the end), `n_iter_`.
     """
 
-    kernel: Any = None
-    lengthscale: float | str | None = None
-    lam: float | str = 0.1
-    centres: Any = None
     class_weight: Any = None
-    max_iter: int = 100
-    random_state: Any = None
-    verbose: bool = False
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit to X (samples, features) and labels y (samples)."""
@@ -275,14 +270,7 @@ class KernelGLMRegressor(RegressorMixin, AbstractKernelGLM):
     Attributes: those of `KernelGLMClassifier` but `classes_`.
     """
 
-    kernel: Any = None
-    lengthscale: float | str | None = None
-    lam: float | str = 0.1
     family: AbstractFamily | str | None = None
-    centres: Any = None
-    max_iter: int = 100
-    random_state: Any = None
-    verbose: bool = False
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, exposure: Any = None) -> Self:
         """Fit to X (samples, features) and targets y (samples); counts have an `exposure`, such as years, (samples)."""
@@ -321,22 +309,23 @@ def _log_exposure(exposure: Any, family: AbstractFamily, n: int) -> Tensor:
     return _tensor(np.log(found))
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class AbstractEquilibriumEstimator(BaseEstimator, abc.ABC):
     """What the equilibrium estimators share: the parameters, and their training by AdamW."""
 
-    kernel: AbstractKernel | None
-    state: int
-    features: int
-    norm: float
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    weight_decay: float
-    early_stopping: bool
-    validation_fraction: float
-    n_iter_no_change: int
-    random_state: Any
-    verbose: bool
+    kernel: AbstractKernel | None = None
+    state: int = 64
+    features: int = 32
+    norm: float = 1.0
+    epochs: int = 60
+    batch_size: int = 64
+    learning_rate: float = 0.01
+    weight_decay: float = 1e-4
+    random_state: Any = None
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    n_iter_no_change: int = 10
+    verbose: bool = False
 
     def _fit_layer(self, X: np.ndarray, targets: Tensor, outputs: int, loss: Any) -> None:
         """Train layer and head on standardised features, and set `loss_curve_` and `n_iter_`."""
@@ -419,20 +408,6 @@ class EquilibriumClassifier(AbstractClassifier, AbstractEquilibriumEstimator):
     Attributes: `classes_`, `layer_`, `head_`, `loss_curve_` (per epoch), `validation_losses_`, `n_iter_`.
     """
 
-    kernel: AbstractKernel | None = None
-    state: int = 64
-    features: int = 32
-    norm: float = 1.0
-    epochs: int = 60
-    batch_size: int = 64
-    learning_rate: float = 0.01
-    weight_decay: float = 1e-4
-    random_state: Any = None
-    early_stopping: bool = False
-    validation_fraction: float = 0.1
-    n_iter_no_change: int = 10
-    verbose: bool = False
-
     def fit(self, X: Any, y: Any) -> Self:
         """Fit to X (samples, features) and labels y (samples)."""
         X, labels = self._check_data(X, y)
@@ -460,20 +435,6 @@ class EquilibriumRegressor(RegressorMixin, AbstractEquilibriumEstimator):
     The loss is the mean squared error of the standardised target. Parameters and attributes are those of
     `EquilibriumClassifier`, but `classes_`.
     """
-
-    kernel: AbstractKernel | None = None
-    state: int = 64
-    features: int = 32
-    norm: float = 1.0
-    epochs: int = 60
-    batch_size: int = 64
-    learning_rate: float = 0.01
-    weight_decay: float = 1e-4
-    random_state: Any = None
-    early_stopping: bool = False
-    validation_fraction: float = 0.1
-    n_iter_no_change: int = 10
-    verbose: bool = False
 
     def fit(self, X: Any, y: Any) -> Self:
         """Fit to X (samples, features) and targets y (samples)."""

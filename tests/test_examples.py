@@ -86,3 +86,12 @@ def test_the_gradients_are_as_far_from_the_truth_as_their_table_says(run):
     assert exact < 1e-7 and exact < loose < 1e-2
     assert twenty < five < one
     assert long < short
+
+
+def test_counts_are_fitted_at_scale_with_their_exposure(run):
+    printed = run("counts_per_exposure", "--samples", "3000", "--centres", "60")
+    (error,) = re.findall(r"error of the rate: ([\d.]+)%", printed)
+    assert float(error) < 15
+    (missed, most) = re.findall(r"miss: (\S+); .* at most (\S+) in f", printed)[0]
+    assert float(missed) < 0.1 and float(most) < 5
+    assert "numbers the same function: True" in printed

@@ -41,6 +41,7 @@ from .lowrank import Nystrom as Nystrom
 from .lowrank import RandomFeatures as RandomFeatures
 from .reduced import Approximation as Approximation
 from .reduced import FitProgress as FitProgress
+from .reduced import save_rows as save_rows
 
 
 def __dir__() -> list[str]:

@@ -200,12 +200,12 @@ class KernelGLM:
         *,
         weights: Tensor | None = None,
         offset: Tensor | None = None,
-        validation: tuple[Tensor, Tensor] | None = None,
+        validation: tuple[Any, ...] | None = None,
         patience: int = 2,
     ) -> "FitPath":
         """Fit the regularisation path, from the largest λ down, each from the solution before.
 
-        With held-out coordinates and targets the path ends early, once `patience` values of λ have not improved `loss`.
+        With held-out data, the arguments of `loss`, it ends early: once `patience` values of λ have not improved that.
         """
         models: list[KernelGLM] = []
         losses: list[float] = []
@@ -222,9 +222,9 @@ class KernelGLM:
         return FitPath(models, losses)
 
     @torch.no_grad()
-    def loss(self, X2: Tensor, Y2: Tensor) -> float:
-        """Return the mean of −log p(y | f) over samples, less log h(y), at X2."""
-        eta = self.canonical(X2)
+    def loss(self, X2: Rows, Y2: Tensor, offset: Tensor | None = None) -> float:
+        """Return the mean of −log p(y | f) over samples, less log h(y), at X2; the offset as in `canonical`."""
+        eta = self.canonical(X2, offset=offset)
         family = self.family.for_targets(torch.arange(eta.shape[-1])) if self.family.vector else self.family
         t = family.statistic(Y2.to(eta.dtype))
         linear = (eta * t).sum(-1) if family.vector else eta * t

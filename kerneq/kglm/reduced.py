@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -33,7 +33,7 @@ from .lowrank import AbstractLowRank, Features, Rows, jittered_cholesky
 
 BLOCK = 2**26  # bytes of k(X, C) that are made at once
 SAMPLED = 2  # rows per feature of the preconditioner's Hessian
-GRAM = 400  # a Gram matrix of r features costs as much as 2nr/GRAM products with Φ and Φᵀ: it is compute-bound
+GRAM = 200  # a Gram matrix of r features costs as much as 2nr/GRAM products with Φ and Φᵀ: it is compute-bound
 STALE = 0.1  # a preconditioner serves as long as the weights have moved by less than this share
 INNER = 0.05  # residual of the inner solve, relative
 INNER_STEPS = 200
@@ -47,6 +47,37 @@ def read_rows(X: Rows, rows: slice | Tensor, like: Tensor) -> Tensor:
     else:
         found = torch.from_numpy(np.array(X[rows if isinstance(rows, slice) else rows.cpu().numpy()]))
     return found.to(like)
+
+
+def save_rows(path: str | Path, chunks: Iterable[Any], dtype: Any = np.float64) -> np.memmap:
+    """Write chunks of rows, (k, d) each, to one .npy file, and return it as a memmap (n, d) to fit a kernel GLM to.
+
+    For data that do not fit: a chunk is whatever `np.asarray` understands, such as a batch of a Parquet or Arrow file.
+    """
+    target = Path(path)
+    part = target.with_name(f".{target.name}.part")
+    rows, width = 0, None
+    with part.open("wb") as file:
+
+        def write_header() -> None:  # NumPy leaves room in it for any number of rows
+            facts = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (rows, width or 0)}
+            np.lib.format.write_array_header_1_0(file, facts)
+
+        for chunk in chunks:
+            block = np.ascontiguousarray(chunk, dtype=dtype)
+            if block.ndim != 2 or block.shape[1] != (width or block.shape[1]):
+                raise ValueError(f"Chunks must be (k, {width or 'd'}), got shape {block.shape}.")
+            if width is None:
+                width = block.shape[1]
+                write_header()
+            block.tofile(file)
+            rows += len(block)
+        if width is None:
+            raise ValueError("There must be one chunk of rows at least.")
+        file.seek(0)
+        write_header()
+    part.replace(target)
+    return np.load(target, mmap_mode="r")
 
 
 def free_memory(device: torch.device) -> int:
@@ -117,15 +148,14 @@ class Design:
 
     def gram(self, weights: Tensor) -> Tensor:
         """Return ΦᵀDΦ for each column of the weights D ≥ 0, (n, columns): (columns, r, r)."""
-        p = self.features.raws
-        total = torch.zeros(weights.shape[1], p, p, dtype=torch.float64, device=self.like.device)
+        r, root = self.features.rank, self.features.root
+        total = torch.zeros(weights.shape[1], r, r, dtype=torch.float64, device=self.like.device)
         for rows, block in self.blocks():
+            phi = (block if root is None else block @ root.to(block)).double()  # RᵀψᵀDψR would square the rounding
             for column in range(weights.shape[1]):
-                half = block.double() * weights[rows, column, None].sqrt()  # R would blow up the rounding of float32
+                half = phi * weights[rows, column, None].sqrt()
                 total[column] += half.mT @ half
-        total = self.sum(total)
-        root = self.features.root
-        return total if root is None else root.mT @ total @ root
+        return self.sum(total)
 
     def sum(self, t: Tensor) -> Tensor:
         """Return the sum over the processes."""
@@ -198,7 +228,8 @@ class Preconditioner:
             share = min(n, math.ceil(SAMPLED * r * n / total))
             self.index = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:share].to(problem.t.device)
             rows = read_rows(design.X, self.index, design.like)
-            self.sample = Design(features, rows, design.like, memory, design.group)
+            mapped = Features(features.map, None, r, features.kernel)  # φ itself, as its Gram matrices need it
+            self.sample = Design(mapped, rows, design.like, memory, design.group)
             self.scale = total / int(design.sum(torch.tensor([share], device=problem.t.device)).item())
 
     def factor(self, eta: Tensor) -> Tensor:
@@ -481,7 +512,8 @@ class Reduced:
                 Kg += self.features.kernel(XS, read_rows(design.X, rows, design.like)).double() @ g[rows]
             square = share * (g[index] * Kg).sum().clamp(min=0).item()
             fit = math.sqrt(square) / problem.lam + self.fit.error.norm().item()
-        return Approximation(share * missed.trace().item(), share * torch.linalg.eigvalsh(missed)[-1].item(), fit)
+        trace, norm = share * missed.trace().item(), share * torch.linalg.matrix_norm(missed, 2).item()
+        return Approximation(trace if fit is None else max(trace, 0.0), norm, fit)  # below 0 is rounding
 
     def layer(self, X2: Tensor | None) -> FeatureEquilibrium:
         """Return Y ↦ f*(X2) as an equilibrium of the r numbers w = Φᵀ(T − z)/λ, whose Φ are its weights."""

@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 from kerneq import kglm
 from kerneq.kglm import reduced
 
-FAMILIES = (kglm.Bernoulli(), kglm.Categorical(), kglm.Poisson(), kglm.Gaussian())
+CASES = (kglm.Bernoulli(), 200), (kglm.Poisson(), 0), (kglm.Categorical(), 0)  # with a sampled preconditioner: 0
 
 
 def data(family):
@@ -26,8 +26,7 @@ def data(family):
 def run(rank, world, file):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
-    for number, family in enumerate(FAMILIES * 2):
-        reduced.GRAM = 400 if number < len(FAMILIES) else 0
+    for family, reduced.GRAM in CASES:
         X, Y = data(family)
         mine = slice(0, 100) if rank == 0 else slice(100, None)
         plan = kglm.Nystrom(kglm.Matern(1.0), centres=20)

@@ -168,6 +168,28 @@ def test_a_memmap_gives_the_same_numbers_as_the_tensor(family, tmp_path):
     torch.testing.assert_close(there.predict(rows[:50]), here.predict(X[:50]), rtol=0, atol=1e-12)
 
 
+class Batch:
+    """As those of Arrow: no array, but it can make one."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values, dtype=dtype)
+
+
+def test_batches_of_any_reader_become_one_memmap(tmp_path):
+    X = (3 * uniform(1234, 3)).numpy()
+    rows = kglm.save_rows(tmp_path / "X.npy", (Batch(X[i : i + 100]) for i in range(0, 1234, 100)))
+    assert isinstance(rows, np.memmap) and rows.shape == (1234, 3)
+    np.testing.assert_array_equal(rows, X)
+    assert [path.name for path in tmp_path.iterdir()] == ["X.npy"]
+    with pytest.raises(ValueError, match=r"Chunks must be \(k, 3\), got shape \(5, 2\)"):
+        kglm.save_rows(tmp_path / "Y.npy", [X[:5], X[:5, :2]])
+    with pytest.raises(ValueError, match="one chunk of rows at least"):
+        kglm.save_rows(tmp_path / "Y.npy", [])
+
+
 def test_an_interrupted_fit_goes_on_where_it_was(tmp_path):
     X, Y = draw(kglm.Bernoulli(), n=200, d=2)
     plan, file, seen = kglm.Nystrom(KERNEL, 20), tmp_path / "fit.safetensors", []
@@ -267,6 +289,18 @@ def test_bad_input_is_answered_in_words_or_has_a_stated_fallback():
     assert fit(plan, bernoulli, 1.0, 0 * X, Y).result.converged.all()
 
 
+@pytest.mark.parametrize("gram", [0, 1000])
+def test_centres_far_closer_than_the_kernel_is_wide_are_no_harm(gram, monkeypatch):
+    """The kernel of the centres is singular to rounding, and R is 10⁶: nothing may be multiplied by R twice."""
+    monkeypatch.setattr(reduced, "GRAM", gram)
+    X = uniform(3000, 2)
+    Y = (4 * (X[:, 0] - X[:, 1]) + 2 * uniform(3000, seed=1) > 1).double()
+    glm = fit(kglm.Nystrom(kglm.SquaredExponential(1.0), 200), kglm.Bernoulli(), 0.1, X, Y)
+    few = fit(kglm.Nystrom(kglm.SquaredExponential(1.0), 60), kglm.Bernoulli(), 0.1, X, Y)
+    assert glm.result.converged.all() and glm.reduced.features.root.norm() > 1e6
+    torch.testing.assert_close(glm.predict(), few.predict(), rtol=0, atol=1e-3)
+
+
 def test_counts_of_a_million_are_fitted():
     X = 3 * uniform(80, 1)
     Y = (13 + X[:, 0].sin()).exp().round()
@@ -276,7 +310,7 @@ def test_counts_of_a_million_are_fitted():
 
 
 def test_rows_over_two_processes_give_the_model_of_one():
-    """Bernoulli, Categorical, Poisson and Gaussian, with and without the sampled preconditioner; gloo."""
+    """Bernoulli, Poisson and Categorical, with and without the sampled preconditioner; gloo."""
     program = Path(__file__).with_name("distributed_fit.py")
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr

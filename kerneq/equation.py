@@ -13,7 +13,7 @@ from .kernels.base import AbstractKernel, Binding, Slope
 from .linear_maps import AbstractLinearMap
 from .maps import AbstractMap, Point
 from .prox import AbstractProx, ReLU
-from .tensors import per_sample_norm, take_samples
+from .tensors import cached, per_sample_norm, take_samples
 
 
 @final
@@ -26,13 +26,13 @@ class Energy:
     penalty: Tensor | None  # 1ᵀφ(z); None: 0
     rounding: float  # of the terms: by what share of them their sum may be off
 
-    @functools.cached_property
+    @cached
     def value(self) -> Tensor:
         """E(z), (batch,)."""
         half = 0.5 * self.length.square()
         return (half if self.penalty is None else half + self.penalty) - self.similarity
 
-    @functools.cached_property
+    @cached
     def slack(self) -> Tensor:
         """How far E(z) may be off by rounding alone, (batch,)."""
         return self.rounding * (0.5 * self.length.square() + self.similarity.abs())

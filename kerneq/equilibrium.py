@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from .cells import AbstractCell, AbstractKernelCell, FunctionCell, bind_function
 from .equation import Equation
-from .gradients import AbstractGradient, AbstractSteps, Implicit
+from .gradients import AbstractGradient, AbstractSteps, Implicit, Phantom, Unrolled
 from .gradients.transforms import opaque, solve_opaque
 from .maps import AbstractMap, Function, Point
 from .randomness import warn_of_randomness
@@ -60,8 +60,10 @@ class Equilibrium(nn.Module):
 
     `layer(x, trace=True)` records each step, and `trace=(2, 5)` the states after these steps too: `Solution.trace`.
     Weights of f that are parametrised (`torch.nn.utils.parametrizations.weight_norm`, `spectral_norm`) are computed
-    once a solve. In `eval()` the layer works under the transforms of `torch.func` and in forward mode; their
-    derivatives solve again.
+    once a solve. A layer that takes a fixed number of steps (`check_every >= max_steps`) can be inside
+    `torch.compile(fullgraph=True)`: with a cell in `eval()`, with a function by `Phantom` or `Unrolled`, or without
+    gradients; any other is called from the compiled program. In `eval()` the layer works under the transforms of
+    `torch.func` and in forward mode; their derivatives solve again.
     """
 
     def __init__(
@@ -114,8 +116,21 @@ class Equilibrium(nn.Module):
         return f"solver={self.solver}, gradient={self.gradient}, tol={self.tol}, max_steps={self.max_steps}"
 
     def forward(self, *inputs: Any, z0: Tree = None, trace: Wanted = False, **named: Any) -> Solution:
+        if torch.compiler.is_dynamo_compiling() and self._is_traceable():
+            return self._run(inputs, named, z0, trace)
         with _apply_pending(self):
             return run_untraced(self._run, inputs, named, z0, trace)
+
+    def _is_traceable(self) -> bool:
+        """Whether a compiler can follow a call: a fixed number of steps, by plain operations.
+
+        In training the norm of W is followed by numbers that are read; `Implicit` of a function needs autograd itself.
+        """
+        if not _takes_fixed_steps(self.gradient, self.check_every, self.max_steps):
+            return False
+        if isinstance(self.cell, AbstractKernelCell):
+            return not self.training
+        return not torch.is_grad_enabled() or isinstance(self.gradient, Phantom | Unrolled)
 
     def _run(self, inputs: tuple[Any, ...], named: dict[str, Any], z0: Tree, trace: Wanted) -> Solution:
         of_function = isinstance(self.cell, FunctionCell)
@@ -247,7 +262,7 @@ def _solve(
         z0 = None if z0 is None else torch.zeros_like(z0)
     with warn_of_randomness(f, z0):
         solution, at = find_point(f, z0, solver, limits, trace)
-    at = dataclasses.replace(at, backward=[])
+    at = dataclasses.replace(at, backward=None if torch.compiler.is_compiling() else [])
     known = () if isinstance(f, Function | Packed) else f.tensors()  # a function may depend on anything
     if not torch.is_grad_enabled() or (known and not any(t.requires_grad for t in known)):
         return dataclasses.replace(solution, value=output(f, at), backward=at.backward), at
@@ -284,8 +299,12 @@ def _choose(setting: Any, training: bool) -> Any:
 
 def _choose_failure(of_function: bool, gradient: AbstractGradient, check_every: int | None, steps: object) -> OnFailure:
     """Return what a failed solve does unless told: that of a function warns, where its residual is read anyway."""
-    fixed = isinstance(gradient, AbstractSteps) or (isinstance(steps, int) and (check_every or 0) >= steps)
-    return "warn" if of_function and not fixed else "return"
+    return "warn" if of_function and not _takes_fixed_steps(gradient, check_every, steps) else "return"
+
+
+def _takes_fixed_steps(gradient: AbstractGradient, check_every: int | None, steps: object) -> bool:
+    """Whether a solve reads no residual on its way: what a compiler can trace and a CUDA graph can hold."""
+    return isinstance(gradient, AbstractSteps) or (isinstance(steps, int) and (check_every or 0) >= steps)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ finds; it is differentiable twice.
 
 import abc
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, final
 
@@ -17,7 +16,7 @@ from torch.nn.grad import conv2d_weight
 
 from .conjugate_gradient import conjugate_gradient
 from .fused.convolution import convolve, convolve_relu, fuses_relu
-from .tensors import is_transformed, magnitude, needs_graph, widened
+from .tensors import cached, is_transformed, magnitude, needs_graph, widened
 
 SETTLE_STEPS = 40  # Lanczos steps for a weight not seen before
 TRACK_STEPS = 3  # in a training step, from the u of the step before; one power iteration let ‖W‖ run ahead by half
@@ -113,11 +112,11 @@ class Convolution(AbstractLinearMap):
         fused = convolve(v, self.weight, adjoint=True, add=g, sign=sign, mask=z) if v.is_cuda else None
         return super().adjoint_masked(v, z, g, sign) if fused is None else fused
 
-    @functools.cached_property
+    @cached
     def _padding(self) -> int:
         return self.weight.shape[-1] // 2
 
-    @functools.cached_property
+    @cached
     def _flipped(self) -> Tensor:
         """The weight of Wᵀ as a convolution of its own."""
         return self.weight.transpose(0, 1).flip(2, 3).contiguous(memory_format=torch.channels_last)

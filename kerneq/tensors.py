@@ -3,13 +3,27 @@
 import dataclasses
 import numbers
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 T = TypeVar("T")
+Owner = TypeVar("Owner")
+
+
+class cached(Generic[Owner, T]):
+    """A property of a frozen value that is computed once; `functools.cached_property` that torch.compile can trace."""
+
+    def __init__(self, function: Callable[[Owner], T]):
+        self.function, self.name, self.__doc__ = function, function.__name__, function.__doc__
+
+    def __get__(self, instance: Owner, owner: type[Owner]) -> T:
+        value = self.function(instance)
+        if not torch.compiler.is_compiling():
+            instance.__dict__[self.name] = value  # found there from now on, before this
+        return value
 
 
 def per_sample(t: Tensor, like: Tensor) -> Tensor:
@@ -103,7 +117,7 @@ def is_only_channels_last(t: Tensor) -> bool:
 
 def version(t: Tensor) -> int:
     """Return how often t has been written to; 0 where PyTorch does not count."""
-    return 0 if t.is_inference() or torch.compiler.is_compiling() else t._version
+    return 0 if torch.compiler.is_compiling() or t.is_inference() else t._version
 
 
 def is_transformed() -> bool:
@@ -117,7 +131,7 @@ def is_transformed() -> bool:
 
 def in_backward() -> bool:
     """Whether this runs inside a backward pass: in a layer, because gradient checkpointing computes it once more."""
-    return torch._C._current_graph_task_id() != -1
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def needs_graph(*tensors: Tensor) -> bool:

@@ -208,7 +208,8 @@ class Implicit(AbstractGradient):
     def attach(self, f: Map, at: Point) -> Point:
         if isinstance(f, Equation) and not isinstance(self.solver, Newton):
             adjoint = Adjoint.of(f, at)
-            inputs = (adjoint.slope.dv, f.operator.weight, adjoint.slope.dz, adjoint, self, at.backward, *f.tensors())
+            again = () if torch.compiler.is_compiling() else f.tensors()  # for second derivatives
+            inputs = (adjoint.slope.dv, f.operator.weight, adjoint.slope.dz, adjoint, self, at.backward, *again)
             z, v = _InClosedForm.apply(*inputs)  # type: ignore[no-untyped-call]
             return Point(z, v, adjoint.image, at.backward)
         if isinstance(self.solver, ConjugateGradient | InFeatures):

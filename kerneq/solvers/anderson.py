@@ -1,7 +1,6 @@
 """Anderson acceleration: the mixture of the last images whose gap is least, and the history it is made from."""
 
 import dataclasses
-import functools
 from typing import Self, final
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from ..fused.device import runs_triton
 from ..tensors import (
+    cached,
     check_nonnegative,
     check_share,
     check_whole,
@@ -189,17 +189,17 @@ class History:
             guard,
         )
 
-    @functools.cached_property
+    @cached
     def newest(self) -> int:
         """The slot of the last entry."""
         return (self.pushed - 1) % self.gram.shape[1]
 
-    @functools.cached_property
+    @cached
     def before(self) -> int:
         """The slot of the entry before it; its own where there is none."""
         return (self.pushed - 2) % self.gram.shape[1] if self.pushed > 1 else self.newest
 
-    @functools.cached_property
+    @cached
     def filled(self) -> int:
         """How many slots have been written."""
         return min(self.pushed, self.gram.shape[1])

@@ -6,7 +6,6 @@ Every space measures the residual of z in f.
 
 import abc
 import dataclasses
-import functools
 from typing import Generic, Protocol, Self, TypeVar, final
 
 import torch
@@ -17,7 +16,7 @@ from ..fused.device import runs_triton
 from ..kernels.base import Slope
 from ..maps import AbstractMap, Function, Point
 from ..structure import Packed
-from ..tensors import is_channels_last, per_sample_norm, version
+from ..tensors import cached, is_channels_last, per_sample_norm, version
 
 Memory = TypeVar("Memory")
 REWRITTEN = (  # f(z) − z would be 0 wherever z is
@@ -61,7 +60,7 @@ class Evaluation:
     energy: Energy | None = None  # E, where the space was asked for it
     slope: Slope | None = None  # of S at that state, where it was needed
 
-    @functools.cached_property
+    @cached
     def gap(self) -> Tensor:
         """image − z, computed once for the residual and for the solver."""
         return self.image - self.z

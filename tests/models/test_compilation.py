@@ -6,7 +6,10 @@ import pytest
 import torch
 from zoo_helpers import digits, trained
 
-from kerneq import equation, fixed_point
+from kerneq import Equilibrium, equation, fixed_point
+from kerneq.cells import DenseCell
+from kerneq.gradients import Implicit, Phantom, Unrolled
+from kerneq.kernels import Gaussian
 from kerneq.models import build
 from kerneq.solvers import Anderson
 
@@ -132,3 +135,36 @@ def test_a_function_may_be_compiled_inside_fixed_point_or_with_it():
         found.append((value.detach(), convolve.weight.grad.clone()))
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-5)
+
+
+class Tanh(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 6)
+
+    def forward(self, z, x):
+        return torch.tanh(0.5 * self.linear(z) + x)
+
+
+FIXED = Implicit(max_steps=4, check_every=4, on_failure="return")
+
+
+@pytest.mark.parametrize(
+    "of, gradient", [("cell", FIXED), ("cell", Phantom(1)), ("function", Unrolled(2)), ("function", FIXED)], ids=str
+)
+def test_a_layer_of_fixed_steps_is_one_program(of, gradient):
+    torch.manual_seed(0)
+    cell = DenseCell(Gaussian(), inputs=6, state=8, features=4) if of == "cell" else Tanh()
+    layer, x = Equilibrium(cell, gradient=gradient, max_steps=2, check_every=2).eval(), torch.randn(3, 6)
+    want = layer(x).value
+    program = torch.compile(lambda x: layer(x).value, fullgraph=True, backend="aot_eager")
+    if of == "function" and isinstance(gradient, Implicit):
+        with torch.no_grad():
+            torch.testing.assert_close(program(x), want)
+        return
+    got = program(x)
+    torch.testing.assert_close(got, want)
+    parameters = list(layer.parameters())
+    expected = torch.autograd.grad(want.square().sum(), parameters)
+    for a, b in zip(torch.autograd.grad(got.square().sum(), parameters), expected, strict=True):
+        torch.testing.assert_close(a, b)

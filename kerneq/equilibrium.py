@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .cells import AbstractCell, AbstractKernelCell, FunctionCell, bind_function
-from .equation import Equation
 from .gradients import AbstractGradient, AbstractSteps, Implicit, Phantom, Unrolled
 from .gradients.transforms import opaque, solve_opaque
 from .maps import AbstractMap, Function, Point
@@ -81,8 +80,10 @@ class Equilibrium(nn.Module):
         on_failure: OnFailure | None = None,
     ):
         super().__init__()
-        if isinstance(cell, AbstractCell) and init is not None:
-            raise ValueError("`init` is for a function: a cell says by itself where a solve starts.")
+        if isinstance(cell, AbstractCell) and (init is not None or not batched or norm != "joint"):
+            raise ValueError(
+                "`init`, `batched` and `norm` are for a function: a cell says by itself what its state is."
+            )
         self.cell = cell if isinstance(cell, AbstractCell) else FunctionCell(cell, init)
         if solver is None:
             solver = Proximal() if isinstance(cell, AbstractKernelCell) else Anderson()
@@ -96,20 +97,26 @@ class Equilibrium(nn.Module):
         check_kind("solver", self.solver, AbstractSolver)
         check_kind("gradient", self.gradient, AbstractGradient)
         for training in (True, False):
-            tol, steps = _choose(self.tol, training), _choose(self.max_steps, training)
+            tol, steps = self._pick_limits(training)
             if isinstance(steps, range):
                 steps = min(steps, default=0)
             Limits(tol, steps, self.check_every, self.on_failure or "return").check()
 
+    def _pick_limits(self, training: bool) -> tuple[float | None, Steps]:
+        """Return `tol` and `max_steps` of training or of evaluation, where they are pairs."""
+        tol, steps = self.tol, self.max_steps
+        tol = tol[not training] if isinstance(tol, tuple) else tol
+        return tol, steps[not training] if isinstance(steps, tuple) else steps
+
     @property
     def limits(self) -> Limits:
         """`tol`, `max_steps`, `check_every` and `on_failure` for the next solve, in training or in evaluation."""
-        steps = _choose(self.max_steps, self.training)
+        tol, steps = self._pick_limits(self.training)
         if isinstance(steps, range):
             steps = steps[int(torch.randint(len(steps), ())) if self.training else -1]
-        tol = _choose(self.tol, self.training)
-        of_function = isinstance(self.cell, FunctionCell)
-        on_failure = self.on_failure or _choose_failure(of_function, self.gradient, self.check_every, steps)
+        on_failure = self.on_failure or "return"
+        if self.on_failure is None and isinstance(self.cell, FunctionCell):
+            on_failure = _choose_failure(self.gradient, self.check_every, steps)
         return Limits(tol, steps, self.check_every, on_failure)
 
     def extra_repr(self) -> str:
@@ -118,6 +125,8 @@ class Equilibrium(nn.Module):
     def forward(self, *inputs: Any, z0: Tree = None, trace: Wanted = False, **named: Any) -> Solution:
         if torch.compiler.is_dynamo_compiling() and self._is_traceable():
             return self._run(inputs, named, z0, trace)
+        if not _PENDING.get():
+            return run_untraced(self._run, inputs, named, z0, trace)
         with _apply_pending(self):
             return run_untraced(self._run, inputs, named, z0, trace)
 
@@ -133,25 +142,34 @@ class Equilibrium(nn.Module):
         return not torch.is_grad_enabled() or isinstance(self.gradient, Phantom | Unrolled)
 
     def _run(self, inputs: tuple[Any, ...], named: dict[str, Any], z0: Tree, trace: Wanted) -> Solution:
-        of_function = isinstance(self.cell, FunctionCell)
-        if is_transformed() and not of_function:
+        if isinstance(self.cell, FunctionCell):
+            return self._run_function(self.cell, inputs, named, z0, trace)
+        if is_transformed():
             return self._transformed(*inputs)
-        with _cache_weights(self.cell if of_function else None):
-            f = self.cell.bind(*inputs, **named)
-            f, start = pack_state(f, self.cell.initial(f) if z0 is None else z0, self.batched, self.norm)
-            with _explain_start(of_function and z0 is None):
-                solution, at = _solve(f, start, self.solver, self.gradient, self.limits, trace, self.cell.output)
+        f = self.cell.bind(*inputs, **named)
+        start = self.cell.initial(f) if z0 is None else z0
+        solution, at = _solve(f, start, self.solver, self.gradient, self.limits, trace, self.cell.output)
         if self.training and not in_backward():  # gradient checkpointing computes the same layer twice
             self.cell.observe(f, at.z)
         if self.solve_hook is not None:
             self.solve_hook(self, f, at.z)
-        if of_function:
-            return map_states(solution, partial(unpack_state, f))
         value, error = solution.value, solution.error_bound
         if value.is_cpu and not is_only_channels_last(inputs[0]):
             value = value.contiguous()
         error = None if error is None else self.cell.output_error(f, error)
         return dataclasses.replace(solution, value=value, error_bound=error)
+
+    def _run_function(
+        self, cell: FunctionCell, inputs: tuple[Any, ...], named: dict[str, Any], z0: Tree, trace: Wanted
+    ) -> Solution:
+        with _cache_weights(cell):
+            f = cell.bind(*inputs, **named)
+            f, start = pack_state(f, cell.initial(f) if z0 is None else z0, self.batched, self.norm)
+            with _explain_start(z0 is None):
+                solution, at = _solve(f, start, self.solver, self.gradient, self.limits, trace)
+        if self.solve_hook is not None:
+            self.solve_hook(self, f, at.z)
+        return map_states(solution, partial(unpack_state, f))
 
     def _transformed(self, x: Tensor) -> Solution:
         """Run under a transform, as a function of x, the parameters and the buffers that the transform follows."""
@@ -213,8 +231,7 @@ def fixed_point(
     """
     check_kind("solver", solver, AbstractSolver)
     check_kind("gradient", gradient, AbstractGradient)
-    of_function = not isinstance(f, Equation)
-    on_failure = on_failure or _choose_failure(of_function, gradient, check_every, max_steps)
+    on_failure = on_failure or _choose_failure(gradient, check_every, max_steps)
     limits = Limits(tol, max_steps, check_every, on_failure).check()
 
     def run() -> Solution:
@@ -260,7 +277,10 @@ def _solve(
         solver = gradient.choose_solver(f)
         limits = dataclasses.replace(limits, max_steps=gradient.steps, check_every=gradient.steps)
         z0 = None if z0 is None else torch.zeros_like(z0)
-    with warn_of_randomness(f, z0):
+    if isinstance(f, Function | Packed):
+        with warn_of_randomness(z0):
+            solution, at = find_point(f, z0, solver, limits, trace)
+    else:
         solution, at = find_point(f, z0, solver, limits, trace)
     at = dataclasses.replace(at, backward=None if torch.compiler.is_compiling() else [])
     known = () if isinstance(f, Function | Packed) else f.tensors()  # a function may depend on anything
@@ -292,14 +312,9 @@ def _attach(gradient: AbstractGradient, f: AbstractMap, solution: Solution, at: 
     return output(f, gradient.attach(f, at))
 
 
-def _choose(setting: Any, training: bool) -> Any:
-    """Return the setting for training or for evaluation, where it is a pair of them."""
-    return setting[0 if training else 1] if isinstance(setting, tuple) else setting
-
-
-def _choose_failure(of_function: bool, gradient: AbstractGradient, check_every: int | None, steps: object) -> OnFailure:
-    """Return what a failed solve does unless told: that of a function warns, where its residual is read anyway."""
-    return "warn" if of_function and not _takes_fixed_steps(gradient, check_every, steps) else "return"
+def _choose_failure(gradient: AbstractGradient, check_every: int | None, steps: object) -> OnFailure:
+    """Return what a failed solve of a function does unless told: it warns, where its residual is read anyway."""
+    return "return" if _takes_fixed_steps(gradient, check_every, steps) else "warn"
 
 
 def _takes_fixed_steps(gradient: AbstractGradient, check_every: int | None, steps: object) -> bool:

@@ -90,14 +90,14 @@ class Convolution(AbstractLinearMap):
 
     def __call__(self, z: Tensor) -> Tensor:
         fused = convolve(z, self.weight) if z.is_cuda else None
-        return F.conv2d(z, self.weight, padding=self._padding) if fused is None else fused
+        return F.conv2d(z, self.weight, padding=self.weight.shape[-1] // 2) if fused is None else fused
 
     def adjoint(self, v: Tensor) -> Tensor:
-        return F.conv_transpose2d(v, self.weight, padding=self._padding)
+        return F.conv_transpose2d(v, self.weight, padding=self.weight.shape[-1] // 2)
 
     def weight_gradient(self, z: Tensor, v: Tensor) -> Tensor:
         """Return the gradient of ⟨Wz, v⟩ with respect to the weight; without a graph."""
-        return conv2d_weight(z, list(self.weight.shape), v, padding=self._padding)  # type: ignore[no-untyped-call]
+        return conv2d_weight(z, list(self.weight.shape), v, padding=self.weight.shape[-1] // 2)  # type: ignore[no-untyped-call]
 
     def added(self, v: Tensor, z: Tensor, sign: int) -> Tensor:
         fused = convolve(z, self.weight, add=v, sign=sign) if z.is_cuda else None
@@ -111,10 +111,6 @@ class Convolution(AbstractLinearMap):
     def adjoint_masked(self, v: Tensor, z: Tensor, g: Tensor | None, sign: int) -> Tensor:
         fused = convolve(v, self.weight, adjoint=True, add=g, sign=sign, mask=z) if v.is_cuda else None
         return super().adjoint_masked(v, z, g, sign) if fused is None else fused
-
-    @cached
-    def _padding(self) -> int:
-        return self.weight.shape[-1] // 2
 
     @cached
     def _flipped(self) -> Tensor:

@@ -8,9 +8,6 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from .maps import AbstractMap, Function
-from .structure import Packed
-
 RANDOM = (
     "f draws random numbers (dropout?), other ones at each evaluation, so it has no fixed point: wrap it, "
     "`kerneq.FixedRandomness(f)`, for the same numbers all through a solve, or call `f.eval()`."
@@ -60,13 +57,10 @@ class FixedRandomness(nn.Module):
 
 
 @contextlib.contextmanager
-def warn_of_randomness(f: AbstractMap, z0: Tensor | None) -> Iterator[None]:
-    """Warn if a function of a user has drawn random numbers inside this context."""
-    inner = f.f if isinstance(f, Packed) else f
-    blind = torch.compiler.is_compiling() or (
-        z0 is not None and z0.is_cuda and torch.cuda.is_current_stream_capturing()
-    )
-    if z0 is None or not isinstance(inner, Function) or blind:
+def warn_of_randomness(z0: Tensor | None) -> Iterator[None]:
+    """Warn if random numbers have been drawn inside this context, by the function of a user."""
+    capturing = z0 is not None and z0.is_cuda and torch.cuda.is_current_stream_capturing()
+    if z0 is None or capturing or torch.compiler.is_compiling():
         yield
         return
     before = _randomness(z0)

@@ -41,8 +41,7 @@ class Binding:
 
     def add_bias(self, z: Tensor | None, dv: Tensor, value: Tensor | None) -> Slope:
         """Return the derivatives of S + ⟨b, z⟩, given ∂S/∂v and, where it is wanted, S, of an S without ∂S/∂z."""
-        if self.bias is None:
-            return Slope(None, dv, value)
+        assert self.bias is not None
         dz = self.bias.view(-1, *[1] * (dv.dim() - 2)).expand(len(dv), -1, *dv.shape[2:])
         return Slope(dz, dv, value if value is None or z is None else value + per_sample_dot(dz, z))
 

@@ -199,7 +199,7 @@ class AbstractRadialKernel(AbstractKernel):
     def differentiate(self, at: Binding, z: Tensor | None, v: Tensor | None, value: bool) -> Slope:
         assert at.Q is not None and at.gamma is not None
         m, total = radial_step(type(self), at.a, v, at.Q, at.gamma, split=at.split, patch=at.patch, value=value)
-        return at.add_bias(z, m, total)
+        return Slope(None, m, total) if at.bias is None else at.add_bias(z, m, total)
 
     def hvp(self, at: Binding, v: Tensor) -> Callable[[Tensor], Tensor]:
         assert at.Q is not None and at.gamma is not None

@@ -47,7 +47,8 @@ class Squared(AbstractKernel):
 
     def differentiate(self, at: Binding, z: Tensor | None, v: Tensor | None, value: bool) -> Slope:
         r = at.a if v is None else (at.a - v).to(at.a.dtype)
-        return at.add_bias(z, r, -0.5 * per_sample_dot(r, r) if value else None)
+        total = -0.5 * per_sample_dot(r, r) if value else None
+        return Slope(None, r, total) if at.bias is None else at.add_bias(z, r, total)
 
     def hvp(self, at: Binding, v: Tensor) -> Callable[[Tensor], Tensor]:
         return lambda y: y

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ..fused.device import runs_triton
 from ..tensors import (
-    cached,
     check_nonnegative,
     check_share,
     check_whole,
@@ -189,17 +188,17 @@ class History:
             guard,
         )
 
-    @cached
+    @property
     def newest(self) -> int:
         """The slot of the last entry."""
         return (self.pushed - 1) % self.gram.shape[1]
 
-    @cached
+    @property
     def before(self) -> int:
         """The slot of the entry before it; its own where there is none."""
         return (self.pushed - 2) % self.gram.shape[1] if self.pushed > 1 else self.newest
 
-    @cached
+    @property
     def filled(self) -> int:
         """How many slots have been written."""
         return min(self.pushed, self.gram.shape[1])

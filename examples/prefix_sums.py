@@ -1,0 +1,78 @@
+"""As many steps as a problem needs: prefix sums of bits, learnt on short strings, solved on long ones."""
+
+import argparse
+from pathlib import Path
+
+import torch
+from beside_torchdeq import Trained, compare
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+import kerneq as kq
+
+
+class Recur(nn.Module):
+    """f(z, x): what a GRU makes at every place of its bit and of the state of the place before. Padding has x = 0."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.gru = nn.GRUCell(1, size)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        before = nn.functional.pad(z, (0, 0, 1, 0))[:, :-1]
+        return self.gru(x.flatten(0, 1), before.flatten(0, 1)).view_as(z) * x.abs()
+
+
+def make_strings(lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Return bits (strings, longest, 1), -1 or 1, and 0 after the end, and whether so far an odd number of them was 1."""
+    bits = torch.randint(2, (len(lengths), int(lengths.max()), 1))
+    inside = torch.arange(bits.shape[1])[:, None] < lengths[:, None, None]
+    return (2.0 * bits - 1) * inside, bits.cumsum(1) % 2
+
+
+def train(length: int, steps: int, Layer=kq.Equilibrium) -> Trained:
+    torch.manual_seed(0)
+    most = (2 * length, 20 * length)  # steps in training, and in evaluation
+    picard = kq.solvers.Picard()  # a wave from left to right: the past steps, which Anderson mixes, say nothing of it
+    rule = kq.gradients.Implicit(picard)
+    layer = Layer(Recur(16), init=lambda x: x.new_zeros(*x.shape[:2], 16), solver=picard, gradient=rule, max_steps=most)
+    layer.head = nn.Linear(16, 1)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2)
+    for _ in range(steps):
+        x, y = make_strings(torch.randint(2, length + 1, (32,)))
+        optimizer.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(layer.head(layer(x).value), y.float(), x.abs())
+        loss.backward()
+        optimizer.step()
+    x, y = make_strings(torch.full((64,), 4 * length))
+    return Trained(layer, (x[:, :length],), f"{count_right(layer.eval(), x, y).mean():.0%} at {4 * length} bits")
+
+
+@torch.no_grad()
+def count_right(layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Return for each string whether all its prefix sums are right."""
+    wrong = ((layer.head(layer(x).value) > 0) != (y > 0)) & (x != 0)
+    return (~wrong.flatten(1).any(1)).float()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--length", type=int, default=12, help="of the longest string in training")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--output", type=Path, default=Path("."), help="the folder for prefix_sums.png")
+    options = parser.parse_args()
+    layer = compare(lambda Layer: train(options.length, options.steps, Layer), "strings right").layer.eval()
+    lengths = torch.arange(2, 6 * options.length + 1).repeat_interleave(4)
+    x, y = make_strings(lengths)
+    with torch.no_grad():
+        steps = layer(x).steps
+    layer.on_failure = "return"  # for it will
+    with kq.solving(max_steps=2 * options.length):
+        few = count_right(layer, x, y)
+    full = count_right(layer, x, y)
+    print(f"{len(x)} strings of 2 to {lengths.max()} bits in one batch: {few.mean():.0%} right with the steps of")
+    print(f"training, {full.mean():.0%} with {steps.min()} to {steps.max()} steps, as many as each string needs")
+    axes = (figure := Figure(figsize=(5, 3), layout="constrained")).subplots()
+    axes.plot(lengths, steps, ".", color="#CC3388")
+    axes.set(xlabel="bits of the string", ylabel="steps until it has converged")
+    figure.savefig(options.output / "prefix_sums.png", dpi=80)

@@ -1,0 +1,81 @@
+"""Blurred pictures, and pictures with holes, restored by the equilibrium of a learned denoiser, beside torchdeq."""
+
+import argparse
+from pathlib import Path
+
+import torch
+from beside_torchdeq import Trained, compare
+from matplotlib.figure import Figure
+from sklearn.datasets import load_sample_image
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, interpolate, pad
+
+import kerneq as kq
+
+
+def blur(z: Tensor) -> Tensor:
+    """Return the pictures seen through a lens out of focus; the map is its own adjoint."""
+    return conv2d(pad(z, (2, 2, 2, 2), "circular"), torch.ones(1, 1, 5, 5) / 25)
+
+
+class Restore(nn.Module):
+    """f(z, y, mask): a step towards the picture y that was seen, then a denoiser (plug and play).
+
+    What is seen of z is its blur, or with a mask of 0 and 1 the pixels where that is 1.
+    """
+
+    def __init__(self, width: int = 24):
+        super().__init__()
+        layers = [nn.Conv2d(1, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)]
+        last = nn.Conv2d(width, 1, 3, padding=1)
+        self.noise = nn.Sequential(layers[0], nn.Softplus(), layers[1], nn.Softplus(), last)
+        for weight in (last.weight, last.bias):
+            nn.init.zeros_(weight)  # at first the noise is none
+
+    def forward(self, z: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
+        z = z - (blur(blur(z) - y) if mask is None else mask * z - y)
+        return 0.95 * z - self.noise(z)
+
+
+def cut(name: str, count: int) -> Tensor:
+    """Return random pieces (count, 1, 24, 24) of a photograph, about zero."""
+    grey = torch.tensor(load_sample_image(name)).float().mean(2)[None, None] / 255 - 0.5
+    grey = interpolate(grey, scale_factor=0.3, mode="area")[0, 0]
+    rows, columns = (torch.randint(side - 24, (count,)).tolist() for side in grey.shape)
+    return torch.stack([grey[i : i + 24, j : j + 24] for i, j in zip(rows, columns, strict=True)])[:, None]
+
+
+def psnr(found: Tensor, wanted: Tensor) -> float:
+    return -10 * (found - wanted).square().mean().log10().item()
+
+
+def train(holes: bool, steps: int, shown: dict[str, Tensor], Layer=kq.Equilibrium) -> Trained:
+    torch.manual_seed(0)
+    layer = Layer(Restore(), max_steps=100, gradient=kq.gradients.Implicit(tol=1e-3))
+    optimizer = torch.optim.Adam(layer.parameters(), lr=1e-3)
+    for step in range(steps + 1):
+        x = cut("china.jpg", 16) if step < steps else cut("flower.jpg", 64)
+        mask = (torch.rand_like(x) < 0.5).float() if holes else None
+        y = blur(x) + 0.01 * torch.randn_like(x) if mask is None else mask * x
+        found = layer.train(step < steps)(y, mask).value
+        if step < steps:
+            optimizer.zero_grad()
+            (found - x).square().mean().backward()
+            optimizer.step()
+    shown |= {"seen": y[0, 0], "restored": found.detach()[0, 0], "the truth": x[0, 0]}
+    return Trained(layer, (y[:16], None if mask is None else mask[:16]), f"{psnr(y, x):.1f} to {psnr(found, x):.1f} dB")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--holes", action="store_true", help="half of the pixels are missing; otherwise a blur")
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--output", type=Path, default=Path("."), help="the folder for restore_pictures.png")
+    options = parser.parse_args()
+    shown: dict[str, Tensor] = {}
+    compare(lambda Layer: train(options.holes, options.steps, shown, Layer), "another photograph")
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    for axes, (name, picture) in zip(figure.subplots(1, 3), shown.items(), strict=True):
+        axes.imshow(picture.numpy(), cmap="gray")
+        axes.set(title=name, xticks=[], yticks=[])
+    figure.savefig(options.output / "restore_pictures.png", dpi=80)

@@ -1,4 +1,4 @@
-"""What the showcases share: the same layer by torchdeq, and the table of both.
+"""What the showcases share: the same layer by torchdeq, the table of both, and pictures.
 
 A showcase trains with `Layer=kerneq.Equilibrium`; then with `Torchdeq`, whose solver is the fastest of torchdeq's that
 reaches the tolerance on the map that kerneq trained. There all of them take one training step of the layer, from the
@@ -14,11 +14,13 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: its profiler, which counts the memory, is talkative
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -48,7 +50,8 @@ class Found:
 class Torchdeq(nn.Module):
     """torchdeq's layer with the arguments of `kerneq.Equilibrium` and the same stopping rule and limits.
 
-    `solver` is kerneq's and ignored, `method` is torchdeq's. It has no states of dicts and dataclasses, and none without a batch: such a state gets a batch of one.
+    `solver` is kerneq's and ignored, `method` is torchdeq's.
+    It has no states of dicts and dataclasses, and none without a batch: such a state gets a batch of one.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class Torchdeq(nn.Module):
         method: str,
         looser: float = 1.0,
         solver: object = None,
-        gradient: kq.gradients.Implicit = kq.gradients.Implicit(),
+        gradient: kq.gradients.Implicit = kq.gradients.Implicit(),  # noqa: B008  (a frozen value)
         init: Callable[..., Any] | None = None,
         batched: bool = True,
         tol: float = 1e-3,
@@ -69,7 +72,13 @@ class Torchdeq(nn.Module):
 
         self.cell, self.init, self.batched, self.tol = kq.cells.FunctionCell(f), init, batched, tol
         train, test = max_steps if isinstance(max_steps, tuple) else (max_steps, max_steps)
-        rules = {"f_tol": looser * tol, "b_tol": gradient.tol or 1e-5, "f_stop_mode": "rel", "b_stop_mode": "rel", "ift": True}
+        rules = {
+            "f_tol": looser * tol,
+            "b_tol": gradient.tol or 1e-5,
+            "f_stop_mode": "rel",
+            "b_stop_mode": "rel",
+            "ift": True,
+        }
         limits = {"f_max_iter": train, "eval_f_max_iter": test, "b_max_iter": gradient.max_steps}
         self.deq = get_deq(f_solver=method, b_solver=method, **rules, **limits)
 
@@ -123,8 +132,8 @@ def like(layer: kq.Equilibrium, method: str, looser: float) -> Torchdeq:
 def find_tolerance(layer: kq.Equilibrium, method: str, inputs: tuple[Any, ...]) -> float | None:
     """Return the largest of `LOOSER` at which the state that torchdeq returns has the residual asked for."""
     for looser in LOOSER:
-        theirs = like(layer, method, looser).train()
-        if worst_residual(theirs, inputs, theirs(*inputs).value) <= theirs.tol:
+        theirs = like(layer, method, looser)
+        if find_residual(theirs, inputs)[0] <= theirs.tol:
             return looser
     return None
 
@@ -148,11 +157,11 @@ def _measure(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[float, float, f
     """Return seconds and peak MiB of a training step, the worst residual of its value, and its steps."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a tolerance was missed stands in the table
-        solution = step(layer, inputs)
+        residual, steps = find_residual(layer, inputs)
+        step(layer, inputs)
         seconds = min(_timed(lambda: step(layer, inputs))[0] for _ in range(3))
         layer.zero_grad()
-        peak = _peak(lambda: step(layer, inputs))
-        return seconds, peak, worst_residual(layer, inputs, solution.value), int(solution.steps.max())
+        return seconds, _peak(lambda: step(layer, inputs)), residual, steps
 
 
 def _peak(call: Callable[[], Any]) -> float:
@@ -169,19 +178,39 @@ def _peak(call: Callable[[], Any]) -> float:
     return highest / 2**20
 
 
-@torch.no_grad()
-def worst_residual(layer: nn.Module, inputs: tuple[Any, ...], value: Any) -> float:
-    """Return the largest ‖f(z) − z‖ / ‖f(z)‖ of a sample."""
+def find_residual(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[float, int]:
+    """Solve as in training; return the largest ‖f(z) − z‖ / ‖f(z)‖ of a sample, and its steps."""
 
     def flat(state: Any) -> Tensor:
         leaves = state if isinstance(state, tuple) else (state,)
         return torch.cat([t.reshape(len(t) if layer.batched else 1, -1) for t in leaves], 1)
 
-    z, image = flat(value), flat(layer.cell.f(value, *inputs))
-    return float(((image - z).norm(dim=1) / image.norm(dim=1)).max())
+    solution, f = layer.train()(*inputs), layer.cell.f
+    with torch.no_grad():
+        z, image = (
+            flat(solution.value),
+            flat(f.eval()(solution.value, *inputs)),
+        )  # in `train()` a spectral norm moves on
+    f.train()
+    return float(((image - z).norm(dim=1) / image.norm(dim=1)).max()), int(solution.steps.max())
 
 
 def _show(name: str, metric: str, seconds: float | None, row: tuple[float, float, float, int]) -> None:
     trained = "" if seconds is None else f"{seconds:.1f} s"
     ms, peak, residual, steps = row[0] * 1e3, *row[1:]
     print(f"{name:28s} {metric:>20s} {trained:>10s} {ms:7.1f} ms {peak:6.1f} MiB {residual:10.1e} {steps:6d}")
+
+
+def draw(pictures: dict[str, Tensor], path: Path) -> None:
+    """Save pictures (height, width) or (height, width, 3) side by side."""
+    figure = Figure(figsize=(2.7 * len(pictures), 3), layout="constrained")
+    for axes, (name, picture) in zip(figure.subplots(1, len(pictures)), pictures.items(), strict=True):
+        axes.imshow(picture.numpy(), cmap="gray")
+        axes.set(title=name, xticks=[], yticks=[])
+    save(figure, path)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Save a figure, in a new folder if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=80)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from beside_torchdeq import Trained, compare
-from matplotlib.figure import Figure
+from beside_torchdeq import Trained, compare, draw
 from torch import Tensor, nn
 
 import kerneq as kq
@@ -23,7 +22,7 @@ def warp(picture: Tensor, flow: Tensor) -> Tensor:
 
 
 class Update(nn.Module):
-    """f((hidden, flow), first, second): what is still wrong where the flow points makes a new hidden, and a new flow."""
+    """f((hidden, flow), first, second): what is wrong at where the flow points makes a new hidden and a new flow."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +44,9 @@ def make_pairs(count: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def train(side: int, steps: int, shown: dict[str, Tensor], Layer=kq.Equilibrium) -> Trained:
     torch.manual_seed(0)
-    layer = Layer(Update(), init=lambda one, two: (one.new_zeros(len(one), 24, side, side), torch.cat([one * 0] * 2, 1)))
+    layer = Layer(
+        Update(), init=lambda one, two: (one.new_zeros(len(one), 24, side, side), torch.cat([one * 0] * 2, 1))
+    )
     optimizer = torch.optim.Adam(layer.parameters(), lr=3e-3)
     for _ in range(steps):
         first, second, flow = make_pairs(8, side)
@@ -67,8 +68,4 @@ if __name__ == "__main__":
     options = parser.parse_args()
     shown: dict[str, Tensor] = {}
     compare(lambda Layer: train(options.side, options.steps, shown, Layer), "error, new pairs")
-    figure = Figure(figsize=(8, 3), layout="constrained")
-    for axes, (name, picture) in zip(figure.subplots(1, 3), shown.items(), strict=True):
-        axes.imshow(picture.numpy())
-        axes.set(title=name, xticks=[], yticks=[])
-    figure.savefig(options.output / "flow_two_states.png", dpi=80)
+    draw(shown, options.output / "flow_two_states.png")

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from beside_torchdeq import Trained, compare
+from beside_torchdeq import Trained, compare, save
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -64,4 +64,4 @@ if __name__ == "__main__":
     axes = (figure := Figure(figsize=(5, 3), layout="constrained")).subplots()
     axes.plot(100 * trained.layer.right, ".-", color="#CC3388")
     axes.set(xlabel="nodes away from the one with features", ylabel="right (%)", ylim=(0, 103))
-    figure.savefig(options.output / "graph_chains.png", dpi=80)
+    save(figure, options.output / "graph_chains.png")

@@ -4,8 +4,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from beside_torchdeq import Trained, compare
-from matplotlib.figure import Figure
+from beside_torchdeq import Trained, compare, draw
 from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 
@@ -41,7 +40,7 @@ def train(size: int, steps: int, pictures: dict[str, Tensor], Layer=kq.Equilibri
         error = (head(layer(x).value) - target).square().mean()
         error.backward()
         optimizer.step()
-    pictures["learnt"] = pictures.get("learnt", head(layer(x).value).detach().clamp(0, 1))
+    pictures["learnt"] = pictures.get("learnt", head(layer(x).value).detach().clamp(0, 1).view(size, size, 3))
     return Trained(layer, (x,), f"{-10 * error.log10().item():.1f} dB")
 
 
@@ -51,10 +50,6 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--output", type=Path, default=Path("."), help="the folder for implicit_picture.png")
     options = parser.parse_args()
-    pictures = {"the picture": load_picture(options.size)}
+    pictures = {"the picture": load_picture(options.size).view(options.size, options.size, 3)}
     compare(lambda Layer: train(options.size, options.steps, pictures, Layer), "fidelity (PSNR)")
-    figure = Figure(figsize=(6, 3), layout="constrained")
-    for axes, (name, pixels) in zip(figure.subplots(1, 2), pictures.items(), strict=True):
-        axes.imshow(pixels.view(options.size, options.size, 3).numpy())
-        axes.set(title=name, xticks=[], yticks=[])
-    figure.savefig(options.output / "implicit_picture.png", dpi=80)
+    draw(pictures, options.output / "implicit_picture.png")

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from beside_torchdeq import Trained, compare
+from beside_torchdeq import Trained, compare, save
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -24,7 +24,7 @@ class Recur(nn.Module):
 
 
 def make_strings(lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return bits (strings, longest, 1), -1 or 1, and 0 after the end, and whether so far an odd number of them was 1."""
+    """Return bits (strings, longest, 1), -1 or 1, and 0 after the end, and whether the ones so far are odd."""
     bits = torch.randint(2, (len(lengths), int(lengths.max()), 1))
     inside = torch.arange(bits.shape[1])[:, None] < lengths[:, None, None]
     return (2.0 * bits - 1) * inside, bits.cumsum(1) % 2
@@ -32,27 +32,24 @@ def make_strings(lengths: Tensor) -> tuple[Tensor, Tensor]:
 
 def train(length: int, steps: int, Layer=kq.Equilibrium) -> Trained:
     torch.manual_seed(0)
-    most = (2 * length, 20 * length)  # steps in training, and in evaluation
     picard = kq.solvers.Picard()  # a wave from left to right: the past steps, which Anderson mixes, say nothing of it
-    rule = kq.gradients.Implicit(picard)
-    layer = Layer(Recur(16), init=lambda x: x.new_zeros(*x.shape[:2], 16), solver=picard, gradient=rule, max_steps=most)
+    start, rule = lambda x: x.new_zeros(*x.shape[:2], 16), kq.gradients.Implicit(picard)
+    layer = Layer(Recur(16), init=start, solver=picard, gradient=rule, max_steps=(2 * length, 20 * length))
     layer.head = nn.Linear(16, 1)
     optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2)
     for _ in range(steps):
         x, y = make_strings(torch.randint(2, length + 1, (32,)))
         optimizer.zero_grad()
-        loss = nn.functional.binary_cross_entropy_with_logits(layer.head(layer(x).value), y.float(), x.abs())
-        loss.backward()
+        nn.functional.binary_cross_entropy_with_logits(layer.head(layer(x).value), y.float(), x.abs()).backward()
         optimizer.step()
     x, y = make_strings(torch.full((64,), 4 * length))
-    return Trained(layer, (x[:, :length],), f"{count_right(layer.eval(), x, y).mean():.0%} at {4 * length} bits")
+    return Trained(layer, (x[:, :length],), f"{find_right(layer.eval(), x, y).mean():.0%} at {4 * length} bits")
 
 
 @torch.no_grad()
-def count_right(layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def find_right(layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Return for each string whether all its prefix sums are right."""
-    wrong = ((layer.head(layer(x).value) > 0) != (y > 0)) & (x != 0)
-    return (~wrong.flatten(1).any(1)).float()
+    return (((layer.head(layer(x).value) > 0) == (y > 0)) | (x == 0)).flatten(1).all(1).float()
 
 
 if __name__ == "__main__":
@@ -64,15 +61,12 @@ if __name__ == "__main__":
     layer = compare(lambda Layer: train(options.length, options.steps, Layer), "strings right").layer.eval()
     lengths = torch.arange(2, 6 * options.length + 1).repeat_interleave(4)
     x, y = make_strings(lengths)
-    with torch.no_grad():
-        steps = layer(x).steps
-    layer.on_failure = "return"  # for it will
-    with kq.solving(max_steps=2 * options.length):
-        few = count_right(layer, x, y)
-    full = count_right(layer, x, y)
-    print(f"{len(x)} strings of 2 to {lengths.max()} bits in one batch: {few.mean():.0%} right with the steps of")
-    print(f"training, {full.mean():.0%} with {steps.min()} to {steps.max()} steps, as many as each string needs")
+    layer.on_failure, steps, full = "return", layer(x).steps, find_right(layer, x, y)
+    with kq.solving(max_steps=2 * options.length):  # which is not enough
+        few = find_right(layer, x, y)
+    print(f"2 to {lengths.max()} bits in one batch: {few.mean():.0%} right with the steps of training,")
+    print(f"{full.mean():.0%} with {steps.min()} to {steps.max()} steps, as many as each string needs")
     axes = (figure := Figure(figsize=(5, 3), layout="constrained")).subplots()
     axes.plot(lengths, steps, ".", color="#CC3388")
     axes.set(xlabel="bits of the string", ylabel="steps until it has converged")
-    figure.savefig(options.output / "prefix_sums.png", dpi=80)
+    save(figure, options.output / "prefix_sums.png")

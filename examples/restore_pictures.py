@@ -4,8 +4,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from beside_torchdeq import Trained, compare
-from matplotlib.figure import Figure
+from beside_torchdeq import Trained, compare, draw
 from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, interpolate, pad
@@ -26,11 +25,9 @@ class Restore(nn.Module):
 
     def __init__(self, width: int = 24):
         super().__init__()
-        layers = [nn.Conv2d(1, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)]
-        last = nn.Conv2d(width, 1, 3, padding=1)
-        self.noise = nn.Sequential(layers[0], nn.Softplus(), layers[1], nn.Softplus(), last)
-        for weight in (last.weight, last.bias):
-            nn.init.zeros_(weight)  # at first the noise is none
+        first, last = nn.Conv2d(1, width, 3, padding=1), nn.Conv2d(width, 1, 3, padding=1)
+        nn.init.zeros_(last.weight)  # at first there is next to no noise
+        self.noise = nn.Sequential(first, nn.Softplus(), nn.Conv2d(width, width, 3, padding=1), nn.Softplus(), last)
 
     def forward(self, z: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
         z = z - (blur(blur(z) - y) if mask is None else mask * z - y)
@@ -74,8 +71,4 @@ if __name__ == "__main__":
     options = parser.parse_args()
     shown: dict[str, Tensor] = {}
     compare(lambda Layer: train(options.holes, options.steps, shown, Layer), "another photograph")
-    figure = Figure(figsize=(8, 3), layout="constrained")
-    for axes, (name, picture) in zip(figure.subplots(1, 3), shown.items(), strict=True):
-        axes.imshow(picture.numpy(), cmap="gray")
-        axes.set(title=name, xticks=[], yticks=[])
-    figure.savefig(options.output / "restore_pictures.png", dpi=80)
+    draw(shown, options.output / "restore_pictures.png")

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 import torch
+from beside_torchdeq import save
 from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
@@ -57,8 +58,10 @@ if __name__ == "__main__":
     axes = (figure := Figure(figsize=(5, 3), layout="constrained")).subplots()
     for name, colour in (("zero", "#E69F00"), ("the last equilibrium", "#CC3388")):
         means, right = train(options.epochs, name != "zero")
-        print(f"start at {name}: {means[0]:.1f} steps a solve in epoch 1, {means[-1]:.1f} at the end; {right:.1%} right")
+        print(
+            f"start at {name}: {means[0]:.1f} steps a solve in epoch 1, {means[-1]:.1f} at the end; {right:.1%} right"
+        )
         axes.plot(range(1, len(means) + 1), means, ".-", color=colour, label=name)
     axes.set(xlabel="epoch", ylabel="steps of a solve", ylim=(0, None))
     axes.legend(title="start at")
-    figure.savefig(options.output / "reuse_starts.png", dpi=80)
+    save(figure, options.output / "reuse_starts.png")

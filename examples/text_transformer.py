@@ -5,7 +5,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import torch
-from beside_torchdeq import Trained, compare
+from beside_torchdeq import Trained, compare, save
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -66,4 +66,4 @@ if __name__ == "__main__":
     axes = figure.subplots()
     axes.semilogy(trace.residual.numpy(), color="#CC3388", alpha=0.5)
     axes.set(title="16 pieces of text", xlabel="step", ylabel="relative residual")
-    figure.savefig(options.output / "text_transformer.png", dpi=80)
+    save(figure, options.output / "text_transformer.png")

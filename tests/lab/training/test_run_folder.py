@@ -228,7 +228,7 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path, run, monkeypatch):
 
 def test_an_unknown_device_is_refused(run):
     for device in ("gpu", "cuda:x", "meta"):
-        with pytest.raises(TrainingError, match="`device` must be auto, cpu, cuda or cuda:N"):
+        with pytest.raises(ConfigError, match="`device` must be auto, cpu, cuda or cuda:N"):
             run(f"device={device}")
 
 

@@ -8,6 +8,7 @@ from toys import StopAt, Toy, build_toy
 
 from kerneq.lab.evaluate import evaluate
 from kerneq.lab.run import CheckpointError, Run, Stopped, TrainingError, checkpoint
+from kerneq.lab.run.config import ConfigError
 from kerneq.lab.training import AbstractLogger, build, loop
 from kerneq.loading import read_checkpoint
 

@@ -27,6 +27,7 @@ from .settings import ConfigError, build, convert, suggestion, values
 SHIPPED = Path(__file__).parent / "weights"
 FORMAT = "kerneq checkpoint 1"
 FACTS = {"epoch": int, "config": str, "step": int | None}  # of every checkpoint; exports of old have no step
+DEVICE = re.compile(r"auto|cpu|cuda(?::(\d{1,3}))?")  # what names one
 LARGEST = 100_000_000  # bytes of a file of settings or records
 _OTHER = {"best": "last", "last": "best"}  # the checkpoints of a run
 FREE = ("device", "training.checkpoint_epochs", "training.checkpoint_steps")  # may change between two starts of a run
@@ -131,9 +132,9 @@ def read_small(path: Path) -> bytes:
 
 def choose_device(device: str, local_rank: int = 0) -> torch.device:
     """Return the device named by a setting; `auto` and `cuda` take the GPU of this process's local rank."""
-    if device == "auto":
+    named = DEVICE.fullmatch(device)
+    if named is not None and device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    named = re.fullmatch(r"cpu|cuda(?::(\d+))?", device)
     if named is None:
         raise TrainingError(f"`device` must be auto, cpu, cuda or cuda:N, got `{device}`.")
     if device == "cpu":

@@ -31,6 +31,7 @@ from typing import Any, NoReturn, TypeVar, final
 
 T = TypeVar("T")
 NOTHING = "none"  # how a file says None, for which TOML has no word
+LARGEST = 1_000_000  # of a number whose field states no `high`: nothing in a network needs more, and float32 holds it
 BOUNDS = {"low": ("at least", operator.ge), "above": ("greater than", operator.gt), "high": ("at most", operator.le)}
 
 
@@ -55,7 +56,10 @@ def read_override(text: str) -> Any:
 def setting(
     default: Any, meaning: str, *, low: float | None = None, high: float | None = None, above: float | None = None
 ) -> Any:
-    """Make a dataclass field with a meaning and a range, low ≤ value ≤ high and value > above, for all of a list."""
+    """Make a dataclass field with a meaning and a range, low ≤ value ≤ high and value > above, for all of a list.
+
+    Where no `high` is stated it is `LARGEST`.
+    """
     return dataclasses.field(default=default, metadata={"meaning": meaning, "low": low, "high": high, "above": above})
 
 
@@ -245,12 +249,16 @@ def _check_range(key: str, value: Any, bounds: Mapping[str, Any]) -> None:
             _check_range(f"{key}[{index}]", entry, bounds)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
-    for name, (words, holds) in BOUNDS.items():
-        bound = bounds.get(name)
-        if bound is not None and not holds(value, bound):  # so that NaN is refused too
-            raise ConfigError(f"`{key}` must be {words} {bound}, got {value}.")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"`{key}` must be a finite number, got {value}.")
+    for name, (words, holds) in BOUNDS.items():
+        bound = bounds.get(name)
+        if bound is None and name == "high":
+            bound = LARGEST
+        if bound is not None and not holds(value, bound):  # so that NaN is refused too
+            raise ConfigError(f"`{key}` must be {words} {bound}, got {value}.")
+    if value < -LARGEST:
+        raise ConfigError(f"`{key}` must be at least {-LARGEST}, got {value}.")
 
 
 def _read_as(override: Override, members: tuple[Any, ...]) -> Any:

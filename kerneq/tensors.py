@@ -149,6 +149,8 @@ def check_nonnegative(name: str, value: float) -> None:
     """Raise unless the value is a number and at least 0."""
     if not (_is_number(value) and value >= 0):
         raise ValueError(f"`{name}` must not be negative, got {value!r}.")
+    if value == float("inf"):
+        raise ValueError(f"`{name}` must be finite, got {value!r}.")
 
 
 def check_share(name: str, value: float) -> None:

@@ -186,7 +186,7 @@ class ResNetConfig:
     """The settings of a `ResNet`; the defaults are those of ResNet-18 for CIFAR."""
 
     equation: ClassVar[str] = EXPLICIT
-    blocks: tuple[int, ...] = setting((2, 2, 2, 2), "residual blocks a stage", low=1)
+    blocks: tuple[int, ...] = setting((2, 2, 2, 2), "residual blocks a stage", low=1, high=1000)
     bottleneck: bool = setting(False, "blocks of 1×1, 3×3, 1×1 convolutions instead of two 3×3")
     width: int = setting(64, "channels of the first stage; each stage doubles them", low=1)
     stem: Literal["cifar", "imagenet"] = setting("cifar", "3×3, no pooling; imagenet: 7×7 of stride 2, pooling")

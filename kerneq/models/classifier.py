@@ -46,7 +46,7 @@ class AbstractSolveConfig:
 
     solver: AbstractSolver[Any] = setting(Proximal(), "how z = f(z) is solved")
     gradient: AbstractGradient = setting(_IMPLICIT, "how the solution is differentiated")
-    tol: float = setting(1e-3, "relative residual at which a sample has converged", above=0)
+    tol: float = setting(1e-3, "relative residual at which a sample has converged", above=0, high=0.99)
     max_steps: int = setting(30, "evaluations of f in a solve, at most", low=1)
     check_every: int = setting(0, "steps between two residual checks, 0: left to the solve", low=0)
 
@@ -147,7 +147,7 @@ class ClassifierConfig(AbstractSolveConfig):
         "imagenet: the same, then two w → w of stride 2; folded: 3 → w/4 → w/4, w/2 → w/2, w → w, with stride 2 in "
         "between; plain: 3 → w",
     )
-    refinements: int = setting(0, "residual blocks at each coarser scale; 0: none, averages alone", low=0)
+    refinements: int = setting(0, "residual blocks at each coarser scale; 0: none, averages alone", low=0, high=100)
     rectified: bool = setting(True, "whether a residual block gives relu(x + F(x)), or x + F(x)")
     explicit: bool = setting(False, "a control: in the place of each equilibrium a residual block of as many weights")
     norm: float = setting(1.0, "bound on ‖W‖‖W_h‖", above=0)

@@ -1,5 +1,6 @@
 """Errors whose sentence is enough for the user: how the program ends after one, and what goes on after it."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, final
@@ -19,6 +20,7 @@ def describe_error(error: Exception) -> tuple[int, str] | None:
 
     from ...solution import EquilibriumError, NonfiniteInputError
     from ..data import DataError
+    from ..data.images import explain_killed_worker
     from ..run import Stopped, TrainingError
     from ..run.config import ConfigError
 
@@ -26,6 +28,11 @@ def describe_error(error: Exception) -> tuple[int, str] | None:
     if isinstance(error, OutOfMemoryError):
         said = said.partition(" Including non-PyTorch memory")[0].partition(" Of the allocated memory")[0]
         return 1, f"{said} Free the card (`nvidia-smi` shows who holds it), or lower training.batch_size."
+    if isinstance(error, RuntimeError) and (asked := re.search(r"tried to allocate (\d+) bytes", said)):
+        sizes = "the sizes of the model, data.size or training.batch_size"
+        return 1, f"There is no memory for a single tensor of {int(asked[1]) / 1e9:,.1f} GB: lower {sizes}."
+    if isinstance(error, RuntimeError) and (killed := explain_killed_worker(error)):
+        return 1, str(killed)
     if isinstance(error, ConfigError):
         return 2, said
     if isinstance(error, Stopped):

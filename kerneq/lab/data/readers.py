@@ -33,7 +33,7 @@ class File:
     """A published file with its size and MD5s; NAME.gz is read where there is no NAME."""
 
     name: str
-    size: int  # bytes, unpacked
+    size: int = dataclasses.field(metadata={"high": 10**12})  # bytes, unpacked
     md5: str | None = None  # of the unpacked content
     gz_md5: str | None = None  # of NAME.gz
 

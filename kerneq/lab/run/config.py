@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from ...loading import config_file, find_folder, read_config, read_small
+from ...loading import DEVICE, config_file, find_folder, read_config, read_small
 from ...models import ModelConfig, find, from_config
 from ...settings import ConfigError as ConfigError
 from ...settings import build, convert, read_override, setting, suggestion, values
@@ -157,6 +157,10 @@ class Config:
     schedule: Schedule = dataclasses.field(default_factory=Schedule)
     training: Training = dataclasses.field(default_factory=Training)
 
+    def __post_init__(self) -> None:
+        if not DEVICE.fullmatch(self.device):
+            raise ConfigError(f"`device` must be auto, cpu, cuda or cuda:N, got `{self.device}`.")
+
 
 def load(path: Path | str | None, overrides: Iterable[str] = (), start: Path | str = "") -> Config:
     """The configuration in a file or an experiment of the package (none: the defaults), changed by `key=value`.
@@ -169,7 +173,7 @@ def load(path: Path | str | None, overrides: Iterable[str] = (), start: Path | s
     try:
         return _config([*layers, _changes(overrides)])
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"{path}: {error}" if path else str(error)) from None
 
 
 def parse(text: str, overrides: Iterable[str] = ()) -> Config:

@@ -237,7 +237,8 @@ class Run:
         self.check_same(config)
         self._check_images(classes, counts)
         if newest is not None:
-            check_settings(newest, checkpoint.read_facts(newest), tomllib.loads(write(config)))
+            if facts := checkpoint.read_facts(newest):  # a damaged one is for those who restore it to refuse
+                check_settings(newest, facts, tomllib.loads(write(config)))
         elif best.exists() and (self.finished or len(rows) > self.config().training.checkpoint_epochs):
             # One that was killed before its first checkpoint has no more epochs than lie between two, and repeats them.
             raise TrainingError(
@@ -337,7 +338,10 @@ class Run:
         """Finish or remove what a kill left undone, and forget the metrics past `epoch`, which is trained again."""
         if not self.checkpoint("last").exists() and self.checkpoint("fresh").exists():
             os.replace(self.checkpoint("fresh"), self.checkpoint("last"))
-        for stray in (self.path / "checkpoints").glob(".*.tmp"):  # only who holds the lock writes there
+        ours = ("checkpoints/.*", ".config.toml.*", ".metrics.jsonl.*", ".classes.json.*", ".environment.json.*")
+        for stray in (
+            path for name in ours for path in self.path.glob(f"{name}.tmp")
+        ):  # who holds the lock writes them
             stray.unlink(missing_ok=True)
         lines = self._lines()
         damaged = [str(number) for number, row in enumerate(lines, start=1) if row is None]

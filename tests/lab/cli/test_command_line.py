@@ -63,11 +63,12 @@ def test_a_run_is_trained_evaluated_and_reported_on(kerneq):
         (["train", "data.name=digit"], 1, "Did you mean `digits`?"),
         (["train", "data.name=folder:~nosuch/x"], 1, "There is no folder"),
         (["train", "data.name=folder:x\udcff"], 2, r"`data.name` must be valid UTF-8, got 'folder:x\udcff': rename"),
-        (["train", "device=tpu"], 1, "`device` must be auto, cpu, cuda or cuda:N, got `tpu`."),
+        (["train", "device=tpu"], 2, "`device` must be auto, cpu, cuda or cuda:N, got `tpu`."),
         (["train", "model.name=resnet-tiny", "--name", "a/b"], 2, "without slashes"),
         (["train", "--runs", "/proc/nowhere"], 1, "cannot be used"),
         (["train", "...toml"], 2, "without slashes, got `..`"),
-        (["train", f"augment.cutout={10**400}"], 1, "`cutout` must be at most 16 here"),
+        (["train", f"augment.cutout={10**400}"], 2, "`augment.cutout` must be at most 1000000"),
+        (["train", "augment.cutout=17"], 1, "`cutout` must be at most 16 here"),
         (["train", "geq-tiny-digits", "model." + "a." * 5000 + "a=1"], 2, "There is no setting `model.a`"),
         (["train", "."], 2, "add --resume"),
         (["train", ".", "--resume"], 2, "There is no file config.toml"),
@@ -355,3 +356,8 @@ def test_experiments_are_listed_with_a_sentence_each(kerneq, monkeypatch):
     assert all(file.read_text().startswith("# ") for file in EXPERIMENTS.glob("**/*.toml")), "its sentence"
     _, said = kerneq("experiments", "CIFAR10", "kerdeq")
     assert "kerdeq-5m-cifar10" in said and "geq-5m-cifar10 " not in said.replace("mopteq", "").replace("kerdeq", "")
+
+
+def test_what_cannot_be_allocated_is_said_with_its_size(kerneq):
+    code, said = kerneq("train", "geq-tiny-digits", "model.width=1000000", "model.features=[1000000,8]")
+    assert code == 1 and "no memory for a single tensor of 36,000.0 GB: lower the sizes" in " ".join(said.split())

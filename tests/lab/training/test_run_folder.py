@@ -8,6 +8,7 @@ from toys import StopAt, Toy, build_toy
 
 from kerneq.lab.evaluate import evaluate
 from kerneq.lab.run import CheckpointError, Run, Stopped, TrainingError, checkpoint
+from kerneq.lab.run.config import ConfigError
 from kerneq.lab.training import AbstractLogger, build, loop
 from kerneq.loading import read_checkpoint
 
@@ -228,7 +229,7 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path, run, monkeypatch):
 
 def test_an_unknown_device_is_refused(run):
     for device in ("gpu", "cuda:x", "meta"):
-        with pytest.raises(TrainingError, match="`device` must be auto, cpu, cuda or cuda:N"):
+        with pytest.raises(ConfigError, match="`device` must be auto, cpu, cuda or cuda:N"):
             run(f"device={device}")
 
 

@@ -1,4 +1,6 @@
 import functools
+import os
+import signal
 
 import pytest
 import torch
@@ -7,7 +9,7 @@ from torch import nn
 from toys import Toy, build_toy
 
 from kerneq.lab.data import Augment, Batches, load
-from kerneq.lab.run import Run, checkpoint
+from kerneq.lab.run import Run, Stopped, checkpoint
 from kerneq.lab.training import AbstractLogger, loop, process, train
 from kerneq.lab.training.build import make_training_batches
 from kerneq.lab.training.loop import subtract_margin
@@ -133,3 +135,26 @@ def test_a_run_without_progress_ends_early_and_stays_ended(run, tmp_path):
     assert len(rows) == best + 3 < 50 and "training.patience ends it here" in " ".join(said)
     assert Run(tmp_path / "run").finished
     assert len(run("training.epochs=50", "training.patience=2", "optimizer.lr=1e-12", resume=True)) == len(rows)
+
+
+def test_a_stop_in_the_last_step_of_an_epoch_closes_it_with_all_its_numbers(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "INTERVAL", 0.0)
+
+    class StopAtTheEnd(AbstractLogger):
+        def log_progress(self, progress):
+            if progress.step * 3 == progress.steps:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        def log_epoch(self, row):
+            pass
+
+    with pytest.raises(Stopped, match="continues with --resume"):
+        run(loggers=[StopAtTheEnd()])
+    rows = Run(tmp_path / "run").rows()
+    assert (
+        [row["epoch"] for row in rows] == [1] and rows[0]["train"]["loss"] > 0 and rows[0]["diagnostics"]["bound"] > 0
+    )
+    for name in (".config.toml.1.tmp", ".metrics.jsonl.12.tmp", "checkpoints/.last.safetensors.9.tmp"):
+        (tmp_path / "run" / name).touch()  # as a kill leaves them
+    assert run(resume=True)[:1] == rows
+    assert not list((tmp_path / "run").rglob(".*.tmp"))

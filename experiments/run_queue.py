@@ -28,12 +28,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from kerneq.lab.evaluate.export import RECORDS
 from kerneq.lab.run import Run, TrainingError
 from kerneq.lab.run.config import Config, ConfigError, load
 
 HERE = Path(__file__).resolve().parents[1]
 QUEUE = HERE / "docs/results/queue.toml"
+RECORDS = ("config.toml", "metrics.jsonl", "classes.json", "environment.json", "evaluation.json", "evaluation/*.json")
 RECORDED = (HERE / "docs/results", HERE / "kerneq/weights")
 
 

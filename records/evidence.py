@@ -1,5 +1,6 @@
-"""What our runs say about each published figure and each published order of two models, by a rule that stands before
-the runs.
+"""What our runs say about each published figure and each order of two models, by the rule at the end of results.md.
+
+The rule was written before the runs of docs/results/queue.toml.
 """
 
 import collections
@@ -16,27 +17,6 @@ from kerneq.models import MODELS, Published, task
 
 from .noise import Churn, Difference, add_noise, adjust, binomial, format_p, format_points, subtract
 
-# Written on 2026-11-19, before the first run of docs/results/queue.toml of that day; a paragraph each.
-RULE = (
-    "**Which run counts.** Of a model's results on a task, the settings of its experiment file or the nearest to them, "
-    "training that came to its end, weights that are here. What a run reached on the test images plays no part. "
-    "Seeds are 0, 1, 2, named in docs/results/queue.toml before the first of them starts, and none is added after "
-    "a test figure was read.",
-    "**Grade of a figure.** A: the papers' model and recipe for all epochs, three seeds: a `-paper` file, in which the "
-    "steps of the solver and the floor of γ, which no paper states, may be others. B: the same, fewer seeds. C: a "
-    "stand-in; the last column says in what it differs. D: no run. A figure of grade C that is higher than the "
-    "published one confirms nothing: it is higher *by another recipe and partly another model*. One that is lower "
-    "after less than half of the epochs of its experiment file is not compared.",
-    "**An order** of two models is published where their figures differ by more than the ± of the difference. It is "
-    "looked for in two results whose settings outside [model] are the same, the epochs trained too, of several such "
-    "pairs the one with the most seeds; where there is none, it is not compared.",
-    "**Noise.** The variance of a difference is that of the pictures (picture by picture, where both runs say which "
-    "were wrong) and that of the seeds, for one run as for several: pooled over all models and data sets. p is two-"
-    "sided, by t. The sign is confirmed or reversed where Holm's p over all compared orders is below 0.05, "
-    "else undecided. The size is a test of its own: smaller or larger than published where the published lead, with "
-    "its own ±, has p below 0.05, by itself; else the two are compatible, which may mean that ours says little.",
-    "**Orders that hang on one run** stand under it: if it is a bad run, all of them are wrong together.",
-)
 NINE = "nine residual blocks"
 PARTS = {"refinements": NINE, "stem": "another stem", "norm": "another norm", "kernel.gamma": "another γ"}
 UNSTATED = {"model.max_steps", "model.check_every", "model.kernel.gamma.floor"}  # by the papers
@@ -57,7 +37,7 @@ class Figure:
 
     @property
     def grade(self) -> str:
-        """A to D (RULE)."""
+        """A to D, as results.md says."""
         if self.found is None:
             return "D"
         whole = self.found.settings[:1] == (f"{self.name}-paper",) and self.deviates.issubset(UNSTATED)

@@ -7,6 +7,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
+from typing import Any
+
+from jinja2 import Environment
 
 from kerneq.lab.evaluate.classification import wilson_interval
 from kerneq.lab.report.findings import SECTIONS, Chapter
@@ -15,7 +18,7 @@ from kerneq.lab.report.results import Reported, group_seeds, list_changes, name_
 from kerneq.lab.report.sections import draw_costs
 from kerneq.models import MODELS
 
-from .evidence import RULE, UNTUNED, Figure, Task, list_orders, list_unlike
+from .evidence import UNTUNED, Task, list_orders, list_unlike
 from .noise import Churn, Difference, add_noise, format_p, subtract
 
 RECIPE, BENCHMARK = Path("docs/recipe"), Path("benchmarks/results/train-cuda.json")
@@ -38,24 +41,6 @@ SMALL = {  # the same in networks of 50 to 70 thousand parameters
 }
 LINEAR = ("mopteq-8m", "opteq")  # the Gaussian kernel's rivals in the same network
 EXPLICIT = ("resnet18", "resnet18-imagenet")
-UNKNOWN = (
-    "Whether the published figures can be reached by the published way: no run has the papers' model and recipe for "
-    "all epochs, which they do not state (ours: 200).",
-    "Whether the leads over ResNet-18 are the equilibrium's: nothing of equal size, trained equally, has explicit "
-    "blocks in the place of the branches.",
-    "Whether ResNet-18 for as many seconds is as good on CIFAR-100 (on CIFAR-10 it is better).",
-    "What MDEQ and ResNet-50 reach when their rates are chosen: theirs never were.",
-    "Anything on ImageNet-100, and on ImageNette at the papers' size; KerDEQ-8M.",
-    "KerDEQ's Table 3: our KLs are of runs with label smoothing and are withdrawn (docs/errata.md).",
-)
-
-
-CHOICES = (
-    "CutMix for both CIFARs, three refinements, three convolutions: test figures of CIFAR-10 without them were known.",
-    "60 epochs of Muon as CIFAR-100's recipe, whose weights ship: beside 100 of SGD, both test figures known.",
-    "GEQ-8M's 200 epochs on CIFAR-10 as its file's recipe: the test figure was known.",
-    "Seeds 1 and 2 of GEQ-8M on CIFAR-100: added because seed 0 was ahead of ResNet-18.",
-)
 
 
 def write_summary(tasks: Sequence[Task], churn: Churn, runs: Sequence[Reported], folder: str) -> str:
@@ -63,74 +48,31 @@ def write_summary(tasks: Sequence[Task], churn: Churn, runs: Sequence[Reported],
     figures = [figure for one in tasks for figure in one.figures(churn)]
     groups, left = list_orders(tasks, churn)
     tested = [one for one in runs if one.accuracy() is not None]
-    silent = sum(not one.run.environment().get("revision") for one in tested)
-    count = sum(map(len, groups.values()))
-    rows = [
+    orders = [
         (*order.row(p), hangs + (" (untuned)" if any(f.model in UNTUNED for f in order.alone) else ""))
         for hangs, some in groups.items()
         for order, p in some
     ]
-    signs, sizes = ([row[place] for row in rows] for place in (7, 8))
     heads = ("model", "on", "published, %", "ours, %", "difference", "epochs", "seeds", "grade", "in what it differs")
-    orders = ("order", "on", "recipe, epochs", "published", "ours ± SE", "p", "Holm's p", "sign", "size", "seeds")
-    absent = ", ".join(f"{order.name} ({', '.join(order.unlike)})" for order in left)
-    return "\n".join(
-        [
-            "# Results",
-            "",
-            f"Made by `make results` from the records of {len(runs)} runs. {len(tested)} of them met the test images, "
-            f"each once; {silent} of these do not say at which revision of the source they ran.",
-            "",
-            f"- {summarize_figures(figures)}",
-            f"- {count} published orders of two models can be compared: {tally(signs)} in sign, by Holm's p; "
-            f"{tally(sizes)} in size.",
-            "",
-            "**Where our figures are higher than the published ones, they are so by another recipe and partly another "
-            "model.**",
-            "",
-            f"More: [what the equilibrium is worth]({folder}/attribution.md); every run, by data set: "
-            + ", ".join(f"[{data}]({folder}/{slug}.md)" for data, slug in list_data(tasks).items())
-            + ".",
-            "",
-            "## All published figures",
-            "",
-            "Ours on the test images, ± the deviation over seeds. Pictures of another size have no difference.",
-            "",
-            *tabulate(heads, [figure.row() for figure in figures], words=("on", "difference", "grade", heads[-1])),
-            "",
-            "## Published orders of two models",
-            "",
-            f"In points. Noise: over seeds an accuracy deviates by {churn.share:.2f} of the standard error of its "
-            f"pictures ({churn.df} degrees of freedom). Last those that hang on one run, under it.",
-            "",
-            *tabulate((*orders, "hang on"), rows, words=("on", "recipe, epochs", "sign", "size", "hang on")),
-            "",
-            f"Not compared, as the trainings differ: {absent or 'none'}.",
-            "",
-            "## What is not known",
-            "",
-            *(f"- {text}" for text in UNKNOWN),
-            "",
-            "## Choices that were made with test figures known",
-            "",
-            *(f"- {text}" for text in CHOICES),
-            "",
-            "## How it is judged",
-            "",
-            "Written on 2026-11-19, before any run of the queue of that day.",
-            "",
-            *(f"- {text}" for text in RULE),
-            "",
-        ]
+    first = ("order", "on", "recipe, epochs", "published", "ours ± SE", "p", "Holm's p", "sign", "size", "seeds")
+    return render(
+        "results.md",
+        folder=folder,
+        runs=runs,
+        churn=churn,
+        figures=figures,
+        orders=orders,
+        tested=len(tested),
+        silent=sum(not one.run.environment().get("revision") for one in tested),
+        grades=", ".join(f"{sum(one.grade == grade for one in figures)} of grade {grade}" for grade in "ABCD"),
+        verdicts=tally([one.verdict for one in figures if one.verdict]),
+        signs=tally([row[7] for row in orders]),
+        sizes=tally([row[8] for row in orders]),
+        data=", ".join(f"[{data}]({folder}/{name_page(data)}.md)" for data in sorted({one.data for one in runs})),
+        figure_table=tabulate(heads, [one.row() for one in figures], words=("on", "difference", "grade", heads[-1])),
+        order_table=tabulate((*first, "hang on"), orders, words=("on", "recipe, epochs", "sign", "size", "hang on")),
+        left=", ".join(f"{order.name} ({', '.join(order.unlike)})" for order in left) or "none",
     )
-
-
-def summarize_figures(figures: Sequence[Figure]) -> str:
-    """Return how many figures have each grade, and how those that compare lie."""
-    counts = [(grade, sum(figure.grade == grade for figure in figures)) for grade in "ABCD"]
-    grades = ", ".join(f"{count} of grade {grade}" for grade, count in counts)
-    judged = [figure.verdict for figure in figures if figure.verdict]
-    return f"{len(figures)} published figures and stand-ins: {grades}. On the papers' pictures: {tally(judged)}."
 
 
 def write_attribution(tasks: Sequence[Task], churn: Churn, runs: Mapping[str, Reported]) -> str:
@@ -140,46 +82,27 @@ def write_attribution(tasks: Sequence[Task], churn: Churn, runs: Mapping[str, Re
     pairs = [order for group in list_orders(tasks, churn)[0].values() for order, _ in group]
     heads = ("beside it", "held-out images", "equilibrium, %", "instead, %", "difference ± SE", "p")
     first = ("first", "second", "on", "recipe, epochs", "first less second ± SE", "p", "seeds")
-    rows = [
-        (a, b, order.pictures, order.row(1)[2], order.ours.describe(), format_p(order.ours.p()), order.row(1)[9])
+    linear = [
+        (order.ahead.model, order.behind.model, order.pictures, row[2], row[4], row[5], row[9])
         for order in pairs
-        for a, b in [(order.ahead.model, order.behind.model)]
-        if b in LINEAR
+        for row in [order.row(1.0)]
+        if order.behind.model in LINEAR
     ]
-    return "\n".join(
-        [
-            "# What the equilibrium is worth",
-            "",
-            "Made by `make results` ([the page on all results](../results.md)). No p here is corrected for the number "
-            "of comparisons.",
-            "",
-            "## One step of the solver in its place",
-            "",
-            "Trained and evaluated with that many proximal steps. First GEQ-5M on CIFAR-100 after 24 epochs, one seed "
-            "each; then small networks on CIFAR-10 after 8, seeds in pairs.",
-            "",
-            *tabulate(heads, [*compare_steps(runs, churn), *compare_small()], words=()),
-            "",
-            "## The Gaussian kernel beside the linear one",
-            "",
-            "The published orders at equal epochs, on the test images; MOptEq and OptEq are the same network with the "
-            "linear kernel.",
-            "",
-            *tabulate(first, rows, words=("second", "on", "recipe, epochs")),
-            "",
-            "Residual blocks of equal size in the place of the branches: not run (docs/results/queue.toml).",
-            "",
-            "## Per parameter, second, byte",
-            "",
-            "Beside the ResNet-18 of the same training; first, with two numbers of epochs, beside one that took about "
-            "as many seconds. ÷: by ResNet-18's; seconds are the median over seeds.",
-            "",
-            *tabulate_costs(tasks, churn),
-            "",
-            describe_memory(),
-            "",
-        ]
+    steps = json.loads(BENCHMARK.read_text(encoding="utf-8"))["results"][0]["rows"]
+    return render(
+        "attribution.md",
+        steps=tabulate(heads, [*compare_steps(runs, churn), *compare_small()], words=()),
+        linear=tabulate(first, linear, words=("second", "on", "recipe, epochs")),
+        costs=tabulate_costs(tasks, churn),
+        geq=steps[0],
+        resnet=next(row for row in steps if row["model"] == "resnet18"),
     )
+
+
+def render(name: str, **values: Any) -> str:
+    """Return the page that a template beside this file makes of some values."""
+    source = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return Environment(keep_trailing_newline=True).from_string(source).render(values)
 
 
 def compare_steps(runs: Mapping[str, Reported], churn: Churn) -> list[tuple[str, ...]]:
@@ -214,7 +137,7 @@ def compare_small() -> list[tuple[str, ...]]:
     return rows
 
 
-def tabulate_costs(tasks: Sequence[Task], churn: Churn) -> list[str]:
+def tabulate_costs(tasks: Sequence[Task], churn: Churn) -> str:
     """Return the table of the models beside the ResNet-18 of as many epochs, and beside that of as many seconds."""
     rows = []
     for one in tasks:
@@ -236,17 +159,6 @@ def tabulate_costs(tasks: Sequence[Task], churn: Churn) -> list[str]:
     return tabulate((*heads, "time ÷"), rows, words=("on", "recipe, epochs"))
 
 
-def describe_memory() -> str:
-    """Return what a training step needs, from the record of the benchmarks."""
-    rows = json.loads(BENCHMARK.read_text(encoding="utf-8"))["results"][0]["rows"]
-    first, last = rows[0], next(row for row in rows if row["model"] == "resnet18")
-    words = (f"{row['peak (MiB)']:,.0f} MiB and {row['time (ms)']:.1f} ms" for row in (first, last))
-    return (
-        "A training step of 512 pictures takes {} in GEQ-5M without residual blocks, {} in ResNet-18 "
-        "(docs/benchmarks.md).".format(*words)
-    )
-
-
 def write_data_set(chapter: Chapter, folder: Path) -> str:
     """Return the page of all runs on a data set, grouped by recipe and epochs; its pictures go to `folder`."""
     groups: dict[str, list[Reported]] = {}
@@ -266,7 +178,7 @@ def write_data_set(chapter: Chapter, folder: Path) -> str:
     for recipe, some in groups.items():
         lines += [f"## {recipe}", "", *describe_seeds(some)]
         rows = [describe_run(one, chapter.runs[0]) for one in some]
-        lines += [*tabulate(heads, rows, words=("model", "revision", "started", heads[-1])), ""]
+        lines += [tabulate(heads, rows, words=("model", "revision", "started", heads[-1])), ""]
     reached = [found for found in chapter.results if found.split == "test"]
     for drawing in draw_costs(chapter, reached):
         lines += [f"![{drawing.caption}]({save(drawing, folder)})", ""]
@@ -320,26 +232,16 @@ def has_page(one: Reported) -> bool:
     return any(one.run.part(part) for part in SECTIONS if part != "scores")
 
 
-def list_data(tasks: Sequence[Task]) -> dict[str, str]:
-    """Return the data sets that have runs, with the names of their pages."""
-    names = [found.runs[0].data for one in tasks for some in one.reached.values() for found in some]
-    return {data: name_page(data) for data in dict.fromkeys(names)}
-
-
 def name_page(data: str) -> str:
     """Return the name of a data set's page, without its suffix."""
     return "-".join("".join(c if c.isalnum() else " " for c in data).split())
 
 
-def tabulate(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], words: tuple[str, ...]) -> list[str]:
+def tabulate(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], words: tuple[str, ...]) -> str:
     """Return a table; the first column and those in `words` stand to the left."""
-    left = [head in (heads[0], *words) for head in heads]
+    rule = "|".join(":--" if head in (heads[0], *words) else "--:" for head in heads)
     cells = [" | ".join(cell.replace("|", "\\|") or "–" for cell in row) for row in rows]
-    return [
-        f"| {' | '.join(heads)} |",
-        f"|{'|'.join(':--' if one else '--:' for one in left)}|",
-        *(f"| {c} |" for c in cells),
-    ]
+    return "\n".join([f"| {' | '.join(heads)} |", f"|{rule}|", *(f"| {row} |" for row in cells)])
 
 
 def tally(words: Sequence[str]) -> str:

@@ -1,7 +1,10 @@
 """Models of users as equilibria: states of any structure, inputs of any kind, starts, traces, wrong answers."""
 
 import dataclasses
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -394,3 +397,18 @@ def test_every_rule_takes_structures(rule):
     s.value[0].sum().backward()
     assert cell.up.weight.grad.isfinite().all()
     assert Implicit().attach(lambda z: 0.5 * z, Point(torch.zeros(2, 3))).z.shape == (2, 3)
+
+
+# several processes
+
+
+def test_gradients_are_the_same_by_ddp_by_fsdp_and_with_checkpointing(tmp_path):
+    program = Path(__file__).parent / "sharded_step.py"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", program, tmp_path], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        found = torch.load(tmp_path / f"rank{rank}.pt")
+        for name in ("checkpointed", "ddp", "fsdp"):
+            torch.testing.assert_close(found[name], found["one"], rtol=1e-9, atol=1e-11)

@@ -45,4 +45,4 @@ def run(rank, world, file):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(run, (2, str(Path(folder) / "store")), nprocs=2)
+        mp.start_processes(run, (2, str(Path(folder) / "store")), nprocs=2, start_method="fork")

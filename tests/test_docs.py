@@ -13,7 +13,7 @@ from kerneq.lab.run import Run
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
-WITH_CODE = ["README.md", "docs/theory.md", "docs/certificates.md", "docs/kglm/index.md"]
+WITH_CODE = ["README.md", "docs/theory.md", "docs/certificates.md", "docs/kglm/index.md", "docs/kglm/scale.md"]
 
 
 def named(path: Path) -> str:

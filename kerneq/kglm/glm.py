@@ -114,10 +114,10 @@ class KernelGLM:
         found, or rounding makes it uncertain, as with an indefinite kernel or a λ of next to nothing, it warns.
 
         A kernel of low rank (`Nystrom`, `RandomFeatures`) is fitted in its features, in the dtype of X with sums in
-        float64, and X may be a NumPy memmap, read block by block. Only there: with a `group` of `torch.distributed`
-        every process has rows of its own; a fit that was interrupted goes on from the file `checkpoint`, which is
-        written after every step; and `progress` is called then, for example `print`. `tol` bounds ‖r‖ of the exact
-        fit (1e-12), the square root of what is left of J's fall of the other (1e-6).
+        float64, and X may be a NumPy memmap, read block by block and not copied. Only there: with a `group` of
+        `torch.distributed` every process has rows of its own; a fit that was interrupted goes on from the file
+        `checkpoint`, which is written after every step; and `progress` is called then, for example `print`. `tol`
+        bounds ‖r‖ of the exact fit (1e-12), the square root of what is left of J's fall of the other (1e-6).
         """
         self._state = self._reduced = None
         if isinstance(self.kernel, AbstractLowRank):

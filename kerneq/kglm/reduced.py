@@ -106,6 +106,10 @@ class Design:
         """Return what is saved: not ψ(X), which can be made again."""
         return {**self.__dict__, "_kept": [], "group": None}
 
+    def release(self) -> None:
+        """Give the memory of ψ(X) back; a later pass makes it again."""
+        self._kept.clear()
+
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Give the rows and ψ there, (rows, p), of each block."""
         n, complete = len(self.X), len(self._kept) * self.rows >= len(self.X)
@@ -308,43 +312,39 @@ def minimise_reduced(
     tol = max(tol, 1e3 * torch.finfo(design.like.dtype).eps)  # the products are in that dtype
     nothing = problem.offset.expand_as(problem.t)  # η of w = 0
     zero = torch.zeros(design.features.rank, problem.t.shape[1]).to(problem.t)
-    origin, _ = problem.objective(zero, nothing)
+    origin, rounding = problem.objective(zero, nothing)
     if not bool(origin.isfinite().all()):
         raise ValueError("The objective is not finite at the start; check the kernel, the offset and the targets.")
-    first = problem.descent(zero, nothing)
-    w, done = (zero if start is None else start), 0
+    w, eta, value, done = zero, nothing, origin, 0
+    g = first = problem.descent(zero, nothing)
     if checkpoint is not None and checkpoint.exists():
-        w, done = _resume(checkpoint, first)
-    eta = design.lift(w) + problem.offset
-    value, rounding = problem.objective(w, eta)
-    if bool((value > origin).any()):  # a start that is worse than none
-        w, eta, value = zero, nothing, origin
-    history, reports = [value], [(begin, math.inf)]
-    g = first if w is zero else problem.descent(w, eta)
+        start, done = _resume(checkpoint, first)
+    if start is not None:
+        there = design.lift(start) + problem.offset
+        found, noise = problem.objective(start, there)
+        if bool((found <= origin).all()):  # better than none
+            w, eta, value, rounding, g = start, there, found, noise, problem.descent(start, there)
     preconditioner = Preconditioner(problem, memory)
-    factor = preconditioner.factor(eta)
+    factor, history, reports = preconditioner.factor(eta), [value], [(begin, math.inf)]
     for step in range(done, max_steps):
-        factor = factor if step == done else preconditioner.factor(eta)
+        factor = preconditioner.factor(eta)
         p, decrement = _solve_newton(problem, eta, g, factor, INNER if step == done else INNER / 10)
-        before = value
         w, eta, value, rounding = _search(problem, w, eta, value, rounding, p, decrement)
         history.append(value)
         g = problem.descent(w, eta)
         target = tol * (origin - value).clamp(min=0).sqrt() + rounding.sqrt()
-        if checkpoint is not None and _leads(design.group):
+        reports.append((time.perf_counter(), (decrement / target.clamp(min=1e-300)).max().item()))
+        if _leads(design.group) and checkpoint is not None:
             _save(checkpoint, w, step + 1, first)
-        now = (time.perf_counter(), (decrement / target.clamp(min=1e-300)).max().item())
-        reports.append(now)
-        if progress is not None and _leads(design.group):
-            left = _guess_time_left(reports)
-            progress(FitProgress(step + 1, value.sum().item(), now[1], design.passes, now[0] - begin, left))
-        if bool((decrement <= target).all()) or bool((value >= before).all()):
+        if _leads(design.group) and progress is not None:
+            (now, ratio), left = reports[-1], _guess_time_left(reports)
+            progress(FitProgress(step + 1, value.sum().item(), ratio, design.passes, now - begin, left))
+        if bool((decrement <= target).all()) or bool((value >= history[-2]).all()):
             break
     g = problem.descent(w, eta, exactly=True)
     left = torch.linalg.solve_triangular(factor, g.mT[..., None], upper=False)[..., 0].mT
     norms = [(x.square().sum().reshape(1) if problem.family.vector else x.square().sum(0)).sqrt() for x in (g, left)]
-    fell = (origin - value).clamp(min=0).sqrt()
-    converged = norms[1] <= 10 * tol * fell + 10 * rounding.sqrt()
+    converged = norms[1] <= 10 * tol * (origin - value).clamp(min=0).sqrt() + 10 * rounding.sqrt()
     return ReducedFit(w, eta, torch.stack(history), norms[0] / problem.lam, converged, len(history) - 1, design.passes)
 
 

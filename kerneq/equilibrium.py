@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .cells import AbstractCell, AbstractKernelCell, FunctionCell, bind_function
-from .gradients import AbstractGradient, AbstractSteps, Implicit, Phantom, Unrolled
+from .gradients import AbstractGradient, AbstractSteps, Implicit, Phantom, Shine, Unrolled
 from .gradients.transforms import opaque, solve_opaque
 from .maps import AbstractMap, Function, Point
 from .randomness import warn_of_randomness
 from .solution import Limits, OnFailure, Solution, Status
 from .solvers import AbstractSolver, Anderson, Proximal
 from .solvers.loops import find_point, map_states, run_untraced
-from .structure import Norm, Packed, Tree, pack_state, unpack_state
+from .structure import Norm, Packed, Tree, keep_samples, pack_state, unpack_state
 from .tensors import check_kind, in_backward, is_only_channels_last, is_transformed
 
 SolveHook = Callable[["Equilibrium", AbstractMap, Tensor], None]
@@ -277,6 +277,9 @@ def _solve(
         solver = gradient.choose_solver(f)
         limits = dataclasses.replace(limits, max_steps=gradient.steps, check_every=gradient.steps)
         z0 = None if z0 is None else torch.zeros_like(z0)
+    if isinstance(gradient, Shine):
+        gradient.check_solver(solver)
+        f = keep_samples(f)
     if isinstance(f, Function | Packed):
         with warn_of_randomness(z0):
             solution, at = find_point(f, z0, solver, limits, trace)

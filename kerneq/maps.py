@@ -117,6 +117,7 @@ class Point:
     features: Tensor | None = None  # Wz, for the equation of a cell
     image: Tensor | None = None  # f(z)
     backward: list[Solution] | None = None  # every backward solve appends its outcome, without the value
+    memory: object = None  # what the solver remembers at its end, of all samples; None where some had left
 
 
 @final

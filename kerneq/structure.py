@@ -121,6 +121,15 @@ def unpack_state(f: AbstractMap, z: Tensor) -> Tree:
     return f.structure.unpack(z) if isinstance(f, Packed) else z
 
 
+def keep_samples(f: AbstractMap) -> AbstractMap:
+    """Return the map of a function such that no sample leaves a solve before the others."""
+    if isinstance(f, Packed):
+        return dataclasses.replace(f, f=keep_samples(f.f))
+    if not isinstance(f, Function):
+        raise TypeError(f"The gradient `Shine` is for functions, got {type(f).__name__}: use `Implicit`.")
+    return dataclasses.replace(f, restrictable=False)
+
+
 def _children(tree: Tree) -> dict[str, Tree] | None:
     """Return what is inside of a node by its name; None for what is no node."""
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):

@@ -1,5 +1,5 @@
-"""How ∂L/∂z* reaches the parameters: `Implicit` (the default: exact), `Neumann` and `Phantom` (some terms or steps),
-`Unrolled` and `Reversible` (all steps of a solve, the latter without keeping them).
+"""How ∂L/∂z* reaches the parameters: `Implicit` (the default: exact), `Neumann`, `Phantom` and `Shine`, which are
+approximations, `Unrolled` and `Reversible` (all steps of a solve, the latter without keeping them).
 
 `Implicit` solves a linear system, by `InFeatures`, by `ConjugateGradient` or by a solver of `kerneq.solvers`.
 """
@@ -10,6 +10,7 @@ from .base import AbstractGradient, AbstractSteps
 from .implicit import ConjugateGradient, Implicit
 from .neumann import Neumann
 from .reversible import Reversible
+from .shine import Shine
 from .unrolled import Phantom, Unrolled
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Phantom",
     "Point",
     "Reversible",
+    "Shine",
     "Unrolled",
 ]
 

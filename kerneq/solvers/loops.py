@@ -103,7 +103,7 @@ def find_point(
         solution = dataclasses.replace(solution, error_bound=f.error_bound(end.gap))
     if recorder is not None:
         solution = dataclasses.replace(solution, trace=recorder.end())
-    point = point if isinstance(point, Point) else Point(solution.value)
+    point = dataclasses.replace(point if isinstance(point, Point) else Point(solution.value), memory=end.memory)
     return report_failure(solution, limits.on_failure, "cell" if isinstance(f, Equation) else "function"), point
 
 
@@ -137,6 +137,7 @@ class End:
     gap: Tensor  # ‖f(z) − z‖ of each sample, (batch,)
     point: AbstractPoint | None  # what is known of the value, if it is the very state that was measured last
     apart: bool = True  # whether the samples that converged apart have converged as one batch
+    memory: Any = None  # the solver's, of all samples
 
 
 def solve_space(
@@ -230,7 +231,8 @@ def run_adaptive(
                 value = _pick(finished, value, iteration.space.answer(at, z))
         samples.best = _pick(better, value, samples.best)
         if over or last:
-            return samples.end(space, measured.point)
+            end = samples.end(space, measured.point)
+            return end if samples.left else dataclasses.replace(end, memory=iteration.memory)
         if recorder is None:
             z = samples.drop_finished(iteration, z)
         count = min(stride, max_steps - step)

@@ -5,8 +5,8 @@ import torch
 from helpers import KERNELS, affine, away_from_kinks, cell_of
 
 import kerneq
-from kerneq.gradients import Implicit, Neumann, Phantom, Point, Reversible
-from kerneq.solvers import Anderson, Picard
+from kerneq.gradients import Implicit, Neumann, Phantom, Point, Reversible, Shine
+from kerneq.solvers import Anderson, Broyden, Picard
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -154,3 +154,34 @@ def test_solvers_do_not_matter_to_reversible(problem):
         for solver in (Picard(), Anderson())
     ]
     assert torch.equal(*values)
+
+
+# what Broyden has learnt
+
+
+def test_shine_is_nearer_than_the_jacobian_free_gradient_and_refined_by_products():
+    torch.manual_seed(0)
+    A = torch.randn(4, 4)
+    A, b = 0.7 * A / torch.linalg.matrix_norm(A, 2), torch.randn(3, 4)
+    g = torch.randn(3, 4)
+    exact = torch.linalg.solve(torch.eye(4) - A.mT, g.mT).mT  # f(z) = zAᵀ + b
+
+    def gradient(rule, solver):
+        x = b.clone().requires_grad_()
+        s = kerneq.fixed_point(
+            lambda z, x: z @ A.mT + x, torch.zeros(3, 4), x, solver=solver, gradient=rule, tol=1e-12, max_steps=60
+        )
+        return torch.autograd.grad(s.value, x, g)[0]
+
+    def error(found):
+        return float((found - exact).norm() / exact.norm())
+
+    learnt = Broyden(memory=30)
+    assert error(gradient(Shine(), learnt)) < 0.7 * error(gradient(Neumann(0), learnt))
+    errors = [error(gradient(Shine(k), learnt)) for k in (0, 5, 20, 80)]
+    assert all(after < before for before, after in zip(errors, errors[1:], strict=False)) and errors[-1] < 1e-9
+    with pytest.raises(TypeError, match="reuses what the solver `Broyden` has learnt, got Picard"):
+        gradient(Shine(), Picard())
+    cell = kerneq.cells.DenseCell(kerneq.kernels.Gaussian(), inputs=4, state=4, features=4)
+    with pytest.raises(TypeError, match="`Shine` is for functions"):
+        kerneq.Equilibrium(cell, solver=learnt, gradient=Shine())(b)

@@ -29,6 +29,7 @@ from .base import (
     move,
     relative_residual,
 )
+from .broyden import Secants
 
 CUDA_STRIDE = 4  # steps between two residual checks on a GPU, where a check waits for the device
 SHRINK = 0.25  # finished samples leave the computation once they are this share of it
@@ -137,7 +138,7 @@ class End:
     gap: Tensor  # ‖f(z) − z‖ of each sample, (batch,)
     point: AbstractPoint | None  # what is known of the value, if it is the very state that was measured last
     apart: bool = True  # whether the samples that converged apart have converged as one batch
-    memory: Any = None  # the solver's, of all samples
+    memory: Secants | None = None  # what `Broyden` has learnt, of all samples
 
 
 def solve_space(
@@ -194,7 +195,7 @@ def run_fixed(
     steps = torch.full_like(measured.residual, max_steps, dtype=torch.int64)
     codes = final_codes(measured.residual, tol)
     point = measured.point if measured.point.z is value else None
-    return End(Solution(value, measured.residual, steps, codes, tol), measured.gap, point)
+    return End(Solution(value, measured.residual, steps, codes, tol), measured.gap, point, memory=iteration.learnt)
 
 
 def run_adaptive(
@@ -232,7 +233,7 @@ def run_adaptive(
         samples.best = _pick(better, value, samples.best)
         if over or last:
             end = samples.end(space, measured.point)
-            return end if samples.left else dataclasses.replace(end, memory=iteration.memory)
+            return end if samples.left else dataclasses.replace(end, memory=iteration.learnt)
         if recorder is None:
             z = samples.drop_finished(iteration, z)
         count = min(stride, max_steps - step)
@@ -269,6 +270,11 @@ class Iteration:
                 z, self.memory = self.solver.step(self.space, each, self.memory)
         self.unseen.clear()
         return z
+
+    @property
+    def learnt(self) -> Secants | None:
+        """What `Broyden` has learnt of the Jacobian; other memories are not worth keeping after a solve."""
+        return self.memory if isinstance(self.memory, Secants) else None
 
     def advance(self, at: Evaluation, count: int) -> Evaluation:
         """Take `count` steps and return the last evaluation."""

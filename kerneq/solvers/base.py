@@ -216,11 +216,11 @@ class StateSpace(AbstractSpace):
 
 @final
 @dataclasses.dataclass(frozen=True)
-class LeafwiseSpace(AbstractSpace):
-    """Another space, in which the residual of a structured state is that of its worst tensor."""
+class PartsSpace(AbstractSpace):
+    """Another space, in which the residual of a state (batch, n) is that of its worst part."""
 
     space: AbstractSpace
-    sizes: list[int]  # the numbers of a sample in each tensor of the state
+    sizes: list[int]  # the numbers of a sample in each part: a tensor of a structured state, or a sample of a batch
 
     @property
     def doubtful(self) -> bool:
@@ -233,34 +233,20 @@ class LeafwiseSpace(AbstractSpace):
         return self.space.start(z0)
 
     def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
-        leaves = zip(torch.split(at.z, self.sizes, 1), torch.split(at.image, self.sizes, 1), strict=True)
-        residuals = [relative_residual(z.contiguous(), image.contiguous())[0] for z, image in leaves]
-        measured = self.space.measure(at, tol)
-        return dataclasses.replace(measured, residual=torch.stack(residuals).amax(0), merit=None, slack=None)
+        batch = len(at.z)
+        if min(self.sizes) == max(self.sizes):
+            parts = [(at.z.reshape(-1, self.sizes[0]), at.image.reshape(-1, self.sizes[0]))]
+        else:
+            parts = list(
+                zip(at.z.split_with_sizes(self.sizes, 1), at.image.split_with_sizes(self.sizes, 1), strict=True)
+            )
+        residuals = [relative_residual(z.contiguous(), image.contiguous())[0].view(batch, -1) for z, image in parts]
+        worst = torch.cat(residuals, 1).amax(1)
+        return dataclasses.replace(self.space.measure(at, tol), residual=worst, merit=None, slack=None)
 
     def rows(self, index: Tensor) -> Self | None:
         rest = self.space.rows(index)
         return None if rest is None else dataclasses.replace(self, space=rest)
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class TogetherSpace(AbstractSpace):
-    """The space of one state (1, samples · n) that is a batch whose samples meet: the residual is that of the worst."""
-
-    space: AbstractSpace
-    samples: int
-
-    def evaluate(self, z: Tensor) -> Evaluation:
-        return self.space.evaluate(z)
-
-    def start(self, z0: Tensor | None) -> Evaluation:
-        return self.space.start(z0)
-
-    def measure(self, at: Evaluation, tol: float | None = None) -> Measurement:
-        measured = self.space.measure(at, tol)
-        residual, _ = relative_residual(at.z.view(self.samples, -1), at.image.view(self.samples, -1))
-        return dataclasses.replace(measured, residual=residual.amax(0, keepdim=True), merit=None, slack=None)
 
 
 def may_meet(f: AbstractMap) -> bool:

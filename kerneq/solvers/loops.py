@@ -23,9 +23,8 @@ from .base import (
     AbstractSolver,
     AbstractSpace,
     Evaluation,
-    LeafwiseSpace,
     Measurement,
-    TogetherSpace,
+    PartsSpace,
     move,
     relative_residual,
 )
@@ -114,14 +113,14 @@ def solve_map(
     """Solve z = f(z); where the samples turn out to meet in f, once more as one state, from where they are."""
     space = solver.space(f)
     if isinstance(f, Packed) and f.leafwise:
-        space = LeafwiseSpace(space, f.structure.sizes)
+        space = PartsSpace(space, f.structure.sizes)
     end = solve_space(space, z0, solver, limits, recorder)
     if end.apart:
         return end
     warnings.warn(TOGETHER, RuntimeWarning, stacklevel=4)
     apart, structure = end.solution, Structure.of(end.solution.value, batched=False)
     batch = len(apart.value)
-    space = TogetherSpace(solver.space(Packed(f, structure)), batch)
+    space = PartsSpace(solver.space(Packed(f, structure)), [apart.value[0].numel()] * batch)
     joint = solve_space(space, structure.pack(apart.value), solver, limits)
     together = joint.solution
     residual, codes = together.residual.expand(batch), together.codes.expand(batch)

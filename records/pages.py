@@ -39,7 +39,7 @@ SMALL = {  # the same in networks of 50 to 70 thousand parameters
     "steps-plain": "one convolution",
     "steps-muon": "Muon",
 }
-LINEAR = ("mopteq-8m", "opteq")  # the Gaussian kernel's rivals in the same network
+KERNELS = ("mopteq-8m", "mopteq-polynomial-8m", "mopteq-sigmoid-8m", "opteq")  # GEQ's network with another kernel
 EXPLICIT = ("resnet18", "resnet18-imagenet")
 
 
@@ -81,18 +81,27 @@ def write_attribution(tasks: Sequence[Task], churn: Churn, runs: Mapping[str, Re
     """
     pairs = [order for group in list_orders(tasks, churn)[0].values() for order, _ in group]
     heads = ("beside it", "held-out images", "equilibrium, %", "instead, %", "difference ± SE", "p")
-    first = ("first", "second", "on", "recipe, epochs", "first less second ± SE", "p", "seeds")
-    linear = [
-        (order.ahead.model, order.behind.model, order.pictures, row[2], row[4], row[5], row[9])
+    first = ("first", "second", "on", "recipe, epochs", "first less second ± SE", "p", "seeds", "parameters ÷")
+    kernels = [
+        (
+            a.model,
+            b.model,
+            order.pictures,
+            row[2],
+            row[4],
+            row[5],
+            row[9],
+            f"{(a.parameters or 0) / (b.parameters or 1):.2f}",
+        )
         for order in pairs
-        for row in [order.row(1.0)]
-        if order.behind.model in LINEAR
+        for a, b, row in [(order.ahead, order.behind, order.row(1.0))]
+        if a.model.startswith(("geq-", "kerdeq-")) and b.model in KERNELS
     ]
     steps = json.loads(BENCHMARK.read_text(encoding="utf-8"))["results"][0]["rows"]
     return render(
         "attribution.md",
         steps=tabulate(heads, [*compare_steps(runs, churn), *compare_small()], words=()),
-        linear=tabulate(first, linear, words=("second", "on", "recipe, epochs")),
+        kernels=tabulate(first, kernels, words=("second", "on", "recipe, epochs")),
         costs=tabulate_costs(tasks, churn),
         geq=steps[0],
         resnet=next(row for row in steps if row["model"] == "resnet18"),
@@ -154,7 +163,7 @@ def tabulate_costs(tasks: Sequence[Task], churn: Churn) -> str:
             words += f" beside {base.epochs}" if equal else ""
             gap = subtract(found, base, churn).describe()
             rows.append((found.model, size, one.pictures, words, f"{100 * found.accuracy:.2f}", gap, *costs))
-    rows.sort(key=lambda row: (" beside " not in row[3], list(MODELS).index(row[0])))
+    rows.sort(key=lambda row: (" beside " not in row[3], row[2], row[3], list(MODELS).index(row[0])))
     heads = ("model", "million parameters", "on", "recipe, epochs", "test, %", "less ResNet-18's ± SE", "parameters ÷")
     return tabulate((*heads, "time ÷"), rows, words=("on", "recipe, epochs"))
 

@@ -160,6 +160,8 @@ class Config:
     def __post_init__(self) -> None:
         if not DEVICE.fullmatch(self.device):
             raise ConfigError(f"`device` must be auto, cpu, cuda or cuda:N, got `{self.device}`.")
+        if self.training.patience and not self.data.validation and not self.data.folds:
+            raise ConfigError("`training.patience` waits for held-out images: set data.validation above 0.")
 
 
 def load(path: Path | str | None, overrides: Iterable[str] = (), start: Path | str = "") -> Config:

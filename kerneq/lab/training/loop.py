@@ -255,9 +255,10 @@ class Supervisor:
         left = (self.steps - self.state.step) * seconds
         if left < SHORT:
             return
-        speed = self.state.config.training.batch_size / seconds
-        hint = "; `kerneq train geq-tiny-cifar10` is small, and a GPU is faster" if left > LONG else ""
-        announce(self.loggers, f"about {format_duration(left)} on this CPU, at {speed:,.0f} images/s{hint}")
+        speed, config = self.state.config.training.batch_size / seconds, self.state.config
+        hint = "; `kerneq train geq-tiny-cifar10` is small, and a GPU is faster"
+        words = f"about {format_duration(left)} on this CPU, at {speed:,.3g} images/s"
+        announce(self.loggers, words + (hint if left > LONG and not config.start.run else ""))
 
 
 def open_run(

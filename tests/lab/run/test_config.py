@@ -329,6 +329,7 @@ def test_the_settings_that_the_recipe_says_repeat_its_first_runs_are_those(path)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (["training.patience=3", "data.validation=0"], "`training.patience` waits for held-out images"),
         (["model.kernel.split=5"], r"\[model\] `split` must divide the number of features: 16 is not a multiple of 5."),
         (["model.gradient.solver.name=proximal"], r"\[model.gradient\] `Implicit` solves a linear system"),
         (["model.name=mdeq-tiny", "model.solver.name=proximal"], r"\[model\] MDEQ has no kernel, which Proximal"),

@@ -51,6 +51,7 @@ LAYERS = [
     "lab.verify",
     "lab.sweep",
     "lab.demo",
+    "lab.explore",
     "lab.tables",
     "lab.cli",
 ]

@@ -15,6 +15,7 @@ from ..console import complain, printable
 from .arguments import PACKAGE
 from .errors import describe_error
 from .evaluation import evaluate, export, features, predict, report
+from .exploration import explore
 from .listing import data, experiments, explain, models, verify
 from .training import demo, sweep, train
 
@@ -25,7 +26,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(no_args_is_help=True)(train)
-for command in (sweep, evaluate, predict, features, export, report, experiments, models, data, explain, verify, demo):
+for command in (
+    sweep,
+    evaluate,
+    predict,
+    features,
+    explore,
+    export,
+    report,
+    experiments,
+    models,
+    data,
+    explain,
+    verify,
+    demo,
+):
     app.command()(command)
 
 

@@ -71,7 +71,7 @@ LinearSolver = Callable[[Tensor, Tensor, float, Tensor], Tensor]
 
 def scaled_factor(K: Tensor, s: Tensor, lam: float) -> Tensor:
     """Return the Cholesky factors of λI + S K S, S = diag(s), (batch, n, n); an error where one is not definite."""
-    matrix = s[:, :, None] * K * s[:, None, :]
+    matrix = (s[:, :, None] * K).mul_(s[:, None, :])
     matrix.diagonal(dim1=-2, dim2=-1).add_(lam)
     factor, info = torch.linalg.cholesky_ex(matrix)
     if bool(info.any()):

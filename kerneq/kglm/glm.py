@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self, final
 
 import torch
+import torch.distributed
 from torch import Tensor
 
 from ..tensors import check_positive
@@ -18,7 +19,16 @@ from .families import FLAT, AbstractFamily, Prior, Weighted
 from .guarantee import check_assumptions
 from .kernels import FunctionKernel, Truncated, as_kernel, coordinates, pixels
 from .lowrank import AbstractLowRank, Rows
-from .reduced import FitProgress, Group, Reduced, ReducedFit, ReducedProblem, minimise_reduced, pose_reduced
+from .reduced import (
+    FitProgress,
+    Group,
+    Reduced,
+    ReducedFit,
+    ReducedProblem,
+    minimise_reduced,
+    offset_of,
+    open_design,
+)
 
 
 @final
@@ -120,14 +130,14 @@ class KernelGLM:
         bounds ‖r‖ of the exact fit (1e-12), the square root of what is left of J's fall of the other (1e-6).
         """
         self._state = self._reduced = None
+        if len(X) == 0:
+            raise ValueError("A fit needs one sample at least.")
         if isinstance(self.kernel, AbstractLowRank):
-            problem, memory = self._pose_reduced(self.kernel, X, Y, weights, offset, group)
+            problem = self._pose_reduced(self.kernel, X, Y, weights, offset, group)
             file = None if checkpoint is None else Path(checkpoint)
             tol = 1e-6 if tol is None else tol
-            reduced = minimise_reduced(
-                problem, memory, tol=tol, max_steps=max_steps, checkpoint=file, progress=progress
-            ).warn_if_unsolved()
-            self._reduced = Reduced(problem, reduced, self.offset_at, Y.ndim == 1, memory)
+            reduced = minimise_reduced(problem, tol=tol, max_steps=max_steps, checkpoint=file, progress=progress)
+            self._reduced = Reduced(problem, reduced.warn_if_unsolved(), self.offset_at, Y.ndim == 1)
             return self
         if not isinstance(X, Tensor) or group is not None or checkpoint is not None or progress is not None:
             raise ValueError(
@@ -151,28 +161,24 @@ class KernelGLM:
         weights: Tensor | None,
         offset: Tensor | None,
         group: Group | None,
-    ) -> tuple[ReducedProblem, int]:
-        """Return the problem in features, and the memory it may use, of the arguments of `fit`."""
+    ) -> ReducedProblem:
+        """Return the problem in features of the arguments of `fit`."""
         n, outputs = len(X), Y[None] if Y.ndim == 1 else Y
         if outputs.ndim != 2 or outputs.shape[1] != n or (self.family.vector and len(outputs) > 1):
             shape = "(n,)" if self.family.vector else "(n,) or (batch, n)"
             raise ValueError(f"Targets must be {shape} with n = {n}, got {tuple(Y.shape)}.")
-        columns = [
-            None if values is None else self._per_sample(name, values, n, outputs.double()).reshape(n, 1)
-            for name, values in (("weights", weights), ("offset", offset))
-        ]
-        return pose_reduced(
-            plan,
-            X[:, None] if X.ndim == 1 else X,
-            outputs.mT,
-            family=self.family,
-            lam=self.lam,
-            prior=self.prior,
-            offset_at=self.offset_at,
-            weights=columns[0],
-            offset=columns[1],
-            group=group,
-        )
+        design = open_design(plan, X[:, None] if X.ndim == 1 else X, self.lam, group)
+        Y = outputs.mT.to(design.like.device).double()
+        if not bool(Y.isfinite().all()):
+            raise ValueError("Targets must be finite: remove the samples with NaN or infinite values.")
+        family = self.family.for_targets(design.sum(Y.max().reshape(1), torch.distributed.ReduceOp.MAX))
+        m = offset_of(design.X, design.like, self.offset_at)
+        if weights is not None:
+            family = Weighted(family, self._per_sample("weights", weights, n, Y).reshape(n, 1))
+        if offset is not None:
+            m = m + self._per_sample("offset", offset, n, Y).reshape(n, 1)
+        t = family.statistic(Y[:, 0] if family.vector else Y)
+        return ReducedProblem(design, t, family, self.lam, self.prior, m)
 
     @torch.no_grad()
     def refit(self, lam: float, *, max_steps: int = 100) -> "KernelGLM":
@@ -183,8 +189,7 @@ class KernelGLM:
         other = KernelGLM(self.kernel, self.family, lam=lam, prior=self.prior, offset=self.offset)
         if self._reduced is not None:
             problem = dataclasses.replace(self._reduced.problem, lam=lam)
-            known, memory = self._reduced.fit, self._reduced.memory
-            fit = minimise_reduced(problem, memory, start=known.w, max_steps=max_steps).warn_if_unsolved()
+            fit = minimise_reduced(problem, start=self._reduced.fit.w, max_steps=max_steps).warn_if_unsolved()
             other._reduced = dataclasses.replace(self._reduced, problem=problem, fit=fit)
         else:
             X, posed, exact, single = self._fitted

@@ -95,7 +95,7 @@ class Design:
     """
 
     def __init__(self, features: Features, X: Rows, like: Tensor, memory: int, group: Group | None) -> None:
-        self.features, self.X, self.like, self.group = features, X, like, group
+        self.features, self.X, self.like, self.memory, self.group = features, X, like, memory, group
         row = features.raws * like.element_size()
         self.rows = max(1, min(BLOCK, memory // 4) // row)
         self.keeps = len(X) * row <= memory
@@ -161,10 +161,10 @@ class Design:
                 total[column] += half.mT @ half
         return self.sum(total)
 
-    def sum(self, t: Tensor) -> Tensor:
-        """Return the sum over the processes."""
+    def sum(self, t: Tensor, operation: Any = torch.distributed.ReduceOp.SUM) -> Tensor:
+        """Return the sum, or another reduction, over the processes."""
         if self.group is not None:
-            torch.distributed.all_reduce(t, group=self.group)
+            torch.distributed.all_reduce(t, operation, group=self.group)
         return t
 
 
@@ -219,8 +219,8 @@ class Preconditioner:
     Where a Gram matrix of all rows costs less than the products it saves, S are all, and the factor is Newton's own.
     """
 
-    def __init__(self, problem: ReducedProblem, memory: int) -> None:
-        design, features = problem.design, problem.design.features
+    def __init__(self, problem: ReducedProblem) -> None:
+        design, features, memory = problem.design, problem.design.features, problem.design.memory
         n, outputs = problem.t.shape
         total = int(design.sum(torch.tensor([n], device=problem.t.device)).item())
         r = features.rank
@@ -296,7 +296,6 @@ class FitProgress:
 
 def minimise_reduced(
     problem: ReducedProblem,
-    memory: int,
     *,
     start: Tensor | None = None,
     tol: float = 1e-6,
@@ -324,7 +323,7 @@ def minimise_reduced(
         found, noise = problem.objective(start, there)
         if bool((found <= origin).all()):  # better than none
             w, eta, value, rounding, g = start, there, found, noise, problem.descent(start, there)
-    preconditioner = Preconditioner(problem, memory)
+    preconditioner = Preconditioner(problem)
     factor, history, reports = preconditioner.factor(eta), [value], [(begin, math.inf)]
     for step in range(done, max_steps):
         factor = preconditioner.factor(eta)
@@ -434,7 +433,6 @@ class Reduced:
     fit: ReducedFit
     offset_at: Callable[[Tensor], Tensor]  # (n, d) → (n,) or, for vectors, (n, 1) or (n, classes)
     single: bool  # whether the targets were those of one data set
-    memory: int
 
     @property
     def features(self) -> Features:
@@ -448,11 +446,10 @@ class Reduced:
 
     def points(self, X2: Rows) -> Rows:
         """Return X2 as (m, d), d that of the data; a vector means d = 1."""
-        return (
-            X2
-            if isinstance(X2, np.ndarray) and X2.ndim == 2
-            else coordinates(torch.as_tensor(X2), like=self.problem.design.like)
-        )
+        like = self.problem.design.like
+        if isinstance(X2, np.ndarray) and X2.ndim == 2 and X2.shape[1] == like.shape[1]:
+            return X2  # may be a memmap
+        return coordinates(torch.as_tensor(X2), like=like)
 
     def canonical(self, X2: Rows) -> Tensor:
         """Return η at X2, (m, outputs), in float64."""
@@ -518,7 +515,7 @@ class Reduced:
     def layer(self, X2: Tensor | None) -> FeatureEquilibrium:
         """Return Y ↦ f*(X2) as an equilibrium of the r numbers w = Φᵀ(T − z)/λ, whose Φ are its weights."""
         problem, design = self.problem, self.problem.design
-        if len(design.X) * self.features.rank * design.like.element_size() > self.memory:
+        if len(design.X) * self.features.rank * design.like.element_size() > design.memory:
             raise ValueError("The layer's weights Φ, (n, r), do not fit in the memory: use fewer centres or samples.")
         Phi = torch.cat([self.features.map(read_rows(design.X, rows, design.like)) for rows, _ in design.blocks()])
         guarantee = check_assumptions(Phi.mT.double() @ Phi.double(), problem.lam, problem.family, problem.prior)
@@ -558,43 +555,16 @@ def draw_rows(X: Rows, count: int, like: Tensor, group: Group | None) -> tuple[T
     return rows, sum(numbers)
 
 
-def pose_reduced(
-    plan: AbstractLowRank,
-    X: Rows,
-    Y: Tensor,
-    *,
-    family: AbstractFamily,
-    lam: float,
-    prior: Prior,
-    offset_at: Callable[[Tensor], Tensor],
-    weights: Tensor | None,
-    offset: Tensor | None,
-    group: Group | None,
-) -> tuple[ReducedProblem, int]:
-    """Return the problem of the targets Y, (n, outputs), at X, and the memory it may use."""
+def open_design(plan: AbstractLowRank, X: Rows, lam: float, group: Group | None) -> Design:
+    """Return Φ of the plan at the rows of X, with what it chooses from a sample of all processes' rows."""
     like = X[:0] if isinstance(X, Tensor) else torch.from_numpy(np.array(X[:0]))
     like = like if like.is_floating_point() else like.to(torch.get_default_dtype())
     like = like if plan.device is None else like.to(plan.device)
-    memory = free_memory(like.device) if plan.memory is None else plan.memory
     sample, n = draw_rows(X, plan.candidates(), like, group)
     if not bool(sample.isfinite().all()):
         raise ValueError("Coordinates must be finite: remove the samples with NaN or infinite values.")
-    chosen: list[Any] = [None]
-    if _leads(group):
-        chosen = [plan.choose(sample, n, lam)]
+    chosen: list[Any] = [plan.choose(sample, n, lam) if _leads(group) else None]
     if group is not None:
         torch.distributed.broadcast_object_list(chosen, src=torch.distributed.get_global_rank(group, 0), group=group)
-    design = Design(chosen[0].prepare(like), X, like, memory, group)
-    Y = Y.to(like.device).double()
-    if not bool(Y.isfinite().all()):
-        raise ValueError("Targets must be finite: remove the samples with NaN or infinite values.")
-    largest = Y.max().reshape(1)
-    if group is not None:
-        torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, group=group)
-    family, m = family.for_targets(largest), offset_of(X, like, offset_at)
-    if weights is not None:
-        family = Weighted(family, weights.to(Y))
-    if offset is not None:
-        m = m + offset.to(Y)
-    t = family.statistic(Y[:, 0] if family.vector else Y)
-    return ReducedProblem(design, t, family, lam, prior, m), memory
+    memory = free_memory(like.device) if plan.memory is None else plan.memory
+    return Design(chosen[0].prepare(like), X, like, memory, group)

@@ -4,6 +4,7 @@ Each process writes nothing and asserts; the parent's exit status is the worst o
 """
 
 import tempfile
+import warnings
 from pathlib import Path
 
 import torch
@@ -39,6 +40,23 @@ def run(rank, world, file):
             others = [torch.empty_like(found) for _ in range(world)]
             dist.all_gather(others, found)
             assert all(torch.equal(found, other) for other in others), name
+    interrupted = kglm.KernelGLM(plan, family, lam=0.1)
+    checkpoint = Path(file).with_name("fit.safetensors")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # after one step it is not solved
+        interrupted.fit(X[mine], Y[mine], max_steps=1, group=dist.group.WORLD, checkpoint=checkpoint)
+    dist.barrier()
+    seen = []
+    interrupted.fit(
+        X[mine],
+        Y[mine],
+        tol=1e-9,
+        group=dist.group.WORLD,
+        checkpoint=checkpoint,
+        progress=lambda p: seen.append(p.step),
+    )
+    torch.testing.assert_close(interrupted.predict(X), together.predict(X), rtol=0, atol=1e-7)
+    assert seen[:1] == ([2] if rank == 0 else [])
     dist.barrier()  # to leave while the other still talks aborts it
     dist.destroy_process_group()
 

@@ -127,16 +127,16 @@ def test_random_features_approach_their_kernel():
 @pytest.mark.parametrize("lam", [0.05, 50.0])
 def test_the_equilibrium_in_features_is_the_kernel_glm(family, lam):
     """Theorem 3 and Corollary 6 for k̃, solved for r numbers, with its error bound; a layer that can be trained."""
-    X, Y = draw(family)
-    X2, c = 3 * uniform(7, 1, seed=3), 0.2 + uniform(60, seed=2)
-    glm = fit(kglm.Nystrom(KERNEL, 12), family, lam, X, Y, weights=c, offset=0.1 * X[:, 0], tol=1e-10)
+    X, Y = draw(family, n=40)
+    X2, c = 3 * uniform(7, 1, seed=3), 0.2 + uniform(40, seed=2)
+    glm = fit(kglm.Nystrom(KERNEL, 8), family, lam, X, Y, weights=c, offset=0.1 * X[:, 0], tol=1e-10)
     layer = glm.as_equilibrium(X2)
     Ys = torch.stack([Y, Y.flip(0)])
     f = layer(Ys)
     torch.testing.assert_close(f[0].detach(), glm.canonical(X2), rtol=0, atol=1e-6)
     torch.testing.assert_close(layer.mean(Ys)[0].detach(), glm.predict(X2), rtol=0, atol=1e-5)
     w = layer.embed(Ys).detach()
-    assert w.shape[:2] == (2, 12) and layer.error_bound(Ys, w).max() < 1e-6
+    assert w.shape[:2] == (2, 8) and layer.error_bound(Ys, w).max() < 1e-6
     off = w + 0.1
     assert ((off - w).flatten(1).norm(dim=1) <= layer.error_bound(Ys, off) + 1e-9).all()
     assert layer.guarantee.semidefinite and not layer.guarantee.assumption1
@@ -261,6 +261,10 @@ def test_bad_input_is_answered_in_words_or_has_a_stated_fallback():
         fit(plan, bernoulli, 1.0, X, Y[:5])
     with pytest.raises(ValueError, match="`weights` must be 60 finite numbers"):
         fit(plan, bernoulli, 1.0, X, Y, weights=Y[:5])
+    with pytest.raises(ValueError, match="one sample at least"):
+        fit(plan, bernoulli, 1.0, X[:0], Y[:0])
+    with pytest.raises(ValueError, match=r"must be \(m, 1\), as the others are, got shape \(3, 2\)"):
+        fit(plan, bernoulli, 1.0, X, Y).predict(np.zeros((3, 2)))
     with pytest.raises(ValueError, match="`lam` must be positive"):
         fit(plan, bernoulli, 0.0, X, Y)
     with pytest.raises(ValueError, match="`rule` must be one of kmeans, leverage, uniform"):

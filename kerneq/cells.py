@@ -147,7 +147,8 @@ class AbstractKernelCell(AbstractCell):
     ) -> Equation:
         """Return the equation for a = Ux + b, given the norm of W as it is now."""
         product = operator_norm * self.kernel.gain(similarity)
-        scaling = Scaling(operator_norm, product, compute_scale(product, self.kernel.max_norm(self.norm)))
+        excess = self.operator.excess * (1.0 if similarity is None else similarity.excess)
+        scaling = Scaling(operator_norm, product, compute_scale(product, self.kernel.max_norm(self.norm)), excess)
         binding = self.kernel.bind(similarity, a, self.norm, scaling)
         if self.bias is not None:
             binding = dataclasses.replace(binding, bias=self.bias.to(a.dtype))
@@ -165,7 +166,7 @@ class AbstractKernelCell(AbstractCell):
     def output_error(self, f: AbstractMap, error: Tensor) -> Tensor:
         """Return the error, or ‖W‖ times it."""
         assert isinstance(f, Equation)
-        return f.binding.scaling.norm * error if self.gives == "features" else error
+        return f.binding.scaling.norm_bound * error if self.gives == "features" else error
 
     def compile_map(self) -> None:
         self.compiled = True

@@ -174,8 +174,17 @@ class Equation(AbstractMap):
 
     def error_bound(self, gap: Tensor) -> Tensor:
         """Return the bound ‖z − z*‖ ≤ (1 + L/μ)‖f(z) − z‖ where E is μ-strongly convex (fact 4), else ∞."""
-        L, mu = self.binding.lipschitz, self.binding.convexity
-        return torch.where(mu > 0, (1 + L / mu) * gap, torch.inf)
+        return torch.where(self.amplification < torch.inf, self.amplification * gap, torch.inf)
+
+    @property
+    def amplification(self) -> Tensor:
+        """1 + L/μ, a number, with the L and μ that hold for ‖W‖ and ‖W_h‖ from above; ∞ where μ may not be positive.
+
+        In training, where the norms are only followed, no bound on them is known.
+        """
+        square = self.binding.scaling.excess**2
+        L, mu = self.binding.lipschitz * square, 1 - (1 - self.binding.convexity) * square
+        return torch.where((mu > 0) & (L < torch.inf), 1 + L / mu, torch.inf)
 
     @property
     def state_shape(self) -> tuple[int, ...]:

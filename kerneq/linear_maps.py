@@ -1,11 +1,12 @@
 """Linear maps W from state to features, fixed for one solve, and their norm.
 
 W is a matrix, or a zero-padded convolution. ‖W‖ is ‖Wu‖ at a unit vector u near the top singular vector, which Lanczos
-finds; it is differentiable twice.
+finds; it is differentiable twice. That is from below: Lanczos also says by how much ‖W‖ may exceed it.
 """
 
 import abc
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, final
 
@@ -20,7 +21,12 @@ from .tensors import cached, is_transformed, magnitude, needs_graph, widened
 
 SETTLE_STEPS = 40  # Lanczos steps for a weight not seen before
 TRACK_STEPS = 3  # in a training step, from the u of the step before; one power iteration let ‖W‖ run ahead by half
-SETTLED = 6e-3  # ‖WᵀWu − σ²u‖ / σ² of a saved u that is believed: bfloat16 makes it 3e-3, a crowd of values 1e-3
+CHECK_STEPS = 20  # to see whether a saved u is still near the top singular vector
+BELIEVED = (
+    5e-3  # by what share ‖Wu‖ of a saved u that is believed may fall short of what these find: bfloat16 takes 4e-3
+)
+DOUBT = 1e-6  # how likely it may be that ‖W‖ exceeds its bound: that a random start has missed the top singular vector
+NOISE = 1e-2  # of a random vector, that a known start gets, so that it cannot miss it
 CURVATURE_STEPS = 500  # of conjugate gradient, at most, for a second derivative of the norm
 
 
@@ -192,33 +198,55 @@ class _TopVector(torch.autograd.Function):
             return w.weight_gradient(x, v) + w.weight_gradient(u, w(x)), None
 
 
-def find_top_vector(weight: Tensor, shape: tuple[int, ...], known: Tensor | None, track: bool) -> Tensor:
-    """Return u, near the top singular vector of W: a few steps from the known one, to `track` it, or many to settle it.
+def track_top_vector(weight: Tensor, known: Tensor) -> Tensor:
+    """Return u, near the top singular vector of W, by a few steps from the known one of a weight little different."""
+    w = _unit_map(weight)
+    with torch.autocast(weight.device.type, enabled=False):
+        return top_singular_vector(w, w.adjoint, known.to(w.weight), TRACK_STEPS).to(weight.dtype)
 
-    Many start at a fixed random vector, so that neither the global seed nor the device changes where they end. A
+
+def settle_top_vector(weight: Tensor, shape: tuple[int, ...], known: Tensor | None) -> tuple[Tensor, float]:
+    """Return u, near the top singular vector of W, found by many steps, and the factor by which ‖W‖ may exceed ‖Wu‖.
+
+    They start at a fixed random vector, so that neither the global seed nor the device changes where they end. A
     little of it is added to a known vector, which may be another singular vector of a changed weight.
     """
-    w = _unit_map(weight)
-    if track and known is not None:
-        start, steps = known.to(w.weight), TRACK_STEPS
-    else:
-        noise = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        noise = _unit(noise).to(w.weight)
-        start = noise if known is None else _unit(known.to(w.weight)) + 1e-4 * noise
-        steps = SETTLE_STEPS
+    w, noise = _unit_map(weight), _fixed_noise(weight, shape)
+    start = noise if known is None else _unit(known.to(noise)) + NOISE * noise
     with torch.autocast(weight.device.type, enabled=False):
-        return top_singular_vector(w, w.adjoint, start, steps).to(weight.dtype)
+        found, bound = _search(w, start, SETTLE_STEPS, 1.0 if known is None else NOISE)
+        return found.to(weight.dtype), _excess(w, found, bound)
 
 
-def is_singular(vector: Tensor, weight: Tensor) -> bool:
-    """Whether WᵀWu = σ²u, up to what saving loses: a mean of two models has the mark of both, and the u of neither."""
-    if weight.is_meta or vector.numel() == 0:
-        return False
-    w, u = _unit_map(weight), _unit(widened(vector)).unsqueeze(0)
+def check_top_vector(vector: Tensor, weight: Tensor) -> float | None:
+    """Return the factor by which ‖W‖ may exceed ‖Wu‖, or None where u is not the top singular vector, up to what saving
+    loses.
+
+    Any other singular vector solves WᵀWu = σ²u as well, and a mean of two models has the mark of both, and the u of
+    neither: so a few steps look for a larger ‖Wu‖.
+    """
+    if weight.is_meta or vector.numel() == 0 or not bool(vector.isfinite().all()):
+        return None
+    w, u = _unit_map(weight), _unit(widened(vector))
     with torch.autocast(u.device.type, enabled=False):
-        v = w(u)
-        square = v.square().sum()
-        return bool(torch.linalg.vector_norm(w.adjoint(v) - square * u) <= SETTLED * square)
+        found, bound = _search(w, u + _fixed_noise(weight, tuple(vector.shape)), CHECK_STEPS, 0.5)
+        known, better = (torch.linalg.vector_norm(w(x.unsqueeze(0))) for x in (u, found))
+        return _excess(w, u, bound) if bool(better <= (1 + BELIEVED) * known) else None
+
+
+def _fixed_noise(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return a unit vector that knows nothing of the weight."""
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return _unit(noise).to(widened(weight))
+
+
+def _excess(w: AbstractLinearMap, u: Tensor, bound: float) -> float:
+    """Return `bound` over ‖Wu‖, at least 1 and what rounding may take; 1 for W = 0."""
+    norm = float(torch.linalg.vector_norm(w(_unit(widened(u)).unsqueeze(0))))
+    rounding = 1 + 1e3 * torch.finfo(w.weight.dtype).eps
+    if norm == 0:
+        return 1.0 if bound == 0 else math.inf
+    return max(1.0, bound / norm) * rounding if math.isfinite(bound / norm) else math.inf
 
 
 def _unit_map(weight: Tensor) -> AbstractLinearMap:
@@ -236,25 +264,71 @@ def top_singular_vector(
     to each other, as they are for convolutions, and where another singular value has overtaken that of `start`.
     Nothing waits for the device, as it would with `torch.lobpcg` or an eigensolver.
     """
+    basis, images, _ = run_lanczos(apply, adjoint, start, steps)
+    return _best_vector(basis, images, rounds=1 if steps <= TRACK_STEPS else 4).view_as(start)
+
+
+def run_lanczos(
+    apply: Callable[[Tensor], Tensor], adjoint: Callable[[Tensor], Tensor], start: Tensor, steps: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return an orthonormal basis of the Krylov space of AᵀA and `start`, and AᵀA times it, both (steps, numbers).
+
+    And βⱼ, (steps,): how long the part of the j-th product is that lies outside of the basis so far.
+    """
     u = _unit(start)
-    rounds = 1 if steps <= TRACK_STEPS else 4  # one leaves 0.1 % of the norm to be found
     steps = min(steps, u.numel())
     basis, images = u.new_zeros(2, steps, u.numel())
+    outside = u.new_zeros(steps)
     basis[0] = u.flatten()
     for step in range(steps):
         images[step] = w = adjoint(apply(basis[step].view_as(u).unsqueeze(0))).flatten()
+        known = basis[: step + 1]
+        w = torch.addmv(w, known.mT, known @ w, alpha=-1)
+        outside[step] = torch.linalg.vector_norm(w)
         if step + 1 == steps:
             break
-        known = basis[: step + 1]
         # Where the Krylov space is exhausted, w is rounding. Made orthogonal to the basis it is as good a direction as
         # any, and finds what has overtaken an exact u. Where w is 0, a basis vector near 0 does no harm.
-        for _ in range(2):
-            w = _unit(torch.addmv(w, known.mT, known @ w, alpha=-1))
+        w = _unit(w)
+        w = _unit(torch.addmv(w, known.mT, known @ w, alpha=-1))
         basis[step + 1] = torch.addmv(w, known.mT, known @ w, alpha=-1)
-    found = (_top_eigenvector((basis @ images.mT).double(), rounds).to(u) @ basis).view_as(u)
+    return basis, images, outside
+
+
+def _best_vector(basis: Tensor, images: Tensor, rounds: int = 4) -> Tensor:
+    """Return the unit vector of a Krylov space that AᵀA stretches most, (numbers,); one round leaves 0.1 % of the norm
+    to be found."""
+    found = _top_eigenvector((basis @ images.mT).double(), rounds).to(basis) @ basis
     length = torch.linalg.vector_norm(found)
     # A zero operator has no such direction; that an operator is not finite shows in ‖Au‖.
-    return torch.where((length > 0) & (length < torch.inf), found / length, u)
+    return torch.where((length > 0) & (length < torch.inf), found / length, basis[0])
+
+
+def _search(w: AbstractLinearMap, start: Tensor, steps: int, share: float) -> tuple[Tensor, float]:
+    """Return a unit vector u with ‖Wu‖ close to ‖W‖, and an upper bound on ‖W‖ that fails with the probability `DOUBT`.
+
+    After k steps the next Lanczos vector is pₖ(WᵀW)s, of length 1, with pₖ(t) = Πⱼ (t − θⱼ)/βⱼ, where θⱼ are the Ritz
+    values. So pₖ(σ²)|⟨s, x⟩| ≤ 1 for the top singular value σ and its vector x; and as pₖ grows beyond the θⱼ, σ² is at
+    most the t with pₖ(t) = 1/|⟨s, x⟩|. A random unit vector of n numbers has |⟨s, x⟩| < δ with a probability of at most
+    δ√(2n/π), and if it has a `share` in s, δ/share of that (Hochstenbach, 2013).
+    """
+    basis, images, outside = run_lanczos(w, w.adjoint, start, steps)
+    ritz = (basis @ images.mT).double().cpu()
+    if not bool(ritz.isfinite().all()):
+        return _best_vector(basis, images).view_as(start), math.inf
+    theta = torch.linalg.eigvalsh((ritz + ritz.mT) / 2)
+    top = float(theta[-1])
+    if top <= 0:
+        return _best_vector(basis, images).view_as(start), 0.0
+    betas = outside.double().cpu().clamp_min(10 * top * torch.finfo(basis.dtype).eps)  # below it is rounding: longer is
+    least = DOUBT * share * math.sqrt(math.pi / (2 * start.numel()))  # safe
+    limit = float(betas.log().sum()) - math.log(least)
+    low, high = top, 2 * top + float(betas.max()) / least
+    for _ in range(200):
+        middle = (low + high) / 2
+        reached = float((middle - theta).clamp_min(torch.finfo(theta.dtype).tiny).log().sum()) >= limit
+        low, high = (low, middle) if reached else (middle, high)
+    return _best_vector(basis, images).view_as(start), math.sqrt(high)
 
 
 def _top_eigenvector(square: Tensor, rounds: int) -> Tensor:

@@ -5,13 +5,21 @@ Its estimate of ‖W‖ follows the weight through training: ‖Wu‖, where u i
 
 import abc
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
 
-from .linear_maps import AbstractLinearMap, as_linear_map, find_top_vector, is_singular, norm_at
+from .linear_maps import (
+    AbstractLinearMap,
+    as_linear_map,
+    check_top_vector,
+    norm_at,
+    settle_top_vector,
+    track_top_vector,
+)
 from .tensors import autocasted, in_backward, version
 
 
@@ -28,11 +36,12 @@ class Settled:
     vector: Tensor
     numbers: Tensor  # a copy of the weight
     place: tuple[int, int]  # its address and version
+    excess: float  # ‖W‖ is at most this times ‖Wu‖
 
     @classmethod
-    def at(cls, vector: Tensor, weight: Tensor) -> "Settled":
+    def at(cls, vector: Tensor, weight: Tensor, excess: float) -> "Settled":
         """Note that the vector belongs to the weight as it is now."""
-        return cls(vector, weight.detach().clone(), find_place(weight))
+        return cls(vector, weight.detach().clone(), find_place(weight), excess)
 
     def fits(self, vector: Tensor | None, weight: Tensor) -> bool:
         """Whether both are still what they were; on a GPU this waits for the device, except inside a CUDA graph."""
@@ -84,13 +93,16 @@ class NormTracker:
         track = training and known is not None
         if not track and settled is not None and settled.fits(known, weight):
             return settled.vector
-        found = find_top_vector(weight, shape, known, track)
+        if known is not None and track:
+            found, excess = track_top_vector(weight, known), math.inf
+        else:
+            found, excess = settle_top_vector(weight, shape, known)
         # On a GPU a captured step knows the vector by its address, and the stream keeps readers and writers apart.
         if known is not None and (track or known.is_cuda) and not known.is_inference():
             found = known.copy_(found)
         else:
             self.vector = found
-        self.settled = None if track else Settled.at(found, weight)
+        self.settled = None if track else Settled.at(found, weight, excess)
         return found
 
     def settle(self, weight: Tensor) -> None:
@@ -111,7 +123,8 @@ class NormTracker:
         if (mine.shape, mine.dtype, mine.device) != (vector.shape, weight.dtype, weight.device):
             self.vector = torch.empty_like(vector, dtype=weight.dtype, device=weight.device)
         self.vector.copy_(vector)  # in place where possible: see `update`
-        self.settled = Settled.at(self.vector, weight) if settled and is_singular(self.vector, weight) else None
+        excess = check_top_vector(self.vector, weight) if settled else None
+        self.settled = None if excess is None else Settled.at(self.vector, weight, excess)
 
 
 class AbstractOperator(nn.Module, abc.ABC):
@@ -139,6 +152,12 @@ class AbstractOperator(nn.Module, abc.ABC):
     def norm(self, example: Tensor) -> Tensor:
         """Return ‖W‖ on states of the size that goes with `example`, as a differentiable number."""
         return norm_at(self.weight, self.tracker.update(self.weight, self.state_shape(example), self.training))
+
+    @property
+    def excess(self) -> float:
+        """By what factor ‖W‖ may exceed the norm found last; ∞ in training, where that is only followed."""
+        settled = self.tracker.settled
+        return math.inf if settled is None else settled.excess
 
     def last_norm(self) -> Tensor | None:
         """Return ‖W‖ by the vector found last, without a search; None before the first."""
@@ -212,6 +231,7 @@ class Scaling:
     operator_norm: Tensor  # ‖W‖, before W is scaled
     product: Tensor  # the same, times ‖W_h‖ where there is one
     scale: Tensor  # W is multiplied by this
+    excess: float = 1.0  # by what factor ‖W‖‖W_h‖ may exceed `product`
 
     @property
     def square(self) -> Tensor:
@@ -222,6 +242,11 @@ class Scaling:
     def norm(self) -> Tensor:
         """‖W‖ after scaling, without a graph."""
         return (self.operator_norm * self.scale).detach()
+
+    @property
+    def norm_bound(self) -> Tensor:
+        """‖W‖ after scaling, from above."""
+        return self.norm * self.excess
 
 
 def compute_scale(norm: Tensor, limit: float) -> Tensor:

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal, final, overload
 
+import torch
 from torch import Tensor, nn
 
 from .cells import AbstractCell, AbstractKernelCell
@@ -48,9 +49,10 @@ class Reflection(AbstractCell):
         return 1.0 if Q is None else 1 / bound_top_eigenvalue(Q, squarings=16).clamp_min(1).to(f.binding.a.dtype)
 
     def output_error(self, f: AbstractMap, error: Tensor) -> Tensor:
-        """Return 2‖W‖ times the error: p is 1-Lipschitz in a − Wz."""
+        """Return 2‖W‖‖f(z) − z‖, of which the error is a multiple (docs/theory.md, fact 13)."""
         assert isinstance(f, Equation)
-        return 2 * f.binding.scaling.norm * error
+        known = f.amplification < torch.inf
+        return torch.where(known, 2 * f.binding.scaling.norm_bound * error / f.amplification, torch.inf)
 
     def observe(self, f: AbstractMap, z: Tensor) -> None:
         self.cell.observe(f, z)

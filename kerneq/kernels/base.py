@@ -61,6 +61,11 @@ class KernelConstants:
 class AbstractParameters(nn.Module, abc.ABC):
     """The trainable part of a kernel, which belongs to a cell."""
 
+    @property
+    @abc.abstractmethod
+    def excess(self) -> float:
+        """By what factor ‖W_h‖ may exceed the `gain` found last."""
+
     @abc.abstractmethod
     def observe(self, a: Tensor, z: Tensor, operator: Callable[[Tensor], Tensor]) -> None:
         """Adapt to an equilibrium z found in training; `operator` applies W."""

@@ -357,6 +357,10 @@ class PatchParameters(AbstractParameters):
         """‖W_h‖."""
         return self.project.norm(self.project.weight)
 
+    @property
+    def excess(self) -> float:
+        return self.project.excess
+
     def Q(self) -> Tensor:
         """W_hW_hᵀ, (n, n), in the precision of the weights."""
         with torch.autocast(self.project.weight.device.type, enabled=False):

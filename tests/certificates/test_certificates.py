@@ -347,7 +347,7 @@ def test_damaged_vectors_and_weights_cost_a_chain_its_radius_and_never_its_truth
     before = certify(wrong, x)
     tracker = wrong.chain[0].operator.tracker
     vector = tracker.vector = torch.randn_like(tracker.vector)  # of another singular value, so that ‖W‖ is too small
-    tracker.settled = Settled.at(vector, wrong.chain[0].operator.weight)
+    tracker.settled = Settled.at(vector, wrong.chain[0].operator.weight, 1.0)
     assert certify(wrong, x).lipschitz.max() > 1.05 * before.lipschitz.max()
 
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from helpers import CELLS, KERNELS, Reference, cell_of, dense_matrix, examples, input_of, operator_matrix
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 import kerneq
 from kerneq import linear_maps
@@ -171,7 +172,7 @@ def test_the_stated_bound_is_that_of_the_reference_and_at_most_norm_squared(form
         torch.testing.assert_close(f.convexity, 1 - torch.linalg.matrix_norm(problem.W, 2) ** 2)
         return
     assert f.bound <= 0.9**2 * (1 + 1e-9)
-    least = {"multiquadric": 0.0, "cauchy": 1 / 8}
+    least = {"multiquadric": 0.0, "squared": 0.0, "cauchy": 1 / 8}
     constant = 2 * math.exp(-1.5) if "gaussian" in kernel else least.get(kernel, 1.0)
     torch.testing.assert_close(f.convexity, 1 - constant * f.bound)
 
@@ -285,3 +286,44 @@ def test_where_many_singular_values_are_the_largest_their_vector_counts_as_a_con
     (first,) = torch.autograd.grad(operator.norm(torch.zeros(1, 8)), operator.weight, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), operator.weight)
     assert second.isfinite().all() and second.abs().max() < 10
+
+
+def box_filter(side: int, norm: float) -> tuple[kerneq.cells.ConvCell, Tensor]:
+    cell = kerneq.cells.ConvCell(KERNELS["linear"], inputs=1, state=1, features=1, norm=norm)
+    torch.nn.init.ones_(cell.operator.weight)
+    return cell.eval(), torch.randn(1, 1, side, side)
+
+
+@pytest.mark.parametrize("side", [4, 64])
+def test_the_norm_is_bounded_from_above_where_lanczos_ends_below_it(side):
+    """The singular values of a box filter crowd at the top; its norm is that of a tridiagonal matrix, squared."""
+    cell, x = box_filter(side, 0.9)
+    cell.bind(x)
+    exact = (1 + 2 * math.cos(math.pi / (side + 1))) ** 2
+    found = float(cell.operator.norm(x).detach())
+    assert found <= exact * (1 + 1e-9) and exact <= found * cell.operator.excess < 1.1 * exact
+
+
+def test_an_error_bound_is_stated_in_evaluation_only_and_holds_though_the_norm_is_from_below():
+    cell, x = box_filter(24, 0.98)
+    layer, exact = kerneq.Equilibrium(cell, tol=1e-1).eval(), kerneq.Equilibrium(cell, tol=1e-9, max_steps=2000).eval()
+    found = layer(x)
+    assert found.error_bound.isinf() or (found.value - exact(x).value).norm() <= found.error_bound
+    assert layer.train()(x).error_bound.isinf().all()
+    limit = kerneq.Equilibrium(box_filter(24, 1.0)[0].float()).eval()(x.float())
+    assert limit.error_bound.isinf().all()  # μ is 0, and rounding could make it positive
+
+
+def test_a_saved_vector_is_left_where_an_edit_has_made_another_singular_value_the_largest():
+    """Block-diagonal W: the saved vector is still a singular one."""
+    cell, x = cell_of("dense", KERNELS["linear"], norm=0.9), input_of("dense")
+    with torch.no_grad():
+        cell.operator.weight.copy_(torch.diag(torch.tensor([0.9, 0.5, 0.4, 0.3, 0.2, 0.1]))[:, :5])
+    layer = kerneq.Equilibrium(cell).eval()
+    layer(x)
+    state = layer.state_dict()
+    state["cell.operator.weight"] = state["cell.operator.weight"].clone()
+    state["cell.operator.weight"][3, 3] = 4.5
+    layer.load_state_dict(state)
+    assert held(cell, x) <= 0.9 * (1 + 1e-9)
+    torch.testing.assert_close(cell.bind(x).bound, torch.tensor(0.81))

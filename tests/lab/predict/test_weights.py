@@ -21,7 +21,7 @@ from kerneq.lab.run import SHIPPED, Run, TrainingError, find_run
 from kerneq.lab.run.config import load
 from kerneq.lab.training import train
 from kerneq.lab.training.metrics import validate
-from kerneq.linear_maps import top_singular_vector
+from kerneq.linear_maps import run_lanczos
 
 # The first ten logits of the shipped weights for `waves`, float32 on a CPU, when they were shipped.
 WAVES = {
@@ -116,8 +116,8 @@ def test_an_export_that_fails_leaves_nothing_behind(trained, tmp_path, monkeypat
 
 def test_export_measures_the_norms_of_the_rounded_weights_and_stores_them(trained, tmp_path, monkeypatch):
     searches = []
-    counted = lambda *a, **k: searches.append(1) or top_singular_vector(*a, **k)  # noqa: E731
-    monkeypatch.setattr("kerneq.linear_maps.top_singular_vector", counted)
+    counted = lambda *a, **k: searches.append(1) or run_lanczos(*a, **k)  # noqa: E731
+    monkeypatch.setattr("kerneq.linear_maps.run_lanczos", counted)
     exported = export(trained.path, tmp_path / "mine")
     assert searches
     model = TrainedRun.open(exported.path, "best", "cpu").model

@@ -79,7 +79,7 @@ def train(
 def say_result(folder: Path) -> None:
     """Say how good a finished run is, and what to do next."""
     from ..run import Run
-    from ..training.metrics import describe_accuracy
+    from ..training.metrics import describe_chance
 
     run = Run(folder)
     rows, best = run.rows(), run.best_accuracy()
@@ -88,9 +88,12 @@ def say_result(folder: Path) -> None:
     say(f"{folder}: {epochs}, {words}. Next: kerneq evaluate {shlex.quote(str(folder))}")
     last = rows[-1]["validation"] if rows else None
     if last:  # of the best epoch the accuracy is too good: it was chosen for it
-        sentence = describe_accuracy(round(last["accuracy"] * last["images"]), last["images"], run.counts())
-        if "chance" in sentence:
-            say(f"At the end, {sentence}", "yellow")
+        doubt = describe_chance(round(last["accuracy"] * last["images"]), last["images"], run.counts())
+        if doubt:
+            say(
+                f"The accuracy of the last epoch, {last['accuracy']:.2%} of {last['images']} images, is {doubt}.",
+                "yellow",
+            )
 
 
 def plan_run(

@@ -16,7 +16,7 @@ from ..data import DataError, Images
 from ..run import Run
 from ..run.folder import INCIDENTAL
 from ..training import metrics
-from ..training.metrics import Accumulator, Scores
+from ..training.metrics import Accumulator, Scores, describe_chance
 from .classification import Calibration, Classification, calibrate, classify, extreme_classes, fit_temperature
 from .sheet import draw_sheet, enlarge
 from .trained import Part, TrainedRun, Work
@@ -78,6 +78,10 @@ class EvaluationResult:
         for metric in metrics.METRICS:
             if metric.name == "accuracy":
                 lines.append((metric.title, f"{metric.text(self.scores['test'])}, {found.interval_text()}"))
+                doubt = describe_chance(
+                    round(found.accuracy * found.images), found.images, [*map(sum, found.confusion)]
+                )
+                lines += [("", f"this is {doubt}")] if doubt else []
                 lines += [("top-5 accuracy", f"{found.top5:.2%}")] if found.top5 is not None else []
             elif metric.over != "adjoints":  # those are of training
                 lines.append((metric.title, metric.text(self.scores["test"])))

@@ -144,17 +144,16 @@ def binomial_tail(hits: int, trials: int, share: float) -> float:
     return min(1.0, math.fsum(math.exp(c + k * math.log(share) + (trials - k) * math.log1p(-share)) for k, c in terms))
 
 
-def describe_accuracy(hits: int, images: int, counts: Sequence[int]) -> str:
-    """An accuracy in words, and that it may be chance where it is not above the largest class's share (p ≥ 0.05).
+def describe_chance(hits: int, images: int, counts: Sequence[int]) -> str:
+    """What to add to an accuracy that may be chance, as it is not above the largest class's share (p ≥ 0.05); else "".
 
     `counts` are the images of each class, of these or of the training.
     """
     chance = max(counts, default=0) / max(sum(counts), 1)
-    words = f"accuracy {hits / images:.2%} on {images:,} held-out images"
     p = binomial_tail(hits, images, chance)
     if not counts or p < 0.05:
-        return f"{words}."
-    return f"{words}: not distinguishable from chance, which is {chance:.0%} for the largest class (p = {p:.2f})."
+        return ""
+    return f"not distinguishable from chance, which is {chance:.0%} for the largest class (p = {p:.2f})"
 
 
 def format_scores(scores: Scores, over: Over) -> list[str]:

@@ -17,7 +17,7 @@ from ..run import Run, TrainingError, find_run
 from ..run.config import Config, load
 from .logger import AbstractLogger, TerminalLogger, format_duration
 from .loop import train
-from .metrics import describe_accuracy
+from .metrics import describe_chance
 from .start import FITTED
 
 OWN = "own-pictures"
@@ -134,4 +134,8 @@ def cross_validate(
             images + scores["images"],
             run.counts(),
         )
-    return f"{folder}: {folds}-fold cross-validation, {describe_accuracy(hits, images, counts)}"
+    parts = (
+        f"accuracy {hits / images:.2%} on {images:,} images, each held out once",
+        describe_chance(hits, images, counts),
+    )
+    return f"{folder}: {folds}-fold cross-validation, {', '.join(part for part in parts if part)}."

@@ -18,7 +18,7 @@ from kerneq.lab.run.config import ConfigError, parse
 from kerneq.lab.run.config import load as load_config
 from kerneq.lab.training import train
 from kerneq.lab.training.build import read_images, split
-from kerneq.lab.training.metrics import binomial_tail, describe_accuracy
+from kerneq.lab.training.metrics import binomial_tail, describe_chance
 from kerneq.lab.training.start import fit_head, regress
 from kerneq.loading import read_checkpoint
 
@@ -122,8 +122,10 @@ def test_the_command_says_what_it_chose_trains_every_fold_and_doubts_chance(trai
         assert stopped.value.code == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "20 pictures of 2 classes (10 to 10 each), 4 held out" in said and "on this CPU." in said
-    assert re.search(r"At the end, accuracy \S+ on 4 held-out images: not distinguishable from chance, .* 50%", said)
-    assert re.search(r"runs/folds: 2-fold cross-validation, accuracy \S+ on 20 held-out images: not dist", said)
+    assert re.search(r"last epoch, \S+ of 4 images, is not distinguishable from chance, which is 50% for", said)
+    assert re.search(
+        r"runs/folds: 2-fold cross-validation, accuracy \S+ on 20 images, each held out once, not dist", said
+    )
     assert [run.name for run in sorted((tmp_path / "runs" / "folds").iterdir())] == ["fold-1", "fold-2"]
 
 
@@ -146,10 +148,8 @@ def test_a_p_value_is_the_tail_of_a_binomial(hits, trials, share):
 
 
 def test_an_accuracy_that_may_be_chance_says_so():
-    assert describe_accuracy(9, 14, (10, 10)).endswith(
-        "not distinguishable from chance, which is 50% for the largest class (p = 0.21)."
-    )
-    assert describe_accuracy(13, 14, (10, 10)) == "accuracy 92.86% on 14 held-out images."
+    sentence = "not distinguishable from chance, which is 50% for the largest class (p = 0.21)"
+    assert describe_chance(9, 14, (10, 10)) == sentence and describe_chance(13, 14, (10, 10)) == ""
 
 
 def test_all_broken_pictures_are_named_before_a_training_and_can_be_left_out(tmp_path):

@@ -45,7 +45,7 @@ def write_results(folders: Sequence[Path], page: Path, accuracies: Path) -> None
     (folder / "runs").mkdir(parents=True, exist_ok=True)
     page.write_text(write_summary(tasks, churn, runs, folder.name), encoding="utf-8")
     by_path = {one.run.path.as_posix(): one for one in runs}
-    (folder / "attribution.md").write_text(write_attribution(tasks, churn, by_path), encoding="utf-8")
+    (folder / "attribution.md").write_text(write_attribution(tasks, results, churn, by_path), encoding="utf-8")
     for data, some in group_by_data(runs).items():
         own = tuple(found for found in results if found.runs[0].data == data)
         text = write_data_set(Chapter(tuple(some), own), folder / f"{name_page(data)}-figures")

@@ -10,10 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import final
 
+from kerneq.gradients import Unrolled
 from kerneq.lab.report.results import Result, load_experiments
 from kerneq.lab.run.config import differences
 from kerneq.lab.run.folder import INCIDENTAL
-from kerneq.models import MODELS, Published, task
+from kerneq.models import MODELS, ClassifierConfig, Published, task
 
 from .noise import Churn, Difference, add_noise, adjust, binomial, format_p, format_points, subtract
 
@@ -189,6 +190,12 @@ def list_unlike(a: Result, b: Result) -> list[str]:
     return [key for key in keys if key not in ("seed", *INCIDENTAL) and not key.startswith("model.")]
 
 
+def is_control(found: Result) -> bool:
+    """Return whether the model is a control, with no equilibrium in it, and so not the published one."""
+    settings = found.runs[0].config.model.settings
+    return isinstance(settings, ClassifierConfig) and (settings.explicit or isinstance(settings.gradient, Unrolled))
+
+
 def group_by_task(results: Sequence[Result]) -> list[Task]:
     """Return all tasks on which figures are published, in the zoo's order, with our results on their test images."""
     names = list(dict.fromkeys(name for entry in MODELS.values() for name in entry.published))
@@ -196,7 +203,8 @@ def group_by_task(results: Sequence[Result]) -> list[Task]:
     for found in results:
         pictures = task(found.data, found.subset, found.split)
         name = pictures.partition(" at ")[0]
-        if found.split != "validation" and found.model in MODELS and name in MODELS[found.model].published:
+        known = found.model in MODELS and name in MODELS[found.model].published and not is_control(found)
+        if found.split != "validation" and known:
             reached[name].setdefault(pictures, {}).setdefault(found.model, []).append(found)
     return [Task(name, *one) for name in names for one in (reached[name].items() or [(name, {})])]
 

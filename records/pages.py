@@ -14,11 +14,11 @@ from jinja2 import Environment
 from kerneq.lab.evaluate.classification import wilson_interval
 from kerneq.lab.report.findings import SECTIONS, Chapter
 from kerneq.lab.report.page import Drawing
-from kerneq.lab.report.results import Reported, group_seeds, list_changes, name_recipe, order_run
+from kerneq.lab.report.results import Reported, Result, group_seeds, list_changes, name_recipe, order_run
 from kerneq.lab.report.sections import draw_costs
 from kerneq.models import MODELS
 
-from .evidence import UNTUNED, Task, list_orders, list_unlike
+from .evidence import UNTUNED, Task, is_control, list_orders, list_unlike
 from .noise import Churn, Difference, add_noise, format_p, subtract
 
 RECIPE, BENCHMARK = Path("docs/recipe"), Path("benchmarks/results/train-cuda.json")
@@ -75,10 +75,10 @@ def write_summary(tasks: Sequence[Task], churn: Churn, runs: Sequence[Reported],
     )
 
 
-def write_attribution(tasks: Sequence[Task], churn: Churn, runs: Mapping[str, Reported]) -> str:
-    """Return the page on what the equilibrium is worth: beside one step, a linear kernel, explicit networks, and its
-    costs.
-    """
+def write_attribution(
+    tasks: Sequence[Task], results: Sequence[Result], churn: Churn, runs: Mapping[str, Reported]
+) -> str:
+    """Return the page on what the equilibrium is worth: beside controls, other kernels, ResNet-18, and its costs."""
     pairs = [order for group in list_orders(tasks, churn)[0].values() for order, _ in group]
     heads = ("beside it", "held-out images", "equilibrium, %", "instead, %", "difference ± SE", "p")
     first = ("first", "second", "on", "recipe, epochs", "first less second ± SE", "p", "seeds", "parameters ÷")
@@ -101,6 +101,7 @@ def write_attribution(tasks: Sequence[Task], churn: Churn, runs: Mapping[str, Re
     return render(
         "attribution.md",
         steps=tabulate(heads, [*compare_steps(runs, churn), *compare_small()], words=()),
+        controls=compare_controls(results, churn),
         kernels=tabulate(first, kernels, words=("second", "on", "recipe, epochs")),
         costs=tabulate_costs(tasks, churn),
         geq=steps[0],
@@ -125,6 +126,21 @@ def compare_steps(runs: Mapping[str, Reported], churn: Churn) -> list[tuple[str,
             shares = [f"{100 * one['accuracy']:.2f}" for one in (a, b)]
             rows.append((words, f"{a['images']:,}", *shares, gap.describe(), format_p(gap.p())))
     return rows
+
+
+def compare_controls(results: Sequence[Result], churn: Churn) -> str:
+    """Return the table of the controls that met the test images, beside the model with most seeds trained likewise."""
+    rows = []
+    for control in (found for found in results if found.split == "test" and is_control(found)):
+        same = [found for found in results if (found.model, found.data) == (control.model, control.data)]
+        whole = [found for found in same if not (list_unlike(found, control) or is_control(found))]
+        for found in sorted(whole, key=lambda found: -found.seeds)[:1]:
+            gap, words = subtract(found, control, churn), f"`{' '.join(control.settings)}`"
+            shares = [f"{100 * one.accuracy:.2f}" for one in (found, control)]
+            seeds = f"{found.seeds}, {control.seeds}"
+            rows.append((words, control.data, *shares, gap.describe(), format_p(gap.p()), seeds))
+    heads = ("control", "on", "equilibrium, %", "control, %", "difference ± SE", "p", "seeds")
+    return tabulate(heads, rows, words=("on",)) if rows else "Not run yet."
 
 
 def compare_small() -> list[tuple[str, ...]]:

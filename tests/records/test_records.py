@@ -77,6 +77,7 @@ def test_orders_are_of_equal_trainings_and_those_of_a_single_run_stand_under_it(
         tested(f"geq-{seed}", "geq-5m-cifar10", five, f"seed={seed}")
         tested(f"large-{seed}", "geq-8m-cifar10", eight, f"seed={seed}", "training.epochs=125")
     tested("half-batches", "geq-8m-cifar10", 0.95, "training.batch_size=256", "training.epochs=125")
+    tested("explicit", "geq-8m-cifar10", 0.97, "seed=1", "training.epochs=125", "model.explicit=true")
     tested("resnet", "resnet18-cifar10", 0.9313)
     tested("short", "mopteq-8m-cifar10", 0.9493, "training.epochs=60", "augment.cutout=16")
     early = tested("early", "geq-5m-cifar10", 0.95, "seed=3")
@@ -90,6 +91,12 @@ def test_orders_are_of_equal_trainings_and_those_of_a_single_run_stand_under_it(
     assert [row.split(" | ")[-1] for row in rows[1:]] == ["resnet |"] * 2
     assert "confirmed | larger | 3, 1 | resnet |" in orders
     assert "geq-8m before mopteq-8m (augment.cutout, training.epochs)" in orders.replace("\\", "")
+    attribution = (tmp_path / "page-pages/attribution.md").read_text()
+    control = (
+        "| `geq-8m-cifar10 seed=1 data.validation=0.0 model.explicit=true training.epochs=125` | cifar10 | 96.62 | "
+    )
+    assert f"{control}97.00 | −0.38 ± " in attribution, "and it is no run of the published model"
+    assert "| geq-8m | 0.0 | cifar10 | Muon, 125 | 96.62 | +3.49 ± " in attribution
     page = (tmp_path / "page-pages/cifar10.md").read_text()
     assert "| half-batches | geq-8m | 0 |" in page and "80 of 125 epochs" in page
     first = page.index("## Muon, CutMix on 50 %, 125 epochs")

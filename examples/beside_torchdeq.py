@@ -161,10 +161,10 @@ def _measure(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[float, float, f
         step(layer, inputs)
         seconds = min(_timed(lambda: step(layer, inputs))[0] for _ in range(3))
         layer.zero_grad()
-        return seconds, _peak(lambda: step(layer, inputs)), residual, steps
+        return seconds, peak(lambda: step(layer, inputs)), residual, steps
 
 
-def _peak(call: Callable[[], Any]) -> float:
+def peak(call: Callable[[], Any]) -> float:
     """Return the MiB that a call holds at most, from the profiler: PyTorch's CPU allocator has no counters."""
     gc.collect()
     activities = [torch.profiler.ProfilerActivity.CPU]
@@ -197,8 +197,8 @@ def find_residual(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[float, int
 
 def _show(name: str, metric: str, seconds: float | None, row: tuple[float, float, float, int]) -> None:
     trained = "" if seconds is None else f"{seconds:.1f} s"
-    ms, peak, residual, steps = row[0] * 1e3, *row[1:]
-    print(f"{name:28s} {metric:>20s} {trained:>10s} {ms:7.1f} ms {peak:6.1f} MiB {residual:10.1e} {steps:6d}")
+    ms, held, residual, steps = row[0] * 1e3, *row[1:]
+    print(f"{name:28s} {metric:>20s} {trained:>10s} {ms:7.1f} ms {held:6.1f} MiB {residual:10.1e} {steps:6d}")
 
 
 def draw(pictures: dict[str, Tensor], path: Path) -> None:

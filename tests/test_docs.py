@@ -13,7 +13,15 @@ from kerneq.lab.run import Run
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
-WITH_CODE = ["README.md", "docs/theory.md", "docs/certificates.md", "docs/kglm/index.md", "docs/kglm/scale.md"]
+WITH_CODE = [
+    "README.md",
+    "docs/theory.md",
+    "docs/certificates.md",
+    "docs/kglm/index.md",
+    "docs/kglm/scale.md",
+    "docs/migration.md",
+    "docs/own-models.md",
+]
 
 
 def named(path: Path) -> str:

@@ -79,15 +79,19 @@ def test_a_kernel_and_a_prox_of_ones_own_solve_and_differentiate(run):
     assert 20 < int(zeros) < 90
 
 
-def test_the_gradients_are_as_far_from_the_truth_as_their_table_says(run):
-    printed = run("choose_a_gradient")
-    rows = [line.rsplit(maxsplit=2) for line in printed.splitlines()[2:]]
-    errors = [float(error) for _, error, _ in rows]
-    assert len(errors) == 7
-    exact, loose, one, five, twenty, short, long = errors
-    assert exact < 1e-7 and exact < loose < 1e-2
-    assert twenty < five < one
-    assert long < short
+@pytest.mark.parametrize("form", [(), ("--rate", "0.6")], ids=["equation", "function"])
+def test_the_gradients_are_as_far_from_the_truth_as_their_table_says(run, form):
+    printed = run("choose_a_gradient", *form)
+    errors = {row.split("  ")[0]: float(row[24:].split()[0]) for row in printed.splitlines()[1:]}
+    assert len(errors) == (13 if form else 10)
+    assert errors["Implicit(1e-06)"] < 1e-5 and errors["Implicit(1e-06)"] < errors["Implicit(0.001)"] < 1e-2
+    assert errors["Phantom(20, 0.8)"] < errors["Phantom(5, 0.8)"] < errors["Phantom(1, 1)"]
+    assert errors["Neumann(0)"] == errors["Phantom(1, 1)"] and errors["Unrolled(20)"] < errors["Unrolled(5)"]
+    if form:
+        assert (
+            errors["Neumann(20)"] < errors["Neumann(5)"]
+            and errors["Reversible(20, 0.8)"] < 0.02 < errors["Reversible(5, 0.8)"]
+        )
 
 
 def test_counts_are_fitted_at_scale_with_their_exposure(run):

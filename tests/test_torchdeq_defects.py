@@ -8,7 +8,9 @@ import argparse
 import copy
 import dataclasses
 import gc
+import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -449,3 +451,300 @@ def test_a_backward_solve_that_fails_is_heard():
     with pytest.warns(RuntimeWarning, match="The backward solve failed"):
         s.value.sum().backward()
     assert not s.backward[0].converged.any()
+
+
+# The page on migration
+
+PAGE = (Path(__file__).parent.parent / "docs" / "migration.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("block", re.findall(r"```py\n(.*?)```", PAGE, re.DOTALL), ids=lambda block: block[:40])
+def test_the_torchdeq_code_of_the_page_runs(block):
+    torch.manual_seed(0)
+    exec(compile(block, "docs/migration.md", "exec"), {})
+
+
+def solve_theirs(f, z0, train=True, **settings):
+    return torchdeq.get_deq(f_max_iter=90, **settings).train(train)(f, z0)
+
+
+def runs(call) -> bool:
+    """Whether a call works, without a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", ".torch.jit.script. is deprecated")  # by PyTorch's own forward mode
+        try:
+            return call() is not False
+        except Exception:
+            return False
+
+
+def weigh(x, rule, steps):
+    """The numbers that a graph keeps."""
+    sizes = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
+        rule(x, steps)
+    return sum(sizes)
+
+
+def count_rows(solve) -> int:
+    """The rows that a map of samples with different rates is given, in all."""
+    f = Counting(torch.linspace(0.1, 0.9, 16), torch.ones(16, 2))
+    solve(f, torch.zeros(16, 2))
+    return sum(f.seen)
+
+
+def answer_alone(solve) -> bool:
+    """Whether one sample has the same answer alone as with others."""
+    rates, b = torch.linspace(0.2, 0.9, 8)[:, None], torch.ones(8, 2)
+    return torch.equal(
+        solve(lambda z: z * rates[: len(z)] + b[: len(z)], torch.zeros(8, 2))[:1],
+        solve(lambda z: z * rates[:1] + b[:1], torch.zeros(1, 2)),
+    )
+
+
+def turn(z):
+    return z @ torch.tensor([[0.0, 0.9], [-0.9, 0.0]])
+
+
+class Droppy(torch.nn.Module):
+    def __init__(self, drop):
+        super().__init__()
+        self.drop = drop
+
+    def forward(self, z, x):
+        return torch.tanh(0.5 * self.drop(z) + x)
+
+
+@dataclasses.dataclass
+class Pair:
+    u: torch.Tensor
+    v: torch.Tensor
+
+
+def probes():  # noqa: C901
+    """For every row of the table a pair of calls: whether torchdeq, and whether kerneq, can do it."""
+    block, x, z0 = Block(), inputs(), torch.zeros(5, 6)
+    f, layer = (lambda z: block(z, x)), kerneq.Equilibrium(block)
+    pair = {"u": z0, "v": z0[:, :2]}
+    halve = lambda z: {name: 0.5 * t + 1 for name, t in z.items()}  # noqa: E731
+    strict = Implicit(tol=1e-12, max_steps=300)
+
+    def theirs(*, train=True, **settings):
+        return solve_theirs(f, z0, train, **settings)[0][-1]
+
+    def has_gradient(value):
+        return torch.autograd.grad(value.sum(), block.linear.weight)[0].abs().max() > 0
+
+    def exact(rule):
+        return runs(lambda: has_gradient(layer_of(gradient=rule)(x).value))
+
+    def layer_of(**settings):
+        return kerneq.Equilibrium(block, **settings)
+
+    def their_value(x):
+        return solve_theirs(lambda z: block(z, x), torch.zeros_like(x), ift=True, f_tol=1e-12, b_tol=1e-12)[0][-1]
+
+    def our_value(x):
+        return layer_of(tol=1e-12, max_steps=300, gradient=strict)(x).value
+
+    def twice(value):
+        small = inputs(1).requires_grad_()
+        return torch.autograd.gradgradcheck(value, small, atol=1e-4)
+
+    def followed(value):
+        for p in block.parameters():
+            p.requires_grad_(False)
+        return torch.func.vmap(lambda x: value(x[None])[0])(x), torch.func.jacfwd(value)(x)
+
+    batch_norm, many = torch.nn.BatchNorm1d(6), inputs(64) * torch.logspace(-2, 0.5, 64)[:, None]
+
+    def meet(z, x):
+        return torch.tanh(0.6 * batch_norm(0.3 * block.linear(z)) + x)
+
+    def warns(call):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call()
+        return any(issubclass(w.category, RuntimeWarning) for w in caught)
+
+    def normed():
+        model = torch.nn.Sequential(torch.nn.Linear(3, 3))
+        torchdeq.apply_norm(model)
+        model(torch.zeros(1, 3))
+        return model
+
+    def same_mask(module, fixed):
+        torch.manual_seed(0)
+        seen = []
+        module.register_forward_hook(lambda m, i, out: seen.append(out == 0))
+        fixed()
+        return len(seen) > 2 and all(torch.equal(seen[0], other) for other in seen[1:])
+
+    drop, theirs_drop = torch.nn.Dropout(0.5), torchdeq.VariationalDropout(0.5)
+    start = torch.randn(5, 6)
+    written = []
+    return {
+        "plain iteration, Anderson, Broyden": (
+            lambda: [theirs(f_solver=name) for name in THEIRS],
+            lambda: [layer_of(solver=s)(x) for s in (Picard(), Anderson(), Broyden())],
+        ),
+        "Newton": (lambda: theirs(f_solver="newton"), lambda: layer_of(solver=kerneq.solvers.Newton())(x)),
+        "implicit gradient": (lambda: has_gradient(theirs(ift=True)), lambda: exact(Implicit())),
+        "phantom gradient": (lambda: has_gradient(theirs(grad=3, tau=0.5)), lambda: exact(Phantom(3, 0.5))),
+        "k terms of the Neumann series in the memory of one evaluation": (
+            lambda: weigh(x, lambda x, k: theirs(grad=k), 2) == weigh(x, lambda x, k: theirs(grad=k), 9),
+            lambda: (
+                weigh(x, lambda x, k: layer_of(gradient=Neumann(k))(x), 2)
+                == weigh(x, lambda x, k: layer_of(gradient=Neumann(k))(x), 9)
+            ),
+        ),
+        "exact gradient of n steps in constant memory": (
+            lambda: theirs(grad="reversible"),
+            lambda: (
+                weigh(x, lambda x, k: layer_of(gradient=Reversible(k))(x), 2)
+                == weigh(x, lambda x, k: layer_of(gradient=Reversible(k))(x), 9)
+            ),
+        ),
+        "gradient in `eval()`": (
+            lambda: theirs(train=False, ift=True).requires_grad,
+            lambda: has_gradient(layer.eval()(x).value),
+        ),
+        "second derivatives through the implicit gradient": (lambda: twice(their_value), lambda: twice(our_value)),
+        "`torch.func.vmap` and `jacfwd`": (lambda: followed(their_value), lambda: followed(our_value)),
+        "states of two tensors": (
+            lambda: solve_theirs(lambda u, v: (0.5 * u, 0.5 * v + 1), (z0, z0[:, :2])),
+            lambda: kerneq.fixed_point(lambda z: (0.5 * z[0], 0.5 * z[1] + 1), (z0, z0[:, :2])),
+        ),
+        "states of dicts and dataclasses": (
+            lambda: solve_theirs(halve, pair),
+            lambda: (
+                kerneq.fixed_point(halve, pair),
+                kerneq.fixed_point(lambda z: Pair(0.5 * z.u, 0.5 * z.v), Pair(z0, z0)),
+            ),
+        ),
+        "a residual for each tensor of a state": (
+            lambda: get_refused("norm", "leaf"),
+            lambda: kerneq.fixed_point(halve, pair, norm="leaf"),
+        ),
+        "samples that converged leave the batch": (
+            lambda: count_rows(lambda f, z: solve_theirs(f, z)) % 16 != 0,
+            lambda: count_rows(lambda f, z: kerneq.solve(f, z, Picard())) % 16 != 0,
+        ),
+        "an answer that does not depend on the batch": (
+            lambda: answer_alone(lambda f, z: solve_theirs(f, z, False)[0][-1]),
+            lambda: answer_alone(lambda f, z: kerneq.solve(f, z, Picard()).value),
+        ),
+        "samples that meet in f are noticed": (
+            lambda: warns(lambda: solve_theirs(lambda z: meet(z, many), torch.zeros_like(many))),
+            lambda: warns(lambda: kerneq.Equilibrium(meet, max_steps=300, on_failure="return")(many)),
+        ),
+        "start at a given state": (
+            lambda: solve_theirs(f, theirs().detach()),
+            lambda: layer(x, z0=layer(x).detach().value),
+        ),
+        "steps for training and evaluation apart": (
+            lambda: torchdeq.get_deq(eval_f_max_iter=7).eval_f_max_iter == 7,
+            lambda: layer_of(max_steps=(5, 50)).eval()(x).converged.all(),
+        ),
+        "tolerances for training and evaluation apart": (
+            lambda: torchdeq.get_deq(eval_f_tol=1e-9).eval_f_tol == 1e-9,
+            lambda: bool((layer_of(tol=(1e-1, 1e-8)).eval()(x).residual <= 1e-8).all()),
+        ),
+        "a random number of steps in training": (
+            lambda: theirs(f_max_iter=range(3, 6)),
+            lambda: layer_of(max_steps=range(20, 30))(x),
+        ),
+        "residuals of every step and sample": (
+            lambda: solve_theirs(f, z0)[1]["rel_trace"].shape[0] == 5,
+            lambda: layer(x, trace=True).trace.residual.shape[1] == 5,
+        ),
+        "states on the way, with gradients": (
+            lambda: all(z.requires_grad for z in solve_theirs(f, z0, n_states=3)[0]),
+            lambda: has_gradient(layer(x, trace=(2,)).trace.states[2]),
+        ),
+        "Jacobian penalty": (
+            lambda: has_gradient(torchdeq.jac_reg(f(z := theirs().detach().requires_grad_()), z)),
+            lambda: has_gradient(kerneq.jacobian_norm(block, layer(x).value, x)),
+        ),
+        "spectral radius of each sample, complex pairs too": (
+            lambda: close(torchdeq.power_method(turn(z := torch.ones(1, 2).requires_grad_()), z)[1], 0.9),
+            lambda: close(kerneq.spectral_radius(turn, torch.ones(1, 2)), 0.9),
+        ),
+        "weight and spectral norm once a solve": (
+            lambda: [torchdeq.apply_norm(torch.nn.Sequential(torch.nn.Linear(3, 3)), n) for n in NORMS],
+            lambda: kerneq.Equilibrium(Block(norm=True))(x),
+        ),
+        "a normed model can be copied after use": (
+            lambda: copy.deepcopy(normed()),
+            lambda: copy.deepcopy(used(kerneq.Equilibrium(Block(norm=True)), x)[0]),
+        ),
+        "dropout with a mask fixed in a solve": (
+            lambda: same_mask(theirs_drop, lambda: solve_theirs(lambda z: Droppy(theirs_drop)(z, x), start)),
+            lambda: same_mask(drop, lambda: kerneq.Equilibrium(kerneq.FixedRandomness(Droppy(drop)))(x, z0=start)),
+        ),
+        "the same for `nn.Dropout`": (
+            lambda: same_mask(drop, lambda: solve_theirs(lambda z: Droppy(drop)(z, x), start)),
+            lambda: same_mask(drop, lambda: kerneq.Equilibrium(kerneq.FixedRandomness(Droppy(drop)))(x, z0=start)),
+        ),
+        "a failed solve is reported, forward and backward": (
+            lambda: warns(lambda: solve_theirs(lambda z: 3 * z + 1, z0)),
+            lambda: (
+                warns(lambda: layer_of(max_steps=1)(x))
+                and warns(lambda: layer_of(gradient=Implicit(max_steps=1))(x).value.sum().backward())
+            ),
+        ),
+        "a record of the backward solve": (
+            lambda: bool(write_backward(f, z0, written) and written),
+            lambda: bool(used(layer, x)[1].backward),
+        ),
+        "unknown settings are refused": (
+            lambda: get_refused("f_maxiter", 3),
+            lambda: pytest.raises(TypeError, layer_of, max_step=3),
+        ),
+        "bfloat16 on a CPU with Anderson": (
+            lambda: torchdeq.get_solver("anderson")(torch.cos, torch.zeros(2, 8, dtype=torch.bfloat16)),
+            lambda: kerneq.fixed_point(torch.cos, torch.zeros(2, 8, dtype=torch.bfloat16)),
+        ),
+    }
+
+
+NORMS = ("weight_norm", "spectral_norm")
+TABLE = re.findall(r"^\| (.*?) \| ([✓–]) \| ([✓–]) \|$", PAGE, re.MULTILINE)
+
+
+def get_refused(name, value) -> bool:
+    """Whether torchdeq refuses a setting it does not know."""
+    try:
+        torchdeq.get_deq(**{name: value})
+    except Exception:
+        return True
+    return False
+
+
+def close(found, wanted) -> bool:
+    return bool((torch.as_tensor(found) - wanted).abs().max() < 1e-6)
+
+
+def used(layer, x):
+    """The layer and its solution, after a backward pass."""
+    solution = layer(x)
+    solution.value.sum().backward()
+    return layer, solution
+
+
+def write_backward(f, z0, written) -> bool:
+    deq = torchdeq.get_deq(ift=True).train()
+    deq(f, z0, backward_writer=written.append)[0][-1].sum().backward()
+    return True
+
+
+def test_the_table_has_every_probe():
+    assert [row for row, _, _ in TABLE] == list(probes())
+
+
+@pytest.mark.parametrize("row, theirs, ours", TABLE, ids=[row for row, _, _ in TABLE])
+def test_a_cell_of_the_table_is_what_a_run_finds(row, theirs, ours):
+    torch.manual_seed(0)
+    try_theirs, try_ours = probes()[row]
+    assert (runs(try_theirs), runs(try_ours)) == (theirs == "✓", ours == "✓")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any, final
 
+from ...loading import read_small
 from ..evaluate.ood import TITLES
 from . import figures
 from .page import DASH, Block, Drawing, Paragraph, Table, format_number
@@ -30,7 +31,7 @@ class Chapter:
             file = one.run.path / "evaluation" / f"{name}.png"
             if one.label in measured and file.is_file():
                 caption = f"{words} {one.label}"
-                found.append(Drawing(self.name_file(name, one.label), caption, file.read_bytes(), wide=True))
+                found.append(Drawing(self.name_file(name, one.label), caption, read_small(file), wide=True))
         return [found] if found else []
 
     @property

@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
+from predict_helpers import write_digits
 
 import kerneq as kq
 from kerneq import loading, operators
@@ -203,9 +205,7 @@ def test_names_of_classes_and_paths_of_this_machine_stay_out_of_a_card(colour_ru
     assert str(colour_run[1].parent) in (copy.path / "config.toml").read_text()
 
 
-@pytest.mark.parametrize(
-    "content", ['{"resumed": 3}', "[1]", "{" * 100, '{"scores": 1}', '{"classification": []}', "[" * 9999]
-)
+@pytest.mark.parametrize("content", ['{"resumed": 3}', '{"scores": 1}', "[" * 9999])
 @pytest.mark.parametrize("file", ["evaluation.json", "environment.json", "evaluation/attack.json", "metrics.jsonl"])
 def test_a_crafted_record_is_no_traceback(kerneq, trained, tmp_path, file, content):
     copy = Run(shutil.copytree(trained.path, tmp_path / "copy"))
@@ -216,3 +216,31 @@ def test_a_crafted_record_is_no_traceback(kerneq, trained, tmp_path, file, conte
             warnings.simplefilter("ignore")
             code, _, err = kerneq(*command)
         assert code in (0, 1) and (code == 0 or str(copy.path) in err), err
+
+
+@pytest.mark.parametrize("kind", ["pipe", "zeros"])
+def test_no_command_waits_for_a_pipe_or_reads_a_device_without_end(kerneq, trained, tmp_path, kind):
+    def replace(path):
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+
+    files = ["evaluation.json", "evaluation/mistakes.png"]
+    if kind == "pipe":
+        files += ["config.toml", "classes.json", "environment.json", "metrics.jsonl", "checkpoints/best.safetensors"]
+    picture = write_digits(tmp_path, 1)[0]
+    for file in files:
+        copy = Path(shutil.copytree(trained.path, tmp_path / file.replace("/", "-")))
+        replace(copy / file)
+        out = tmp_path / f"{file.replace('/', '-')}.html"
+        for command in (
+            ("report", copy, "--output", out),
+            ("export", copy, out.with_suffix(".d")),
+            ("predict", copy, picture, copy / file, "--threshold", "auto"),
+        ):
+            code, _, err = kerneq(*command)
+            assert code == 0 or (code in (1, 2) and err.startswith("kerneq: ")), (command, err)
+    replace(tmp_path / "pipe.toml")
+    for command in ("sweep", "train"):
+        code, _, err = kerneq(command, tmp_path / "pipe.toml")
+        assert code == 2 and "pipe.toml" in err

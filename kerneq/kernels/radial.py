@@ -300,7 +300,7 @@ def cut(x: Tensor, split: int, patch: int, last: bool) -> Tensor:
     the longest runs its memory has.
     """
     if x.dim() == 2:
-        return x.reshape(len(x), -1, split)
+        return x.reshape(x.shape[0], -1, split)
     B, C, H, W = x.shape
     if last:
         blocks = x.permute(0, 2, 3, 1).reshape(B, H // patch, patch, W // patch, patch, C // split, split)

@@ -234,9 +234,20 @@ def export(
     run: RunFolder,
     folder: Annotated[Path, Argument(help="The folder to write.", metavar="FOLDER")],
     checkpoint: Checkpoint = "best",
+    onnx: Annotated[
+        int, Option(help="Also write model.onnx, with so many plain steps in every solve.", metavar="STEPS", min=0)
+    ] = 0,
 ) -> None:
     """Write a small copy of a trained run to hand on: weights in half precision, records, and a model card."""
+    from ..evaluate import TrainedRun
     from ..evaluate import export as export_run
+    from ..evaluate.onnx import check_installed, write_onnx
 
+    if onnx:
+        check_installed()
     written = export_run(run, folder, checkpoint)
     say(f"Written to {folder}; its card is {written.path / 'README.md'}")
+    if onnx:
+        file = written.path / "model.onnx"
+        words = write_onnx(TrainedRun.open(written.path, device="cpu"), file, onnx)
+        say(f"Written to {file}: pixels in [0, 1] ↦ logits; {words}")

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from kerneq import loading, operators
 from kerneq.lab.cli import evaluation
 from kerneq.lab.data import DataError
 from kerneq.lab.evaluate import TrainedRun, export
+from kerneq.lab.evaluate.attack import InPixels
 from kerneq.lab.evaluate.export import card
 from kerneq.lab.run import SHIPPED, Run, TrainingError, find_run
 from kerneq.lab.run.config import load
@@ -244,3 +246,27 @@ def test_no_command_waits_for_a_pipe_or_reads_a_device_without_end(kerneq, train
     for command in ("sweep", "train"):
         code, _, err = kerneq(command, tmp_path / "pipe.toml")
         assert code == 2 and "pipe.toml" in err
+
+
+def test_without_its_packages_an_onnx_file_is_refused_before_anything_is_written(
+    kerneq, trained, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("kerneq.lab.evaluate.onnx.NEEDED", ("onnx_of_nobody",))
+    code, _, err = kerneq("export", trained.path, tmp_path / "mine", "--onnx", "4")
+    assert code == 1 and "install them by `pip install 'kerneq[onnx]'`" in err and not (tmp_path / "mine").exists()
+
+
+def test_an_onnx_file_says_what_the_model_says_with_so_many_steps(kerneq, tmp_path):
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    train(load("geq-dense-tiny-digits", ["training.epochs=1"]), tmp_path / "run")
+    code, out, _ = kerneq("export", tmp_path / "run", tmp_path / "mine", "--onnx", "8")
+    found = re.search(r"8 plain steps leave a residual of (\S+) and move the logits by (\S+) at most", out)
+    assert code == 0 and float(found[1]) < 1e-2 and float(found[2]) < 0.1
+    session = runtime.InferenceSession(tmp_path / "mine" / "model.onnx")
+    opened = TrainedRun.open(tmp_path / "mine", device="cpu")
+    for count in (1, 5):  # any batch
+        x = torch.rand(count, 1, 8, 8)
+        (logits,) = session.run(["logits"], {"pixels": x.numpy()})
+        expected = InPixels(opened.model, opened.seen.mean, opened.seen.std)(x)
+        torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=1e-3, atol=2e-2)

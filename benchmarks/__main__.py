@@ -20,6 +20,7 @@ from .kglm import bench_kglm
 from .layer import bench_layer
 from .measure import Setup
 from .models import bench_inference, bench_train
+from .own import bench_own
 from .page import write_page
 from .results import BenchmarkError, Result, save
 from .scaling import bench_scaling
@@ -36,6 +37,7 @@ BENCHMARKS: dict[str, Callable[[Setup], Iterator[Result]]] = {
     "inference": bench_inference,
     "scaling": bench_scaling,
     "calls": bench_calls,
+    "own": bench_own,
     "kglm": bench_kglm,
 }
 

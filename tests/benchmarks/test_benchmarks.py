@@ -148,13 +148,14 @@ TABLES = {
     "inference": (2, {"prediction"}, "÷ resnet18 likewise"),
     "scaling": (4, {"growth"}, "÷ bare f"),
     "calls": (1, {"calls"}, "changes of file"),
+    "own": (2, {"graph_chains", "prefix_sums"}, "÷ torchdeq's best"),
     "kglm": (3, {"scale", "exact", "centres"}, "over exact (%)"),
 }
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_command_prints_ratios_and_writes_its_results(name, tmp_path, capsys):
-    if name in ("solvers", "layer"):
+    if name in ("solvers", "layer", "own"):
         pytest.importorskip("torchdeq", reason="torchdeq is what these are compared with")
     command_line.main([name, "--device", "cpu", "--quick", "--output", str(tmp_path), "--threads", "1"])
     count, tables, ratio = TABLES[name]

@@ -113,6 +113,7 @@ class AbstractRadialKernel(AbstractKernel):
     equation: ClassVar[str] = "z = relu(Wᵀm), mᵢ = ω(γ‖rᵢW_h‖²) rᵢW_hW_hᵀ, r = Ux + b − Wz"
     steepest: ClassVar[float]
     lowest: ClassVar[float]
+    reach: ClassVar[float] = math.inf  # sup of √s |ω|, where it is stated: how hard a patch pushes, however long it is
 
     gamma: float | Adaptive = 0.5  # γ: a number, or how it follows the data
     patch: int = 2  # p
@@ -387,6 +388,7 @@ class Gaussian(AbstractRadialKernel):
     equation: ClassVar[str] = "z = relu(Wᵀm), mᵢ = exp(−γ‖rᵢW_h‖²) rᵢW_hW_hᵀ, r = Ux + b − Wz"
     steepest: ClassVar[float] = 1.0  # at s = 0
     lowest: ClassVar[float] = -2 * math.exp(-1.5)  # at s = 3/2
+    reach: ClassVar[float] = (2 * math.e) ** -0.5  # at s = 1/2
 
     @staticmethod
     def height(s: Tensor) -> Tensor:
@@ -413,6 +415,7 @@ class Multiquadric(AbstractRadialKernel):
     equation: ClassVar[str] = "z = relu(Wᵀm), mᵢ = (1 + γ‖rᵢW_h‖²)^{−1/2} rᵢW_hW_hᵀ, r = Ux + b − Wz"
     steepest: ClassVar[float] = 1.0  # at s = 0
     lowest: ClassVar[float] = 0.0  # as s → ∞
+    reach: ClassVar[float] = 1.0  # as s → ∞
 
     @staticmethod
     def height(s: Tensor) -> Tensor:
@@ -438,6 +441,7 @@ class Cauchy(AbstractRadialKernel):
     equation: ClassVar[str] = "z = relu(Wᵀm), mᵢ = (1 + γ‖rᵢW_h‖²)^{−1} rᵢW_hW_hᵀ, r = Ux + b − Wz"
     steepest: ClassVar[float] = 1.0  # at s = 0
     lowest: ClassVar[float] = -1 / 8  # at s = 3
+    reach: ClassVar[float] = 0.5  # at s = 1
 
     @staticmethod
     def height(s: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from ...kernels.radial import input_lipschitz
 from . import propositions as p
 from .constants import Constants
 from .facts import FACTS, GLM_CLAIMS
+from .layers import LAYERS
 from .propositions import multiply
 from .search import (
     RESTARTS,
@@ -387,4 +388,4 @@ GENERALISATION = (check_proposition2, check_proposition2_proof, check_theorem2, 
 LIPSCHITZ = (check_proposition3, check_proposition3_where_it_applies, check_proposition3_opteq)
 SIMILARITY = (check_proposition4_opteq, check_proposition4, check_decay_rates, check_constant_D, check_remark3)
 GEQ = (*INFINITE_WIDTH, *LEMMAS, *GENERALISATION, *LIPSCHITZ, check_remark2, check_practice, *SIMILARITY)
-CLAIMS = (*GEQ, *FACTS, *GLM_CLAIMS)
+CLAIMS = (*GEQ, *FACTS, *LAYERS, *GLM_CLAIMS)

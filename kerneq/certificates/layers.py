@@ -1,0 +1,41 @@
+"""What is proved about one layer: how far off a phantom gradient is, and how far a few patches move an equilibrium."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..equation import Equation
+from ..gradients import Phantom
+from ..kernels import AbstractRadialKernel
+
+
+def phantom_error(rule: Phantom, lipschitz: float, lowest: float) -> float:
+    """Return a bound on the relative error of a phantom gradient at an equilibrium (docs/theory.md, fact 14).
+
+    `lipschitz` is L and `lowest` that of the kernel: the slopes of m lie in [lowest, 1] · ‖W_h‖². 7.8 % for the
+    papers' five steps of 0.8 at L = 1; nothing is proved where it is 1 or more.
+    """
+    away, kept = rule.relaxation, 1 - rule.relaxation
+    return max(abs(kept - away * lipschitz), kept + away * max(0.0, -lowest) * lipschitz) ** rule.steps
+
+
+def find_certain_entries(f: Equation, z: Tensor, error: Tensor) -> Tensor:
+    """Return which entries of z are surely active, or surely 0, at the equilibrium too, shaped as z, of ReLU.
+
+    z is off by at most `error`, (batch,), as `Solution.error_bound` says, and so d(z) by at most L times that.
+    """
+    reach = f.bound * f.binding.scaling.excess**2 * error
+    certain: Tensor = f.drive(z).abs() > reach.view(-1, *[1] * (z.dim() - 1))
+    return certain & torch.isfinite(reach).view(-1, *[1] * (z.dim() - 1))
+
+
+def bound_influence(kernel: AbstractRadialKernel, gamma: float, gain: float, patches: int) -> float:
+    """Return how far z* moves, at most, if so many patches of a are replaced by anything (docs/theory.md, fact 15).
+
+    `gain` is ‖W‖‖W_h‖. ∞ where uniqueness is not shown, or where a single patch may push without limit.
+    """
+    convexity = 1 + min(0.0, kernel.lowest) * gain**2
+    if convexity <= 0:
+        return math.inf
+    return 2 * math.sqrt(patches / gamma) * gain * kernel.reach / convexity

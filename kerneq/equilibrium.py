@@ -137,7 +137,7 @@ class Equilibrium(nn.Module):
         """
         if not _takes_fixed_steps(self.gradient, self.check_every, self.max_steps):
             return False
-        if isinstance(self.cell, AbstractKernelCell):
+        if not isinstance(self.cell, FunctionCell):
             return not self.training
         return not torch.is_grad_enabled() or isinstance(self.gradient, Phantom | Unrolled)
 

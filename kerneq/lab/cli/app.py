@@ -26,21 +26,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(no_args_is_help=True)(train)
-for command in (
-    sweep,
-    evaluate,
-    predict,
-    features,
-    explore,
-    export,
-    report,
-    experiments,
-    models,
-    data,
-    explain,
-    verify,
-    demo,
-):
+about_runs = (evaluate, predict, explore, features, export, report)
+for command in (sweep, *about_runs, experiments, models, data, explain, verify, demo):
     app.command()(command)
 
 

@@ -1,6 +1,7 @@
 """The command that opens a page on which one watches equilibria being found."""
 
 import tempfile
+import threading
 import webbrowser
 from pathlib import Path
 from typing import Annotated
@@ -41,7 +42,7 @@ def explore(
             with page.Server(trained) as server:
                 say(f"{trained.run.name} at {server.url} (Ctrl-C ends it)")
                 if browser:
-                    webbrowser.open(server.url)
+                    threading.Thread(target=webbrowser.open, args=(server.url,), daemon=True).start()  # may wait
                 server.serve_forever()
         except KeyboardInterrupt:
             say("Closed.")

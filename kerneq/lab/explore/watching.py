@@ -5,7 +5,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +19,16 @@ from ...gradients import AbstractSteps, Implicit
 from ...kernels.radial import Width
 from ...maps import AbstractMap, Function
 from ...models.baselines import MultiscaleCell
-from ...settings import ConfigError, setting, suggestion
+from ...settings import setting
 from ...solution import Solution, Trace
 from ...solvers import AbstractSolver, Anderson, Broyden, InFeatures, Picard, Proximal
 from ..console import printable
 from ..data import normalise
 from ..evaluate import NotApplicableError, TrainedRun, check_certifiable
 
-OWN = "own"  # the solver that the model has
-SOLVERS: dict[str, AbstractSolver[Any]] = {  # Newton's is for states of fewer numbers
+OWN: Literal["own"] = "own"  # the solver that the model has
+Name = Literal["own", "proximal", "anderson", "picard", "picard-relaxed", "broyden", "in-features"]
+SOLVERS: dict[Name, AbstractSolver[Any]] = {  # Newton's is for states of fewer numbers
     "proximal": Proximal(),
     "anderson": Anderson(),
     "picard": Picard(),
@@ -35,6 +36,7 @@ SOLVERS: dict[str, AbstractSolver[Any]] = {  # Newton's is for states of fewer n
     "broyden": Broyden(),
     "in-features": InFeatures(),
 }
+MOST = 100  # steps
 CHANNELS, SIDE = 4, 64  # channels shown beside the mean of all, and numbers in a row of a map, at most
 CLASSES = 6  # shown at most, but for those that were in front at some step
 TOGETHER = 8  # steps whose probabilities are computed as one batch
@@ -45,15 +47,10 @@ TOGETHER = 8  # steps whose probabilities are computed as one batch
 class Controls:
     """How the equilibria are to be solved."""
 
-    solver: str = setting(OWN, "how z = f(z) is solved")
+    solver: Name = setting(OWN, "how z = f(z) is solved")
     tol: float = setting(1e-3, "relative residual at which a solve ends", low=1e-8, high=1)
-    steps: int = setting(30, "evaluations of f in a solve, at most", low=1, high=100)
+    steps: int = setting(30, "evaluations of f in a solve, at most", low=1, high=MOST)
     width: float = setting(1.0, "factor of every γ of the model", low=1 / 64, high=64)
-
-    def __post_init__(self) -> None:
-        if self.solver not in (OWN, *SOLVERS):
-            known = ", ".join((OWN, *SOLVERS))
-            raise ConfigError(f"`solver` must be one of {known}.{suggestion(self.solver, SOLVERS)}")
 
 
 def describe_model(trained: TrainedRun) -> dict[str, Any]:
@@ -75,7 +72,9 @@ def describe_model(trained: TrainedRun) -> dict[str, Any]:
         "run": printable(trained.run.name),
         "equation": trained.config.model.settings.equation,
         "side": trained.seen.shape[1],
-        "controls": dataclasses.asdict(Controls(tol=limits.tolerance(torch.float32), steps=min(limits.max_steps, 100))),
+        "controls": dataclasses.asdict(
+            Controls(tol=limits.tolerance(torch.float32), steps=min(limits.max_steps, MOST))
+        ),
         "solvers": [OWN, *(name for name in SOLVERS if has_energy or name != "proximal")],
         "own": str(layers[0].solver),
         "unrolled": any(isinstance(layer.gradient, AbstractSteps) for layer in layers),
@@ -92,7 +91,7 @@ def watch(trained: TrainedRun, pixels: Tensor, controls: Controls) -> dict[str, 
     """
     x, model = _normalise(trained, pixels), _copy_model(trained, controls.width)
     layers, equations = layers_of(model), dict[Equilibrium, AbstractMap]()
-    more = {layer: dict[str, Any](trace=range(1, controls.steps + 1)) for layer in layers}  # arguments of its calls
+    more = {layer: dict[str, Any](trace=range(1, MOST + 1)) for layer in layers}  # arguments of its calls
     for layer in layers:
         layer.tol, layer.max_steps, layer.check_every = controls.tol, controls.steps, 1
         if controls.solver != OWN:
@@ -100,11 +99,10 @@ def watch(trained: TrainedRun, pixels: Tensor, controls: Controls) -> dict[str, 
         layer.solve_hook = lambda layer, f, z: equations.__setitem__(layer, f)
         layer.register_forward_pre_hook(lambda layer, x, named: (x, named | more[layer]), with_kwargs=True)
     logits, solutions = model(x, solutions=True)
-    traces = {layer: solution.trace for layer, solution in zip(layers, solutions.values(), strict=True)}
-    count = max(len(trace.residual) for trace in traces.values())
-    states = {layer: _stack_states(trace, count) for layer, trace in traces.items()}
-    found = zip(layers, solutions.values(), strict=True)
-    described = [_describe_layer(layer, equations[layer], solution, states[layer]) for layer, solution in found]
+    found = dict(zip(layers, solutions.values(), strict=True))
+    count = max(len(solution.trace.residual) for solution in found.values())
+    states = {layer: _stack_states(solution.trace, count) for layer, solution in found.items()}
+    described = [_describe_layer(layer, equations[layer], found[layer], states[layer]) for layer in layers]
     for layer in layers:  # a solve whose tolerance every state meets returns the one where it starts
         layer.solver, layer.gradient, layer.tol, layer.max_steps = Picard(), Implicit(), 1e30, 2
     parts = []
@@ -112,13 +110,11 @@ def watch(trained: TrainedRun, pixels: Tensor, controls: Controls) -> dict[str, 
         more |= {layer: {"z0": z[place]} for layer, z in states.items()}
         parts.append(model(x.repeat(len(place), 1, 1, 1)).float().softmax(1))
     shares, final = torch.cat(parts), logits[0].float().softmax(0)
-    best = {
-        *final.nan_to_num().topk(min(CLASSES, len(final))).indices.tolist(),
-        *shares.nan_to_num().argmax(1).tolist(),
-    }
+    order = final.nan_to_num().argsort(descending=True).tolist()
+    ahead = {*order[:CLASSES], *shares.nan_to_num().argmax(1).tolist()}
+    names = [printable(name) for name in trained.classes]
     classes = [
-        {"name": printable(trained.classes[i]), "share": float(final[i]), "steps": shares[:, i].tolist()}
-        for i in sorted(best, key=lambda i: -float(final[i].nan_to_num()))
+        {"name": names[i], "share": float(final[i]), "steps": shares[:, i].tolist()} for i in order if i in ahead
     ]
     return {"steps": count, "layers": described, "classes": classes}
 
@@ -182,7 +178,7 @@ def _describe_layer(layer: Equilibrium, f: AbstractMap, solution: Solution, stat
         across = math.ceil(rows.shape[1] ** 0.5)
         maps = {"state, row by row": pad(rows, (0, -rows.shape[1] % across)).view(len(rows), -1, across)}
     return constants | {
-        "size": " × ".join(map(str, states.shape[1:])),
+        "size": " × ".join(map(str, states.shape[1:])) + (" numbers" if states.dim() == 2 else ""),
         "steps": len(trace.residual),
         "converged": bool(solution.converged.all()),
         "status": solution.status.name.lower().replace("_", " "),

@@ -11,7 +11,7 @@ from kerneq.equilibrium import hook_solves, layers_of, solving
 from kerneq.lab.evaluate import NotApplicableError
 from kerneq.lab.explore.page import list_pictures
 from kerneq.lab.explore.watching import OWN, SOLVERS, Controls, certify_pictures, describe_model, encode, watch
-from kerneq.lab.run.config import ConfigError, parse
+from kerneq.lab.run.config import parse
 from kerneq.models import build
 
 
@@ -97,8 +97,6 @@ def test_what_cannot_be_watched_or_certified_is_said_in_a_sentence(run, pixels):
     assert "Nothing is certified about mdeq-tiny" in describe_model(as_model(run, "mdeq-tiny"))["obstacle"]
     with pytest.raises(NotApplicableError, match="Nothing is certified"):
         certify_pictures(as_model(run, "mdeq-tiny"), [pixels])
-    with pytest.raises(ConfigError, match="Did you mean `picard`"):
-        Controls(solver="picrd")
     assert set(SOLVERS) | {OWN} == set(describe_model(run)["solvers"])
 
 

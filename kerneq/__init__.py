@@ -11,10 +11,10 @@ proved, as functions.
 The public names are loaded when first used, so that `kerneq --help` does not wait for torch.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib  # with names that completion does not offer
+import typing as _typing
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from . import cells as cells
     from . import gradients as gradients
     from . import kernels as kernels
@@ -85,12 +85,12 @@ _HOME = {
 __all__ = [*_HOME]  # noqa: PLE0604
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     if name not in _HOME:
         raise AttributeError(f"module 'kerneq' has no attribute {name!r}")
     module, _, attribute = _HOME[name].partition(":")
     try:
-        found = importlib.import_module(f".{module}", __name__)
+        found = _importlib.import_module(f".{module}", __name__)
     except ModuleNotFoundError as error:
         if not module.startswith("lab.") or (error.name or "").startswith("kerneq"):
             raise

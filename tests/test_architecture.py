@@ -225,3 +225,9 @@ def test_the_program_without_the_laboratory_says_what_to_install(module):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("The program kerneq needs ") and done.stderr.count("\n") == 1
+
+
+def test_completion_offers_the_public_names_of_the_package_only():
+    named = {name for name in vars(kerneq) if not name.startswith("_")}
+    modules = {path.stem for path in FILES} | {path.name for path in ROOT.iterdir()}  # bound by whoever imports them
+    assert named <= set(dir(kerneq)) | modules and not {"Any", "importlib", "TYPE_CHECKING"} & named

@@ -10,6 +10,8 @@ from ..console import about_run, complain
 if TYPE_CHECKING:
     from ..run import Run
 
+STOPPED = 130  # the code of a program that Ctrl-C has ended: what else was asked for is left out, too
+
 
 def describe_error(error: Exception) -> tuple[int, str] | None:
     """The code that the program ends with after this error, and what it says; None for a bug.
@@ -36,7 +38,7 @@ def describe_error(error: Exception) -> tuple[int, str] | None:
     if isinstance(error, ConfigError):
         return 2, said
     if isinstance(error, Stopped):
-        return 130, said
+        return STOPPED, said
     known = (DataError, EquilibriumError, NonfiniteInputError, TrainingError, OSError)
     return (1, said) if isinstance(error, known) else None
 
@@ -56,7 +58,7 @@ class Failures:
             yield
         except Exception as error:
             explained = describe_error(error)
-            if explained is None:
+            if explained is None or explained[0] == STOPPED:
                 raise
             code, sentence = explained
             complain(about_run(run.path, sentence) if self.several else sentence)

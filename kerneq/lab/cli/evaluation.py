@@ -47,10 +47,11 @@ def evaluate(
             trained = TrainedRun.open(run.path, checkpoint, device, progress=progress)
             todo = names
             if everything and not part:
-                plan = make_plan(trained, {name: PARTS[name] for name in names}, skip=True)
+                plan = make_plan(trained, PARTS)
                 show_plan(run, plan)
                 todo = [step.name for step in plan if not step.left_out]
-            for place, name in enumerate(todo):
+            done: list[str] = []
+            for name in todo:
                 try:
                     with progress:
                         measured = measure_part(trained, name, PARTS[name])
@@ -61,11 +62,12 @@ def evaluate(
                         say(f"{run.path}, {name}: {error}")
                     continue
                 except KeyboardInterrupt:
-                    written = f"{', '.join(todo[:place])} in {run.path}" if place else "nothing"
+                    written = f"{', '.join(done)} in {run.path}" if done else "nothing"
                     more = ": the same command goes on with the rest" if everything else ""
                     raise Stopped(f"Interrupted while it measured {name}. Written: {written}{more}.") from None
                 with failures.of(run):  # the results are printed, even if they cannot be written
                     show_measurements(measured)
+                    done.append(name)
     if len(runs) > 1:
         compare(runs, failures)
     if failures.codes:

@@ -33,10 +33,7 @@ from .trained import measure_part as measure_part
 PARTS: dict[str, Part[Any]] = {
     "scores": SCORES,
     "ood": Part(
-        measure_ood,
-        "known against unknown classes: KL and AUROC (KerDEQ, Table 3)",
-        usual=True,
-        estimate=estimate_ood,
+        measure_ood, "known against unknown classes: KL and AUROC (KerDEQ, Table 3)", usual=True, estimate=estimate_ood
     ),
     "behaviour": Part(
         measure_behaviour,
@@ -54,11 +51,7 @@ PARTS: dict[str, Part[Any]] = {
         draw=draw_saliency,
         estimate=estimate_saliency,
     ),
-    "attack": Part(
-        measure_attack,
-        "accuracy under PGD, and whether its gradient is masked",
-        estimate=estimate_attack,
-    ),
+    "attack": Part(measure_attack, "accuracy under PGD, and whether its gradient is masked", estimate=estimate_attack),
     "certificates": Part(
         measure_certificates,
         "predictions that provably do not change within a distance",

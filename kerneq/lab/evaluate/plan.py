@@ -3,6 +3,7 @@
 import dataclasses
 import time
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import final
 
@@ -33,22 +34,22 @@ class PlannedPart:
     left_out: str = ""
 
 
-def make_plan(trained: TrainedRun, parts: dict[str, Part], skip: bool) -> list[PlannedPart]:
-    """Plan the parts of an evaluation; `skip` leaves out what was measured by this version on the same weights."""
-    pace = measure_pace(trained)
-    steps = []
+def make_plan(trained: TrainedRun, parts: Mapping[str, Part]) -> list[PlannedPart]:
+    """Plan the parts of an evaluation, without those that this version has measured on the same weights."""
+    plan: list[PlannedPart] = []
+    pace: tuple[float, float] | None = None
     for name, part in parts.items():
-        if skip and is_measured(trained, name):
-            steps.append(PlannedPart(name, None, f"measured already; again by --part {name}"))
+        if is_measured(trained, name):
+            plan.append(PlannedPart(name, None, f"measured already; again by --part {name}"))
             continue
         try:
             work = part.estimate(trained) if part.estimate is not None else None
         except NotApplicableError as error:
-            steps.append(PlannedPart(name, None, str(error)))
+            plan.append(PlannedPart(name, None, str(error)))
             continue
-        seconds = None if work is None else work.passes * pace[0] + work.gradients * pace[1]
-        steps.append(PlannedPart(name, seconds))
-    return steps
+        pace = pace or measure_pace(trained)
+        plan.append(PlannedPart(name, None if work is None else work.passes * pace[0] + work.gradients * pace[1]))
+    return plan
 
 
 def is_measured(trained: TrainedRun, name: str) -> bool:

@@ -150,7 +150,7 @@ def score_held_out(trained: TrainedRun) -> tuple[tuple[Tensor, Tensor] | None, s
     if held_out is None:
         return None, "the run trained on every image and held none out to fit a temperature on"
     if len(held_out) < FEWEST:
-        return None, f"the run held {len(held_out)} images out: to fit a temperature it takes {FEWEST}"
+        return None, f"not fitted, and no threshold chosen: {len(held_out)} held-out images, of {FEWEST} at least"
     return (score(trained, held_out)[1], held_out.labels), None
 
 

@@ -282,8 +282,13 @@ def test_a_plan_comes_first_and_what_is_measured_or_does_not_apply_is_left_out(k
 
     (run.path / "evaluation.json").unlink()
     monkeypatch.setitem(PARTS, "behaviour", dataclasses.replace(PARTS["behaviour"], measure=interrupt))
-    code, _, err = kerneq("evaluate", run.path, "--part", "scores", "--part", "behaviour")
-    assert code == 130 and f"Interrupted while it measured behaviour. Written: scores in {run.path}." in err
+    other = shutil.copytree(run.path, tmp_path / "run2")
+    code, out, err = kerneq("evaluate", run.path, other, "--part", "scores", "--part", "behaviour")
+    assert (
+        code == 130
+        and "run2" not in out
+        and f"Interrupted while it measured behaviour. Written: scores in {run.path}." in err
+    )
 
 
 def test_a_run_is_evaluated_from_python(runs, tmp_path):
@@ -309,4 +314,7 @@ def test_a_threshold_and_a_temperature_are_chosen_on_the_held_out_images_and_not
     monkeypatch.setattr(scores, "FEWEST", 145)
     few = measure_scores(trained)
     assert few.threshold is None and few.scaled is None
-    assert dict(few.summary())["temperature"] == "the run held 144 images out: to fit a temperature it takes 145"
+    assert (
+        dict(few.summary())["temperature"]
+        == "not fitted, and no threshold chosen: 144 held-out images, of 145 at least"
+    )

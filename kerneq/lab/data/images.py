@@ -55,10 +55,12 @@ class ImageFiles:
         return ImageFiles(tuple(self.paths[i] for i in index.tolist()), self.size)
 
     def decode_ahead(self, requests: list[Request], workers: int | None = None) -> Iterator[Tensor]:
-        """The pixels of each request, in order, by so many processes (by default eight, if there are as many cores).
+        """The pixels of each request, in order, by so many processes.
 
-        Decoded in this process where `workers` is 0."""
-        for batch in self._load(requests, self._decode_request, min(8, _count_cores()) if workers is None else workers):
+        By default eight, if there are as many cores and enough files. Decoded in this process where `workers` is 0."""
+        if workers is None:
+            workers = min(8, _count_cores(), sum(len(index) for index, _ in requests) // CHUNK)
+        for batch in self._load(requests, self._decode_request, workers):
             if isinstance(batch, str):
                 raise DataError(batch)
             yield torch.from_numpy(batch)

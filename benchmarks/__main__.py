@@ -22,6 +22,7 @@ from .measure import Setup
 from .models import bench_inference, bench_train
 from .own import bench_own
 from .page import write_page
+from .resolvent import bench_resolvent
 from .results import BenchmarkError, Result, save
 from .scaling import bench_scaling
 from .solvers import bench_solvers
@@ -39,6 +40,7 @@ BENCHMARKS: dict[str, Callable[[Setup], Iterator[Result]]] = {
     "calls": bench_calls,
     "own": bench_own,
     "kglm": bench_kglm,
+    "resolvent": bench_resolvent,
 }
 
 

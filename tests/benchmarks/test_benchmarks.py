@@ -20,6 +20,7 @@ from benchmarks.measure import (
     measure_peak_memory,
 )
 from benchmarks.problems import conv, dense
+from benchmarks.resolvent import count_evaluations
 from benchmarks.results import Result, format_cell, save
 from benchmarks.scaling import _add_growth, _layer, count_flops
 from benchmarks.solvers import OURS, find_fewest_steps, measure_residual, solve_fixed
@@ -209,3 +210,14 @@ def test_only_a_run_told_to_record_replaces_a_tracked_result(tmp_path, monkeypat
 def test_a_wrong_request_ends_in_one_sentence(arguments, sentence):
     with pytest.raises(SystemExit, match=sentence):
         command_line.main(arguments)
+
+
+def test_evaluations_of_a_resolvent_are_the_fewest_that_reach_the_error():
+    torch.manual_seed(0)
+    cell = kerneq.cells.DenseCell(kerneq.kernels.Squared(), inputs=6, state=9, features=6, inject=torch.nn.Identity())
+    layer, a = kerneq.Resolvent(cell, tol=1e-6).eval(), torch.randn(4, 6)
+    exact = layer(a)
+    steps = count_evaluations(layer, kerneq.solvers.Proximal(memory=0), a, exact)
+    assert steps is not None and 1 < steps < 20 and layer.equilibrium.max_steps == 50
+    fewer = kerneq.Resolvent(cell, solver=kerneq.solvers.Proximal(memory=0), max_steps=steps - 1, check_every=steps)
+    assert ((fewer.eval()(a) - exact).norm(dim=1) > 1e-3 * a.norm(dim=1)).any()

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import kerneq as kq
-from kerneq.maps import AbstractMap
+from kerneq.maps import AbstractMap, Point
 from kerneq.solvers.base import AbstractSpace, Evaluation
-from kerneq.solvers.proximal import ProximalSpace
 
 from .measure import Setup
 from .results import Result
@@ -33,14 +32,32 @@ class Before:
 
 @final
 @dataclasses.dataclass(frozen=True)
+class ShortSteps(AbstractSpace):
+    """Iterates z ↦ prox_{αφ}((1 − α) z + α d(z)), α = 1/(1 + L), the inverse of how steep the gradient of E is."""
+
+    f: kq.cells.Equation
+
+    def evaluate(self, z: Tensor) -> Evaluation:
+        v, image, drive, _ = self.f.evaluate(z, drive=True)
+        assert drive is not None
+        alpha = 1 / (1 + self.f.bound)
+        return Evaluation(z, self.f.prox(torch.lerp(z, drive, alpha), alpha), Point(z, v, image))
+
+    def start(self, z0: Tensor | None) -> Evaluation:
+        return self.evaluate(torch.zeros(self.f.state_shape).to(self.f.binding.a) if z0 is None else z0)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
 class Nesterov(kq.solvers.AbstractSolver[Before]):
-    """Accelerated proximal gradient for a 1-strongly convex E: z ← T(z) + β(T(z) − T of the step before)."""
+    """Accelerated proximal gradient for a 1-strongly convex E: z ← T(z) + β(T(z) − T of the step before), T the step of
+    length 1/(1 + L)."""
 
     lipschitz: float
 
     def space(self, f: AbstractMap) -> AbstractSpace:
         assert isinstance(f, kq.cells.Equation)
-        return ProximalSpace(f, energy=False)
+        return ShortSteps(f)
 
     def init(self, space: AbstractSpace, z0: Tensor) -> Before:
         return Before(z0)

@@ -5,9 +5,10 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from browser import CHROMIUM, Browser
+from explore_browser import CHROMIUM, Browser
 from PIL import Image
 
+import kerneq.lab.explore.server as serving
 from kerneq.lab.explore import export
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="There is no Chromium here (apt-get install chromium).")
@@ -117,9 +118,20 @@ def test_a_dropped_picture_is_solved_and_a_broken_one_gets_a_sentence(page, tmp_
         page.choose("#file", file)
         page.wait(f"!running && $('problem').textContent.includes({json.dumps(words)})")
         assert page.run("$('problem').hidden") is False and page.run("$('problem').getAttribute('role')") == "alert"
+    assert page.run("content && content.name") == "good.png", "what is shown is what later settings are about"
     page.run("document.querySelector('#thumbs input').click()")
-    page.wait(f"{SOLVED} && $('problem').hidden")
+    page.wait(f"{SOLVED} && $('problem').hidden && document.querySelector('#thumbs :checked').value === '0'")
     page.events[:] = [event for event in page.events if "status of 400" not in json.dumps(event)]  # the broken one's
+
+
+def test_a_first_solve_that_fails_leaves_a_page_that_goes_on(browser, server, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(serving, "watch", lambda *arguments: 1 / 0)
+        browser.open(server.url)
+        browser.wait("!running && $('problem').textContent.includes('its terminal says why')")
+    assert not browser.run("$('results').checkVisibility() || $('first').checkVisibility()")
+    browser.run("document.querySelectorAll('#thumbs input')[1].click()")
+    browser.wait(f"{SOLVED} && $('results').checkVisibility() && $('problem').hidden")
 
 
 def test_a_prediction_is_certified_when_asked_for(page):

@@ -51,7 +51,7 @@ def train(holes: bool, steps: int, shown: dict[str, Tensor], Layer=kq.Equilibriu
     layer = Layer(Restore(), max_steps=100, gradient=kq.gradients.Implicit(tol=1e-3))
     optimizer = torch.optim.Adam(layer.parameters(), lr=1e-3)
     for step in range(steps + 1):
-        x = cut("china.jpg", 16) if step < steps else cut("flower.jpg", 64)
+        x = cut("china.jpg", 16) if step < steps else cut("flower.jpg", 32)
         mask = (torch.rand_like(x) < 0.5).float() if holes else None
         y = blur(x) + 0.01 * torch.randn_like(x) if mask is None else mask * x
         found = layer.train(step < steps)(y, mask).value

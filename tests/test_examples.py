@@ -1,5 +1,6 @@
 """Every example runs as people run it, says what it should, stays short and leaves nothing behind."""
 
+import importlib
 import re
 import runpy
 import sys
@@ -108,10 +109,20 @@ def test_counts_are_fitted_at_scale_with_their_exposure(run):
 SHOWCASES = {
     "text_transformer": ("--length", "12", "--steps", "3"),
     "graph_chains": ("--length", "4", "--steps", "10"),
-    "implicit_picture": ("--size", "12", "--steps", "5"),
+    "implicit_picture": ("--size", "8", "--steps", "4"),
     "flow_two_states": ("--side", "12", "--steps", "2"),
-    "restore_pictures": ("--holes", "--steps", "2"),
+    "restore_pictures": ("--holes", "--steps", "1"),
 }
+
+
+@pytest.fixture
+def in_short(monkeypatch):
+    """The table of a showcase without a search for torchdeq's tolerance, with one timing, without a profile."""
+    pytest.importorskip("torchdeq")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    shared = importlib.import_module("beside_torchdeq")
+    for name, value in (("LOOSER", (1.0,)), ("TIMES", 1), ("peak", lambda call: 0.0)):
+        monkeypatch.setattr(shared, name, value)
 
 
 def read_table(printed: str) -> dict[str, float]:
@@ -123,15 +134,13 @@ def read_table(printed: str) -> dict[str, float]:
 
 @pytest.mark.filterwarnings("ignore:.*torch.nn.utils.weight_norm.*", "ignore:.*os.fork.*")
 @pytest.mark.parametrize("name", SHOWCASES)
-def test_a_showcase_trains_and_stands_beside_torchdeq(name, run):
-    pytest.importorskip("torchdeq")
+def test_a_showcase_trains_and_stands_beside_torchdeq(name, run, in_short):
     residuals = read_table(run(name, *SHOWCASES[name], leaves=[f"{name}.png"]))
     assert list(residuals.values())[0] <= 1e-3
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.nn.utils.weight_norm.*", "ignore:.*os.fork.*")
-def test_long_strings_get_more_steps_than_short_ones_and_come_out_right(run):
-    pytest.importorskip("torchdeq")
+def test_long_strings_get_more_steps_than_short_ones_and_come_out_right(run, in_short):
     printed = run("prefix_sums", "--length", "5", "--steps", "120", leaves=["prefix_sums.png"])
     few, full = (int(share) for share in re.findall(r"^(?:.*batch: )?(\d+)% (?:right )?with", printed, re.MULTILINE))
     assert few < 60 and full > few + 20

@@ -183,6 +183,7 @@ def _describe_layer(layer: Equilibrium, f: AbstractMap, solution: Solution, stat
         "converged": bool(solution.converged.all()),
         "status": solution.status.name.lower().replace("_", " "),
         "residual": trace.residual[:, 0].tolist(),
+        "reached": float(solution.residual),  # by the state that the layer gives: the best one, where steps ran out
         "energy": None if trace.energy is None else trace.energy[:, 0].tolist(),
         "error": None if bound is None else float(bound),
         "maps": {title: encode(each) for title, each in maps.items()},

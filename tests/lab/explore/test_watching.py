@@ -50,6 +50,7 @@ def test_curves_maps_and_classes_are_those_of_the_states_that_the_library_finds(
     for layer, told in zip(layers_of(run.model), found["layers"], strict=True):
         f, z = equations[layer]
         assert told["converged"] and told["residual"][-1] <= 1e-4 < told["residual"][-2]
+        assert told["reached"] == told["residual"][-1]
         assert told["energy"][-1] == pytest.approx(float(f.energy(z)), rel=1e-5)
         assert told["L"] == pytest.approx(float(f.bound)) and told["gamma"] == pytest.approx(float(f.binding.gamma))
         mean = decoded(told["maps"]["mean of 32 channels"])

@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Half of the tests, by the time they take; the other half is all that is not here.
 HALF := tests/benchmarks tests/lab tests/models
 
-.PHONY: install test half rest demo lint results clean
+.PHONY: install test half rest demo lint docs results clean
 
 install: .venv/installed
 
@@ -13,7 +13,7 @@ install: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet "$(TORCH)"
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev,docs]"
 	touch $@
 
 test: install
@@ -34,10 +34,14 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# The documentation site, in build/docs: open index.html. A warning is an error.
+docs: install
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -d build/doctrees docs build/docs
+
 # docs/results.md, its other pages and the accuracies of `kerneq models`, from the records of runs in this repository.
 results: install
 	rm -rf docs/results-pages
 	$(BIN)/python -m records
 
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build docs/gallery *.egg-info .mypy_cache .pytest_cache .ruff_cache

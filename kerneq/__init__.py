@@ -31,6 +31,7 @@ if _typing.TYPE_CHECKING:
     from .equilibrium import fixed_point as fixed_point
     from .equilibrium import solving as solving
     from .lab import data as data
+    from .lab import plot as plot
     from .lab import verify as theory  # noqa: F401
     from .lab.evaluate import evaluate as evaluate
     from .lab.prediction import predict as predict
@@ -72,6 +73,7 @@ _HOME = {
     "load": "loading:load",
     "maps": "maps",
     "models": "models",
+    "plot": "lab.plot",
     "predict": "lab.prediction:predict",
     "prox": "prox",
     "sklearn": "sklearn",

@@ -149,6 +149,38 @@ class Solution:
 
     __repr__ = __str__  # the numbers of a batch of pictures would fill the screen
 
+    def _repr_html_(self) -> str:
+        """The outcome for a notebook: how many samples ended how, and a histogram of their residuals."""
+        rows = [(status, int((self.codes == status.code).sum())) for status in Status]
+        cells = "".join(f"<tr><td>{count}</td><td>{status.value}</td></tr>" for status, count in rows if count)
+        head = f"<tr><th>samples</th><th>of {self.codes.numel()}, tol={self.tol:g}</th></tr>"
+        return f"<div><table>{head}{cells}</table>{_draw_residuals(self.residual, self.converged)}</div>"
+
+
+def _draw_residuals(residual: Tensor, converged: Tensor) -> str:
+    """Return a histogram of the finite residuals as SVG: a bar for each decade, samples that failed in orange."""
+    finite = residual.isfinite()
+    decades = residual[finite].detach().double().clamp_min(1e-16).log10().floor().long().cpu()
+    if not len(decades):
+        return ""
+    low, high = int(decades.min()), int(decades.max())
+    good = torch.bincount((decades - low)[converged[finite].cpu()], minlength=high - low + 1).tolist()
+    bars = []
+    for place, (count, reached) in enumerate(zip(torch.bincount(decades - low).tolist(), good, strict=True)):
+        left, middle, unit = 48 * place + 4, 48 * place + 24, 60 / len(decades)
+        tall, blue = unit * count, unit * reached
+        bars.append(
+            f'<rect x="{left}" y="{76 - tall:.1f}" width="40" height="{tall - blue:.1f}" fill="#D55E00"/>'
+            f'<rect x="{left}" y="{76 - blue:.1f}" width="40" height="{blue:.1f}" fill="#0072B2"/>'
+            f'<text x="{middle}" y="{72 - tall:.1f}">{count or ""}</text>'
+            f'<text x="{middle}" y="92">1e{low + place}</text>'
+        )
+    width, said = 48 * len(bars), f"Histogram of the residuals, from 1e{low} to 1e{high + 1}"
+    return (
+        f'<svg role="img" aria-label="{said}" width="{width}" height="98" viewBox="0 0 {width} 98" '
+        f'font-size="11" text-anchor="middle" fill="currentColor"><title>{said}</title>{"".join(bars)}</svg>'
+    )
+
 
 @dataclasses.dataclass(frozen=True)
 class Trace:

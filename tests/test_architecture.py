@@ -41,6 +41,7 @@ LAYERS = [
     "certificates",
     "loading",
     "lab.console",
+    "lab.plot",
     "lab.data",
     "lab.run",
     "lab.glossary",

@@ -2,40 +2,64 @@
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, median
+from types import ModuleType
 
+import matplotlib.pyplot
 import pytest
 import torch
+import typer
 
+import kerneq
+from kerneq.lab.cli.app import app
 from kerneq.lab.run import Run
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
-WITH_CODE = [
-    "README.md",
-    "docs/theory.md",
-    "docs/certificates.md",
-    "docs/kglm/index.md",
-    "docs/kglm/scale.md",
-    "docs/migration.md",
-    "docs/own-models.md",
-]
+WITH_CODE = [page for page in PAGES if "```python\n" in page.read_text(encoding="utf-8")]
 
 
 def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", WITH_CODE)
-def test_the_code_of_a_page_runs_from_its_first_block_to_its_last(page):
+@pytest.mark.parametrize("page", WITH_CODE, ids=named)
+def test_the_code_of_a_page_runs_from_its_first_block_to_its_last(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     space: dict[str, object] = {}
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, page, "exec"), space)
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        exec(compile(block, named(page), "exec"), space)
+    matplotlib.pyplot.close("all")
+
+
+def test_the_commands_of_the_pages_exist_with_their_options():
+    program, checked = typer.main.get_command(app), 0
+    for page in PAGES:
+        for line in re.findall(r"^(?:\$ |    )(?:torchrun .* -m )?kerneq (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+            name, *arguments = shlex.split(line, comments=True)
+            if name.startswith("-"):
+                continue
+            command = program.commands[name]
+            known = {option for parameter in command.params for option in parameter.opts}
+            wanted = {word for word in arguments if word.startswith("--")}
+            assert wanted <= known, f"{named(page)}: kerneq {line}"
+            checked += 1
+    assert checked > 20
+
+
+def test_every_public_name_is_in_the_reference():
+    pages = [page.read_text(encoding="utf-8") for page in ROOT.glob("docs/reference/*.md")]
+    text = "\n".join(pages)
+    for name in kerneq.__all__:
+        value = getattr(kerneq, name)
+        if isinstance(value, ModuleType):
+            assert f".. automodule:: {value.__name__}\n   :members:" in text, name
+        else:
+            assert re.search(rf"^\.\. auto\w+:: {name}$", text, re.MULTILINE), name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

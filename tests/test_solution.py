@@ -2,6 +2,7 @@
 
 import dataclasses
 import pickle
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -94,3 +95,20 @@ def test_the_residual_is_measured_in_float32_at_least():
     for dtype, measured in ((torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64,) * 2):
         s = kerneq.solve(torch.cos, torch.zeros(1, 4, dtype=dtype), Picard(), tol=1e-1)
         assert s.residual.dtype == measured and s.value.dtype == dtype
+
+
+def test_a_notebook_shows_how_many_samples_ended_how_and_their_residuals():
+    codes = [Status.CONVERGED.code, Status.CONVERGED.code, Status.MAX_STEPS.code, Status.NONFINITE.code]
+    residual = torch.tensor([2e-4, 0.0, 5e-3, torch.nan], requires_grad=True)
+    shown = Solution(torch.zeros(4), residual, torch.ones(4), torch.tensor(codes), tol=1e-3)._repr_html_()
+    page = ElementTree.fromstring(shown)  # well-formed
+    assert [row[0].text for row in page.iter("tr")] == ["samples", "2", "1", "1"]
+    texts = [text.text for text in page.iter("text")]
+    assert texts[:2] == ["1", "1e-16"] and texts[-4:] == ["1", "1e-4", "1", "1e-3"]
+    heights = {bar.get("fill"): float(bar.get("height")) for bar in [*page.iter("rect")][-2:]}
+    assert heights == {"#D55E00": 20.0, "#0072B2": 0.0}  # one of three finite residuals, and above the tolerance
+
+
+def test_a_notebook_shows_a_solve_without_a_finite_residual():
+    lost = Solution(torch.zeros(1), torch.tensor([torch.inf]), torch.ones(1), torch.tensor([4]), tol=1e-3)
+    assert "svg" not in lost._repr_html_()

@@ -1,0 +1,65 @@
+"""The gallery: copies of examples/ with titles that Sphinx accepts, run in reduced size, and their pictures."""
+
+import ast
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from sphinx_gallery.scrapers import figure_rst
+
+from docs import docstrings
+
+ROOT = Path(__file__).parent.parent
+COPIES = ROOT / "build" / "examples"
+
+# Arguments that keep each run within seconds; an example that is not named here runs as it is.
+ARGUMENTS = {
+    "layer_in_your_network": ["--epochs", "5"],
+    "lightning_module": ["--epochs", "2"],
+    "own_pictures": ["--count", "30", "--epochs", "4"],
+    "see_an_equilibrium": ["--steps", "8"],
+}
+
+
+def copy_examples() -> None:
+    """Write the examples into build/examples: the first sentence becomes the title of the page."""
+    shutil.rmtree(COPIES, ignore_errors=True)
+    COPIES.mkdir(parents=True)
+    for file in sorted((ROOT / "examples").iterdir()):
+        if file.suffix == ".py":
+            (COPIES / file.name).write_text(retitle(file.read_text(encoding="utf-8"), file.stem), encoding="utf-8")
+        elif file.is_file():
+            shutil.copy(file, COPIES)
+
+
+def retitle(source: str, name: str) -> str:
+    """Return the source of an example with its docstring as reStructuredText."""
+    docstring = ast.get_docstring(ast.parse(source)) or name
+    title = re.split(r": |, |\.(?:\s|$)", docstring, maxsplit=1)[0]
+    said = [f"Run here with ``{' '.join(ARGUMENTS[name])}``, to take seconds."] if name in ARGUMENTS else []
+    text = "\n\n".join([f"{title}\n{'=' * len(title)}", *docstrings.convert(docstring), *said])
+    return f'r"""\n{text}\n"""\n' + source.split('"""', 2)[2]
+
+
+def arguments_of(gallery: dict[str, Any], script: dict[str, Any]) -> list[str]:
+    """Return the arguments with which an example is run."""
+    return ARGUMENTS.get(Path(script["src_file"]).stem, [])
+
+
+def reset_torch(gallery: dict[str, Any], name: str) -> None:
+    """Undo what an example may have set for its process."""
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
+
+
+def take_pictures(block: Any, variables: dict[str, Any], gallery: dict[str, Any]) -> str:
+    """Move the pictures that an example wrote into the gallery, and return the text that shows them."""
+    written = sorted(path for path in COPIES.iterdir() if path.suffix in (".png", ".gif", ".svg"))
+    paths = variables["image_path_iterator"]
+    kept = []
+    for file, target in zip(written, paths, strict=False):
+        kept.append(str(Path(target).with_suffix(file.suffix)))
+        shutil.move(file, kept[-1])
+    return figure_rst(kept, gallery["src_dir"])

@@ -3,6 +3,8 @@
 import json
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, median
@@ -39,7 +41,9 @@ def test_the_code_of_a_page_runs_from_its_first_block_to_its_last(page, tmp_path
 def test_the_commands_of_the_pages_exist_with_their_options():
     program, checked = typer.main.get_command(app), 0
     for page in PAGES:
-        for line in re.findall(r"^(?:\$ |    )(?:torchrun .* -m )?kerneq (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+        for line in re.findall(
+            r"^(?:\$ |    )(?:torchrun .* -m )?kerneq (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE
+        ):
             name, *arguments = shlex.split(line, comments=True)
             if name.startswith("-"):
                 continue
@@ -49,6 +53,13 @@ def test_the_commands_of_the_pages_exist_with_their_options():
             assert wanted <= known, f"{named(page)}: kerneq {line}"
             checked += 1
     assert checked > 20
+
+
+def test_words_are_spelt_as_a_list_of_common_mistakes_has_them():
+    pytest.importorskip("codespell_lib")
+    places = [*ROOT.glob("*.md"), *(ROOT / name for name in ("docs", "kerneq", "examples", "benchmarks", "records"))]
+    found = subprocess.run([sys.executable, "-m", "codespell_lib", *places], cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout
 
 
 def test_every_public_name_is_in_the_reference():

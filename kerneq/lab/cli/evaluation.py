@@ -81,7 +81,8 @@ def show_plan(run: "Run", plan: "Sequence[PlannedPart]") -> None:
     total = sum(step.seconds or 0.0 for step in plan)
     count = sum(not step.left_out for step in plan)
     if count:
-        say(f"{run.path}: {count} parts, {describe_seconds(total)} in all; Ctrl-C keeps those that are done", "bold")
+        parts = "1 part" if count == 1 else f"{count} parts"
+        say(f"{run.path}: {parts}, {describe_seconds(total)} in all; Ctrl-C keeps those that are done", "bold")
     else:
         say(f"{run.path}: nothing is left to measure", "bold")
     show_table(plan_table(plan))

@@ -158,7 +158,7 @@ class Run:
         return self.part("scores")
 
     def part(self, name: str) -> dict[str, Any]:
-        """A part of the evaluation by its name in `kerneq.evaluate.PARTS`; empty if it was not measured.
+        """A part of the evaluation by its name in `kerneq.lab.evaluate.PARTS`; empty if it was not measured.
 
         What was measured before the training went on and changed the weights is not counted, and a warning says so.
         """

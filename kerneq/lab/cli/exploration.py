@@ -43,6 +43,6 @@ def explore(
                 say(f"{trained.run.name} at {server.url} (Ctrl-C ends it)")
                 if browser:
                     threading.Thread(target=webbrowser.open, args=(server.url,), daemon=True).start()  # may wait
-                server.serve_forever()
+                server.run()
         except KeyboardInterrupt:
             say("Closed.")

@@ -2,10 +2,13 @@
 
 import hmac
 import http.server
+import queue
 import re
 import secrets
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from http import HTTPStatus
 from typing import Any, final
 from urllib.parse import parse_qsl
@@ -38,17 +41,31 @@ class RefusedError(Exception):
 
 @final
 class Server(http.server.ThreadingHTTPServer):
-    """Serves the page about a model at `url`, which has a port that was free and the token in it, until closed."""
+    """Serves the page about a model at `url`, which has a port that was free and the token in it."""
 
-    daemon_threads = True  # Ctrl-C does not wait for a computation
+    daemon_threads = True
 
     def __init__(self, trained: TrainedRun):
         self.trained, self.pictures = trained, list_pictures(trained)
         offered = [{"title": title, "picture": address(pixels)} for title, pixels in self.pictures]
         self.page = {"model": describe_model(trained), "pictures": offered, "largest": LARGEST}
         self.token, self.computing = secrets.token_urlsafe(), threading.Lock()
+        self.tasks: queue.Queue[tuple[Callable[[], Any], Future[Any]] | None] = queue.Queue()
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_port}/{self.token}/"
+
+    def run(self) -> None:
+        """Serve until Ctrl-C, or None among the tasks; they run in this thread, where Ctrl-C reaches a computation."""
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        try:
+            while (entry := self.tasks.get()) is not None:
+                task, answer = entry
+                try:
+                    answer.set_result(task())
+                except Exception as error:  # the thread that waits for it raises it
+                    answer.set_exception(error)
+        finally:
+            self.shutdown()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a browser that went away; anything else is a bug, of which the terminal has the traceback."""
@@ -65,12 +82,17 @@ class Server(http.server.ThreadingHTTPServer):
         if not self.computing.acquire(blocking=False):
             raise RefusedError(HTTPStatus.CONFLICT, "Another computation is running, and there is one at a time: wait.")
         try:
-            pixels = self.pictures[int(chosen)][1] if chosen else read_pixels(self.trained, content)
-            if task == "certify":
-                return {"certificate": certify_pictures(self.trained, [pixels], controls.width)[0]}
-            return watch(self.trained, pixels, controls) | {"picture": address(pixels)}
+            answer: Future[dict[str, Any]] = Future()
+            self.tasks.put((lambda: self._perform(task, controls, chosen, content), answer))
+            return answer.result()
         finally:
             self.computing.release()
+
+    def _perform(self, task: str, controls: Controls, chosen: str, content: bytes) -> dict[str, Any]:
+        pixels = self.pictures[int(chosen)][1] if chosen else read_pixels(self.trained, content)
+        if task == "certify":
+            return {"certificate": certify_pictures(self.trained, [pixels], controls.width)[0]}
+        return watch(self.trained, pixels, controls) | {"picture": address(pixels)}
 
 
 @final

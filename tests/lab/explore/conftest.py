@@ -20,8 +20,8 @@ def run(tmp_path_factory) -> TrainedRun:
 @pytest.fixture
 def server(run) -> Iterator[Server]:
     with Server(run) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread = threading.Thread(target=server.run)
         thread.start()
         yield server
-        server.shutdown()
+        server.tasks.put(None)
         thread.join()

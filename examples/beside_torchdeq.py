@@ -88,6 +88,9 @@ class Torchdeq(nn.Module):
         if z0 is None:
             z0 = torch.zeros_like(inputs[0]) if self.init is None else self.init(*inputs)
         with parametrize.cached():  # normalised weights once a solve, as torchdeq's own `apply_norm` has them
+            for module in self.modules():
+                if parametrize.is_parametrized(module):
+                    [getattr(module, name) for name in module.parametrizations]  # here, with their graph
             if not self.batched:
                 values, info = self.deq(lambda z: f(z[0], *inputs)[None], z0[None])
                 return Found(values[-1][0], info["nstep"])

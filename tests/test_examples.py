@@ -11,6 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
+import kerneq
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -123,6 +125,25 @@ def in_short(monkeypatch):
     shared = importlib.import_module("beside_torchdeq")
     for name, value in (("LOOSER", (1.0,)), ("TIMES", 1), ("peak", lambda call: 0.0)):
         monkeypatch.setattr(shared, name, value)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_the_layer_by_torchdeq_has_the_value_and_the_gradients_of_ours(batched, in_short):
+    """Else the comparison is not fair: normalised weights, too, must be learnt there."""
+    shared = importlib.import_module("beside_torchdeq")
+    torch.manual_seed(0)
+    linear = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(4, 4)).eval()
+    block = torch.nn.ModuleList([linear])
+    block.forward = lambda z, x: torch.tanh(0.7 * linear(z) + x)
+    rule = kerneq.gradients.Implicit(tol=1e-6)
+    ours = kerneq.Equilibrium(block, batched=batched, tol=1e-6, gradient=rule)
+    x, found = torch.randn(5, 4), []
+    for layer in (ours, *(shared.like(ours, method, 1.0) for method in shared.SOLVERS)):
+        value = layer(x).value
+        found.append([value, *torch.autograd.grad(value.square().sum(), list(block.parameters()))])
+        assert all(g.abs().max() > 0 for g in found[-1])
+    for theirs in found[1:]:
+        torch.testing.assert_close(theirs, found[0], rtol=1e-3, atol=1e-4)
 
 
 def read_table(printed: str) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """The defects of torchdeq 0.1.0 that its own runs showed: each is shown there where that is cheap, and absent here.
 
-Numbers 1 to 9 are those of our survey; the tenth is that a sample's answer depends on its batch mates. Then come the
-threads of torchdeq, deq, mdeq and their relatives that a library can answer, each with its link.
+Numbers 1 to 9 are those of our survey; the tenth is that a sample's answer depends on its batch mates, the eleventh
+that the gradient depends on the unit of the loss. Then come the threads of torchdeq, deq, mdeq and their relatives that
+a library can answer, each with its link; and what the page on migration says.
 """
 
 import argparse
@@ -187,6 +188,23 @@ def test_10_a_sample_neither_waits_for_nor_depends_on_its_batch_mates():
         assert torch.equal(ours.value[i : i + 1], single.value) and ours.steps[i] == single.steps[0]
     idle = sum(f.seen) - int(ours.steps.sum())
     assert idle < 0.25 * sum(f.seen)
+
+
+def test_11_the_gradient_does_not_depend_on_the_unit_of_the_loss():
+    """There the ridge of Anderson is absolute: with a small loss, a mean over many numbers, it is a plain iteration."""
+    A, b, _ = affine()
+    A.requires_grad_()
+    limits = {"f_max_iter": 300, "f_tol": 1e-9, "b_max_iter": 300, "b_tol": 1e-6, "b_stop_mode": "rel"}
+    deq = torchdeq.get_deq(f_solver="anderson", b_solver="anderson", ift=True, **limits).train()
+    theirs, ours = [], []
+    for unit in (1.0, 1e-6):
+        z, _ = deq(lambda z: z @ A.mT + b, torch.zeros_like(b), backward_writer=theirs.append)
+        (unit * z[-1]).sum().backward()
+        s = kerneq.fixed_point(lambda z: z @ A.mT + b, torch.zeros_like(b), tol=1e-9, gradient=Implicit(tol=1e-6))
+        (unit * s.value).sum().backward()
+        ours += s.backward
+    assert theirs[1]["nstep"].max() > 1.5 * theirs[0]["nstep"].max()
+    assert torch.equal(ours[0].steps, ours[1].steps) and ours[1].converged.all()
 
 
 # What people ask in the threads

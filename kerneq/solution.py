@@ -105,7 +105,7 @@ class Solution:
     steps: Tensor  # evaluations of f this sample took
     codes: Tensor  # `Status.code` of each sample
     tol: float
-    error_bound: Tensor | None = None  # ‖value − z*‖ is at most this where E is strongly convex, but for rounding
+    error_bound: Tensor | None = None  # ‖value − z*‖ is at most this, but for rounding; ∞ if μ may be ≤ 0, in train()
     backward: "list[Solution] | None" = None  # the outcome of every backward solve so far, without its value
     trace: "Trace | None" = None  # what happened on the way, where it was asked for
 

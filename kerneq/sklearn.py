@@ -139,8 +139,11 @@ class AbstractKernelGLM(BaseEstimator, abc.ABC):
         if not isinstance(kernel, SquaredExponential | Matern):
             raise ValueError('"auto" knows the kernels "rbf" and "matern…": give others a number, or search a grid.')
         generator = torch.Generator().manual_seed(int(check_random_state(self.random_state).randint(2**31 - 1)))
-        rows = torch.randperm(len(X), generator=generator)[:ROWS]
         known = family.for_targets(y)
+        count = (
+            ROWS if not known.vector else int(ROWS / 2 / known.statistic(y[:1]).shape[1] ** (1 / 3))
+        )  # K + 1 factors a step
+        rows = torch.randperm(len(X), generator=generator)[:count]
         columns = (slice(None), None) if known.vector else (slice(None),)
         offset = torch.full((len(rows),), mean, dtype=X.dtype)
         choice = maximise_evidence(
@@ -218,7 +221,8 @@ class KernelGLMClassifier(AbstractClassifier, AbstractKernelGLM):
     lengthscale : the length ℓ of a kernel given by name. None is √(d·Var X), or chosen with `lam="auto"`; "auto" is
         chosen by the marginal likelihood.
     lam : λ > 0, the weight of ‖f‖²/2 in the kernel's norm; larger is smoother. "auto" maximises the marginal
-        likelihood (Laplace's approximation) of at most 1 000 random samples, with ℓ unless that is given.
+        likelihood (Laplace's approximation), over ℓ too unless that is given, of at most 1 000 random samples (of
+        three classes 346, of ten 232).
     centres : None fits exactly, with n × n numbers. A number m (or centres (m, d)) is for large n: Nyström's
         approximation with m centres, n × m numbers.
     class_weight : None, "balanced" or {class: weight}; multiplies `sample_weight`.

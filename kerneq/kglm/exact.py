@@ -19,6 +19,7 @@ from torch import Tensor
 from ..tensors import per_sample, per_sample_norm
 from .families import FLAT, AbstractFamily, Prior
 
+STALE = 1e-3  # while no weight has moved by more than this share the last factor serves: it gains three digits a step
 ACCURATE = 5e-2, 1e-4  # errors of η and of the mean above these shares of the largest, or of 1, are warned of
 
 
@@ -123,9 +124,10 @@ def _vector_factors(problem: Problem, eta: Tensor) -> tuple[list[Tensor], list[T
         raise ValueError("A Categorical family takes the flat prior factor q only.")
     roots = [s for s in problem.family.mean(eta).clamp(min=1e-30).sqrt().unbind(-1)]
     factors = [scaled_factor(problem.K, s, problem.lam) for s in roots]
-    total = sum(
-        s[:, :, None] * torch.cholesky_inverse(factor) * s[:, None, :] for s, factor in zip(roots, factors, strict=True)
+    halves = (
+        torch.linalg.solve_triangular(L, torch.diag_embed(s), upper=False) for s, L in zip(roots, factors, strict=True)
     )
+    total = sum(half.mT @ half for half in halves)  # a third of the time of `torch.cholesky_inverse`
     return roots, factors, torch.linalg.cholesky(torch.as_tensor(total))
 
 
@@ -198,18 +200,16 @@ def newton(
     residual = problem.residual(alpha, eta)
     scale = per_sample_norm(problem.t).clamp(min=1)
     active = torch.ones_like(scale, dtype=torch.bool)
-    weights: Tensor | None = None
     system: Callable[[Tensor], Tensor] | None = None
+    at = scale  # the weights that the system is of
     for _ in range(max_steps):
         before = per_sample_norm(residual)
         active = active & (before > tol * scale)
         if not bool(active.any()):
             break
-        last, weights = weights, problem.weights(eta)
-        if (
-            system is None or last is None or not torch.equal(weights, last)
-        ):  # those of the Gaussian family are constant
-            system = newton_system(problem, eta, linear_solver)
+        weights = problem.weights(eta)
+        if system is None or not torch.allclose(weights, at, rtol=STALE, atol=0):
+            system, at = newton_system(problem, eta, linear_solver), weights
         alpha, eta, value = _line_search(problem, alpha, eta, history[-1], system(residual), residual, active)
         residual = problem.residual(alpha, eta)
         # a sample whose objective and residual both stand still has reached the floor of its dtype

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Self, final
 
 import torch
-import torch.distributed
 from torch import Tensor
 
 from ..tensors import check_positive
@@ -171,7 +170,7 @@ class KernelGLM:
         Y = outputs.mT.to(design.like.device).double()
         if not bool(Y.isfinite().all()):
             raise ValueError("Targets must be finite: remove the samples with NaN or infinite values.")
-        family = self.family.for_targets(design.sum(Y.max().reshape(1), torch.distributed.ReduceOp.MAX))
+        family = self.family.for_targets(design.largest(Y.max().reshape(1)))
         m = offset_of(design.X, design.like, self.offset_at)
         if weights is not None:
             family = Weighted(family, self._per_sample("weights", weights, n, Y).reshape(n, 1))

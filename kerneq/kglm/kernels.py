@@ -276,4 +276,14 @@ def squared_distance(X: Tensor, X2: Tensor) -> Tensor:
     """Return ‖xᵢ − x2ⱼ‖², symmetric and 0 on the diagonal; `torch.cdist` can be differentiated once only."""
     if needs_graph(X, X2) or is_transformed():
         return (X[:, None] - X2).square().sum(-1)
+    if X.is_cuda and X is not X2:
+        return distance_by_products(X, X2)
     return torch.cdist(X, X2, compute_mode="donot_use_mm_for_euclid_dist").square_()
+
+
+def distance_by_products(X: Tensor, X2: Tensor) -> Tensor:
+    """Return ‖xᵢ − x2ⱼ‖² by a matrix product, the fast way on a GPU, with a rounding of ε times the spread squared."""
+    centre = X2.mean(0)
+    X, X2 = X - centre, X2 - centre
+    squares = X.square().sum(1)[:, None] + X2.square().sum(1)
+    return torch.addmm(squares, X, X2.mT, alpha=-2).clamp_(min=0)

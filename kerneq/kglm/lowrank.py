@@ -125,7 +125,8 @@ class Nystrom(AbstractLowRank):
     def prepare(self, like: Tensor) -> Features:
         assert isinstance(self.centres, Tensor), "`choose` comes first"
         kernel, centres = as_kernel(self.kernel), coordinates(self.centres, like=like).to(like.device)
-        K = kernel(centres.double(), centres.double())
+        wide = centres.double()
+        K = kernel(wide, wide)
         if not bool(K.isfinite().all()):
             raise ValueError("The kernel of the centres is not finite: check the kernel and the coordinates.")
         root, jitter = _inverse_root(K, torch.finfo(like.dtype).eps)
@@ -146,7 +147,8 @@ class Nystrom(AbstractLowRank):
         if self.rule == "kmeans":
             return _cluster(distinct, distinct[order[:m]])
         few = order[:m]  # ridge leverage scores φᵀ(ΦᵀΦ + λI)⁻¹φ, by features of m uniform centres
-        root, _ = _inverse_root(kernel(distinct[few].double(), distinct[few].double()), torch.finfo(sample.dtype).eps)
+        wide = distinct[few].double()
+        root, _ = _inverse_root(kernel(wide, wide), torch.finfo(sample.dtype).eps)
         phi = kernel(distinct, distinct[few]).double() @ root
         gram = n / len(phi) * phi.mT @ phi
         gram.diagonal().add_(lam)

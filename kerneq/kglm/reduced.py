@@ -31,13 +31,13 @@ from .guarantee import check_assumptions
 from .kernels import coordinates
 from .lowrank import AbstractLowRank, Features, Rows, jittered_cholesky
 
-BLOCK = 2**26  # bytes of k(X, C) that are made at once
+BLOCK = 2**26  # bytes of k(X, C) that are made at once on a CPU; eight times more on a GPU
 SAMPLED = 2  # rows per feature of the preconditioner's Hessian
 GRAM = 200  # a Gram matrix of r features costs as much as 2nr/GRAM products with Φ and Φᵀ: it is compute-bound
 STALE = 0.1  # a preconditioner serves as long as the weights have moved by less than this share
 INNER = 0.05  # residual of the inner solve, relative
 INNER_STEPS = 200
-Group = torch.distributed.ProcessGroup
+Group = Any  # a ProcessGroup of `torch.distributed`, which some builds of PyTorch lack
 
 
 def read_rows(X: Rows, rows: slice | Tensor, like: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class Design:
     def __init__(self, features: Features, X: Rows, like: Tensor, memory: int, group: Group | None) -> None:
         self.features, self.X, self.like, self.memory, self.group = features, X, like, memory, group
         row = features.raws * like.element_size()
-        self.rows = max(1, min(BLOCK, memory // 4) // row)
+        self.rows = max(1, min(BLOCK * (8 if like.is_cuda else 1), memory // 4) // row)
         self.keeps = len(X) * row <= memory
         self._kept: list[Tensor] = []
         self.passes = 0
@@ -161,10 +161,16 @@ class Design:
                 total[column] += half.mT @ half
         return self.sum(total)
 
-    def sum(self, t: Tensor, operation: Any = torch.distributed.ReduceOp.SUM) -> Tensor:
-        """Return the sum, or another reduction, over the processes."""
+    def sum(self, t: Tensor) -> Tensor:
+        """Return the sum over the processes."""
         if self.group is not None:
-            torch.distributed.all_reduce(t, operation, group=self.group)
+            torch.distributed.all_reduce(t, group=self.group)
+        return t
+
+    def largest(self, t: Tensor) -> Tensor:
+        """Return the largest over the processes."""
+        if self.group is not None:
+            torch.distributed.all_reduce(t, torch.distributed.ReduceOp.MAX, group=self.group)
         return t
 
 

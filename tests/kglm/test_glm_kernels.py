@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from glm_data import uniform
 from sklearn.gaussian_process import kernels as sk
 
 from kerneq import kglm
@@ -105,3 +106,12 @@ def test_any_function_of_two_sets_of_coordinates_is_a_kernel_and_its_shape_is_ch
 def test_kernel_parameters_out_of_range_are_refused(make):
     with pytest.raises(ValueError, match="must|cannot"):
         make()
+
+
+def test_the_two_ways_to_the_distance_agree():
+    """The second is a GPU's: by a matrix product, after the centre is taken off."""
+    X, X2 = 1000 + uniform(20, 3), 1000 + uniform(7, 3, seed=1)
+    wanted = (X[:, None] - X2).square().sum(-1)
+    torch.testing.assert_close(kernels.squared_distance(X, X2), wanted, rtol=1e-12, atol=0)
+    torch.testing.assert_close(kernels.distance_by_products(X, X2), wanted, rtol=0, atol=1e-12)
+    assert (kernels.distance_by_products(X, X) >= 0).all() and (kernels.squared_distance(X, X).diagonal() == 0).all()

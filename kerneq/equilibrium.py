@@ -16,7 +16,7 @@ from .gradients import AbstractGradient, AbstractSteps, Implicit, Phantom, Shine
 from .gradients.transforms import opaque, solve_opaque
 from .maps import AbstractMap, Function, Point
 from .randomness import warn_of_randomness
-from .solution import Limits, OnFailure, Solution, Status
+from .solution import EquilibriumError, Limits, OnFailure, Solution, Status
 from .solvers import AbstractSolver, Anderson, Proximal
 from .solvers.loops import find_point, map_states, run_untraced
 from .structure import Norm, Packed, Tree, keep_samples, pack_state, unpack_state
@@ -345,7 +345,7 @@ def _explain_start(inferred: bool) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if inferred:
+        if inferred and not isinstance(error, EquilibriumError | Warning):  # those of a solve that ran
             error.add_note("The layer started at zeros like its first input; for another state give `init=` or `z0=`.")
         raise
 

@@ -21,10 +21,11 @@ smartquotes = False  # quotes in formulas and commands stay as they are
 myst_heading_anchors = 3  # links to headings, as on the web
 
 examples.copy_examples()
+examples.export_explorer()
 sphinx_gallery_conf = {
     "examples_dirs": str(examples.COPIES),
     "gallery_dirs": "gallery",
-    "filename_pattern": ".py",  # run all of them
+    "filename_pattern": examples.RUN,
     "ignore_pattern": "beside_torchdeq",  # what the showcases share
     "image_scrapers": ("docs.examples.take_pictures", "matplotlib"),
     "reset_modules": ("matplotlib", "docs.examples.reset_torch"),
@@ -40,6 +41,7 @@ sphinx_gallery_conf = {
 html_theme = "furo"
 html_title = f"kerneq {version}"
 html_static_path = ["_static"]
+html_extra_path = [str(examples.EXTRA)]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
@@ -49,10 +51,11 @@ copybutton_prompt_text = "$ "
 
 autodoc_member_order = "groupwise"
 autodoc_typehints_format = "short"
+autodoc_inherit_docstrings = False  # those of torch and Python say nothing about ours
 autodoc_preserve_defaults = True
 add_module_names = False
 python_display_short_literal_types = True
-python_maximum_signature_line_length = 88
+python_maximum_signature_line_length = 160
 
 
 def describe_commands(app: Sphinx, page: str, source: list[str]) -> None:

@@ -3,6 +3,7 @@
 import ast
 import re
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +11,29 @@ import torch
 from sphinx_gallery.scrapers import figure_rst
 
 from docs import docstrings
+from kerneq.lab import explore
+from kerneq.lab.evaluate import TrainedRun
 
 ROOT = Path(__file__).parent.parent
 COPIES = ROOT / "build" / "examples"
+EXTRA = ROOT / "build" / "extra"
 
 # Arguments that keep each run within seconds; an example that is not named here runs as it is.
 ARGUMENTS = {
     "counts_per_exposure": ["--samples", "5000", "--centres", "100"],
-    "flow_two_states": ["--side", "12", "--steps", "4"],
-    "graph_chains": ["--length", "4", "--steps", "10"],
-    "implicit_picture": ["--size", "16", "--steps", "10"],
     "layer_in_your_network": ["--epochs", "5"],
     "lightning_module": ["--epochs", "2"],
     "own_pictures": ["--count", "30", "--epochs", "4"],
-    "prefix_sums": ["--length", "6", "--steps", "100"],
-    "restore_pictures": ["--holes", "--steps", "2"],
-    "reuse_starts": ["--epochs", "3"],
     "see_an_equilibrium": ["--steps", "8"],
-    "text_transformer": ["--length", "16", "--steps", "6"],
 }
 REDUCED = "Run here with ``{}``, to take seconds; the times that it prints are those of this build, no measurement."
+# The showcases train for minutes, and time torchdeq, too, which a build could not: their pictures are recorded.
+RECORDED = {file.stem for file in (ROOT / "docs" / "showcases").glob("*.png")}
+RUN = rf"/(?!{'|'.join(sorted(RECORDED))})\w+\.py$"  # which of them are run
+RECORD = """.. image:: /showcases/{name}.png
+   :alt: what the example draws
+
+Not run when this site was built, as it takes minutes: the picture was recorded by ``python examples/{name}.py``."""
 
 
 def copy_examples() -> None:
@@ -48,8 +52,17 @@ def retitle(source: str, name: str) -> str:
     docstring = ast.get_docstring(ast.parse(source)) or name
     title = re.split(r": |, |\.(?:\s|$)", docstring, maxsplit=1)[0]
     said = [REDUCED.format(" ".join(ARGUMENTS[name]))] if name in ARGUMENTS else []
+    said += [RECORD.format(name=name)] if name in RECORDED else []
+    picture = f"\n# sphinx_gallery_thumbnail_path = 'showcases/{name}.png'\n" if name in RECORDED else ""
     text = "\n\n".join([f"{title}\n{'=' * len(title)}", *docstrings.convert(docstring), *said])
-    return f'r"""\n{text}\n"""\n' + source.split('"""', 2)[2]
+    return f'r"""\n{text}\n"""\n{picture}' + source.split('"""', 2)[2]
+
+
+def export_explorer() -> None:
+    """Write the page of `kerneq explore` with its stored examples, for docs/learn/watch.md."""
+    EXTRA.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        explore.export(TrainedRun.open(explore.choose_run(Path(folder)), device="cpu"), EXTRA / "explore.html")
 
 
 def arguments_of(gallery: dict[str, Any], script: dict[str, Any]) -> list[str]:
@@ -65,7 +78,7 @@ def reset_torch(gallery: dict[str, Any], name: str) -> None:
 
 def take_pictures(block: Any, variables: dict[str, Any], gallery: dict[str, Any]) -> str:
     """Move the pictures that an example wrote into the gallery, and return the text that shows them."""
-    written = sorted(path for path in COPIES.iterdir() if path.suffix in (".png", ".gif", ".svg"))
+    written = sorted(COPIES.glob("*.png")) + sorted(COPIES.glob("*.gif"))  # the first is shown in the gallery
     paths = variables["image_path_iterator"]
     kept = []
     for file, target in zip(written, paths, strict=False):

@@ -58,7 +58,8 @@ class Equation(AbstractMap):
     """f(z) = σ(d(z)), GEQ (6), the optimality condition of GEQ (5), min E(z) = ½‖z‖² + 1ᵀφ(z) − S(z), at one batch.
 
     d(z) = ∇S = ∂S/∂z + Wᵀ ∂S/∂v at v = Wz. `bound` is L, the Lipschitz constant of d; `convexity` is μ, the strong
-    convexity of E (it may be negative).
+    convexity of E (it may be negative). σ is `prox`. For another σ write an `AbstractProx`, whose `vjp` is its
+    derivative, and give it to the cell: gradients and GPU programs know σ by it.
     """
 
     kernel: AbstractKernel
@@ -146,7 +147,7 @@ class Equation(AbstractMap):
             assert slope.dz is not None
             dz = slope.dz.detach()  # at z = 0, the start of a solve; it may be a itself, and with σ = 1 the value
             return self.prox(dz), dz
-        if not drive and isinstance(self.prox, ReLU):
+        if not drive and slope.dv.is_cuda and isinstance(self.prox, ReLU):  # one program for Wᵀ and σ
             return self.operator.adjoint_relu(slope.dv, slope.dz), None
         d = self.operator.adjoint(slope.dv)
         d = d if slope.dz is None else d + slope.dz

@@ -166,7 +166,7 @@ class Equilibrium(nn.Module):
             f = cell.bind(*inputs, **named)
             f, start = pack_state(f, cell.initial(f) if z0 is None else z0, self.batched, self.norm)
             with _explain_start(z0 is None):
-                solution, at = _solve(f, start, self.solver, self.gradient, self.limits, trace)
+                solution, at = _solve_function(f, start, self.solver, self.gradient, self.limits, trace)
         if self.solve_hook is not None:
             self.solve_hook(self, f, at.z)
         return map_states(solution, partial(unpack_state, f))
@@ -237,7 +237,7 @@ def fixed_point(
     def run() -> Solution:
         with _cache_weights(f if isinstance(f, nn.Module) else None):
             g, start = pack_state(bind_function(f, inputs, named), z0, batched, norm)
-            solution, _ = _solve(g, start, solver, gradient, limits, trace)
+            solution, _ = _solve_function(g, start, solver, gradient, limits, trace)
             return map_states(solution, partial(unpack_state, g))
 
     return run_untraced(run)
@@ -261,6 +261,20 @@ def attach(
     return unpack_state(g, gradient.attach(g, Point(start.detach())).z)
 
 
+def _solve_function(
+    f: AbstractMap,
+    z0: Tensor | None,
+    solver: AbstractSolver[Any],
+    gradient: AbstractGradient,
+    limits: Limits,
+    trace: Wanted,
+) -> tuple[Solution, Point]:
+    """Solve z = f(z) and attach the gradient, under the transforms of `torch.func` too."""
+    if not is_transformed():
+        return _solve(f, z0, solver, gradient, limits, trace)
+    return solve_opaque(f, z0, lambda f, z0: _solve(f, z0, solver, gradient, limits, False)[0])
+
+
 def _solve(
     f: AbstractMap,
     z0: Tensor | None,
@@ -271,8 +285,6 @@ def _solve(
     output: Output = lambda f, at: at.z,
 ) -> tuple[Solution, Point]:
     """Solve z = f(z) and attach the gradient; return the solution, and the point that was found, without gradients."""
-    if is_transformed():
-        return solve_opaque(f, z0, lambda f, z0: _solve(f, z0, solver, gradient, limits, False, output)[0])
     if isinstance(gradient, AbstractSteps):  # those steps are the value, validated as they are trained
         solver = gradient.choose_solver(f)
         limits = dataclasses.replace(limits, max_steps=gradient.steps, check_every=gradient.steps)

@@ -103,10 +103,12 @@ class Adjoint:
 
     def masked_adjoint(self, n: Tensor, g: Tensor | None, sign: int) -> Tensor:
         """Return D(g ± Wᵀn), or ±DWᵀn without g."""
-        if isinstance(self.f.prox, ReLU):
+        if n.is_cuda and isinstance(self.f.prox, ReLU):  # one program for Wᵀ and D
             return self.operator.adjoint_masked(n, self.image, g, sign)
-        drive = sign * self.operator.adjoint(n)
-        return self.f.prox.vjp(self.image, drive if g is None else g + drive)
+        drive = self.operator.adjoint(n)
+        if g is not None:
+            drive = torch.add(g, drive, alpha=sign)
+        return self.f.prox.vjp(self.image, -drive if g is None and sign < 0 else drive)
 
 
 @final

@@ -39,7 +39,9 @@ def _multiply(family: AbstractFamily, weight: Tensor, v: Tensor) -> Tensor:
 @final
 @dataclasses.dataclass(frozen=True)
 class GLMMap(AbstractMap):
-    """η ↦ W₁σ(η) + W₂T + W₃Q′(η) + m, at one batch of targets; η is (batch, n), (batch, c, h, w), (batch, n, classes).
+    """kGLM Theorem 3, (7), in η: η ↦ W₁σ(η) + W₂T + W₃Q′(η) + m, at one batch of targets.
+
+    η is (batch, n), (batch, c, h, w) or (batch, n, classes).
 
     It is computed as W₁(σ(η) − T) + (W₁ + W₂)T + …: with the closed-form weights, W₁ + W₂ = 0, what cancels for a
     small λ then cancels before it is multiplied by K/λ.

@@ -24,7 +24,7 @@ def anderson_weights(gram: Tensor, newest: int, ridge: float) -> Tensor:
 
     It is solved on the Gram matrix of unit gaps, plus a ridge relative to it: entries of very different size do not
     spoil its condition, and a sample that is already exact (a zero gap) takes that entry alone. Where no finite α is
-    found the entry `newest` has all the weight.
+    found the entry `newest` has all the weight. On a GPU `fused.history_triton._weigh` does the same: change both.
     """
     size = gram.diagonal(dim1=1, dim2=2).clamp_min(torch.finfo(gram.dtype).tiny).sqrt()
     inverse = size.amin(1, keepdim=True) / size
@@ -247,8 +247,9 @@ class History:
     def propose(self, ridge: float, at: Evaluation) -> tuple[Tensor, Guard | None]:
         """Return the mixture, or where the guard sends those whose newest entry it refuses, (batch, numbers)."""
         guard, back = (None, None) if self.guard is None else self.guard.decide(self, at)
-        alpha = anderson_weights(self.gram[:, : self.filled, : self.filled], self.newest, ridge)
-        mixture = torch.bmm(alpha[:, None].to(self.images.dtype), self.images[:, : self.filled]).squeeze(1)
+        filled = self.filled
+        alpha = anderson_weights(self.gram[:, :filled, :filled], self.newest, ridge)
+        mixture = torch.bmm(alpha[:, None].to(self.images.dtype), self.images[:, :filled]).squeeze(1)
         if guard is None or back is None:
             return mixture, guard
         return torch.where(guard.accepted.unsqueeze(1), mixture, back), guard

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..equation import Equation, averaged_step
 from ..maps import AbstractMap, Point
-from ..tensors import cached, check_nonnegative, check_share, check_whole, working_dtype
+from ..tensors import check_nonnegative, check_share, check_whole, working_dtype
 from .anderson import EnergyGuard, GapGuard, Guard, History
 from .base import (
     AbstractSolver,
@@ -65,7 +65,7 @@ class FeatureSpace(AbstractSpace):
     f: Equation
     energy: bool = False  # whether E decides which of two points is the better one
 
-    @cached
+    @property
     def nearness(self) -> Tensor | float:
         """Times `tol`: the residual of v under which that of z is measured."""
         return NEAR if self.f.binding.limit <= 1 else NEAR / self.f.bound.clamp(1, NEAR)

@@ -269,9 +269,16 @@ def draw_clouds(draws: Draws, side: int, decay: float) -> Tensor:
 
 
 def frost(x: Tensor, draws: Draws, own: float, ice: float, pictures: Sequence[Tensor]) -> Tensor:
-    """A part of a frost picture, shrunk to a fifth, laid over the picture: own · x + ice · frost."""
-    if not pictures:
-        return own * x + ice * _make_ice(draws, max(x.shape[2:]))[..., : x.shape[2], : x.shape[3]]
+    """A part of a frost picture, shrunk to a fifth, laid over the picture: own · x + ice · frost.
+
+    Without pictures the frost is an imitation. The five severities, own and ice, are in corruptions.toml.
+    """
+    layer = _cut_frost(x, draws, pictures) if pictures else _make_ice(draws, max(x.shape[2:]))
+    return own * x + ice * layer[..., : x.shape[2], : x.shape[3]]
+
+
+def _cut_frost(x: Tensor, draws: Draws, pictures: Sequence[Tensor]) -> Tensor:
+    """Return a part of a frost picture, as large as x, for each picture of x."""
     height, width = x.shape[2:]
     small = [_shrink(picture.to(x), height, width) for picture in pictures]
     parts = []
@@ -279,7 +286,7 @@ def frost(x: Tensor, draws: Draws, own: float, ice: float, pictures: Sequence[Te
         chosen = small[int(which * len(small))]
         top, left = int(down * (chosen.shape[1] - height)), int(right * (chosen.shape[2] - width))
         parts.append(chosen[:, top : top + height, left : left + width])
-    return own * x + ice * torch.stack(parts)
+    return torch.stack(parts)
 
 
 def _shrink(picture: Tensor, height: int, width: int) -> Tensor:

@@ -19,7 +19,10 @@ Scale = float | Tensor
 
 
 class AbstractProx(abc.ABC):
-    """prox_{αφ}(d) = argmin_z ½‖z − d‖² + α·φ(z), elementwise; α = 0 projects onto the domain of φ."""
+    """σ of GEQ (6) and φ of GEQ (5): prox_{αφ}(d) = argmin_z ½‖z − d‖² + α·φ(z), elementwise.
+
+    α = 0 projects onto the domain of φ.
+    """
 
     indicator: ClassVar[bool] = False  # φ is zero wherever it is finite
 

@@ -224,7 +224,7 @@ def test_what_the_last_evaluation_of_a_solve_has_made_is_not_made_again_for_the_
     f = layer.cell.bind(x)
     _, at = find_point(f, None, Proximal(), Limits(1e-3, 6, 6))
     products = []
-    for name in ("__call__", "adjoint_relu"):
+    for name in ("__call__", "adjoint"):
         product = getattr(Convolution, name)
         counted = lambda self, *args, made=product: products.append(made) or made(self, *args)  # noqa: E731
         monkeypatch.setattr(Convolution, name, counted)

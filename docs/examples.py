@@ -84,4 +84,4 @@ def take_pictures(block: Any, variables: dict[str, Any], gallery: dict[str, Any]
     for file, target in zip(written, paths, strict=False):
         kept.append(str(Path(target).with_suffix(file.suffix)))
         shutil.move(file, kept[-1])
-    return figure_rst(kept, gallery["src_dir"])
+    return "".join(figure_rst([path], gallery["src_dir"]) for path in kept)  # one below the other, as wide as the page

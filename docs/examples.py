@@ -35,6 +35,8 @@ RECORD = """.. image:: /showcases/{name}.png
 
 Not run when this site was built, as it takes minutes: the picture was recorded by ``python examples/{name}.py``."""
 
+SHARED = "It imports ``beside_torchdeq.py`` of the same folder; so does its notebook."
+
 
 def copy_examples() -> None:
     """Write the examples into build/examples: the first sentence becomes the title of the page."""
@@ -53,6 +55,7 @@ def retitle(source: str, name: str) -> str:
     title = re.split(r": |, |\.(?:\s|$)", docstring, maxsplit=1)[0]
     said = [REDUCED.format(" ".join(ARGUMENTS[name]))] if name in ARGUMENTS else []
     said += [RECORD.format(name=name)] if name in RECORDED else []
+    said += [SHARED] if "from beside_torchdeq" in source else []
     picture = f"\n# sphinx_gallery_thumbnail_path = 'showcases/{name}.png'\n" if name in RECORDED else ""
     text = "\n\n".join([f"{title}\n{'=' * len(title)}", *docstrings.convert(docstring), *said])
     return f'r"""\n{text}\n"""\n{picture}' + source.split('"""', 2)[2]

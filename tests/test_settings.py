@@ -147,7 +147,14 @@ def test_a_value_written_on_a_command_line_is_read_as_its_setting_wants_it():
 def test_the_classes_of_the_package_go_by_their_names():
     assert {"gaussian", "linear", "polynomial", "sigmoid"} <= choices(kernels.AbstractKernel).keys()
     assert {"proximal", "picard", "anderson", "broyden"} <= choices(solvers.AbstractSolver).keys()
-    assert choices(gradients.AbstractGradient).keys() == {"implicit", "neumann", "phantom", "reversible", "unrolled"}
+    assert choices(gradients.AbstractGradient).keys() == {
+        "implicit",
+        "neumann",
+        "phantom",
+        "reversible",
+        "shine",
+        "unrolled",
+    }
     assert name_of(gradients.ConjugateGradient) == "conjugate-gradient" and name_of(solvers.InFeatures) == "in-features"
 
 

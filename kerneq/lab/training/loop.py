@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
+from ...models import AbstractModel
 from ..data import Batches
 from ..run import CheckpointError, Run, Stopped
 from ..run.checkpoint import Writer
@@ -80,12 +81,7 @@ def _train(
         model = place(build(config, batches.images), config, process)
     if config.start.run and run.newest() is None:
         begin_from_weights(model, batches.images, config, process, partial(announce, loggers))
-    if config.start.frozen:
-        model.requires_grad_(False).get_submodule("head").requires_grad_(True)
-    if process.rank > 0:
-        torch.manual_seed(config.seed + process.rank)
-    if settings.compile:
-        model.compile_map()
+    set_up_model(model, config, process)
     state = State(model, config, process)
     open_run(run, state, batches, held_out, resume, partial(announce, loggers))
     if settings.graph and process.device.type == "cuda" and not state.captured:
@@ -124,6 +120,16 @@ def _train(
                 supervisor.after_step()
             supervisor.finish_epoch(held_out)
     return run.rows()
+
+
+def set_up_model(model: AbstractModel, config: Config, process: Process) -> None:
+    """Freeze and compile what the configuration says; each process has random numbers of its own."""
+    if config.start.frozen:
+        model.requires_grad_(False).get_submodule("head").requires_grad_(True)
+    if process.rank > 0:
+        torch.manual_seed(config.seed + process.rank)
+    if config.training.compile:
+        model.compile_map()
 
 
 @final

@@ -398,6 +398,7 @@ def solving(
     tol: float | None = None,
     max_steps: int | None = None,
     gradient: AbstractGradient | None = None,
+    on_failure: OnFailure | None = None,
     exact: bool = False,
 ) -> Iterator[None]:
     """Inside this context, solve and differentiate every equilibrium layer as given; None changes nothing.
@@ -413,7 +414,8 @@ def solving(
     if exact and gradient is not None:
         raise ValueError(f"`exact` is a gradient of its own: give either it or `gradient`, got both, {gradient!r}.")
     if model is None:
-        pending = partial(solving, solver=solver, tol=tol, max_steps=max_steps, gradient=gradient, exact=exact)
+        settings = {"solver": solver, "tol": tol, "max_steps": max_steps, "gradient": gradient}
+        pending = partial(solving, **settings, on_failure=on_failure, exact=exact)  # type: ignore[arg-type]
         token = _PENDING.set((*_PENDING.get(), pending))
         try:
             yield
@@ -421,12 +423,13 @@ def solving(
             _PENDING.reset(token)
         return
     layers, tf32 = layers_of(model), torch.backends.cudnn.allow_tf32
-    before = [(layer.solver, layer.tol, layer.max_steps, layer.gradient) for layer in layers]
+    before = [(layer.solver, layer.tol, layer.max_steps, layer.gradient, layer.on_failure) for layer in layers]
     try:
         torch.backends.cudnn.allow_tf32 = tf32 and not exact
         for layer in layers:
             layer.solver = layer.solver if solver is None else solver
             layer.tol = layer.tol if tol is None else tol
+            layer.on_failure = on_failure or layer.on_failure
             layer.max_steps = layer.max_steps if max_steps is None else max_steps
             layer.gradient = _exact_rule(layer.gradient) if exact else gradient or layer.gradient
             layer.check()
@@ -434,7 +437,7 @@ def solving(
     finally:
         torch.backends.cudnn.allow_tf32 = tf32
         for layer, old in zip(layers, before, strict=True):
-            layer.solver, layer.tol, layer.max_steps, layer.gradient = old
+            layer.solver, layer.tol, layer.max_steps, layer.gradient, layer.on_failure = old
 
 
 @contextlib.contextmanager

@@ -1,17 +1,22 @@
 """How strongly f moves with z: `jacobian_norm` to keep it small in training, `spectral_radius` to watch it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .maps import Function
+from .structure import Tree, pack_state
 from .tensors import check_whole, magnitude, per_sample_dot, per_sample_norm, widened
 
 TINY = 1e-6  # of ‖J‖: a Krylov space with no more than that left to add is complete
 
 
-def jacobian_norm(f: Callable[..., Tensor], z: Tensor, *inputs: Tensor, samples: int = 1) -> Tensor:
+def jacobian_norm(f: Callable[..., Tree], z: Tree, *inputs: Any, samples: int = 1, batched: bool = True) -> Tensor:
     """Estimate ‖J‖²_F / n of each sample, (batch,), J = ∂f/∂z at z (batch, ...) and n the numbers in a state.
+
+    z may be a structure of tensors, and `batched=False`, as for `fixed_point`.
 
     Add its mean, times a small weight, to a loss: solves converge faster where J is small (Bai et al., 2021). The
     gradients reach the parameters of f and its `inputs`, not what z was computed from. The estimate is Hutchinson's,
@@ -21,7 +26,7 @@ def jacobian_norm(f: Callable[..., Tensor], z: Tensor, *inputs: Tensor, samples:
         loss = loss + 0.1 * kq.jacobian_norm(f, s.value, x).mean()
     """
     check_whole("samples", samples)
-    z, image = _evaluate(f, z, inputs)
+    z, image = _evaluate(f, z, inputs, batched)
     total = torch.zeros(len(z), dtype=widened(z[:0]).dtype, device=z.device)
     if not image.requires_grad:  # f depends on nothing
         return total
@@ -32,7 +37,7 @@ def jacobian_norm(f: Callable[..., Tensor], z: Tensor, *inputs: Tensor, samples:
     return total / (samples * z[0].numel())
 
 
-def spectral_radius(f: Callable[..., Tensor], z: Tensor, *inputs: Tensor, steps: int = 12) -> Tensor:
+def spectral_radius(f: Callable[..., Tree], z: Tree, *inputs: Any, steps: int = 12, batched: bool = True) -> Tensor:
     """Estimate the largest |λ| of J = ∂f/∂z at z (batch, ...) for each sample, (batch,), without a graph.
 
     Plain steps z ← f(z) converge near z where it is under 1, by that factor a step. `steps` products with Jᵀ span the
@@ -42,7 +47,7 @@ def spectral_radius(f: Callable[..., Tensor], z: Tensor, *inputs: Tensor, steps:
     """
     check_whole("steps", steps)
     with torch.enable_grad():
-        z, image = _evaluate(f, z, inputs)
+        z, image = _evaluate(f, z, inputs, batched)
     if not image.requires_grad:
         return torch.zeros(len(z), dtype=widened(z[:0]).dtype, device=z.device)
     steps = min(steps, z[0].numel())
@@ -67,16 +72,17 @@ def spectral_radius(f: Callable[..., Tensor], z: Tensor, *inputs: Tensor, steps:
     return torch.where(finite, found, torch.nan)
 
 
-def _evaluate(f: Callable[..., Tensor], z: Tensor, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """Return z as a leaf and f(z), with a graph between them."""
-    if not isinstance(z, Tensor) or z.dim() == 0 or len(z) == 0 or not z.is_floating_point():
+def _evaluate(f: Callable[..., Tree], z: Tree, inputs: tuple[Any, ...], batched: bool) -> tuple[Tensor, Tensor]:
+    """Return z as one tensor, a leaf, and f(z), with a graph between them."""
+    g, start = pack_state(Function(f, inputs), z, batched, "joint")
+    if not isinstance(start, Tensor) or start.dim() == 0 or len(start) == 0 or not start.is_floating_point():
         raise ValueError("`z` must be a floating-point tensor (batch, ...) with a sample at least.")
-    z = z.detach().requires_grad_()
-    image = f(z, *inputs)
-    if not isinstance(image, Tensor) or image.shape != z.shape:
+    start = start.detach().requires_grad_()
+    image = g(start)
+    if not isinstance(image, Tensor) or image.shape != start.shape:
         got = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
-        raise ValueError(f"f must keep the shape of z: it got {tuple(z.shape)} and gave {got}.")
-    return z, image
+        raise ValueError(f"f must keep the shape of z: it got {tuple(start.shape)} and gave {got}.")
+    return start, image
 
 
 def _unit(v: Tensor) -> Tensor:

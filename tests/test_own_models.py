@@ -191,6 +191,8 @@ def test_solving_changes_every_layer_called_inside_or_those_of_a_model():
     with kq.solving(max_steps=1), kq.solving(solver=Picard(), tol=1e-9):
         assert layer(x).steps.max() == 1
         assert kq.Equilibrium(Block(), on_failure="return")(x).tol == 1e-9
+    with kq.solving(max_steps=1, on_failure="raise"), pytest.raises(kq.EquilibriumError):
+        layer(x)
     with kq.solving(model, max_steps=2):
         assert layer(x).steps.max() == 2
         assert kq.Equilibrium(Block())(x).steps.max() > 2

@@ -87,3 +87,18 @@ def test_a_sample_that_is_no_number_has_no_radius_and_spoils_no_other():
     found = spectral_radius(lambda z: 0.5 * z.sin(), z)
     torch.testing.assert_close(found[0], torch.tensor(0.5))
     assert found[1].isnan()
+
+
+def test_a_structured_state_is_that_of_its_tensors_in_one():
+    torch.manual_seed(0)
+    A = torch.randn(5, 5) / 3
+    z = torch.randn(4, 5)
+
+    def split(state):
+        u, v = state
+        return tuple(torch.tanh(torch.cat((u, v), 1) @ A.mT).split([2, 3], 1))
+
+    found = spectral_radius(split, (z[:, :2], z[:, 2:]), steps=5)
+    torch.testing.assert_close(found, spectral_radius(lambda z: torch.tanh(z @ A.mT), z, steps=5))
+    assert jacobian_norm(split, (z[:, :2], z[:, 2:])).shape == (4,)
+    assert jacobian_norm(lambda z: z.cos(), z, batched=False).shape == (1,)

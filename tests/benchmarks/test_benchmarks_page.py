@@ -196,3 +196,14 @@ def test_time_to_accuracy_is_read_from_the_record_of_a_run(tmp_path):
         (48.5, True),
         (8.5, True),
     ]
+
+
+def test_the_ratios_of_the_showcases_are_those_of_their_record():
+    text = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    record = json.loads((ROOT / "benchmarks/results/own-cpu.json").read_text(encoding="utf-8"))
+    for result in record["results"]:
+        name = result["title"].removeprefix("examples/").removesuffix(".py")
+        row = next(row for row in reversed(result["rows"]) if row["layer"].startswith("kerneq"))
+        words = name + (", by `Picard()`" if row["layer"] == "kerneq, Picard" else "")
+        ratio = row["÷ torchdeq's best"]
+        assert f"| {words} | {ratio:.2f} |" in text

@@ -5,7 +5,7 @@ its bound, and the accuracy of the same model stopped after 1, 2, 4, … steps.
 """
 
 import dataclasses
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -15,9 +15,9 @@ from ...equation import Equation
 from ...equilibrium import Equilibrium, hook_solves, layers_of, solving
 from ...gradients import AbstractSteps
 from ...gradients.implicit import Adjoint
-from ...maps import AbstractMap, Map, Point, as_map, linearise
-from ...solvers import AbstractSolver, solve
-from ...solvers.base import measure_state
+from ...maps import AbstractMap, Point
+from ...solvers import solve
+from ...stability import spectral_radius
 from ...tensors import per_sample, per_sample_norm
 from ..data import Images
 from .trained import NotApplicableError, TrainedRun, Work
@@ -30,50 +30,20 @@ LONGEST = 100  # most steps of a trace, or of the solve before a Jacobian
 
 
 @torch.no_grad()
-def trace(f: Map, z0: Tensor | None, solver: AbstractSolver[Any], steps: int) -> tuple[Tensor, Tensor | None]:
-    """Residual and E, where it is known, at the first `steps` points that the solver evaluates from z0, (steps, batch).
-
-    With `InFeatures` these are the z of every v.
-    """
-    f = as_map(f)
-    space = solver.space(f)
-    at = space.start(z0)
-    memory = solver.init(space, at.z)
-    residuals, energies = [], []
-    for step in range(steps):
-        if step > 0:
-            z, memory = solver.step(space, at, memory)
-            at = space.evaluate(z)
-        residuals.append(measure_state(f, at.point.z).residual)
-        if isinstance(f, Equation):
-            energies.append(f.energy(at.point.z))
-    return torch.stack(residuals), torch.stack(energies) if energies else None
-
-
-@torch.no_grad()
 def contraction(f: AbstractMap, z: Tensor, steps: int = POWER_STEPS) -> Tensor:
-    """The spectral radius of J = ∂f/∂z at z, (batch,), by power iteration: a Picard step shrinks errors by it near z*.
+    """The spectral radius of J = ∂f/∂z at z, (batch,): a Picard step shrinks errors by it near z*.
 
-    For the equation of a cell J = DH has the eigenvalues of the symmetric DHD, so that the estimate rises towards the
-    radius, which is at most L (`f.bound`). For any other map it is the growth over the second half of the steps.
+    For the equation of a cell J = DH has the eigenvalues of the symmetric DHD, so that power iteration rises towards
+    the radius, which is at most L (`f.bound`).
     """
-    adjoint = Adjoint.of(f, Point(z)) if isinstance(f, Equation) else None
-    u = torch.randn(z.shape, generator=torch.Generator().manual_seed(0)).to(z)
-    if adjoint is None:
-        step = linearise(f, z.detach()).vjp
-    else:
-        u, symmetric = adjoint.mask(u), adjoint.symmetric
-
-        def step(u: Tensor) -> Tensor:
-            return u - symmetric(u)
-
-    growth = []
+    if not isinstance(f, Equation):
+        return spectral_radius(f, z)
+    adjoint = Adjoint.of(f, Point(z))
+    u = adjoint.mask(torch.randn(z.shape, generator=torch.Generator().manual_seed(0)).to(z))
     for _ in range(steps):
-        u = step(u / per_sample(per_sample_norm(u).clamp_min(torch.finfo(u.dtype).tiny), u))
-        growth.append(per_sample_norm(u))
-    if adjoint is not None:
-        return growth[-1]
-    return torch.stack(growth[steps // 2 :]).log().mean(0).exp()
+        u = u / per_sample(per_sample_norm(u).clamp_min(torch.finfo(u.dtype).tiny), u)
+        u = u - adjoint.symmetric(u)
+    return per_sample_norm(u)
 
 
 @final
@@ -188,7 +158,10 @@ def _stopped(trained: TrainedRun, images: Images, limit: int) -> tuple[StoppedSc
 
 def _behaviour(name: str, layer: Equilibrium, f: AbstractMap, z: Tensor, solves: Tensor, shown: int) -> LayerBehaviour:
     """One layer, given its equation and equilibria of the traced pictures, and `solves` of all pictures."""
-    residual, energy = trace(f, layer.cell.initial(f), layer.solver, min(max(2 * layer.limits.max_steps, 16), LONGEST))
+    steps = min(max(2 * layer.limits.max_steps, 16), LONGEST)
+    traced = solve(f, layer.cell.initial(f), layer.solver, max_steps=steps, check_every=steps, trace=True).trace
+    assert traced is not None
+    residual, energy = traced.residual, traced.energy
     above = int((~(residual <= FLOOR)).any(1).sum())  # below, residuals are rounding errors
     residual, energy = residual[: above + 1], None if energy is None else energy[: above + 1]
     factor = contraction(f, solve(f, z, layer.solver, tol=SETTLED, max_steps=LONGEST).value)

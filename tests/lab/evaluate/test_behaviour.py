@@ -5,7 +5,7 @@ import torch
 from helpers import cell_of, input_of
 
 from kerneq.kernels import Gaussian, Linear
-from kerneq.lab.evaluate.behaviour import contraction, trace
+from kerneq.lab.evaluate.behaviour import contraction
 from kerneq.maps import Function, linearise
 from kerneq.solvers import Anderson, InFeatures, Picard, Proximal, solve
 
@@ -18,7 +18,8 @@ def every_test_here(float64):
 @pytest.mark.parametrize("form", ["dense", "conv"])
 def test_a_trace_is_what_a_plain_loop_sees(form):
     f = cell_of(form, Linear()).eval().bind(input_of(form))
-    residual, energy = trace(f, None, Picard(), 6)
+    traced = solve(f, None, Picard(), max_steps=6, check_every=6, trace=True).trace
+    residual, energy = traced.residual, traced.energy
     z = torch.zeros_like(f(f.evaluate(None).image))
     for step in range(6):
         expected = (f(z) - z).flatten(1).norm(dim=1) / f(z).flatten(1).norm(dim=1)
@@ -32,7 +33,8 @@ def test_a_trace_is_what_a_plain_loop_sees(form):
 def test_a_trace_goes_on_past_the_tolerance_and_energy_falls(solver):
     kernel = Gaussian(gamma=0.5, patch=2, split=2, hidden=6)
     f = cell_of("conv", kernel, norm=1.2).eval().bind(input_of("conv"))
-    residual, energy = trace(f, None, solver, 40)
+    traced = solve(f, None, solver, max_steps=40, check_every=40, trace=True).trace
+    residual, energy = traced.residual, traced.energy
     assert residual.shape == (40, 4) and float(residual[-1].max()) < 1e-6
     if isinstance(solver, Proximal) and solver.memory == 0:
         assert bool((energy.diff(dim=0) <= 1e-12).all())

@@ -106,6 +106,34 @@ def test_counts_are_fitted_at_scale_with_their_exposure(run):
     assert "numbers the same function: True" in printed
 
 
+def test_attacks_within_the_certified_radius_fail_and_wider_ones_succeed(run):
+    printed = run("certify_prediction", "--epochs", "1", leaves=["certify_prediction.png"])
+    assert float(re.findall(r"test accuracy ([\d.]+)%", printed)[0]) > 70
+    rows = re.findall(r"^ +(\d)  +([\d.]+)  \[(\d), \d, (\d)\]$", printed, re.MULTILINE)
+    assert len(rows) == 4 and all(float(radius) > 0 and digit == near for digit, radius, near, _ in rows)
+    assert sum(digit != far for digit, _, _, far in rows) >= 3
+
+
+def test_unknown_digits_get_lower_probabilities_than_known_ones(run):
+    printed = run("find_unknown_classes", "--epochs", "3", leaves=["find_unknown_classes.png"])
+    (known, unknown, share) = (float(number) for number in re.findall(r"largest probability +(.*)", printed)[0].split())
+    assert known > unknown and share > 0.8
+    assert "−E(z*)" in printed and "mean weight of the patches" in printed
+
+
+def test_kernel_logistic_regression_and_its_equilibrium_give_the_same_probabilities(run):
+    printed = run("kernel_logistic", "--samples", "60", leaves=["kernel_logistic.png"])
+    assert float(re.findall(r"([\d.]+)% of 1000 new points right", printed)[0]) > 85
+    assert float(re.findall(r"largest difference .*: (\S+)", printed)[0]) < 1e-8
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_two_processes_have_the_gradients_of_one(run):
+    printed = run("two_processes", "--steps", "3", leaves=["two_processes.png"])
+    rows = re.findall(r"^ +\d+ +(\S+) +(\S+) +(\S+)$", printed, re.MULTILINE)
+    assert len(rows) == 3 and all(alone == together and float(error) < 1e-9 for alone, together, error in rows)
+
+
 # Showcases: small here. They train with both libraries, and print one table.
 
 SHOWCASES = {

@@ -58,7 +58,7 @@ def load(
     path, weights, facts = read_weights(folder, checkpoint)
     check_settings(path, facts, config)
     outputs = len(weights["head.bias"]) if classes is None else classes
-    for channels in (3, 1):  # the pictures were coloured or grey; which of the two, only the weights say
+    for channels in _count_channels(folder):
         model = from_config(model_config, outputs, channels)
         kept = weights if classes is None else weights | select_head(model)
         if all(name not in kept or kept[name].shape == p.shape for name, p in model.named_parameters()):
@@ -69,6 +69,14 @@ def load(
     load_weights(model, kept, path)
     _describe_pictures(model, folder, named=classes is None)
     return model.eval()
+
+
+def _count_channels(folder: Path) -> tuple[int, ...]:
+    """Return how many channels the pictures of a run had: coloured or grey, if the weights have to say which."""
+    try:
+        return (len(json.loads(read_small(folder / "classes.json"))["mean"]),)
+    except (OSError, LookupError, RecursionError, TypeError, ValueError):
+        return 3, 1
 
 
 def select_head(model: nn.Module) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import kerneq as kq
+from kerneq import loading
 from kerneq.lab.evaluate import TrainedRun
 from kerneq.lab.run.config import load
 from kerneq.lab.training import train
@@ -84,3 +85,10 @@ def test_a_model_knows_the_pictures_that_it_was_trained_on_and_warns_of_others()
     model(torch.zeros(1, 3, 128, 128))  # without a warning, which would be an error
     new = kq.load("geq-5m-cifar10", classes=3)
     assert new.classes == () and new.size == 32 and new(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
+
+
+def test_the_channels_of_a_run_are_those_of_its_pictures(tmp_path):
+    (tmp_path / "classes.json").write_text('{"classes": ["a"], "mean": [0.5], "std": [0.2], "size": 8}')
+    assert loading._count_channels(tmp_path) == (1,)
+    (tmp_path / "classes.json").write_text('["a", "b"]')
+    assert loading._count_channels(tmp_path) == (3, 1)  # of earlier versions: the weights say

@@ -145,6 +145,8 @@ class Equilibrium(nn.Module):
         if isinstance(self.cell, FunctionCell):
             return self._run_function(self.cell, inputs, named, z0, trace)
         if is_transformed():
+            if z0 is not None or trace is not False:
+                raise ValueError("Under `torch.func`, or forward mode, a layer of a cell takes no `z0` and no `trace`.")
             return self._transformed(*inputs)
         f = self.cell.bind(*inputs, **named)
         start = self.cell.initial(f) if z0 is None else z0
@@ -272,6 +274,8 @@ def _solve_function(
     """Solve z = f(z) and attach the gradient, under the transforms of `torch.func` too."""
     if not is_transformed():
         return _solve(f, z0, solver, gradient, limits, trace)
+    if trace is not False:
+        raise ValueError("Under `torch.func`, or forward mode, a solve leaves no `trace`.")
     return solve_opaque(f, z0, lambda f, z0: _solve(f, z0, solver, gradient, limits, False)[0])
 
 
@@ -406,7 +410,7 @@ def solving(
         with kq.solving(max_steps=4):
             logits = model(x)
 
-    That are the layers of `model`, or without one all that are called inside the context.
+    These are the layers of `model`, or without one all that are called inside the context.
 
     `exact` sets the implicit gradient to a residual of 1e-5, by the layer's own backward solver if it has one, and
     turns off TF32, which rounds to three digits. A layer with an unrolled gradient is its steps, and keeps them.

@@ -385,6 +385,15 @@ def test_fixed_points_are_differentiable_twice_and_by_torch_func_with_respect_to
     torch.testing.assert_close(torch.func.vmap(lambda x: value(x[None])[0])(x), value(x), rtol=1e-7, atol=1e-8)
 
 
+def test_what_a_transform_cannot_give_is_refused():
+    x = torch.ones(2, 3)
+    with pytest.raises(ValueError, match="leaves no `trace`"):
+        torch.func.grad(lambda x: kq.fixed_point(torch.mul, x, 0.5 * x, trace=True).value.sum())(x)
+    cell = kq.cells.DenseCell(kq.kernels.Linear(), inputs=3, state=3, features=2)
+    with pytest.raises(ValueError, match="takes no `z0`"):
+        torch.func.grad(lambda x: kq.Equilibrium(cell.eval())(x, z0=x).value.sum())(x)
+
+
 def test_what_a_transform_follows_must_be_an_input():
     a = torch.ones(3)
     with pytest.raises(RuntimeError, match="must be an input behind `z0`"):

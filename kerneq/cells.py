@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .equation import Equation
 from .kernels.base import AbstractKernel, AbstractParameters
 from .maps import AbstractMap, Function, Point, as_map
-from .operators import AbstractOperator, Conv, Dense, Scaling, compute_scale
+from .operators import Operator, Scaling, compute_scale
 from .prox import AbstractProx, ReLU
 from .randomness import FixedRandomness
 from .solution import NonfiniteInputError
@@ -111,7 +111,7 @@ class AbstractKernelCell(AbstractCell):
     def __init__(
         self,
         kernel: AbstractKernel,
-        operator: AbstractOperator,
+        operator: Operator,
         norm: float,
         prox: AbstractProx,
         output: Output,
@@ -259,7 +259,7 @@ class DenseCell(AbstractKernelCell):
     ):
         for name, value in (("inputs", inputs), ("state", state), ("features", features)):
             check_whole(name, value)
-        super().__init__(kernel, Dense(state, features), norm, prox, output, bias)
+        super().__init__(kernel, Operator(state, features), norm, prox, output, bias)
         self.shape = (None, inputs)
         self.inject = inject or nn.Linear(inputs, self.channels)
 
@@ -291,6 +291,6 @@ class ConvCell(AbstractKernelCell):
             check_whole(name, value)
         if size % 2 == 0:
             raise ValueError(f"`size` must be odd, so that the convolution keeps the picture's size, got {size}.")
-        super().__init__(kernel, Conv(state, features, size), norm, prox, output, bias)
+        super().__init__(kernel, Operator(state, features, size), norm, prox, output, bias)
         self.shape = (None, inputs, None, None)
         self.inject = inject or nn.Conv2d(inputs, self.channels, size, padding=size // 2)

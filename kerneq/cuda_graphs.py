@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .equilibrium import is_pending, layers_of
-from .operators import AbstractOperator, find_place
+from .operators import Operator, find_place
 from .solution import Solution
 from .tensors import map_tensors
 
@@ -66,7 +66,7 @@ class Captured(nn.Module):
         super().__init__()
         self.model = model
         self.layers = layers_of(model)
-        self.operators = [module for module in model.modules() if isinstance(module, AbstractOperator)]
+        self.operators = [module for module in model.modules() if isinstance(module, Operator)]
         self.steps = [0] * len(self.layers)  # that each layer takes in a graph
         self.graphs: dict[Any, Graph | None] = {}  # None: seen once
         self.weights: list[tuple[int, int]] = []

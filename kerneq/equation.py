@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .kernels.base import AbstractKernel, Binding, Slope
-from .linear_maps import AbstractLinearMap
+from .linear_maps import LinearMap
 from .maps import AbstractMap, Point
 from .prox import AbstractProx, ReLU
 from .tensors import cached, per_sample_norm, take_samples
@@ -64,7 +64,7 @@ class Equation(AbstractMap):
 
     kernel: AbstractKernel
     binding: Binding
-    operator: AbstractLinearMap  # W, scaled
+    operator: LinearMap  # W, scaled
     prox: AbstractProx
     compiled: bool = False
 
@@ -147,8 +147,10 @@ class Equation(AbstractMap):
             assert slope.dz is not None
             dz = slope.dz.detach()  # at z = 0, the start of a solve; it may be a itself, and with σ = 1 the value
             return self.prox(dz), dz
-        if not drive and slope.dv.is_cuda and isinstance(self.prox, ReLU):  # one program for Wᵀ and σ
-            return self.operator.adjoint_relu(slope.dv, slope.dz), None
+        if not drive and slope.dv.is_cuda and isinstance(self.prox, ReLU):  # perhaps one program for Wᵀ and σ
+            fused = self.operator.adjoint_relu(slope.dv, slope.dz)
+            if fused is not None:
+                return fused, None
         d = self.operator.adjoint(slope.dv)
         d = d if slope.dz is None else d + slope.dz
         return self.prox(d), d

@@ -4,7 +4,6 @@ W is a matrix, or a zero-padded convolution. ‖W‖ is ‖Wu‖ at a unit vecto
 finds; it is differentiable twice. That is from below: Lanczos also says by how much ‖W‖ may exceed it.
 """
 
-import abc
 import dataclasses
 import math
 from collections.abc import Callable
@@ -30,93 +29,39 @@ NOISE = 1e-2  # of a random vector, that a known start gets, so that it cannot m
 CURVATURE_STEPS = 500  # of conjugate gradient, at most, for a second derivative of the norm
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class AbstractLinearMap(abc.ABC):
-    """W, with its weight; v = Wz.
+class LinearMap:
+    """W, by its weight: a matrix (features, state), or a convolution (features, state, k, k), k odd.
 
-    `added` and `adjoint_masked` make no graph; the other products are differentiated like plain operations.
+    z is (batch, state) and v = Wz (batch, features), or (batch, state, height, width) and (batch, features, height,
+    width): pictures are zero-padded and keep their size. The products are differentiated like plain operations.
     """
 
     weight: Tensor
 
-    @abc.abstractmethod
     def __call__(self, z: Tensor) -> Tensor:
         """Return Wz."""
-
-    @abc.abstractmethod
-    def adjoint(self, v: Tensor) -> Tensor:
-        """Return Wᵀv."""
-
-    @abc.abstractmethod
-    def weight_gradient(self, z: Tensor, v: Tensor) -> Tensor:
-        """Return the gradient of ⟨Wz, v⟩ with respect to the weight."""
-
-    def added(self, v: Tensor, z: Tensor, sign: int) -> Tensor:
-        """Return v ± Wz, without a graph."""
-        return torch.add(v, self(z), alpha=sign)
-
-    def adjoint_relu(self, v: Tensor, shift: Tensor | None) -> Tensor:
-        """Return max(Wᵀv + shift, 0)."""
-        drive = self.adjoint(v)
-        return torch.relu(drive if shift is None else drive + shift)
-
-    def adjoint_masked(self, v: Tensor, z: Tensor, g: Tensor | None, sign: int) -> Tensor:
-        """Return g ± Wᵀv where z > 0, else 0; without a graph."""
-        drive = self.adjoint(v)
-        if g is not None:
-            drive = torch.add(g, drive, alpha=sign)
-        elif sign < 0:
-            drive = -drive
-        return torch.ops.aten.threshold_backward(drive, z, 0)  # one vectorised pass, where a Boolean mask takes two
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class Matrix(AbstractLinearMap):
-    """A matrix (features, state): z (batch, state) ↦ v = Wz (batch, features)."""
-
-    def __call__(self, z: Tensor) -> Tensor:
-        return F.linear(z, self.weight)
-
-    def adjoint(self, v: Tensor) -> Tensor:
-        return F.linear(v, self.weight.mT)
-
-    def weight_gradient(self, z: Tensor, v: Tensor) -> Tensor:
-        return v.mT @ z
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class Convolution(AbstractLinearMap):
-    """A convolution (features, state, k, k), k odd, zero-padded so that pictures keep their size.
-
-    z is (batch, state, height, width), v = Wz is (batch, features, height, width). Where a GPU has a program for it,
-    a product, the sum and the mask or ReLU after it take one pass over memory (`fused.convolution`).
-    """
-
-    def __call__(self, z: Tensor) -> Tensor:
+        if self.weight.dim() == 2:
+            return F.linear(z, self.weight)
         fused = convolve(z, self.weight) if z.is_cuda else None
         return F.conv2d(z, self.weight, padding=self.weight.shape[-1] // 2) if fused is None else fused
 
     def adjoint(self, v: Tensor) -> Tensor:
+        """Return Wᵀv."""
+        if self.weight.dim() == 2:
+            return F.linear(v, self.weight.mT)
         return F.conv_transpose2d(v, self.weight, padding=self.weight.shape[-1] // 2)
+
+    def adjoint_relu(self, v: Tensor, shift: Tensor | None) -> Tensor | None:
+        """Return max(Wᵀv + shift, 0) in one pass over memory; None where no GPU program does that."""
+        return convolve_relu(v, self._flipped, shift) if fuses_relu(v, self.weight, shift) else None
 
     def weight_gradient(self, z: Tensor, v: Tensor) -> Tensor:
         """Return the gradient of ⟨Wz, v⟩ with respect to the weight; without a graph."""
+        if self.weight.dim() == 2:
+            return v.mT @ z
         return conv2d_weight(z, list(self.weight.shape), v, padding=self.weight.shape[-1] // 2)  # type: ignore[no-untyped-call]
-
-    def added(self, v: Tensor, z: Tensor, sign: int) -> Tensor:
-        fused = convolve(z, self.weight, add=v, sign=sign) if z.is_cuda else None
-        return super().added(v, z, sign) if fused is None else fused
-
-    def adjoint_relu(self, v: Tensor, shift: Tensor | None) -> Tensor:
-        if v.is_cuda and fuses_relu(v, self.weight, shift):
-            return convolve_relu(v, self._flipped, shift)
-        return super().adjoint_relu(v, shift)
-
-    def adjoint_masked(self, v: Tensor, z: Tensor, g: Tensor | None, sign: int) -> Tensor:
-        fused = convolve(v, self.weight, adjoint=True, add=g, sign=sign, mask=z) if v.is_cuda else None
-        return super().adjoint_masked(v, z, g, sign) if fused is None else fused
 
     @cached
     def _flipped(self) -> Tensor:
@@ -124,16 +69,11 @@ class Convolution(AbstractLinearMap):
         return self.weight.transpose(0, 1).flip(2, 3).contiguous(memory_format=torch.channels_last)
 
 
-def as_linear_map(weight: Tensor) -> AbstractLinearMap:
-    """Return a weight (features, state) as a matrix, (features, state, size, size) as a zero-padded convolution."""
-    return Matrix(weight) if weight.dim() == 2 else Convolution(weight)
-
-
 def norm_at(weight: Tensor, vector: Tensor) -> Tensor:
     """Return ‖Wu‖ / ‖u‖, a number that is differentiable twice with respect to W as ‖W‖ is."""
     u = widened(vector).clone()  # a later step may change the vector while this one waits for its backward pass
     with torch.autocast(u.device.type, enabled=False):
-        image = as_linear_map(widened(weight))(u.unsqueeze(0))
+        image = LinearMap(widened(weight))(u.unsqueeze(0))
         norm: Tensor = torch.linalg.vector_norm(image) / torch.linalg.vector_norm(u)
     if needs_graph(weight) and not is_transformed():
         norm = _OperatorNorm.apply(norm, weight, u)  # type: ignore[no-untyped-call]
@@ -160,7 +100,7 @@ class _OperatorNorm(torch.autograd.Function):
             weight = widened(weight)
             u = _TopVector.apply(weight, _unit(u).unsqueeze(0))  # type: ignore[no-untyped-call]
             view = weight.view_as(weight)  # ∂‖Wu‖/∂W at fixed u: u depends on the weight, not on this view
-            norm = torch.linalg.vector_norm(as_linear_map(view)(u))
+            norm = torch.linalg.vector_norm(LinearMap(view)(u))
             return None, torch.autograd.grad(norm, view, g, create_graph=True)[0], None
 
 
@@ -190,7 +130,7 @@ class _TopVector(torch.autograd.Function):
             return torch.where((x * y).sum() > eps**0.5 * square * x.square().sum(), y, 0.0)
 
         with torch.autocast(u.device.type, enabled=False):
-            w = as_linear_map(weight)
+            w = LinearMap(weight)
             v = w(u)
             square = v.square().sum()
             off = g - (g * u).sum() * u
@@ -240,7 +180,7 @@ def _fixed_noise(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
     return _unit(noise).to(widened(weight))
 
 
-def _excess(w: AbstractLinearMap, u: Tensor, bound: float) -> float:
+def _excess(w: LinearMap, u: Tensor, bound: float) -> float:
     """Return `bound` over ‖Wu‖, at least 1 and what rounding may take; 1 for W = 0."""
     norm = float(torch.linalg.vector_norm(w(_unit(widened(u)).unsqueeze(0))))
     rounding = 1 + 1e3 * torch.finfo(w.weight.dtype).eps
@@ -249,10 +189,10 @@ def _excess(w: AbstractLinearMap, u: Tensor, bound: float) -> float:
     return max(1.0, bound / norm) * rounding if math.isfinite(bound / norm) else math.inf
 
 
-def _unit_map(weight: Tensor) -> AbstractLinearMap:
+def _unit_map(weight: Tensor) -> LinearMap:
     """Return W divided by a power of two: it has the same singular vectors, and WᵀW can be computed."""
     weight = widened(weight.detach())
-    return as_linear_map(weight / magnitude(weight.unsqueeze(0))[0])
+    return LinearMap(weight / magnitude(weight.unsqueeze(0))[0])
 
 
 def top_singular_vector(
@@ -304,7 +244,7 @@ def _best_vector(basis: Tensor, images: Tensor, rounds: int = 4) -> Tensor:
     return torch.where((length > 0) & (length < torch.inf), found / length, basis[0])
 
 
-def _search(w: AbstractLinearMap, start: Tensor, steps: int, share: float) -> tuple[Tensor, float]:
+def _search(w: LinearMap, start: Tensor, steps: int, share: float) -> tuple[Tensor, float]:
     """Return a unit vector u with ‖Wu‖ close to ‖W‖, and an upper bound on ‖W‖ that fails with the probability `DOUBT`.
 
     After k steps the next Lanczos vector is pₖ(WᵀW)s, of length 1, with pₖ(t) = Πⱼ (t − θⱼ)/βⱼ, where θⱼ are the Ritz

@@ -3,7 +3,6 @@
 Its estimate of ‖W‖ follows the weight through training: ‖Wu‖, where u is found by Lanczos from the u before.
 """
 
-import abc
 import dataclasses
 import math
 from collections.abc import Callable
@@ -13,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .linear_maps import (
-    AbstractLinearMap,
-    as_linear_map,
+    LinearMap,
     check_top_vector,
     norm_at,
     settle_top_vector,
@@ -68,7 +66,7 @@ class NormTracker:
 
     u is no buffer, because its shape comes with the first pictures: what copies buffers, such as an `AveragedModel`
     that was made before them, expects that shapes do not change. So the module that owns the tracker
-    (`AbstractOperator`) moves, saves and loads u itself.
+    (`Operator`) moves, saves and loads u itself.
     """
 
     def __init__(self) -> None:
@@ -127,31 +125,29 @@ class NormTracker:
         self.settled = None if excess is None else Settled.at(self.vector, weight, excess)
 
 
-class AbstractOperator(nn.Module, abc.ABC):
-    """A weight W and an estimate of its operator norm, which follows the weight from step to step.
+@final
+class Operator(nn.Module):
+    """A weight W, and an estimate of its operator norm that follows the weight from step to step.
 
-    The state dict has the vector of the estimate and whether it is settled, so that a loaded model has nothing to
-    search for.
+    W is a matrix (features, state), or with a `size` a convolution (features, state, size, size): see `LinearMap`. The
+    state dict has the vector of the estimate and whether it is settled, so that a loaded model has nothing to search
+    for.
     """
 
-    weight: nn.Parameter
-
-    def __init__(self, weight: Tensor):
+    def __init__(self, state: int, features: int, size: int | None = None):
         super().__init__()
-        self.weight = nn.Parameter(weight)
+        shape = (features, state) if size is None else (features, state, size, size)
+        self.weight = nn.Parameter(torch.randn(shape) / ((size or 1) * state**0.5))
         self.tracker = NormTracker()
 
-    @abc.abstractmethod
-    def state_shape(self, example: Tensor) -> tuple[int, ...]:
-        """Return the shape of one state, given one value of a = Ux + b."""
-
-    def bind(self, scale: Tensor | float = 1.0) -> AbstractLinearMap:
+    def bind(self, scale: Tensor | float = 1.0) -> LinearMap:
         """Return W times a scale for one solve: under autocast it is converted once and not at every step."""
-        return as_linear_map(autocasted(self.weight * scale))
+        return LinearMap(autocasted(self.weight * scale))
 
     def norm(self, example: Tensor) -> Tensor:
-        """Return ‖W‖ on states of the size that goes with `example`, as a differentiable number."""
-        return norm_at(self.weight, self.tracker.update(self.weight, self.state_shape(example), self.training))
+        """Return ‖W‖ on states that go with `example`, (batch, any, ...) like a, as a differentiable number."""
+        shape = (self.weight.shape[1], *example.shape[2:])
+        return norm_at(self.weight, self.tracker.update(self.weight, shape, self.training))
 
     @property
     def excess(self) -> float:
@@ -199,28 +195,6 @@ class AbstractOperator(nn.Module, abc.ABC):
             missing.append(prefix + "vector")
         else:
             self.tracker.load(vector, self.weight, prefix + "weight" in state_dict and bool(settled))
-
-
-@final
-class Dense(AbstractOperator):
-    """v = W z, W a matrix (features × state)."""
-
-    def __init__(self, state: int, features: int):
-        super().__init__(torch.randn(features, state) / state**0.5)
-
-    def state_shape(self, example: Tensor) -> tuple[int, ...]:
-        return (self.weight.shape[1],)
-
-
-@final
-class Conv(AbstractOperator):
-    """v = W ∗ z, a zero-padded convolution (features, state, size, size) that keeps the size of the picture."""
-
-    def __init__(self, state: int, features: int, size: int):
-        super().__init__(torch.randn(features, state, size, size) / (size * state**0.5))
-
-    def state_shape(self, example: Tensor) -> tuple[int, ...]:
-        return (self.weight.shape[1], *example.shape[-2:])
 
 
 @final

@@ -1,7 +1,7 @@
 """Convolutions with what follows them, in one pass over memory: which cases a GPU takes, and by which program.
 
 σ after Wᵀ costs a third of the convolution when it is a pass of its own. cuDNN has ReLU built in; sums and the mask of
-the backward pass are ours (`convolution_triton`). `linear_maps.Convolution` has the plain formulas.
+the backward pass are ours (`convolution_triton`).
 """
 
 import torch
@@ -48,7 +48,8 @@ def convolve_relu(x: Tensor, weight: Tensor, shift: Tensor | None) -> Tensor:
 
 
 def _may_fuse(x: Tensor, weight: Tensor) -> bool:
-    """Whether it is on an NVIDIA card, in one dtype, with nothing to differentiate and no compiler that would fuse."""
-    if torch.compiler.is_compiling() or x.dtype != weight.dtype:
+    """Whether these are pictures on an NVIDIA card, in one dtype, with nothing to differentiate and no compiler that
+    would fuse."""
+    if torch.compiler.is_compiling() or x.dtype != weight.dtype or weight.dim() != 4:
         return False
     return capability(x) > (0, 0) and not needs_graph(x, weight)

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ..conjugate_gradient import conjugate_gradient
 from ..equation import Equation, averaged_step
+from ..fused.convolution import convolve
 from ..kernels.base import Slope
-from ..linear_maps import AbstractLinearMap
+from ..linear_maps import LinearMap
 from ..maps import AbstractMap, Function, Linearisation, Map, Point, as_map, linearise
 from ..prox import ReLU
 from ..solution import Limits, OnFailure, Solution, final_codes, report_failure
@@ -61,7 +62,7 @@ class Adjoint:
     v: Tensor  # Wz
     image: Tensor  # f(z), whose entries say what D is; those of z do not: a mixture of iterates has no zeros
     slope: Slope  # ∂S/∂v and ∂S/∂z, with their graph, but for that of v
-    operator: AbstractLinearMap  # W, without a graph
+    operator: LinearMap  # W, without a graph
     hvp: Callable[[Tensor], Tensor]  # N
     state_hvp: Callable[[Tensor], Tensor] | None  # P; None: 0
     sign: int
@@ -103,8 +104,10 @@ class Adjoint:
 
     def masked_adjoint(self, n: Tensor, g: Tensor | None, sign: int) -> Tensor:
         """Return D(g ± Wᵀn), or ±DWᵀn without g."""
-        if n.is_cuda and isinstance(self.f.prox, ReLU):  # one program for Wᵀ and D
-            return self.operator.adjoint_masked(n, self.image, g, sign)
+        if n.is_cuda and isinstance(self.f.prox, ReLU):  # perhaps one program for Wᵀ and D
+            fused = convolve(n, self.operator.weight, adjoint=True, add=g, sign=sign, mask=self.image)
+            if fused is not None:
+                return fused
         drive = self.operator.adjoint(n)
         if g is not None:
             drive = torch.add(g, drive, alpha=sign)
@@ -128,7 +131,9 @@ class FeatureAdjoint(AbstractSpace):
         adjoint = self.adjoint
         n = adjoint.hvp(z)
         masked = adjoint.masked_adjoint(n, None, 1)
-        image = adjoint.operator.added(self.source, masked, adjoint.sign)
+        image = convolve(masked, adjoint.operator.weight, add=self.source, sign=adjoint.sign) if z.is_cuda else None
+        if image is None:
+            image = torch.add(self.source, adjoint.operator(masked), alpha=adjoint.sign)
         return Evaluation(z, image, AdjointPoint(z, None, n, masked))
 
     def start(self, z0: Tensor | None) -> Evaluation:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ..fused.radial import fused_hvp, fused_step, has_programs
-from ..operators import Dense, Scaling
+from ..operators import Operator, Scaling
 from ..tensors import check_nonnegative, check_positive, check_share, check_whole, in_backward, working_dtype
 from .base import AbstractKernel, AbstractParameters, Binding, KernelConstants, Slope
 
@@ -350,7 +350,7 @@ class PatchParameters(AbstractParameters):
         super().__init__()
         self.split, self.patch = split, patch
         size = split * patch * patch
-        self.project = Dense(size, hidden)
+        self.project = Operator(size, hidden)
         nn.init.orthogonal_(self.project.weight)
         self.width = Width(gamma, size)
 

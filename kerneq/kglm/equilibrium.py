@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..cells import AbstractCell
 from ..equilibrium import Equilibrium
 from ..gradients import Implicit
-from ..linear_maps import as_linear_map
+from ..linear_maps import LinearMap
 from ..maps import AbstractMap
 from ..solution import EquilibriumError, Status
 from ..solvers import AbstractSolver, Anderson, Newton, Picard
@@ -33,7 +33,7 @@ MANY_STEPS = 10_000  # of relaxed iteration, beyond which a few of Newton's, n³
 
 def _multiply(family: AbstractFamily, weight: Tensor, v: Tensor) -> Tensor:
     """Return Wv, of each class where v is a vector per sample, (batch, n, classes)."""
-    return weight @ v if family.vector else as_linear_map(weight)(v)
+    return weight @ v if family.vector else LinearMap(weight)(v)
 
 
 @final

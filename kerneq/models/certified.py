@@ -15,7 +15,7 @@ from ..cells import ConvCell
 from ..equilibrium import Equilibrium
 from ..gradients import AbstractGradient, ConjugateGradient, Implicit
 from ..kernels import AbstractKernel, AbstractRadialKernel, Squared
-from ..operators import Conv
+from ..operators import Operator
 from ..resolvent import Reflection
 from ..settings import setting
 from ..solution import Solution
@@ -89,7 +89,7 @@ class PotentialStep(nn.Module):
 
     def __init__(self, channels: int, rows: bool):
         super().__init__()
-        self.operator = Conv(channels, channels, 3)
+        self.operator = Operator(channels, channels, 3)
         self.bias = nn.Parameter(torch.zeros(channels))
         self.log_q = nn.Parameter(torch.zeros(channels)) if rows else None
 

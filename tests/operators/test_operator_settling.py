@@ -12,7 +12,7 @@ from test_operator_survival import layer_of, value
 
 from kerneq import linear_maps, operators
 from kerneq.linear_maps import run_lanczos
-from kerneq.operators import AbstractOperator, Dense
+from kerneq.operators import Operator
 from kerneq.solution import Status
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -64,7 +64,7 @@ def test_a_settled_vector_is_believed_after_it_was_stored_in_fewer_digits(form, 
     assert other.cell.operator.settled and other.cell.similarity.project.settled
 
 
-def known_by_place(operator: AbstractOperator) -> bool:
+def known_by_place(operator: Operator) -> bool:
     """What `fits` looks at inside a CUDA graph."""
     return operator.tracker.settled.place == operators.find_place(operator.weight)
 
@@ -97,7 +97,7 @@ def test_training_unsettles_the_norm_even_where_the_weight_does_not_tell():
 
 
 def test_a_vector_that_has_come_to_belong_to_a_smaller_singular_value_is_left():
-    operator = Dense(5, 5).eval()
+    operator = Operator(5, 5).eval()
     operator.weight.data.copy_(torch.diag(torch.tensor([3.0, 12.0, 1.0, 0.5, 0.1])))
     operator.tracker.vector = torch.eye(5)[0]  # exactly, so that products with W alone would never leave it
     torch.testing.assert_close(operator.norm(operator.weight).detach(), torch.tensor(12.0))

@@ -125,7 +125,7 @@ def test_export_measures_the_norms_of_the_rounded_weights_and_stores_them(traine
     exported = export(trained.path, tmp_path / "mine")
     assert searches
     model = TrainedRun.open(exported.path, "best", "cpu").model
-    assert all(part.settled for part in model.modules() if isinstance(part, operators.AbstractOperator))
+    assert all(part.settled for part in model.modules() if isinstance(part, operators.Operator))
 
 
 def test_a_card_shows_a_name_that_is_no_text_all_the_same(trained, tmp_path):
@@ -166,7 +166,7 @@ def test_shipped_weights_say_what_they_said_when_they_were_shipped(name):
     shown = (run.path / "README.md").read_text().splitlines()
     assert [line for line in card(run).splitlines() if line not in shown] == [], "the card says what the records do"
     model = kq.load(name)
-    assert all(part.settled for part in model.modules() if isinstance(part, operators.AbstractOperator))
+    assert all(part.settled for part in model.modules() if isinstance(part, operators.Operator))
     logits = model(waves(run.config().data.size or 32))
     torch.testing.assert_close(logits[:, :10].detach(), torch.tensor(WAVES[name]), atol=2e-3, rtol=1e-3)
 

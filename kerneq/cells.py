@@ -146,13 +146,17 @@ class AbstractKernelCell(AbstractCell):
         self, similarity: AbstractParameters | None, a: Tensor, operator_norm: Tensor, compiled: bool
     ) -> Equation:
         """Return the equation for a = Ux + b, given the norm of W as it is now."""
-        product = operator_norm * self.kernel.gain(similarity)
-        excess = self.operator.excess * (1.0 if similarity is None else similarity.excess)
-        scaling = Scaling(operator_norm, product, compute_scale(product, self.kernel.max_norm(self.norm)), excess)
-        binding = self.kernel.bind(similarity, a, self.norm, scaling)
+        kernel, norm = self.kernel, self.norm
+        gain, excess = (1.0, 1.0) if similarity is None else (similarity.gain(), similarity.excess)
+        product = operator_norm * gain
+        scale = compute_scale(product, kernel.max_norm(norm))
+        scaling = Scaling(operator_norm, product, scale, self.operator.excess * excess)
+        binding = kernel.bind(similarity, a, norm)
         if self.bias is not None:
             binding = dataclasses.replace(binding, bias=self.bias.to(a.dtype))
-        return Equation(self.kernel, binding, self.operator.bind(scaling.scale), self.prox, compiled)
+        bound, convexity = kernel.bounds(scaling.square, norm)
+        W = self.operator.bind(scale)
+        return Equation(kernel, binding, W, self.prox, scaling, bound, convexity, norm, compiled)
 
     def initial(self, f: AbstractMap) -> None:
         """Return None: z = 0, whose evaluation needs no Wz."""
@@ -166,7 +170,7 @@ class AbstractKernelCell(AbstractCell):
     def output_error(self, f: AbstractMap, error: Tensor) -> Tensor:
         """Return the error, or ‖W‖ times it."""
         assert isinstance(f, Equation)
-        return f.binding.scaling.norm_bound * error if self.gives == "features" else error
+        return f.scaling.norm_bound * error if self.gives == "features" else error
 
     def compile_map(self) -> None:
         self.compiled = True
@@ -193,7 +197,7 @@ class AbstractKernelCell(AbstractCell):
         numbers = {} if f.binding.gamma is None else {"gamma": float(f.binding.gamma)}
         if norm is None:
             return numbers
-        raw, scale = float(f.binding.scaling.product), float(f.binding.scaling.scale)
+        raw, scale = float(f.scaling.product), float(f.scaling.scale)
         # At σ(d(z)): a mixture of iterates may lie outside the range of σ, where E is infinite.
         energy = float(f.energy(f(z.to(weight))).mean()) if z is not None else torch.nan
         return {"norm_raw": raw, "norm": raw * scale, "energy": energy} | numbers

@@ -12,6 +12,7 @@ from torch import Tensor
 from .kernels.base import AbstractKernel, Binding, Slope
 from .linear_maps import LinearMap
 from .maps import AbstractMap, Point
+from .operators import Scaling
 from .prox import AbstractProx, ReLU
 from .tensors import cached, per_sample_norm, take_samples
 
@@ -66,27 +67,21 @@ class Equation(AbstractMap):
     binding: Binding
     operator: LinearMap  # W, scaled
     prox: AbstractProx
+    scaling: Scaling
+    bound: Tensor  # L, a number
+    convexity: Tensor  # μ, a number
+    norm: float  # of the cell, which holds L under its square
     compiled: bool = False
-
-    @property
-    def bound(self) -> Tensor:
-        """L, a number."""
-        return self.binding.lipschitz
-
-    @property
-    def convexity(self) -> Tensor:
-        """μ, a number."""
-        return self.binding.convexity
 
     @property
     def contraction(self) -> Tensor | None:
         """L where `norm` holds it under 1 everywhere, else None: a curved inner kernel promises less."""
-        return self.binding.lipschitz if self.kernel.through_features and self.binding.limit <= 1 else None
+        return self.bound if self.kernel.through_features and self.norm <= 1 else None
 
     @property
     def stretch(self) -> Tensor:
         """‖W‖², a number."""
-        return self.binding.scaling.norm.square()
+        return self.scaling.norm.square()
 
     def __call__(self, z: Tensor) -> Tensor:
         return self.evaluate(z).image
@@ -185,8 +180,8 @@ class Equation(AbstractMap):
 
         In training, where the norms are only followed, no bound on them is known.
         """
-        square = self.binding.scaling.excess**2
-        L, mu = self.binding.lipschitz * square, 1 - (1 - self.binding.convexity) * square
+        square = self.scaling.excess**2
+        L, mu = self.bound * square, 1 - (1 - self.convexity) * square
         return torch.where((mu > 0) & (L < torch.inf), 1 + L / mu, torch.inf)
 
     @property

@@ -52,7 +52,7 @@ class Reflection(AbstractCell):
         """Return 2‖W‖‖f(z) − z‖, of which the error is a multiple (docs/theory.md, fact 13)."""
         assert isinstance(f, Equation)
         known = f.amplification < torch.inf
-        return torch.where(known, 2 * f.binding.scaling.norm_bound * error / f.amplification, torch.inf)
+        return torch.where(known, 2 * f.scaling.norm_bound * error / f.amplification, torch.inf)
 
     def observe(self, f: AbstractMap, z: Tensor) -> None:
         self.cell.observe(f, z)

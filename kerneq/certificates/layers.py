@@ -25,7 +25,7 @@ def find_certain_entries(f: Equation, z: Tensor, error: Tensor) -> Tensor:
 
     z is off by at most `error`, (batch,), as `Solution.error_bound` says, and so d(z) by at most L times that.
     """
-    reach = f.bound * f.binding.scaling.excess**2 * error
+    reach = f.bound * f.scaling.excess**2 * error
     certain: Tensor = f.drive(z).abs() > reach.view(-1, *[1] * (z.dim() - 1))
     return certain & torch.isfinite(reach).view(-1, *[1] * (z.dim() - 1))
 

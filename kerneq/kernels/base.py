@@ -7,12 +7,13 @@ A kernel is a value with pure functions of tensors. There are two families: `inn
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from torch import Tensor, nn
 
-from ..operators import Scaling
 from ..tensors import per_sample_dot
+
+Number = TypeVar("Number", float, Tensor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +30,6 @@ class Binding:
     """What S depends on beside z, for one batch: what does not change during a solve is computed already."""
 
     a: Tensor  # (batch, ...), as the kernel uses it
-    scaling: Scaling
-    lipschitz: Tensor  # L, the Lipschitz constant of d
-    convexity: Tensor  # μ, by how much E is strongly convex; may be negative
-    limit: float  # L stays under it whatever the weights: a number known without waiting for the device
     Q: Tensor | None = None  # W_hW_hᵀ, (n, n)
     gamma: Tensor | None = None  # γ
     split: int = 1  # channels of a patch
@@ -61,6 +58,10 @@ class KernelConstants:
 class AbstractParameters(nn.Module, abc.ABC):
     """The trainable part of a kernel, which belongs to a cell."""
 
+    @abc.abstractmethod
+    def gain(self) -> Tensor:
+        """Return ‖W_h‖."""
+
     @property
     @abc.abstractmethod
     def excess(self) -> float:
@@ -88,21 +89,24 @@ class AbstractKernel(abc.ABC):
         """Whether S = −ρ(a − v) with ρ convex and, for ‖W_h‖ ≤ 1, ∇ρ 1-Lipschitz, which `Resolvent` needs."""
         return False
 
-    @abc.abstractmethod
     def parameters(self, features: int, conv: bool) -> AbstractParameters | None:
         """Make the parameters that a cell with so many features owns; None where there is nothing to train."""
-
-    def gain(self, parameters: AbstractParameters | None) -> Tensor | float:
-        """Return ‖W_h‖; 1 for a kernel without it."""
-        return 1.0
+        return None
 
     @abc.abstractmethod
     def max_norm(self, norm: float) -> float:
         """Return how large ‖W‖‖W_h‖ may be so that L ≤ norm²."""
 
     @abc.abstractmethod
-    def bind(self, parameters: AbstractParameters | None, a: Tensor, norm: float, scaling: Scaling) -> Binding:
-        """Return S at one batch of inputs and the constants that follow from how W is scaled."""
+    def bounds(self, square: Number, norm: float) -> tuple[Number, Number]:
+        """Return L, the Lipschitz constant of d, and μ, by how much E is strongly convex; it may be negative.
+
+        `square` is ‖W‖²‖W_h‖², ‖W‖² for a kernel without W_h; `norm` is that of the cell.
+        """
+
+    @abc.abstractmethod
+    def bind(self, parameters: AbstractParameters | None, a: Tensor, norm: float) -> Binding:
+        """Return S at one batch of inputs."""
 
     @abc.abstractmethod
     def differentiate(self, at: Binding, z: Tensor | None, v: Tensor | None, value: bool) -> Slope:
@@ -113,18 +117,18 @@ class AbstractKernel(abc.ABC):
         """Return y ↦ ±(∂²S/∂v²) y at v, without a graph, with the sign `hvp_sign`: a sign apart saves a pass over
         memory."""
 
-    @abc.abstractmethod
     def state_hvp(self, at: Binding, z: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Return w ↦ (∂²S/∂z²) w at z, without a graph; None where S is linear in z beside v. No kernel mixes z and
         v."""
+        return None
 
     def constants(self, norm: float, hidden: float) -> KernelConstants | None:
         """Return the constants for ‖W‖ ≤ norm and ‖W_h‖ ≤ hidden; None where they depend on the input."""
         return None
 
-    @abc.abstractmethod
     def unit(self, norm: float, size: int) -> float:
         """Return the factor by which a kernel multiplies an a of `size` typical entries, and so z."""
+        return 1.0
 
     def weights(self, at: Binding, v: Tensor) -> Tensor | None:
         """Return how much each patch counts at v, (batch, groups of channels, rows, columns); None where there are

@@ -13,9 +13,8 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from ..operators import Scaling
 from ..tensors import check_nonnegative, check_whole, per_sample, per_sample_dot, per_sample_norm, working_dtype
-from .base import AbstractKernel, AbstractParameters, Binding, KernelConstants, Slope
+from .base import AbstractKernel, AbstractParameters, Binding, KernelConstants, Number, Slope
 
 TYPICAL = 1.25  # the root mean square of a, made by a batch norm, that few samples exceed
 
@@ -72,23 +71,18 @@ class AbstractInnerKernel(AbstractKernel):
     def through_features(self) -> bool:
         return self.curvature == 0
 
-    def parameters(self, features: int, conv: bool) -> None:
-        return None
-
     def max_norm(self, norm: float) -> float:
         return norm * self.operator_share**0.5
 
-    def bind(self, parameters: AbstractParameters | None, a: Tensor, norm: float, scaling: Scaling) -> Binding:
-        lipschitz = scaling.square
-        convexity = 1 - lipschitz
-        limit = self.operator_share * norm**2
+    def bounds(self, square: Number, norm: float) -> tuple[Number, Number]:
+        longest = self.max_length(norm) if self.curvature else 0.0
+        return square + self.curvature * longest**2, 1 - square - self.convex_curvature * longest**2
+
+    def bind(self, parameters: AbstractParameters | None, a: Tensor, norm: float) -> Binding:
         if self.curvature:
             longest, typical = self.max_length(norm), TYPICAL * math.prod(a.shape[1:]) ** 0.5
             a = a * per_sample(longest / per_sample_norm(a).clamp_min(typical), a).to(a.dtype)
-            limit += self.curvature * longest**2
-            lipschitz = lipschitz + self.curvature * longest**2
-            convexity = convexity - self.convex_curvature * longest**2
-        return Binding(a, scaling, lipschitz, convexity, limit)
+        return Binding(a)
 
     def differentiate(self, at: Binding, z: Tensor | None, v: Tensor | None, value: bool) -> Slope:
         a = at.a
@@ -134,8 +128,8 @@ class Linear(AbstractInnerKernel):
         return torch.ones_like(t)
 
     def constants(self, norm: float, hidden: float) -> KernelConstants:
-        sensitivity = 1 / (1 - norm**2) if norm < 1 else math.inf
-        return KernelConstants(norm, 1.0, norm**2, 1.0, 1 - norm**2, sensitivity)
+        lipschitz, convexity = self.bounds(norm**2, norm)
+        return KernelConstants(norm, 1.0, lipschitz, 1.0, convexity, 1 / convexity if norm < 1 else math.inf)
 
     @property
     def curvature(self) -> float:

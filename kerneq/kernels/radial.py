@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from ..fused.radial import fused_hvp, fused_step, has_programs
-from ..operators import Operator, Scaling
+from ..operators import Operator
 from ..tensors import check_nonnegative, check_positive, check_share, check_whole, in_backward, working_dtype
-from .base import AbstractKernel, AbstractParameters, Binding, KernelConstants, Slope
+from .base import AbstractKernel, AbstractParameters, Binding, KernelConstants, Number, Slope
 
 
 @final
@@ -94,8 +94,45 @@ class Width(nn.Module):
         looks += 1
 
 
+class AbstractLossKernel(AbstractKernel):
+    """S = −ρ(a − v), a loss of what Wz leaves of a; its slopes, the eigenvalues of ∂²ρ for W_h = 1, have two bounds."""
+
+    in_state: ClassVar[bool] = False
+    through_features: ClassVar[bool] = True
+    hvp_sign: ClassVar[int] = -1
+    steepest: ClassVar[float]  # the supremum of the slopes' size
+    lowest: ClassVar[float]  # their infimum
+
+    @property
+    def convex_loss(self) -> bool:
+        return self.lowest >= 0 and self.steepest <= 1
+
+    def max_norm(self, norm: float) -> float:
+        return norm / self.steepest**0.5
+
+    def bounds(self, square: Number, norm: float) -> tuple[Number, Number]:
+        return self.steepest * square, 1 + min(0.0, self.lowest) * square
+
+    def input_lipschitz(self, gain: float) -> float:
+        """Return the Lipschitz constant of aW_h ↦ z*, patch by patch, where ‖W_hᵀW‖ ≤ `gain`; ∞ where z* may not be
+        unique."""
+        return input_lipschitz(gain, self.lowest, self.steepest)
+
+    def constants(self, norm: float, hidden: float) -> KernelConstants:
+        gain = norm * hidden
+        lipschitz, convexity = self.bounds(gain**2, norm)
+        return KernelConstants(
+            gain,
+            push=norm * hidden**2 * self.steepest,
+            lipschitz=lipschitz,
+            threshold=None if self.lowest >= 0 else -self.steepest / self.lowest,
+            convexity=convexity,
+            sensitivity=self.input_lipschitz(gain),
+        )
+
+
 @dataclasses.dataclass(frozen=True)
-class AbstractRadialKernel(AbstractKernel):
+class AbstractRadialKernel(AbstractLossKernel):
     """S = Σᵢ η(sᵢ)/γ, sᵢ = γ‖rᵢW_h‖², on the patches rᵢ of r = a − v: GEQ (16), KerDEQ (12) and its Algorithm 1.
 
     A kernel is η (`height`), ω = −2η′ (`weight`) and ω′ (`slope`), written with torch's functions, and two constants:
@@ -107,12 +144,7 @@ class AbstractRadialKernel(AbstractKernel):
     dense one it is `split` entries, or the whole vector.
     """
 
-    in_state: ClassVar[bool] = False
-    through_features: ClassVar[bool] = True
-    hvp_sign: ClassVar[int] = -1
     equation: ClassVar[str] = "z = relu(Wᵀm), mᵢ = ω(γ‖rᵢW_h‖²) rᵢW_hW_hᵀ, r = Ux + b − Wz"
-    steepest: ClassVar[float]
-    lowest: ClassVar[float]
     reach: ClassVar[float] = math.inf  # sup of √s |ω|, where it is stated: how hard a patch pushes, however long it is
 
     gamma: float | Adaptive = 0.5  # γ: a number, or how it follows the data
@@ -142,60 +174,20 @@ class AbstractRadialKernel(AbstractKernel):
     def slope(s: Tensor) -> Tensor:
         """ω′(s)."""
 
-    @property
-    def convex_loss(self) -> bool:
-        return self.lowest >= 0 and self.steepest <= 1
-
-    def input_lipschitz(self, gain: float) -> float:
-        """Return the Lipschitz constant of aW_h ↦ z*, patch by patch, where ‖W_hᵀW‖ ≤ `gain`; ∞ where z* may not be
-        unique."""
-        return input_lipschitz(gain, self.lowest, self.steepest)
-
-    def constants(self, norm: float, hidden: float) -> KernelConstants:
-        gain, lowest = norm * hidden, min(0.0, self.lowest)
-        return KernelConstants(
-            gain,
-            push=norm * hidden**2 * self.steepest,
-            lipschitz=self.steepest * gain**2,
-            threshold=None if lowest == 0 else -self.steepest / lowest,
-            convexity=1 + lowest * gain**2,
-            sensitivity=self.input_lipschitz(gain),
-        )
-
     def parameters(self, features: int, conv: bool) -> "PatchParameters":
         split = self.split or (8 if conv else features)
         if features % split:
             raise ValueError(f"`split` must divide the number of features: {features} is not a multiple of {split}.")
         return PatchParameters(split, self.patch if conv else 1, self.hidden, self.gamma)
 
-    def gain(self, parameters: AbstractParameters | None) -> Tensor:
+    def bind(self, parameters: AbstractParameters | None, a: Tensor, norm: float) -> Binding:
         assert isinstance(parameters, PatchParameters)
-        return parameters.gain()
-
-    def max_norm(self, norm: float) -> float:
-        return norm / self.steepest**0.5
-
-    def unit(self, norm: float, size: int) -> float:
-        return 1.0
-
-    def bind(self, parameters: AbstractParameters | None, a: Tensor, norm: float, scaling: Scaling) -> Binding:
-        assert isinstance(parameters, PatchParameters)
-        patch, square = parameters.patch, scaling.square
+        patch = parameters.patch
         if a.dim() == 4 and (a.shape[2] % patch or a.shape[3] % patch):
             raise ValueError(
                 f"`patch` must divide the picture: {a.shape[2]}×{a.shape[3]} is not a multiple of {patch}."
             )
-        return Binding(
-            a,
-            scaling,
-            lipschitz=self.steepest * square,
-            convexity=1 + min(0.0, self.lowest) * square,
-            limit=norm**2,
-            Q=parameters.Q(),
-            gamma=parameters.width(a),
-            split=parameters.split,
-            patch=patch,
-        )
+        return Binding(a, parameters.Q(), parameters.width(a), parameters.split, patch)
 
     def differentiate(self, at: Binding, z: Tensor | None, v: Tensor | None, value: bool) -> Slope:
         assert at.Q is not None and at.gamma is not None
@@ -205,9 +197,6 @@ class AbstractRadialKernel(AbstractKernel):
     def hvp(self, at: Binding, v: Tensor) -> Callable[[Tensor], Tensor]:
         assert at.Q is not None and at.gamma is not None
         return radial_hvp(type(self), at.a, v, at.Q, at.gamma, split=at.split, patch=at.patch)
-
-    def state_hvp(self, at: Binding, z: Tensor) -> None:
-        return None
 
     def weights(self, at: Binding, v: Tensor) -> Tensor:
         """Return ω(sᵢ): 1 where v explains the patch of a, towards 0 where it does not."""

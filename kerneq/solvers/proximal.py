@@ -68,7 +68,7 @@ class FeatureSpace(AbstractSpace):
     @property
     def nearness(self) -> Tensor | float:
         """Times `tol`: the residual of v under which that of z is measured."""
-        return NEAR if self.f.binding.limit <= 1 else NEAR / self.f.bound.clamp(1, NEAR)
+        return NEAR if self.f.contraction is not None else NEAR / self.f.bound.clamp(1, NEAR)
 
     def evaluate(self, z: Tensor | None) -> Evaluation:
         """Evaluate at v = `z`; at v = 0, which needs no product, for None."""

@@ -227,7 +227,7 @@ def test_double_backward_with_respect_to_the_weights_is_the_slope_of_the_gradien
     layer, x = layer_of(rule, form, norm=0.7, stretch=stretch)
     weights = list(layer.parameters())
     layer.cell.similarity.project.weight.data.add_(0.3 * torch.randn(layer.cell.similarity.project.weight.shape))
-    assert (layer.cell.bind(x).binding.scaling.scale < 1) == (stretch > 1)
+    assert (layer.cell.bind(x).scaling.scale < 1) == (stretch > 1)
     torch.manual_seed(2)
     directions = [torch.randn_like(w) for w in weights]
 

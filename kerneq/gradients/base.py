@@ -1,13 +1,13 @@
 """How a gradient reaches the parameters behind f."""
 
 import abc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..maps import AbstractMap, Map, Point
+from ..maps import AbstractMap, Linearisation, Map, Point
 from ..solvers.base import AbstractSolver
 
 
@@ -33,6 +33,41 @@ class AbstractSteps(AbstractGradient):
     @abc.abstractmethod
     def choose_solver(self, f: AbstractMap) -> AbstractSolver[Any]:
         """Return the solver whose steps are taken."""
+
+
+def attach_through_graph(
+    system: Linearisation,
+    z: Tensor,
+    solve: Callable[[Tensor], Tensor],
+    reason: str,
+    tensors: tuple[Tensor, ...] = (),
+    again: Callable[[Tensor, Tensor], Sequence[Tensor | None]] | None = None,
+) -> Tensor:
+    """Return z as it was found, with the graph of f(z) behind it, which a gradient g enters as u = solve(g).
+
+    Differentiated twice, that graph will not do: its z is a constant. Then again(u, g) gives the gradients of `tensors`
+    as a function of them and of g. Without it, or where f depends on others, that raises an error: `reason`.
+    """
+    found: Tensor = _ThroughGraph.apply(system.image, z, system, solve, reason, again, *tensors)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _ThroughGraph(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, image: Tensor, z: Tensor, *rest: Any) -> Tensor:
+        ctx.system, ctx.solve, ctx.reason, ctx.again, *ctx.tensors = rest
+        return z.view_as(z).to(image.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        system: Linearisation = ctx.system
+        with torch.no_grad():
+            u = ctx.solve(g.detach()).to(g.dtype)
+        if torch.is_grad_enabled():
+            if ctx.again is not None and not reaches_others(system.image, (system.z, *ctx.tensors)):
+                return *[None] * 6, *ctx.again(u, g)
+            u = once(u, g, system.image, ctx.reason)
+        return u, *[None] * (5 + len(ctx.tensors))
 
 
 def once(u: Tensor, g: Tensor, image: Tensor, reason: str) -> Tensor:

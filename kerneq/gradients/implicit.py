@@ -6,6 +6,7 @@ the derivative in closed form, the `Adjoint`.
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Self, final
 
 import torch
@@ -26,7 +27,7 @@ from ..solvers.loops import check_stride, solve_map, solve_space
 from ..solvers.newton import Newton
 from ..solvers.proximal import Proximal
 from ..tensors import check_kind, magnitude, per_sample, widened
-from .base import AbstractGradient, once, reaches_others
+from .base import AbstractGradient, attach_through_graph
 
 REACHABLE = {torch.float64: 1e-6, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # by f's own graph
 ONCE = (
@@ -222,16 +223,23 @@ class Implicit(AbstractGradient):
         if isinstance(self.solver, ConjugateGradient | InFeatures):
             name = type(self.solver).__name__
             raise TypeError(f"{name} needs the equation of a cell; give `Implicit` another solver for a function.")
-        f, z = as_map(f), at.z.detach()
-        system = linearise(f, z)
-        out = _ThroughGraph.apply(system.image, z.detach(), self, f, system, at.backward, *f.tensors())  # type: ignore[no-untyped-call]
-        return Point(out, backward=at.backward)
+        g = as_map(f)
+        system = linearise(g, at.z.detach())
+        z = attach_through_graph(
+            system,
+            at.z.detach(),
+            partial(self.solve_through, g, system, at.backward),
+            ONCE,
+            g.tensors(),
+            partial(_differentiate_again, self, g, Point(system.z, backward=at.backward)),
+        )
+        return Point(z, backward=at.backward)
 
     def limits(self, tol: float = 1e-6) -> Limits:
         """When a backward solve ends; `tol` is that of a rule that has none."""
         return Limits(self.tol or tol, self.max_steps, self.check_every, self.on_failure)
 
-    def solve_through(self, f: AbstractMap, system: Linearisation, g: Tensor, record: list[Solution] | None) -> Tensor:
+    def solve_through(self, f: AbstractMap, system: Linearisation, record: list[Solution] | None, g: Tensor) -> Tensor:
         """Return u = Jᵀu + g, solved through the graph of f; `record` is that of the `Point`.
 
         It is linear in g, which may be too small or too large to be squared: so it is found for g over its size, that
@@ -311,40 +319,7 @@ class Implicit(AbstractGradient):
             record.append(dataclasses.replace(solution, value=solution.value.new_empty(0)))
 
 
-class _ThroughGraph(torch.autograd.Function):
-    """Forward: z as it was found. Backward: g ↦ u, handed to the graph of f(z).
-
-    Differentiated twice, that graph will not do: its z is a constant. Then the gradients with respect to the tensors of
-    f are made afresh, from a z and a u that depend on them.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        image: Tensor,
-        z: Tensor,
-        rule: Implicit,
-        f: AbstractMap,
-        system: Linearisation,
-        record: list[Solution] | None,
-        *tensors: Tensor,
-    ) -> Tensor:
-        ctx.rule, ctx.f, ctx.system, ctx.record, ctx.count = rule, f, system, record, len(tensors)
-        return z.view_as(z).to(image.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.no_grad():
-            u = ctx.rule.solve_through(ctx.f, ctx.system, g.detach(), ctx.record)
-        if not torch.is_grad_enabled():
-            return u.to(g.dtype), *[None] * (5 + ctx.count)
-        if reaches_others(ctx.system.image, (ctx.system.z, *ctx.f.tensors())):
-            return once(u.to(g.dtype), g, ctx.system.image, ONCE), *[None] * (5 + ctx.count)
-        at = Point(ctx.system.z, backward=ctx.record)
-        return None, *[None] * 5, *_differentiable(ctx.rule, ctx.f, at, u, g)
-
-
-def _differentiable(
+def _differentiate_again(
     rule: Implicit, f: AbstractMap, at: Point, u: Tensor, g: Tensor, g_v: Tensor | None = None
 ) -> tuple[Tensor | None, ...]:
     """Return (∂f/∂t)ᵀu for each tensor t of f that has a gradient, as a function of t and g, at z(t) and u(t, g).
@@ -385,8 +360,8 @@ class _InClosedForm(torch.autograd.Function):
     """Forward: z as it was found, and v = Wz, as functions of m = ∂S/∂v, W and ∂S/∂z. Backward: w and y = Ww, solved.
 
     No graph is walked, and the last Wᵀm of the forward pass is not computed, nor what the solves have made already.
-    The gradients are those of ⟨w, Wᵀm(Wz) + ∂S/∂z⟩ + ⟨∂L/∂v, Wz⟩ at fixed w and z. Differentiated twice, as in
-    `_ThroughGraph`.
+    The gradients are those of ⟨w, Wᵀm(Wz) + ∂S/∂z⟩ + ⟨∂L/∂v, Wz⟩ at fixed w and z. For a second derivative they are
+    made afresh, from a z and a w that depend on the tensors of f.
     """
 
     @staticmethod
@@ -418,7 +393,7 @@ class _InClosedForm(torch.autograd.Function):
             w, y, n = ctx.rule.solve_closed(adjoint, g.detach().to(m.dtype), ctx.record)
         if torch.is_grad_enabled():
             at = Point(adjoint.z, backward=ctx.record)
-            return *[None] * 6, *_differentiable(ctx.rule, adjoint.f, at, w, g, g_v)
+            return *[None] * 6, *_differentiate_again(ctx.rule, adjoint.f, at, w, g, g_v)
         grad_weight = None
         if ctx.needs_input_grad[1]:
             operator = adjoint.operator

@@ -1,14 +1,13 @@
 """Gradient by the first terms of the Neumann series."""
 
 import dataclasses
-from typing import Any, final
+from typing import final
 
-import torch
 from torch import Tensor
 
-from ..maps import Linearisation, Map, Point, as_map, linearise
+from ..maps import Map, Point, as_map, linearise
 from ..tensors import check_whole
-from .base import AbstractGradient, once
+from .base import AbstractGradient, attach_through_graph
 
 ONCE = "`Neumann` can be differentiated once only; for second derivatives use `Phantom`, `Unrolled` or `Implicit`."
 
@@ -30,22 +29,11 @@ class Neumann(AbstractGradient):
 
     def attach(self, f: Map, at: Point) -> Point:
         system = linearise(as_map(f), at.z.detach())
-        z = _Series.apply(system.image, at.z.detach(), system, self.terms)  # type: ignore[no-untyped-call]
-        return Point(z, backward=at.backward)
 
-
-class _Series(torch.autograd.Function):
-    """Forward: z as it was found. Backward: g ↦ u, handed to the graph of f(z)."""
-
-    @staticmethod
-    def forward(ctx: Any, image: Tensor, z: Tensor, system: Linearisation, terms: int) -> Tensor:
-        ctx.system, ctx.terms = system, terms
-        return z.view_as(z).to(image.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.no_grad():
+        def add_terms(g: Tensor) -> Tensor:
             u = g
-            for _ in range(ctx.terms):
-                u = g + ctx.system.vjp(u)
-        return once(u, g, ctx.system.image, ONCE) if torch.is_grad_enabled() else u, None, None, None
+            for _ in range(self.terms):
+                u = g + system.vjp(u)
+            return u
+
+        return Point(attach_through_graph(system, at.z.detach(), add_terms, ONCE), backward=at.backward)

@@ -1,16 +1,15 @@
 """Gradient by the inverse Jacobian that Broyden's method has learnt on its way to the equilibrium."""
 
 import dataclasses
-from typing import Any, final
+from typing import final
 
-import torch
 from torch import Tensor
 
-from ..maps import Linearisation, Map, Point, as_map, linearise
+from ..maps import Map, Point, as_map, linearise
 from ..solvers.anderson import flatten_sample, unflatten_sample
 from ..solvers.broyden import Broyden, Secants
 from ..tensors import check_whole
-from .base import AbstractGradient, once
+from .base import AbstractGradient, attach_through_graph
 
 ONCE = "`Shine` can be differentiated once only; for second derivatives use `Phantom`, `Unrolled` or `Implicit`."
 
@@ -35,33 +34,19 @@ class Shine(AbstractGradient):
     def attach(self, f: Map, at: Point) -> Point:
         system = linearise(as_map(f), at.z.detach())
         memory = at.memory if isinstance(at.memory, Secants) else None  # None: it converged where it started
-        z = _Reused.apply(system.image, at.z.detach(), system, memory, self.refine)  # type: ignore[no-untyped-call]
-        return Point(z, backward=at.backward)
+
+        def multiply(g: Tensor) -> Tensor:
+            u = g
+            if memory is not None:
+                flat = memory.apply(memory.v, memory.u, flatten_sample(g, memory.channels_last).to(memory.u.dtype))
+                u = unflatten_sample(flat.to(g.dtype), g, memory.channels_last)
+            for _ in range(self.refine):
+                u = g + system.vjp(u)
+            return u
+
+        return Point(attach_through_graph(system, at.z.detach(), multiply, ONCE), backward=at.backward)
 
     def check_solver(self, solver: object) -> None:
         """Raise unless the solver learns what this rule needs."""
         if not isinstance(solver, Broyden):
             raise TypeError(f"The gradient `Shine` reuses what the solver `Broyden` has learnt, got {solver!r}.")
-
-
-class _Reused(torch.autograd.Function):
-    """Forward: z as it was found. Backward: g ↦ u, handed to the graph of f(z)."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, image: Tensor, z: Tensor, system: Linearisation, memory: Secants | None, refine: int
-    ) -> Tensor:
-        ctx.system, ctx.memory, ctx.refine = system, memory, refine
-        return z.view_as(z).to(image.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        memory: Secants | None = ctx.memory
-        with torch.no_grad():
-            u = g
-            if memory is not None:
-                flat = memory.apply(memory.v, memory.u, flatten_sample(g, memory.channels_last).to(memory.u.dtype))
-                u = unflatten_sample(flat.to(g.dtype), g, memory.channels_last)
-            for _ in range(ctx.refine):
-                u = g + ctx.system.vjp(u)
-        return once(u, g, ctx.system.image, ONCE) if torch.is_grad_enabled() else u, None, None, None, None

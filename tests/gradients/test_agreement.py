@@ -10,7 +10,7 @@ from torch.func import functional_call
 import kerneq
 from kerneq.gradients import ConjugateGradient, Implicit, InFeatures, Phantom, Point, Unrolled
 from kerneq.kernels import Gaussian
-from kerneq.linear_maps import Convolution
+from kerneq.linear_maps import LinearMap
 from kerneq.prox import Identity, SoftThreshold
 from kerneq.solution import Limits
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal
@@ -225,9 +225,9 @@ def test_what_the_last_evaluation_of_a_solve_has_made_is_not_made_again_for_the_
     _, at = find_point(f, None, Proximal(), Limits(1e-3, 6, 6))
     products = []
     for name in ("__call__", "adjoint"):
-        product = getattr(Convolution, name)
+        product = getattr(LinearMap, name)
         counted = lambda self, *args, made=product: products.append(made) or made(self, *args)  # noqa: E731
-        monkeypatch.setattr(Convolution, name, counted)
+        monkeypatch.setattr(LinearMap, name, counted)
     layer.gradient.attach(f, at)
     assert not products
     layer.gradient.attach(f, Point(at.z))

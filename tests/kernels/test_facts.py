@@ -280,8 +280,8 @@ def test_fact_8_the_sigmoid_equilibrium_is_that_of_tanh_and_unique_for_every_len
     cell = cell_of("dense", Sigmoid(), seed=seed)
     with torch.no_grad():
         f = cell.bind(input_of("dense", seed=seed))
-        longer = dataclasses.replace(f.binding, a=size * f.binding.a, lipschitz=f.bound * max(1, size**2))
-        f = dataclasses.replace(f, binding=longer)
+        longer = dataclasses.replace(f.binding, a=size * f.binding.a)
+        f = dataclasses.replace(f, binding=longer, bound=f.bound * max(1, size**2))
         z = kerneq.solve(f, None, Proximal(), tol=1e-10, max_steps=3000, on_failure="raise").value
         t = (f.binding.a * z).sum(1, keepdim=True)
         W = f.operator.weight

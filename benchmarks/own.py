@@ -48,8 +48,7 @@ def _measure(name: str, arguments: tuple[Any, ...], setup: Setup) -> Result:
     setup.progress(f"{name}: training")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what did not converge stands in the table
-        trained = importlib.import_module(name).train(*arguments)
-        layer, inputs = trained.layer, trained.inputs
+        layer, inputs, _ = importlib.import_module(name).train(*arguments)
         layers = {"kerneq, by default": _default(layer)}
         if repr(layer.solver) != repr(layers["kerneq, by default"].solver):
             layers[f"kerneq, {type(layer.solver).__name__}"] = layer

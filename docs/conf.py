@@ -25,9 +25,11 @@ examples.export_explorer()
 sphinx_gallery_conf = {
     "examples_dirs": str(examples.COPIES),
     "gallery_dirs": "gallery",
-    "filename_pattern": examples.RUN,
-    "ignore_pattern": "beside_torchdeq",  # what the showcases share
-    "image_scrapers": ("docs.examples.take_pictures", "matplotlib"),
+    "filename_pattern": r"/\w+\.py$",  # all of them are run
+    "ignore_pattern": "beside_torchdeq",  # no example: it compares the showcases
+    "within_subsection_order": "docs.examples.Order",
+    "parallel": 2,
+    "image_scrapers": ("docs.examples.take_pictures",),
     "reset_modules": ("matplotlib", "docs.examples.reset_torch"),
     "reset_argv": "docs.examples.arguments_of",
     "abort_on_example_error": True,
@@ -35,7 +37,7 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
     "remove_config_comments": True,
     "show_signature": False,
-    "first_notebook_cell": "import sys\n\nsys.argv = ['notebook']  # an example reads its arguments as a script does",
+    "first_notebook_cell": examples.FIRST_CELL,
 }
 
 html_theme = "furo"

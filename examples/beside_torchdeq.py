@@ -1,4 +1,4 @@
-"""What the showcases share: the same layer by torchdeq, the table of both, and pictures.
+"""The showcases by both libraries: a table of kerneq and torchdeq for each, `python examples/beside_torchdeq.py NAME`.
 
 A showcase trains with `Layer=kerneq.Equilibrium`; then with `Torchdeq`, whose solver is the fastest of torchdeq's that
 reaches the tolerance on the map that kerneq trained. There all of them take one training step of the layer, from the
@@ -6,21 +6,21 @@ same start to the same residual: residuals are measured here, on the state that 
 state that torchdeq returns is ahead of the one at which it stops, it stops there at the loosest of `LOOSER` that does.
 """
 
+import argparse
 import dataclasses
 import gc
+import importlib
 import importlib.util
 import os
 import time
 import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: its profiler, which counts the memory, is talkative
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -31,13 +31,17 @@ TIMES = 3  # a step is taken; the shortest counts
 LOOSER = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0)  # times tol
 
 
-@dataclasses.dataclass
-class Trained:
-    """What a showcase hands over: a layer of f, inputs at which to compare, and how well the model does, in words."""
-
-    layer: nn.Module
-    inputs: tuple[Any, ...]
-    metric: str
+# What `train` of each returns: its layer, inputs at which the libraries are compared, and how good the model is.
+Trained = tuple[nn.Module, tuple[Any, ...], str]
+# The title of what it is good at, and the arguments of `train`.
+SHOWCASES: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "text_transformer": ("a letter, unseen", (48, 150)),
+    "graph_chains": ("right, new chains", (30, 100)),
+    "implicit_picture": ("fidelity (PSNR)", (48, 150, {})),
+    "flow_two_states": ("error, new pairs", (24, 150, {})),
+    "prefix_sums": ("strings right", (12, 300)),
+    "restore_pictures": ("another photograph", (False, 150, {})),
+}
 
 
 @dataclasses.dataclass
@@ -98,25 +102,24 @@ class Torchdeq(nn.Module):
         return Found(tuple(values[-1]) if isinstance(z0, tuple) else values[-1], info["nstep"])
 
 
-def compare(train: Callable[[Any], Trained], metric: str) -> Trained:
-    """Train with both libraries, print the table, and return what kerneq has trained."""
-    seconds, ours = _timed(lambda: train(kq.Equilibrium))
+def compare(train: Callable[..., Trained], metric: str) -> None:
+    """Train with both libraries and print the table."""
+    seconds, (layer, inputs, words) = _timed(lambda: train(Layer=kq.Equilibrium))
     print(f"{'':28s} {metric:>20s} {'training':>10s} {'a step':>10s} {'peak':>10s} {'residual':>10s} {'steps':>6s}")
-    name = type(ours.layer.solver).__name__
-    _show(f"kerneq, {name}", ours.metric, seconds, _measure(ours.layer, ours.inputs))
+    name = type(layer.solver).__name__
+    _show(f"kerneq, {name}", words, seconds, _measure(layer, inputs))
     if importlib.util.find_spec("torchdeq") is None:
         print("torchdeq is not installed: `pip install torchdeq` for the other half of this table.")
-        return ours
-    looser = {name: find_tolerance(ours.layer, name, ours.inputs) for name in SOLVERS}
-    rows = {name: _measure(like(ours.layer, name, times or 1.0), ours.inputs) for name, times in looser.items()}
+        return
+    looser = {name: find_tolerance(layer, name, inputs) for name in SOLVERS}
+    rows = {name: _measure(like(layer, name, times or 1.0), inputs) for name, times in looser.items()}
     best = min((name for name in SOLVERS if looser[name]), key=lambda name: rows[name][0], default=None)
     for name, row in rows.items():
         if name == best:
-            seconds, theirs = _timed(lambda name=name: train(partial(Torchdeq, method=name)))
-            _show(f"torchdeq, {name}", theirs.metric, seconds, row)
+            seconds, (_, _, words) = _timed(lambda name=name: train(Layer=partial(Torchdeq, method=name)))
+            _show(f"torchdeq, {name}", words, seconds, row)
         else:
             _show(f"torchdeq, {name}", "(slower)" if looser[name] else "(not reached)", None, row)
-    return ours
 
 
 def like(layer: kq.Equilibrium, method: str, looser: float) -> Torchdeq:
@@ -205,16 +208,10 @@ def _show(name: str, metric: str, seconds: float | None, row: tuple[float, float
     print(f"{name:28s} {metric:>20s} {trained:>10s} {ms:7.1f} ms {held:6.1f} MiB {residual:10.1e} {steps:6d}")
 
 
-def draw(pictures: dict[str, Tensor], path: Path) -> None:
-    """Save pictures (height, width) or (height, width, 3) side by side."""
-    figure = Figure(figsize=(2.7 * len(pictures), 3), layout="constrained")
-    for axes, (name, picture) in zip(figure.subplots(1, len(pictures)), pictures.items(), strict=True):
-        axes.imshow(picture.numpy(), cmap="gray")
-        axes.set(title=name, xticks=[], yticks=[])
-    save(figure, path)
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Save a figure, in a new folder if need be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=80)
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help=", ".join(SHOWCASES))
+    for showcase in parser.parse_args().names or SHOWCASES:
+        title, arguments = SHOWCASES[showcase]
+        print(showcase)
+        compare(partial(importlib.import_module(showcase).train, *arguments), title)

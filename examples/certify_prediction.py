@@ -8,8 +8,8 @@ import argparse
 import tempfile
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import torch
-from matplotlib.figure import Figure
 
 import kerneq as kq
 from kerneq.lab.evaluate.attack import InPixels, Threat, pgd
@@ -26,7 +26,7 @@ def train_model(epochs: int) -> torch.nn.Module:
         return TrainedRun.open(Path(folder) / "run", device="cpu").model
 
 
-def main(epochs: int, output: Path) -> None:
+def main(epochs: int) -> None:
     model, images = train_model(epochs), kq.data.load("digits", "test")
     mean, std = (torch.tensor(values)[:, None, None] for values in (images.mean, images.std))
     pixels, labels = images.pixels[::5] / 255, images.labels[::5]
@@ -38,7 +38,7 @@ def main(epochs: int, output: Path) -> None:
         print(f"  within {radius:<4} of the picture, for pixels in [0, 1]: {share:.1%}")
 
     some = torch.stack([(right & (labels == digit)).nonzero()[0, 0] for digit in range(0, 10, 3)])
-    axes = (figure := Figure(figsize=(6.5, 6.5), layout="constrained")).subplots(len(some), len(RADII))
+    figure, axes = plt.subplots(len(some), len(RADII), figsize=(6.5, 6.5), layout="constrained")
     attacked = InPixels(model, images.mean, images.std).eval()
     print("digit  radius  class after an attack within " + ", ".join(f"{factor} ×" for factor in RADII[1:]))
     for row, index in zip(axes, some, strict=True):
@@ -56,12 +56,10 @@ def main(epochs: int, output: Path) -> None:
             place.set_title(f"{factor} × {radius:.2f}: {classes[-1]}", color="black" if classes[-1] == label else "C3")
             place.axis("off")
         print(f"{int(label):5d}  {radius:6.3f}  {classes[1:]}")
-    output.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output / "certify_prediction.png", dpi=80)
+    figure.savefig("certify_prediction.png", dpi=80)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=Path("."), help="the folder for certify_prediction.png")
     main(**vars(parser.parse_args()))

@@ -1,8 +1,9 @@
-"""Counts at scale: claims per year of 20 000 drivers by a Poisson kernel GLM, and the same model inside a network."""
+"""Counts at scale: claims per year of 100 000 drivers by a Poisson kernel GLM, and the same model inside a network."""
 
 import argparse
 import time
 
+import matplotlib.pyplot as plt
 import torch
 
 from kerneq import kglm
@@ -13,8 +14,12 @@ def draw_claims(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     g = torch.Generator().manual_seed(seed)
     X = torch.rand(n, 2, generator=g, dtype=torch.float64)
     years = 0.1 + 2 * torch.rand(n, generator=g, dtype=torch.float64)
-    rate = 0.3 * (1.5 * torch.cos(6 * X[:, 0]) + X[:, 1]).exp()  # the young and the old, and fast cars
+    rate = true_rate(X)
     return X, years, torch.poisson(years * rate, generator=g), rate
+
+
+def true_rate(X: torch.Tensor) -> torch.Tensor:
+    return 0.3 * (1.5 * torch.cos(6 * X[:, 0]) + X[:, 1]).exp()  # the young and the old, and fast cars
 
 
 def main(n: int, centres: int) -> None:
@@ -45,10 +50,20 @@ def main(n: int, centres: int) -> None:
         f"as an equilibrium of {layer.cell.Phi.shape[1]} numbers the same function: {same}; it can be trained further"
     )
 
+    figure, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
+    age = torch.linspace(0, 1, 100, dtype=torch.float64)
+    for power, colour in ((0.1, "#0072B2"), (0.9, "#D55E00")):
+        at = torch.stack([age, torch.full_like(age, power)], 1)
+        axes.plot(age, best.predict(at), color=colour, label=f"fitted, power {power}")
+        axes.plot(age, true_rate(at), color=colour, linestyle=":", label="true")
+    axes.set(xlabel="age (scaled)", ylabel="claims per year")
+    axes.legend()
+    figure.savefig("counts_per_exposure.png", dpi=80)
+
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--samples", type=int, default=20_000)
+    parser.add_argument("--samples", type=int, default=100_000)
     parser.add_argument("--centres", type=int, default=300)
     options = parser.parse_args()
     main(options.samples, options.centres)

@@ -9,8 +9,8 @@ import argparse
 import tempfile
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import torch
-from matplotlib.figure import Figure
 
 from kerneq.lab.evaluate.ood import TITLES, auroc, score_images, unknown_images
 from kerneq.lab.evaluate.trained import TrainedRun
@@ -18,9 +18,9 @@ from kerneq.lab.run.config import load
 from kerneq.lab.training import train
 
 
-def main(epochs: int, output: Path) -> None:
+def main(epochs: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        # The same as: kerneq train geq-tiny-digits data.subset=first-five-classes, then kerneq eval RUN --ood
+        # The same as: kerneq train geq-tiny-digits data.subset=first-five-classes, then kerneq evaluate RUN --part ood
         settings = ["data.subset=first-five-classes", f"training.epochs={epochs}", "device=cpu"]
         train(load("geq-tiny-digits", settings), Path(folder) / "run")
         run = TrainedRun.open(Path(folder) / "run", device="cpu")
@@ -29,7 +29,7 @@ def main(epochs: int, output: Path) -> None:
     right = (logits.argmax(1) == run.test.labels).double().mean()
     print(f"{len(logits)} digits of known classes, {right:.1%} right; {len(unknown['confidence'])} of unknown ones")
 
-    axes = (figure := Figure(figsize=(10, 3), layout="constrained")).subplots(1, len(known))
+    figure, axes = plt.subplots(1, len(known), figsize=(10, 3), layout="constrained")
     print(f"{'score':28s} {'known':>8s} {'unknown':>8s} {'AUROC':>7s}")
     for place, name in zip(axes, known, strict=True):
         share = auroc(known[name], unknown[name])
@@ -40,12 +40,10 @@ def main(epochs: int, output: Path) -> None:
         place.hist(unknown[name].numpy(), bins, alpha=0.6, color="#E69F00", label="5 to 9, never seen")
         place.set(title=f"AUROC {share:.3f}", xlabel=TITLES[name], ylabel="test digits")
     axes[0].legend()
-    output.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output / "find_unknown_classes.png", dpi=80)
+    figure.savefig("find_unknown_classes.png", dpi=80)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--output", type=Path, default=Path("."), help="the folder for find_unknown_classes.png")
     main(**vars(parser.parse_args()))

@@ -1,11 +1,10 @@
-"""How far each pixel has moved between two pictures: an update of two states, hidden and flow, beside torchdeq."""
+"""How far each pixel has moved between two pictures: an update of two states, hidden and flow."""
 
 import argparse
-from pathlib import Path
 
+import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
-from beside_torchdeq import Trained, compare, draw
 from torch import Tensor, nn
 
 import kerneq as kq
@@ -42,7 +41,9 @@ def make_pairs(count: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
     return warp(second, flow), second, flow
 
 
-def train(side: int, steps: int, shown: dict[str, Tensor], Layer=kq.Equilibrium) -> Trained:
+def train(
+    side: int, steps: int, shown: dict[str, Tensor], Layer=kq.Equilibrium
+) -> tuple[nn.Module, tuple[Tensor, ...], str]:
     torch.manual_seed(0)
     layer = Layer(
         Update(), init=lambda one, two: (one.new_zeros(len(one), 24, side, side), torch.cat([one * 0] * 2, 1))
@@ -57,15 +58,19 @@ def train(side: int, steps: int, shown: dict[str, Tensor], Layer=kq.Equilibrium)
     with torch.no_grad():
         found = layer.eval()(first, second).value[1]
     shown |= {"first picture": first[0, 0], "true flow, across": flow[0, 0], "found": found[0, 0]}
-    return Trained(layer, (first[:8], second[:8]), f"{(found - flow).norm(dim=1).mean():.2f} pixels")
+    return layer, (first[:8], second[:8]), f"{(found - flow).norm(dim=1).mean():.2f} pixels"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--side", type=int, default=24)
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--output", type=Path, default=Path("."), help="the folder for flow_two_states.png")
     options = parser.parse_args()
     shown: dict[str, Tensor] = {}
-    compare(lambda Layer: train(options.side, options.steps, shown, Layer), "error, new pairs")
-    draw(shown, options.output / "flow_two_states.png")
+    layer, inputs, error = train(options.side, options.steps, shown)
+    print(f"error on new pairs: {error}\n{layer(*inputs)}")
+    figure, places = plt.subplots(1, len(shown), figsize=(8.1, 3), layout="constrained")
+    for axes, (name, picture) in zip(places, shown.items(), strict=True):
+        axes.imshow(picture.numpy(), cmap="gray")
+        axes.set(title=name, xticks=[], yticks=[])
+    figure.savefig("flow_two_states.png", dpi=80)

@@ -1,10 +1,9 @@
-"""A picture as a function of the coordinates, by an equilibrium of 128 numbers a pixel, beside torchdeq."""
+"""A picture as a function of the coordinates, by an equilibrium of 128 numbers a pixel."""
 
 import argparse
-from pathlib import Path
 
+import matplotlib.pyplot as plt
 import torch
-from beside_torchdeq import Trained, compare, draw
 from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 
@@ -28,7 +27,9 @@ def load_picture(size: int) -> Tensor:
     return nn.functional.interpolate(picture, (size, size), mode="area")[0].flatten(1).T  # (pixels, 3)
 
 
-def train(size: int, steps: int, pictures: dict[str, Tensor], Layer=kq.Equilibrium) -> Trained:
+def train(
+    size: int, steps: int, pictures: dict[str, Tensor], Layer=kq.Equilibrium
+) -> tuple[nn.Module, tuple[Tensor, ...], str]:
     torch.manual_seed(0)
     target, axis = load_picture(size), torch.linspace(-1, 1, size)
     angles = torch.cartesian_prod(axis, axis) @ torch.randn(2, 64) * 8
@@ -41,15 +42,19 @@ def train(size: int, steps: int, pictures: dict[str, Tensor], Layer=kq.Equilibri
         error.backward()
         optimizer.step()
     pictures["learnt"] = pictures.get("learnt", head(layer(x).value).detach().clamp(0, 1).view(size, size, 3))
-    return Trained(layer, (x,), f"{-10 * error.log10().item():.1f} dB")
+    return layer, (x,), f"{-10 * error.log10().item():.1f} dB"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", type=int, default=48)
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--output", type=Path, default=Path("."), help="the folder for implicit_picture.png")
     options = parser.parse_args()
     pictures = {"the picture": load_picture(options.size).view(options.size, options.size, 3)}
-    compare(lambda Layer: train(options.size, options.steps, pictures, Layer), "fidelity (PSNR)")
-    draw(pictures, options.output / "implicit_picture.png")
+    layer, inputs, fidelity = train(options.size, options.steps, pictures)
+    print(f"fidelity (PSNR): {fidelity}\n{layer(*inputs)}")
+    figure, places = plt.subplots(1, len(pictures), figsize=(5.4, 3), layout="constrained")
+    for axes, (name, picture) in zip(places, pictures.items(), strict=True):
+        axes.imshow(picture.numpy(), cmap="gray")
+        axes.set(title=name, xticks=[], yticks=[])
+    figure.savefig("implicit_picture.png", dpi=80)

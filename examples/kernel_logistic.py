@@ -5,10 +5,9 @@ probability at one point rest on?
 """
 
 import argparse
-from pathlib import Path
 
+import matplotlib.pyplot as plt
 import torch
-from matplotlib.figure import Figure
 from sklearn.datasets import make_moons
 
 from kerneq import kglm
@@ -19,7 +18,7 @@ def draw_moons(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(X), torch.tensor(y, dtype=torch.float64)
 
 
-def main(samples: int, output: Path) -> None:
+def main(samples: int) -> None:
     X, y = draw_moons(samples, seed=0)
     X2, y2 = draw_moons(1000, seed=1)
     glm = kglm.KernelGLM(kglm.SquaredExponential(0.5), kglm.Bernoulli(), lam=0.5).fit(X, y)
@@ -39,7 +38,7 @@ def main(samples: int, output: Path) -> None:
     (influence,) = torch.autograd.grad(glm.as_equilibrium(point).mean(labels[None]).sum(), labels)
     across, up = torch.linspace(-1.8, 2.8, 80, dtype=torch.float64), torch.linspace(-1.3, 1.8, 80, dtype=torch.float64)
     grid = torch.cartesian_prod(across, up)
-    left, right = (figure := Figure(figsize=(10, 4), layout="constrained")).subplots(1, 2)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     drawn = left.contourf(across, up, glm.predict(grid).view(80, 80).T, 20, cmap="PuOr", vmin=0, vmax=1)
     figure.colorbar(drawn, ax=left)
     left.scatter(*X.T, c=y, cmap="PuOr", vmin=-0.3, vmax=1.3, edgecolors="black", s=18)
@@ -47,12 +46,10 @@ def main(samples: int, output: Path) -> None:
     figure.colorbar(right.scatter(*X.T, c=influence, cmap="viridis", edgecolors="grey", s=24), ax=right)
     right.plot(*point[0], "*", color="#D55E00", markersize=14)
     right.set_title("what each label adds to the probability at ★")
-    output.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output / "kernel_logistic.png", dpi=80)
+    figure.savefig("kernel_logistic.png", dpi=80)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=200)
-    parser.add_argument("--output", type=Path, default=Path("."), help="the folder for kernel_logistic.png")
     main(**vars(parser.parse_args()))

@@ -24,7 +24,7 @@ class Network(nn.Module):
         return self.head(solution.value), solution
 
 
-def main(epochs: int) -> float:
+def main(epochs: int) -> None:
     torch.manual_seed(0)
     digits = load_digits()
     x = torch.tensor(digits.data, dtype=torch.float32)
@@ -48,10 +48,12 @@ def main(epochs: int) -> float:
         accuracy = float((logits.argmax(1) == y[test]).float().mean())
         # The solution states whether each sample converged: check it first when a model with an equilibrium misbehaves.
         print(f"epoch {epoch}: test accuracy {accuracy:.1%}; {solution}")
-    return accuracy
+    with torch.no_grad():
+        axes = kerneq.plot.solve(network.equilibrium(x[test], trace=True))
+    axes[0].figure.savefig("layer_in_your_network.png", dpi=80)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=10)
-    main(parser.parse_args().epochs)
+    main(**vars(parser.parse_args()))

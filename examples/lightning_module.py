@@ -3,6 +3,7 @@
 import argparse
 
 import lightning
+import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
@@ -31,7 +32,7 @@ class Digits(lightning.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 
-def main(epochs: int, batches: int) -> float:
+def main(epochs: int, batches: int) -> None:
     lightning.seed_everything(0, verbose=False)
     digits = load_digits()
     x = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
@@ -47,10 +48,17 @@ def main(epochs: int, batches: int) -> float:
         enable_model_summary=False,
         enable_progress_bar=False,
     )
-    trainer.fit(Digits(), DataLoader(train, batch_size=50, shuffle=True), DataLoader(validation, batch_size=297))
+    module = Digits()
+    trainer.fit(module, DataLoader(train, batch_size=50, shuffle=True), DataLoader(validation, batch_size=297))
     accuracy = float(trainer.callback_metrics["accuracy"])
     print(f"validation accuracy {accuracy:.1%} at {float(trainer.callback_metrics['steps']):.1f} steps a solve")
-    return accuracy
+    _, places = plt.subplots(1, 10, figsize=(10, 1.4), layout="constrained")
+    for axes, picture, digit in zip(
+        places, x[validation.indices], module.eval().model(x[validation.indices]).argmax(1), strict=False
+    ):
+        axes.imshow(picture[0].numpy(), cmap="gray_r")
+        axes.set(title=int(digit), xticks=[], yticks=[])
+    plt.savefig("lightning_module.png", dpi=80)
 
 
 if __name__ == "__main__":

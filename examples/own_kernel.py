@@ -42,17 +42,18 @@ class SparseReLU(AbstractProx):
         return torch.where(z > 0, g, 0.0)
 
 
-def main() -> tuple[kerneq.Solution, bool]:
+def main() -> None:
     torch.manual_seed(0)
     cell = kerneq.cells.DenseCell(Softplus(), inputs=8, state=32, features=16, prox=SparseReLU()).double()
     layer = kerneq.Equilibrium(cell, tol=1e-10, max_steps=200).eval()
     x = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
-    solution = layer(x)
+    solution = layer(x, trace=True)
     print(f"{solution}\n{float((solution.value == 0).double().mean()):.0%} of the state is exactly zero")
     # Finite differences know nothing of the formulas above, so they would find a wrong derivative.
     right = torch.autograd.gradcheck(lambda x: layer(x).value, x, eps=1e-6, atol=1e-5)
     print(f"implicit gradient agrees with finite differences: {right}")
-    return solution, right
+    axes = kerneq.plot.solve(solution)
+    axes[0].figure.savefig("own_kernel.png", dpi=80)
 
 
 if __name__ == "__main__":

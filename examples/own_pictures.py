@@ -8,6 +8,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 from PIL import Image
 
@@ -41,8 +42,14 @@ def main(count: int, epochs: int, output: Path | None) -> None:
         train(config, folder / "run")
         accuracy = evaluate(folder / "run").scores["test"]["accuracy"]
         print(f"test accuracy {accuracy:.1%}")
-        for found in kq.predict(folder / "run", sorted(folder.glob("new-*.png")), top=1, device="cpu"):
-            print(f"{found.path.name}: {found.classes[0]} ({found.probabilities[0]:.0%})")
+        answers = kq.predict(folder / "run", sorted(folder.glob("new-*.png")), top=1, device="cpu")
+        figure, places = plt.subplots(1, len(answers), figsize=(7, 2.6), layout="constrained")
+        for axes, found in zip(places, answers, strict=True):
+            print(said := f"{found.path.name}: {found.classes[0]} ({found.probabilities[0]:.0%})")
+            axes.imshow(Image.open(found.path))
+            axes.set_title(said, fontsize=9)
+            axes.axis("off")
+    figure.savefig("own_pictures.png", dpi=80)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
 """As many steps as a problem needs: prefix sums of bits, learnt on short strings, solved on long ones."""
 
 import argparse
-from pathlib import Path
 
+import matplotlib.pyplot as plt
 import torch
-from beside_torchdeq import Trained, compare, save
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import kerneq as kq
@@ -30,7 +28,7 @@ def make_strings(lengths: Tensor) -> tuple[Tensor, Tensor]:
     return (2.0 * bits - 1) * inside, bits.cumsum(1) % 2
 
 
-def train(length: int, steps: int, Layer=kq.Equilibrium) -> Trained:
+def train(length: int, steps: int, Layer=kq.Equilibrium) -> tuple[nn.Module, tuple[Tensor, ...], str]:
     torch.manual_seed(0)
     picard = kq.solvers.Picard()  # a wave from left to right: the past steps, which Anderson mixes, say nothing of it
     start, rule = lambda x: x.new_zeros(*x.shape[:2], 16), kq.gradients.Implicit(picard)
@@ -43,7 +41,7 @@ def train(length: int, steps: int, Layer=kq.Equilibrium) -> Trained:
         nn.functional.binary_cross_entropy_with_logits(layer.head(layer(x).value), y.float(), x.abs()).backward()
         optimizer.step()
     x, y = make_strings(torch.full((64,), 4 * length))
-    return Trained(layer, (x[:, :length],), f"{find_right(layer.eval(), x, y).mean():.0%} at {4 * length} bits")
+    return layer, (x[:, :length],), f"{find_right(layer.eval(), x, y).mean():.0%} at {4 * length} bits"
 
 
 @torch.no_grad()
@@ -56,9 +54,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--length", type=int, default=12, help="of the longest string in training")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--output", type=Path, default=Path("."), help="the folder for prefix_sums.png")
     options = parser.parse_args()
-    layer = compare(lambda Layer: train(options.length, options.steps, Layer), "strings right").layer.eval()
+    layer, _, right = train(options.length, options.steps)
+    print(f"strings right: {right}")
     lengths = torch.arange(2, 6 * options.length + 1).repeat_interleave(4)
     x, y = make_strings(lengths)
     layer.on_failure, steps, full = "return", layer(x).steps, find_right(layer, x, y)
@@ -66,7 +64,7 @@ if __name__ == "__main__":
         few = find_right(layer, x, y)
     print(f"2 to {lengths.max()} bits in one batch: {few.mean():.0%} right with the steps of training,")
     print(f"{full.mean():.0%} with {steps.min()} to {steps.max()} steps, as many as each string needs")
-    axes = (figure := Figure(figsize=(5, 3), layout="constrained")).subplots()
+    figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
     axes.plot(lengths, steps, ".", color="#CC3388")
     axes.set(xlabel="bits of the string", ylabel="steps until it has converged")
-    save(figure, options.output / "prefix_sums.png")
+    figure.savefig("prefix_sums.png", dpi=80)

@@ -1,10 +1,9 @@
-"""Blurred pictures, and pictures with holes, restored by the equilibrium of a learned denoiser, beside torchdeq."""
+"""Blurred pictures, and pictures with holes, restored by the equilibrium of a learned denoiser."""
 
 import argparse
-from pathlib import Path
 
+import matplotlib.pyplot as plt
 import torch
-from beside_torchdeq import Trained, compare, draw
 from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, interpolate, pad
@@ -18,10 +17,7 @@ def blur(z: Tensor) -> Tensor:
 
 
 class Restore(nn.Module):
-    """f(z, y, mask): a step towards the picture y that was seen, then a denoiser (plug and play).
-
-    What is seen of z is its blur, or with a mask of 0 and 1 the pixels where that is 1.
-    """
+    """f(z, y, mask): a step towards what was seen, the blur of z or its pixels where the mask is 1; then a denoiser."""
 
     def __init__(self, width: int = 24):
         super().__init__()
@@ -46,7 +42,9 @@ def psnr(found: Tensor, wanted: Tensor) -> float:
     return -10 * (found - wanted).square().mean().log10().item()
 
 
-def train(holes: bool, steps: int, shown: dict[str, Tensor], Layer=kq.Equilibrium) -> Trained:
+def train(
+    holes: bool, steps: int, shown: dict[str, Tensor], Layer=kq.Equilibrium
+) -> tuple[nn.Module, tuple[Tensor, ...], str]:
     torch.manual_seed(0)
     layer = Layer(Restore(), max_steps=100, gradient=kq.gradients.Implicit(tol=1e-3))
     optimizer = torch.optim.Adam(layer.parameters(), lr=1e-3)
@@ -60,15 +58,19 @@ def train(holes: bool, steps: int, shown: dict[str, Tensor], Layer=kq.Equilibriu
             (found - x).square().mean().backward()
             optimizer.step()
     shown |= {"seen": y[0, 0], "restored": found.detach()[0, 0], "the truth": x[0, 0]}
-    return Trained(layer, (y[:16], None if mask is None else mask[:16]), f"{psnr(y, x):.1f} to {psnr(found, x):.1f} dB")
+    return layer, (y[:16], None if mask is None else mask[:16]), f"{psnr(y, x):.1f} to {psnr(found, x):.1f} dB"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--holes", action="store_true", help="half of the pixels are missing; otherwise a blur")
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--output", type=Path, default=Path("."), help="the folder for restore_pictures.png")
     options = parser.parse_args()
     shown: dict[str, Tensor] = {}
-    compare(lambda Layer: train(options.holes, options.steps, shown, Layer), "another photograph")
-    draw(shown, options.output / "restore_pictures.png")
+    layer, inputs, gain = train(options.holes, options.steps, shown)
+    print(f"pieces of another photograph: {gain}\n{layer(*inputs)}")
+    figure, places = plt.subplots(1, len(shown), figsize=(8.1, 3), layout="constrained")
+    for axes, (name, picture) in zip(places, shown.items(), strict=True):
+        axes.imshow(picture.numpy(), cmap="gray")
+        axes.set(title=name, xticks=[], yticks=[])
+    figure.savefig("restore_pictures.png", dpi=80)

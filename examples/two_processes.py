@@ -7,9 +7,9 @@ import argparse
 import tempfile
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
-from matplotlib.figure import Figure
 from torch import multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -44,7 +44,7 @@ def work(rank: int, steps: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def main(steps: int, output: Path) -> None:
+def main(steps: int) -> None:
     alone, wanted = train(steps, rank=0, processes=1)
     with tempfile.TemporaryDirectory() as folder:
         # A fork is faster, since it imports nothing again; autograd does not allow it where there is a GPU.
@@ -56,17 +56,15 @@ def main(steps: int, output: Path) -> None:
     print("step  loss of one process  of two  relative distance of the gradients")
     for step in sorted({0, steps // 2, steps - 1}):
         print(f"{step + 1:4d}  {alone[step]:19.4f}  {together[step]:6.4f}  {errors[step]:.1e}")
-    axes = (figure := Figure(figsize=(5, 3), layout="constrained")).subplots()
+    figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
     axes.plot(alone, color="#E69F00", linewidth=6, label="one process")
     axes.plot(together, color="black", linestyle="--", label="two, on average")
     axes.set(xlabel="step", ylabel="loss")
     axes.legend()
-    output.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output / "two_processes.png", dpi=80)
+    figure.savefig("two_processes.png", dpi=80)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--output", type=Path, default=Path("."), help="the folder for two_processes.png")
     main(**vars(parser.parse_args()))

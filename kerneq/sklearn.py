@@ -114,7 +114,7 @@ class AbstractKernelGLM(BaseEstimator, abc.ABC):
             progress=print if self.verbose and low_rank else None,
         )
         if low_rank:
-            self.model_.reduced.problem.design.release()
+            self.model_.reduced.design.release()
         self.loss_curve_ = self.model_.result.objective[:, 0].tolist()
         self.n_iter_ = max(1, self.model_.result.steps)
 

@@ -58,7 +58,7 @@ def test_three_classes_are_one_softmax():
     theirs = LogisticRegression(C=2.0, fit_intercept=False, tol=1e-10, max_iter=5000).fit(X, y)
     np.testing.assert_allclose(ours.predict_proba(X), theirs.predict_proba(X), atol=1e-4)
     assert ours.decision_function(X).shape == (150, 3) and len(ours.loss_curve_) == ours.n_iter_ + 1
-    assert (np.diff(ours.loss_curve_) < 0).all()
+    assert (np.diff(ours.loss_curve_) < 1e-12).all()
 
 
 def test_probabilities_far_away_are_numbers():

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from kerneq.gradients import Implicit
 from kerneq.kglm import DeclarativeNode, Gaussian, SquaredExponential, initialise, pixels
 from kerneq.kglm.declarative import dual
-from kerneq.kglm.exact import newton
+from kerneq.kglm.newton import newton
 from kerneq.settings import ConfigError, setting
 from kerneq.solvers import Newton
 from kerneq.tensors import map_tensors
@@ -213,7 +213,7 @@ def _agreement(settings: Inpaint, node: DeclarativeNode, data: Quartets) -> Resu
     minimum, equilibrium = node(data.X, data.Y, data.X2), other(data.X, data.Y, data.X2)
     problem = node.glm.pose(data.X, data.Y)
     fit = newton(problem)
-    gap = problem.objective(fit.alpha, fit.eta) - dual(problem, fit.eta)
+    gap = problem.objective(fit.coefficients, fit.eta) - dual(problem, fit.eta)
     return {"difference": (minimum - equilibrium).abs().max().item(), "duality_gap": gap.abs().max().item()}
 
 

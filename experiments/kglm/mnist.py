@@ -18,8 +18,9 @@ from torch.nn import functional as F
 import kerneq
 from kerneq.conjugate_gradient import conjugate_gradient as solve_positive
 from kerneq.kglm import Bernoulli, SquaredExponential, White, check_assumptions
-from kerneq.kglm.exact import LinearSolver, Problem, cholesky, newton
+from kerneq.kglm.exact import Gram, LinearSolver, cholesky
 from kerneq.kglm.initialisation import uniform
+from kerneq.kglm.newton import Problem, newton
 from kerneq.maps import Function
 from kerneq.settings import setting
 from kerneq.solvers import Picard
@@ -72,7 +73,7 @@ def kernel_matrix(settings: Mnist) -> Tensor:
 
 def equilibrium(problem: Problem, norm: float) -> Solved:
     """z = σ((K/λ)(Y − z)) by plain iteration through `kerneq.solve`, read out as f = (K/λ)(Y − z)."""
-    W = problem.K / problem.lam
+    W = problem.basis.K / problem.lam
     # out of reach, so that every image goes to the floor of its dtype, where `solve` stops it
     tol = 0.5 * torch.finfo(W.dtype).eps
     start = torch.full_like(problem.t, 0.5)
@@ -84,8 +85,9 @@ def equilibrium(problem: Problem, norm: float) -> Solved:
 
 def kernel_logistic_regression(problem: Problem, norm: float, linear_solver: LinearSolver) -> Solved:
     """Newton's method."""
-    fit = newton(problem, linear_solver=linear_solver, tol=1e-15, max_steps=20)
-    return _solved(problem, fit.alpha, norm, fit.steps)
+    basis = Gram(problem.basis.K, linear_solver)
+    fit = newton(dataclasses.replace(problem, basis=basis), tol=1e-15, max_steps=20)
+    return _solved(problem, fit.coefficients, norm, fit.steps)
 
 
 def conjugate_gradient(K: Tensor, s: Tensor, lam: float, b: Tensor, *, tol: float = 1e-15) -> Tensor:
@@ -109,7 +111,7 @@ def _solved(problem: Problem, alpha: Tensor, norm: float, steps: int) -> Solved:
     """The a-posteriori bound ‖η − η*‖ ≤ (‖K‖/λ)‖r‖, with the rounding of Kα and of r added to it."""
     eta = problem.canonical(alpha)
     n, eps = eta.shape[-1], torch.finfo(eta.dtype).eps
-    product = n * eps * problem.K.abs().sum(-1).max() * alpha.abs().amax(-1)  # of Kα, per entry
+    product = n * eps * problem.basis.K.abs().sum(-1).max() * alpha.abs().amax(-1)  # of Kα, per entry
     slack = n**0.5 * (8 * eps + problem.family.variance_range()[1] * product)
     error = error_bound(problem, alpha, eta, norm) + norm / problem.lam * slack + product
     return Solved(eta, error, steps)
@@ -140,7 +142,7 @@ def run(settings: Mnist, job: Job) -> Result:
     for number, t in enumerate(chunks(settings, job.device)):
         if number < tally["chunks"]:
             continue
-        problem, first = Problem(K, t, family, lam), number * settings.chunk
+        problem, first = Problem(Gram(K), t, family, lam), number * settings.chunk
         start = time.perf_counter()
         deq = equilibrium(problem, norm)
         middle = time.perf_counter()
@@ -159,7 +161,7 @@ def run(settings: Mnist, job: Job) -> Result:
         tally["ties"] += int(tie.sum())
         tally["beyond_bound"] += int((gap > error).sum())
         if settings.single:
-            low = dataclasses.replace(problem, K=K.float(), t=t.float())
+            low = dataclasses.replace(problem, basis=Gram(K.float()), t=t.float())
             single = equilibrium(low, norm).eta
             tally["float32_pixels"] += int(((single > 0) != (klr.eta > 0)).sum())
             half = single.sigmoid() == 0.5  # what the paper's eleven disagreements are
@@ -205,7 +207,7 @@ def draw(records: Sequence[Record[Mnist]]) -> Figures:
     noisy = corrupt(binarised("train", settings.images), settings.flips, settings.seed)[rows]
     K = kernel_matrix(settings)
     norm = torch.linalg.matrix_norm(K, 2).item()
-    problem = Problem(K, noisy, Bernoulli(), settings.ratio * norm)
+    problem = Problem(Gram(K), noisy, Bernoulli(), settings.ratio * norm)
     regression = kernel_logistic_regression(problem, norm, conjugate_gradient).eta > 0
     kernel = equilibrium(problem, norm).eta > 0
     pictures = [noisy > 0.5, regression, kernel, _random(noisy)]

@@ -1,11 +1,12 @@
 """Kernel GLMs, their equilibrium form, and equilibrium layers initialised as kernel GLMs (Tsuchida et al., 2022)."""
 
 from .declarative import DeclarativeNode as DeclarativeNode
+from .design import Approximation as Approximation
+from .design import save_rows as save_rows
 from .equilibrium import FeatureCell as FeatureCell
 from .equilibrium import FeatureEquilibrium as FeatureEquilibrium
 from .equilibrium import GLMCell as GLMCell
 from .equilibrium import KernelEquilibrium as KernelEquilibrium
-from .exact import Posterior as Posterior
 from .families import AbstractFamily as AbstractFamily
 from .families import Bernoulli as Bernoulli
 from .families import Binomial as Binomial
@@ -39,9 +40,8 @@ from .kernels import pixels as pixels
 from .lowrank import AbstractLowRank as AbstractLowRank
 from .lowrank import Nystrom as Nystrom
 from .lowrank import RandomFeatures as RandomFeatures
-from .reduced import Approximation as Approximation
-from .reduced import FitProgress as FitProgress
-from .reduced import save_rows as save_rows
+from .newton import FitProgress as FitProgress
+from .newton import Posterior as Posterior
 
 
 def __dir__() -> list[str]:

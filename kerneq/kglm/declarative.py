@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from ..gradients.base import once
 from .equilibrium import KernelEquilibrium
-from .exact import Problem, newton, newton_step
+from .exact import Gram
 from .families import FLAT, AbstractFamily, Prior
 from .glm import KernelGLM
 from .kernels import coordinates
+from .newton import Problem, newton
 
 Constraint = Literal["minimum", "equilibrium"]  # of (6), of (9)
 ONCE = 'The minimum is differentiated once only: use `constraint="equilibrium"` for second derivatives.'
@@ -35,11 +36,12 @@ def minimise(problem: Problem) -> Tensor:
     H = K(λI + DK) and B = −K ∂r/∂θ: K cancels, and Dα* = (λI + DK)⁻¹ ∂r/∂θ, which needs no inverse of K. It is the
     derivative of one more Newton step at α*, whose matrix is a constant: so there is no second one.
     """
-    fixed = dataclasses.replace(problem, K=problem.K.detach())
+    assert isinstance(problem.basis, Gram)
+    fixed = Gram(problem.basis.K.detach())
     with torch.no_grad():
-        fit = newton(fixed).warn_if_unsolved()
-    residual = problem.residual(fit.alpha, problem.canonical(fit.alpha))
-    alpha = fit.alpha + newton_step(fixed, fit.eta, residual)
+        fit = newton(dataclasses.replace(problem, basis=fixed)).warn_if_unsolved()
+    residual = problem.residual(fit.coefficients, problem.canonical(fit.coefficients))
+    alpha = fit.coefficients + fixed.solve(problem.curvature(fit.eta), problem.lam, residual)
     if alpha.requires_grad:  # the hook holds the residual, not alpha, which would hold itself
         alpha.register_hook(lambda g: once(g, g, residual, ONCE) if torch.is_grad_enabled() else g)  # type: ignore[no-untyped-call]
     return alpha
@@ -53,7 +55,7 @@ def dual(problem: Problem, eta: Tensor) -> Tensor:
     """
     z = problem.family.mean(eta) + problem.prior.slope(eta)
     gap = problem.t - z
-    rest = eta * z - problem.prior.penalty(eta) + gap * (problem.times(gap) / (2 * problem.lam) + problem.offset)
+    rest = eta * z - problem.prior.penalty(eta) + gap * (problem.basis.lift(gap) / (2 * problem.lam) + problem.offset)
     return problem.family.log_partition(eta).sum(-1) - rest.flatten(1).sum(-1)
 
 

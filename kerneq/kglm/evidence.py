@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from .declarative import minimise
-from .exact import Problem, log_evidence
+from .exact import Gram
 from .families import AbstractFamily, Gaussian, Weighted
 from .kernels import Matern, SquaredExponential, squared_distance
+from .newton import Problem
 
 ROWS = 1000  # random samples that the evidence is of, at most: it costs n³ a value
 LARGEST = 1e4  # factors that λ may change by, and a tenth of it for the length, up and down
@@ -67,10 +68,10 @@ def maximise_evidence(
         K = K + 1e-10 * K.diagonal().mean() * torch.eye(len(K), dtype=K.dtype, device=K.device)
         if isinstance(family, Gaussian):
             return _gaussian_evidence(K, t - offset, weights)
-        problem = Problem(K, t[None], family, 1.0, offset=offset)
+        problem = Problem(Gram(K), t[None], family, 1.0, offset=offset)
         alpha = minimise(problem)
         eta = problem.canonical(alpha)
-        return log_evidence(problem, eta, problem.objective(alpha, eta))[0], torch.ones((), dtype=K.dtype)
+        return problem.log_evidence(eta, problem.objective(alpha, eta))[0], torch.ones((), dtype=K.dtype)
 
     with warnings.catch_warnings():  # of fits at the borders, which lose
         warnings.simplefilter("ignore", RuntimeWarning)

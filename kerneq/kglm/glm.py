@@ -4,7 +4,7 @@
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -12,22 +12,54 @@ import torch
 from torch import Tensor
 
 from ..tensors import check_positive
-from .equilibrium import FeatureEquilibrium, GLMCell, KernelEquilibrium
-from .exact import Fit, LinearSolver, Posterior, Problem, cholesky, log_evidence, newton, posterior_covariance
+from .design import BLOCK, Approximation, Design, Group, open_design, read_rows
+from .equilibrium import FeatureCell, FeatureEquilibrium, GLMCell, KernelEquilibrium
+from .exact import Gram, LinearSolver, cholesky
 from .families import FLAT, AbstractFamily, Prior, Weighted
 from .guarantee import check_assumptions
 from .kernels import FunctionKernel, Truncated, as_kernel, coordinates, pixels
-from .lowrank import AbstractLowRank, Rows
-from .reduced import (
-    FitProgress,
-    Group,
-    Reduced,
-    ReducedFit,
-    ReducedProblem,
-    minimise_reduced,
-    offset_of,
-    open_design,
-)
+from .lowrank import AbstractLowRank, Features, Rows
+from .newton import Fit, FitProgress, Posterior, Problem, newton
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """What a fit leaves behind."""
+
+    X: Rows
+    problem: Problem
+    fit: Fit
+    single: bool  # whether the targets were those of one data set
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor (0, d) with the dtype and the device of predictions."""
+        return self.problem.basis.like if isinstance(self.problem.basis, Design) else torch.as_tensor(self.X)[:0]
+
+    def unbatch(self, values: Tensor) -> Tensor:
+        """Return numbers of each data set, (batch, …), as the targets were given."""
+        return values[0] if self.single else values
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Reduced:
+    """The fit of a kernel of low rank: its features, and what they miss."""
+
+    problem: Problem
+    fit: Fit
+    design: Design
+
+    @property
+    def features(self) -> Features:
+        """φ."""
+        return self.design.features
+
+    def approximation(self, samples: int = 1000) -> Approximation:
+        """Return the errors of k̃ and of the fit, from a sample of the rows; exact where it is all of them."""
+        gap, error = self.problem.gap(self.fit.eta), self.fit.error.norm().item()
+        return self.design.approximate(gap, self.problem.lam, error, samples)
 
 
 @final
@@ -56,10 +88,11 @@ class KernelGLM:
         check_positive("lam", lam)
         if not isinstance(family, AbstractFamily):
             raise TypeError(f"`family` must be a family of `kerneq.kglm`, such as `Poisson()`, got {family!r}.")
+        if family.vector and not prior.flat:
+            raise ValueError("A Categorical family takes the flat prior factor q only.")
         self.kernel, self.family, self.lam = as_kernel(kernel), family, float(lam)
         self.prior, self.offset = prior, offset
-        self._state: tuple[Tensor, Problem, Fit, bool] | None = None
-        self._reduced: Reduced | None = None  # in place of `_state`, where the kernel has low rank
+        self._state: Fitted | None = None
 
     def covariance(self, X: Tensor, X2: Tensor) -> Tensor:
         """Return k(X, X2), (n, m); for batches of coordinates one matrix each, (batch, n, m)."""
@@ -80,19 +113,21 @@ class KernelGLM:
 
         `weights` and `offset`, (n,), are those of `fit`.
         """
-        n = X.shape[-2]
-        if Y.ndim != 2 or Y.shape[1] != n:
-            raise ValueError(f"Targets must be (n,) or (batch, n) with n = {n}, got {tuple(Y.shape)}.")
-        Y = Y.to(X.dtype)
-        if not bool(X.isfinite().all()) or not bool(Y.isfinite().all()):
-            raise ValueError("Coordinates and targets must be finite: remove the samples with NaN or infinite values.")
-        family, m = self.family.for_targets(Y), self.offset_at(X)
+        if not bool(X.isfinite().all()):
+            raise ValueError("Coordinates must be finite: remove the samples with NaN or infinite values.")
+        _check_targets(Y, X.shape[-2])
+        return self._pose(Gram(self.covariance(X, X)), Y.to(X), self.offset_at(X), weights, offset)
+
+    def _pose(
+        self, basis: Gram | Design, Y: Tensor, m: Tensor, weights: Tensor | None, offset: Tensor | None
+    ) -> Problem:
+        """Return the problem in a basis, for targets (batch, n) and offset(X)."""
+        family = self.family.for_targets(basis.largest(Y.max().reshape(1)))
         if weights is not None:
-            family = Weighted(family, self._per_sample("weights", weights, n, X))
+            family = Weighted(family, self._per_sample("weights", weights, Y.shape[1], Y))
         if offset is not None:
-            m = m + self._per_sample("offset", offset, n, X)
-        t = family.statistic(Y)
-        return Problem(self.covariance(X, X), t, family, self.lam, self.prior, m)
+            m = m + self._per_sample("offset", offset, Y.shape[1], Y)
+        return Problem(basis, family.statistic(Y), family, self.lam, self.prior, m)
 
     def _per_sample(self, name: str, values: Tensor, n: int, like: Tensor) -> Tensor:
         """Return one number per sample, (n,); (n, 1) for a family of vectors."""
@@ -120,64 +155,36 @@ class KernelGLM:
         `weights` (n,) count samples more or less than once; `offset` (n,) is added to η there, such as the logarithm
         of a Poisson count's exposure. The problem is solved in float64, whatever the dtype of X, which is that of the
         predictions (a kernel that is a function of your own is evaluated in the dtype of X). Where the solution is not
-        found, or rounding makes it uncertain, as with an indefinite kernel or a λ of next to nothing, it warns.
+        found, or rounding makes it uncertain, as with an indefinite kernel or a λ of next to nothing, it warns. A fit
+        that was interrupted goes on from the file `checkpoint`, which is written after every step; `progress` is called
+        then, for example `print`. `tol` is the square root of what may be left of J's fall (1e-12; of low rank 1e-6).
 
         A kernel of low rank (`Nystrom`, `RandomFeatures`) is fitted in its features, in the dtype of X with sums in
-        float64, and X may be a NumPy memmap, read block by block and not copied. Only there: with a `group` of
-        `torch.distributed` every process has rows of its own; a fit that was interrupted goes on from the file
-        `checkpoint`, which is written after every step; and `progress` is called then, for example `print`. `tol`
-        bounds ‖r‖ of the exact fit (1e-12), the square root of what is left of J's fall of the other (1e-6).
+        float64, and X may be a NumPy memmap, read block by block and not copied. With a `group` of `torch.distributed`
+        every process has rows of its own.
         """
-        self._state = self._reduced = None
+        self._state = None
         if len(X) == 0:
             raise ValueError("A fit needs one sample at least.")
+        single = Y.ndim == 1
+        targets = (Y[None] if single else Y).clone()
         if isinstance(self.kernel, AbstractLowRank):
-            problem = self._pose_reduced(self.kernel, X, Y, weights, offset, group)
-            file = None if checkpoint is None else Path(checkpoint)
-            tol = 1e-6 if tol is None else tol
-            reduced = minimise_reduced(problem, tol=tol, max_steps=max_steps, checkpoint=file, progress=progress)
-            self._reduced = Reduced(problem, reduced.warn_if_unsolved(), self.offset_at, Y.ndim == 1)
-            return self
-        if not isinstance(X, Tensor) or group is not None or checkpoint is not None or progress is not None:
-            raise ValueError(
-                "Arrays, `group`, `checkpoint` and `progress` need a kernel of low rank, such as `Nystrom`."
-            )
-        # copies: what is predicted later is about these numbers, whatever becomes of the caller's
-        X, Y, single = coordinates(X).clone(), Y.clone(), Y.ndim == 1
-        wide = X if isinstance(self.kernel, FunctionKernel) else X.double()
-        posed = self.pose(wide, Y[None] if single else Y, weights, offset)
-        K, t, m = posed.K.double(), posed.t.double(), torch.as_tensor(posed.offset).double()
-        posed = dataclasses.replace(posed, K=K, t=t, offset=m)
-        exact = newton(posed, linear_solver=linear_solver, tol=1e-12 if tol is None else tol, max_steps=max_steps)
-        self._state = X, posed, exact.warn_if_unsolved(), single
+            _check_targets(targets, len(X))
+            X = X[:, None] if X.ndim == 1 else X
+            design = open_design(self.kernel, X, self.lam, group)
+            targets = targets.to(design.like.device).double()
+            problem = self._pose(design, targets, self._offset_of(X, design.like), weights, offset)
+        elif group is not None:
+            raise ValueError("A `group` of processes needs a kernel of low rank, such as `Nystrom`.")
+        else:
+            # a copy: what is predicted later is about these numbers, whatever becomes of the caller's
+            X = coordinates(torch.as_tensor(X)).clone()
+            problem = self.pose(X if isinstance(self.kernel, FunctionKernel) else X.double(), targets, weights, offset)
+            problem = problem.double(linear_solver)
+        file = None if checkpoint is None else Path(checkpoint)
+        fit = newton(problem, tol=tol, max_steps=max_steps, checkpoint=file, progress=progress)
+        self._state = Fitted(X, problem, fit.warn_if_unsolved(), single)
         return self
-
-    def _pose_reduced(
-        self,
-        plan: AbstractLowRank,
-        X: Rows,
-        Y: Tensor,
-        weights: Tensor | None,
-        offset: Tensor | None,
-        group: Group | None,
-    ) -> ReducedProblem:
-        """Return the problem in features of the arguments of `fit`."""
-        n, outputs = len(X), Y[None] if Y.ndim == 1 else Y
-        if outputs.ndim != 2 or outputs.shape[1] != n or (self.family.vector and len(outputs) > 1):
-            shape = "(n,)" if self.family.vector else "(n,) or (batch, n)"
-            raise ValueError(f"Targets must be {shape} with n = {n}, got {tuple(Y.shape)}.")
-        design = open_design(plan, X[:, None] if X.ndim == 1 else X, self.lam, group)
-        Y = outputs.mT.to(design.like.device).double()
-        if not bool(Y.isfinite().all()):
-            raise ValueError("Targets must be finite: remove the samples with NaN or infinite values.")
-        family = self.family.for_targets(design.largest(Y.max().reshape(1)))
-        m = offset_of(design.X, design.like, self.offset_at)
-        if weights is not None:
-            family = Weighted(family, self._per_sample("weights", weights, n, Y).reshape(n, 1))
-        if offset is not None:
-            m = m + self._per_sample("offset", offset, n, Y).reshape(n, 1)
-        t = family.statistic(Y[:, 0] if family.vector else Y)
-        return ReducedProblem(design, t, family, self.lam, self.prior, m)
 
     @torch.no_grad()
     def refit(self, lam: float, *, max_steps: int = 100) -> "KernelGLM":
@@ -186,14 +193,9 @@ class KernelGLM:
         The coordinates of a low-rank kernel, its features and, where they are kept, k(X, C) are those of this one.
         """
         other = KernelGLM(self.kernel, self.family, lam=lam, prior=self.prior, offset=self.offset)
-        if self._reduced is not None:
-            problem = dataclasses.replace(self._reduced.problem, lam=lam)
-            fit = minimise_reduced(problem, start=self._reduced.fit.w, max_steps=max_steps).warn_if_unsolved()
-            other._reduced = dataclasses.replace(self._reduced, problem=problem, fit=fit)
-        else:
-            X, posed, exact, single = self._fitted
-            posed = dataclasses.replace(posed, lam=lam)
-            other._state = X, posed, newton(posed, start=exact.alpha, max_steps=max_steps).warn_if_unsolved(), single
+        problem = dataclasses.replace(self._fitted.problem, lam=lam)
+        fit = newton(problem, start=self._fitted.fit.coefficients, max_steps=max_steps).warn_if_unsolved()
+        other._state = dataclasses.replace(self._fitted, problem=problem, fit=fit)
         return other
 
     def path(
@@ -235,34 +237,29 @@ class KernelGLM:
         return (family.log_partition(eta) - linear).mean().item()
 
     @property
-    def _fitted(self) -> tuple[Tensor, Problem, Fit, bool]:
-        """The coordinates, the problem, its solution, and whether the targets were those of one data set."""
-        if self._reduced is not None:
-            raise ValueError("A kernel of low rank has no exact problem of n × n numbers: ask `glm.reduced`.")
+    def _fitted(self) -> Fitted:
         if self._state is None:
             raise RuntimeError("This kernel GLM has no data yet; call `fit(X, Y)` first.")
         return self._state
 
     @property
+    def problem(self) -> Problem:
+        """The inner problem at the fitted coordinates."""
+        return self._fitted.problem
+
+    @property
+    def result(self) -> Fit:
+        """The coefficients, η, the objective's history, an error and whether every data set converged."""
+        return self._fitted.fit
+
+    @property
     def reduced(self) -> Reduced:
-        """The fit in features, of a kernel of low rank: `.features`, `.problem`, `.approximation()`."""
-        if self._reduced is None:
+        """The fit in features, of a kernel of low rank: `.features`, `.approximation()`."""
+        if self._state is None or not isinstance(self._state.problem.basis, Design):
             raise RuntimeError(
                 "This kernel GLM has no fit in features: give it a `Nystrom` kernel and call `fit(X, Y)`."
             )
-        return self._reduced
-
-    @property
-    def problem(self) -> Problem:
-        """The inner problem at the fitted coordinates."""
-        return self._fitted[1]
-
-    @property
-    def result(self) -> Fit | ReducedFit:
-        """α, or w of the features, η, the objective's history and whether every sample converged."""
-        if self._reduced is not None:
-            return self._reduced.fit
-        return self._fitted[2]
+        return Reduced(self._state.problem, self._state.fit, self._state.problem.basis)
 
     @torch.no_grad()
     def canonical(self, X2: Rows | None = None, *, offset: Tensor | None = None) -> Tensor:
@@ -270,27 +267,42 @@ class KernelGLM:
 
         A further `offset`, (m,), is added as in `fit`; the fitted coordinates have theirs already.
         """
-        if self._reduced is not None:
-            eta = self._reduced.fit.eta if X2 is None else self._reduced.canonical(X2)
-            if offset is not None:
-                eta = eta + self._per_sample("offset", offset, len(eta), eta).reshape(-1, 1)
-            return self._reduced.shape(eta)
-        X, _, fit, single = self._fitted
-        eta = fit.eta
+        state = self._fitted
+        eta, c = state.fit.eta, state.fit.coefficients
         if X2 is not None:
-            X2 = coordinates(torch.as_tensor(X2), like=X)
-            across = self._across(X2, X)
-            eta = across @ fit.alpha if self.family.vector else fit.alpha @ across.mT
-            eta = eta + self.offset_at(X2)
+            X2 = self._points(X2)
+            parts = [self._functions(block) for block in _blocks(X2, state.like, c.shape[1])]
+            lifted = [across @ c if self.family.vector else c @ across.mT for across in parts]
+            eta = torch.cat(lifted, 1) + self._offset_of(X2, state.like)
         if offset is not None:
             eta = eta + self._per_sample("offset", offset, eta.shape[1], eta)
-        return (eta[0] if single else eta).to(X.dtype)
+        return state.unbatch(eta).to(state.like.dtype)
 
-    def _across(self, X2: Tensor, X: Tensor) -> Tensor:
-        """Return k(X2, X) in float64, as `fit` evaluated k(X, X)."""
+    def _points(self, X2: Rows) -> Rows:
+        """Return X2 as (m, d), d that of the data; a vector means d = 1."""
+        like = self._fitted.like
+        if not isinstance(X2, Tensor) and X2.ndim == 2 and X2.shape[1] == like.shape[1]:
+            return X2  # may be a memmap
+        return coordinates(torch.as_tensor(X2), like=like)
+
+    def _functions(self, X2: Tensor) -> Tensor:
+        """Return the functions of the basis at X2, in float64: φ(X2), or k(X2, X) as `fit` evaluated k(X, X)."""
+        basis, X = self.problem.basis, self._fitted.X
+        if isinstance(basis, Design):
+            return basis.features.map(X2).double()
+        return self._evaluate(X2, torch.as_tensor(X))
+
+    def _evaluate(self, X: Tensor, X2: Tensor) -> Tensor:
+        """Return k(X, X2) in float64, of the kernel that a low-rank one approximates."""
+        if isinstance(self.problem.basis, Design):
+            return self.problem.basis.features.kernel(X, X2).double()
         if isinstance(self.kernel, FunctionKernel):
-            return self.kernel(X2, X).double()
-        return self.kernel(X2.double(), X.double())
+            return self.kernel(X, X2).double()
+        return self.kernel(X.double(), X2.double())
+
+    def _offset_of(self, X: Rows, like: Tensor) -> Tensor:
+        """Return the offset of all rows in float64, block by block."""
+        return torch.cat([self.offset_at(block) for block in _blocks(X, like, 2**7)]).double()
 
     def predict(self, X2: Rows | None = None, *, offset: Tensor | None = None) -> Tensor:
         """Return the mean response at X2, (m,) or (batch, m): the expectation of y, A′(η) where T(y) = y.
@@ -304,23 +316,19 @@ class KernelGLM:
         """Return Laplace's approximation of f(X2)."""
         if self.family.vector:
             raise ValueError("The posterior is available for families of one canonical parameter, not Categorical.")
-        if self._reduced is not None:
-            return self._reduced.posterior(X2)
-        X, problem, fit, single = self._fitted
-        X2 = coordinates(X2, like=X)
-        covariance = posterior_covariance(problem, fit.eta, self._across(X2, X), self._across(X2, X2)).to(X.dtype)
-        return Posterior(self.canonical(X2), covariance[0] if single else covariance, self.family)
+        state, problem = self._fitted, self.problem
+        X2 = coordinates(X2, like=state.like)
+        curvature, across = problem.curvature(state.fit.eta), self._functions(X2)
+        covariance = problem.basis.covariance(curvature, self.lam, across, self._evaluate(X2, X2)).to(X2.dtype)
+        return Posterior(self.canonical(X2), state.unbatch(covariance), self.family)
 
     @torch.no_grad()
     def log_evidence(self) -> Tensor:
         """Return log ∫ p(Y | f) p(f) df by Laplace, less Σ log h(y), per data set, to choose kernel and λ by."""
         if not self.prior.flat:
             raise ValueError("The evidence needs a normalised prior: it is available for the flat factor q only.")
-        if self._reduced is not None:
-            return self._reduced.log_evidence()
-        _, problem, fit, single = self._fitted
-        evidence = log_evidence(problem, fit.eta, fit.objective[-1])
-        return evidence[0] if single else evidence
+        fit = self._fitted.fit
+        return self._fitted.unbatch(self.problem.log_evidence(fit.eta, fit.objective[-1]))
 
     @torch.no_grad()
     def as_equilibrium(
@@ -331,22 +339,35 @@ class KernelGLM:
         X2 defaults to the fitted coordinates. `convolutional` needs a `Truncated` kernel on all pixels of an image. Of
         a kernel of low rank it is an equilibrium of r numbers, not of n.
         """
-        if self._reduced is not None and not convolutional:
-            return self._reduced.layer(X2)
-        X, problem, _, _ = self._fitted
-        m = torch.as_tensor(problem.offset).to(X)
+        state, problem = self._fitted, self.problem
+        X, like = state.X, state.like
+        m = torch.as_tensor(problem.offset).to(like)
         if not convolutional:
-            X2 = X if X2 is None else coordinates(X2, like=X)
-            drive = problem.times(problem.t) / self.lam + problem.offset
-            m2 = m if X2 is X else self.offset_at(X2)
-            return self._closed_form(self.kernel(X, X), self.kernel(X2, X), m, m2, family=problem.family, drive=drive)
+            X2 = None if X2 is None else coordinates(X2, like=like)
+            m2 = m if X2 is None else self.offset_at(X2)
+            if isinstance(problem.basis, Design):
+                return self._in_features(problem, problem.basis, m, X2, m2)
+            X = torch.as_tensor(X)
+            drive = problem.basis.lift(problem.t) / self.lam + problem.offset
+            K2 = self.kernel(X if X2 is None else X2, X)
+            return self._closed_form(self.kernel(X, X), K2, m, m2, family=problem.family, drive=drive)
         if not isinstance(self.kernel, Truncated) or X2 is not None or problem.family is not self.family:
             needs = "a `Truncated` kernel and one number per sample without weights, and predicts at its own pixels"
             raise ValueError(f"The convolutional form needs {needs}.")
-        K = self.kernel.filters().to(X)
-        size = _image_size(X, len(K))
+        K = self.kernel.filters().to(like)
+        size = _image_size(torch.as_tensor(X), len(K))
         m = m.view(len(K), *size)
         return self._closed_form(K, K, m, m, family=self.family, size=size)
+
+    def _in_features(
+        self, problem: Problem, design: Design, m: Tensor, X2: Tensor | None, m2: Tensor
+    ) -> FeatureEquilibrium:
+        """Return Y ↦ f*(X2) as an equilibrium of the r numbers w = Φᵀ(T − z)/λ, whose Φ are its weights."""
+        Phi = design.matrix()
+        guarantee = check_assumptions(Phi.mT.double() @ Phi.double(), self.lam, problem.family, self.prior)
+        guarantee = dataclasses.replace(guarantee, smallest=0.0)  # of K̃ = ΦΦᵀ, whose other eigenvalues are ΦᵀΦ's
+        cell = FeatureCell(Phi, m, problem.family, self.lam, self.prior)
+        return FeatureEquilibrium(cell, Phi if X2 is None else design.features.map(X2), m2, guarantee)
 
     @torch.no_grad()
     def layer(self, X: Tensor, X2: Tensor) -> KernelEquilibrium:
@@ -383,6 +404,20 @@ class FitPath:
     def best(self) -> KernelGLM:
         """The model of the least held-out loss; without held-out data the last."""
         return self.models[self.losses.index(min(self.losses))] if self.losses else self.models[-1]
+
+
+def _check_targets(Y: Tensor, n: int) -> None:
+    if Y.ndim != 2 or Y.shape[1] != n:
+        raise ValueError(f"Targets must be (n,) or (batch, n) with n = {n}, got {tuple(Y.shape)}.")
+    if not bool(Y.isfinite().all()):
+        raise ValueError("Targets must be finite: remove the samples with NaN or infinite values.")
+
+
+def _blocks(X: Rows, like: Tensor, functions: int) -> Iterator[Tensor]:
+    """Give the rows of X, as many at once as so many functions of float64 may take."""
+    rows = max(1, BLOCK // (8 * functions))
+    for start in range(0, max(1, len(X)), rows):
+        yield read_rows(X, slice(start, start + rows), like)
 
 
 def _image_size(X: Tensor, channels: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from kerneq import kglm
-from kerneq.kglm import reduced
+from kerneq.kglm import design
 
 CASES = (kglm.Bernoulli(), 200), (kglm.Poisson(), 0), (kglm.Categorical(), 0)  # with a sampled preconditioner: 0
 
@@ -27,7 +27,7 @@ def data(family):
 def run(rank, world, file):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
-    for family, reduced.GRAM in CASES:
+    for family, design.GRAM in CASES:
         X, Y = data(family)
         mine = slice(0, 100) if rank == 0 else slice(100, None)
         plan = kglm.Nystrom(kglm.Matern(1.0), centres=20)
@@ -35,7 +35,7 @@ def run(rank, world, file):
         centres = together.reduced.features.centres
         alone = kglm.KernelGLM(kglm.Nystrom(kglm.Matern(1.0), centres), family, lam=0.1).fit(X, Y, tol=1e-9)
         torch.testing.assert_close(together.predict(X), alone.predict(X), rtol=0, atol=1e-7)
-        for name in ("w", "objective"):  # every process has the same model, to the last bit
+        for name in ("coefficients", "objective"):  # every process has the same model, to the last bit
             found = getattr(together.result, name).contiguous()
             others = [torch.empty_like(found) for _ in range(world)]
             dist.all_gather(others, found)

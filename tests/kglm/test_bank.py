@@ -66,7 +66,7 @@ def test_a_bank_with_kernel_weights_is_the_kernel_glm():
     X = torch.linspace(0, 4, 12, dtype=torch.float64)
     Y = torch.where(gaussian(5, 12) > 0, 1.0, -1.0).double()
     glm = kglm.KernelGLM(kglm.Matern(), kglm.Ising(), lam=20.0).fit(X, Y)
-    W = glm.problem.K[None] / 20.0
+    W = glm.problem.basis.K[None] / 20.0
     bank = DenseBank((-W, W, -W, W), torch.tanh, CLOSELY)
     torch.testing.assert_close(bank(Y[None])[0][0].detach(), glm.canonical(), rtol=0, atol=1e-10)
 

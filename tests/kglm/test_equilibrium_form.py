@@ -75,7 +75,7 @@ def test_relaxed_iteration_contracts_at_the_stated_rate_in_the_kernels_norm():
     X, Y = draw(kglm.Bernoulli())
     kernel = kglm.SquaredExponential(0.5) + kglm.White(1e-2)
     glm = kglm.KernelGLM(kernel, kglm.Bernoulli(), lam=0.05).fit(X, Y)
-    layer, K = glm.as_equilibrium(), glm.problem.K
+    layer, K = glm.as_equilibrium(), glm.problem.basis.K
     g = layer.guarantee
     assert g.lipschitz > 5
     rate, f = g.lipschitz / (2 + g.lipschitz), layer.cell.bind(Y)
@@ -96,7 +96,7 @@ def test_a_poisson_layer_is_certified_by_its_data():
     kernel = kglm.SquaredExponential(0.3) + kglm.White(1e-3)
     lam = 20 * torch.linalg.matrix_norm(kernel(X, X), 2).item()
     glm = kglm.KernelGLM(kernel, kglm.Poisson(), lam=lam).fit(X, Y)
-    assert math.isinf(kglm.check_assumptions(glm.problem.K, lam, kglm.Poisson()).contraction)
+    assert math.isinf(kglm.check_assumptions(glm.problem.basis.K, lam, kglm.Poisson()).contraction)
     layer = glm.as_equilibrium()
     assert layer.guarantee.assumption2
     torch.testing.assert_close(layer(Y).detach(), glm.canonical(), rtol=0, atol=1e-8)

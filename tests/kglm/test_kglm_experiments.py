@@ -21,7 +21,8 @@ import torch
 from PIL import Image
 
 from kerneq import kglm
-from kerneq.kglm.exact import Problem, cholesky
+from kerneq.kglm.exact import Gram, cholesky
+from kerneq.kglm.newton import Problem
 from kerneq.lab import data
 from kerneq.lab.run.config import ConfigError
 
@@ -44,7 +45,7 @@ def test_equilibrium_and_newton_agree_within_their_stated_errors_and_a_tie_is_se
     K = mnist.kernel_matrix(options)
     norm = torch.linalg.matrix_norm(K, 2).item()
     images = (torch.rand(6, 784, generator=torch.Generator().manual_seed(0)) < 0.3).double()
-    problem = Problem(K, images, kglm.Bernoulli(), 2 * norm)
+    problem = Problem(Gram(K), images, kglm.Bernoulli(), 2 * norm)
     deq = mnist.equilibrium(problem, norm)
     klr = mnist.kernel_logistic_regression(problem, norm, functools.partial(mnist.conjugate_gradient, tol=1e-7))
     exact = mnist.kernel_logistic_regression(problem, norm, cholesky)

@@ -39,7 +39,7 @@ class CertifiedConfig(AbstractSolveConfig):
     )
     kernel: AbstractKernel = setting(Squared(), "of a resolvent: squared or multiquadric")
     width: int = setting(48, "channels at the first scale, four times as many at each following one", low=1)
-    depths: tuple[int, ...] = setting((2, 2, 2), "layers at each scale; from scale to scale pixels are folded", low=1)
+    depths: tuple[int, ...] = setting((2, 2, 2), "layers at each scale; from scale to scale pixels are folded", low=0)
     norm: float = setting(
         10**0.5, "bound on ‖W‖ of a resolvent: it guards the length of a solve, no guarantee", above=0
     )

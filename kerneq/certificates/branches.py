@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self, final
 
 import torch
@@ -13,8 +13,8 @@ from ..equilibrium import Equilibrium
 from ..kernels.base import KernelConstants
 from ..kernels.radial import PatchParameters
 from ..models import Classifier, DenseClassifier, LipschitzClassifier
-from ..models.classifier import AbstractBranch
-from ..models.lipschitz import AlmostOrthogonal, UnitRows
+from ..models.classifier import Branch
+from ..models.lipschitz import AlmostOrthogonal, LipschitzBranch, UnitRows
 from ..solution import Solution
 from ..tensors import per_sample_norm
 from .bounds import ROUNDING, AbstractBounds, LayerBound, pairwise_distances
@@ -146,26 +146,32 @@ def _stem(model: Branched) -> list[nn.Sequential]:
     return [layer for layer in model.stem if isinstance(layer, nn.Sequential)]
 
 
-def _paths(model: Branched, seen: Seen) -> list[_Path]:
-    """Return every equilibrium layer with its constants.
+def _paths(model: Branched, seen: Seen) -> Iterator[_Path]:
+    """Yield every equilibrium layer with its constants.
 
     A change of its output moves logit i by at most ⟨|rowᵢ|, lengths of the changes of its channels⟩: batch norms are
     diagonal, ReLU and MaxMin are 1-Lipschitz, and pooling to 1/s, up-sampling by s and the mean of n pixels have the
-    norms 1/s, s and 1/√n.
+    norms 1/s, s and 1/√n: together 1/√(pixels of the branch), which a `LipschitzBranch` undoes.
     """
     rows = _scaled(_weight(model.head).mT, model.norm).mT
     if isinstance(model, DenseClassifier):
-        return [_path("dense", model.equilibrium, seen[model.equilibrium][0], 1.0, rows)]
-    found, count = [], len(model.branches)
+        yield _path("dense", model.equilibrium, seen[model.equilibrium][0], 1.0, rows)
+        return
+    count = len(model.branches)
     heads = rows.chunk(count, 1) if model.config.join == "concatenate" else [rows / count] * count
     for index, (branch, own) in enumerate(zip(model.branches, heads, strict=True)):
-        assert isinstance(branch, AbstractBranch)
+        assert isinstance(branch, Branch | LipschitzBranch)
         given = seen[branch.equilibrium][0]
-        before, after = branch.stretches(math.prod(given.shape[2:]))
+        if isinstance(branch, LipschitzBranch):
+            before, after = 1.0, 1 / (branch.sensitivity * float(branch.projection_norm()))
+        else:
+            before, after, own = (
+                1 / branch.scale,
+                (given.shape[2] * given.shape[3]) ** -0.5,
+                _scaled(own.mT, branch.norm).mT,
+            )
         before = math.inf if model.config.refinements else before  # residual blocks in between have no known bound
-        rows = after * _scaled(own.mT, branch.norm).mT
-        found.append(_path(f"branch{index}", branch.equilibrium, given, before, rows))
-    return found
+        yield _path(f"branch{index}", branch.equilibrium, given, before, after * own)
 
 
 def _path(name: str, layer: Equilibrium, given: Tensor, before: float, rows: Tensor) -> _Path:

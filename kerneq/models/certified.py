@@ -113,6 +113,8 @@ class CertifiedClassifier(AbstractModel):
     over the length of the difference of their rows (`kerneq.certify`).
     """
 
+    part = "layer"
+
     def __init__(self, config: CertifiedConfig, classes: int, channels: int = 3):
         patch = config.kernel.patch if isinstance(config.kernel, AbstractRadialKernel) else 1
         super().__init__(channels, multiple=patch * 2 ** (len(config.depths) - 1))
@@ -152,8 +154,3 @@ class CertifiedClassifier(AbstractModel):
             else:
                 x = layer(x)
         return self.read_out(x), solutions
-
-    def diagnostics(self) -> dict[str, float]:
-        """Return those of the cell of every equilibrium, under its name."""
-        cells = [layer.cell.diagnostics().items() for layer in self.layers()]
-        return {f"layer{index}/{name}": value for index, numbers in enumerate(cells) for name, value in numbers}

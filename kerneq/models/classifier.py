@@ -10,7 +10,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -65,8 +65,10 @@ class AbstractModel(nn.Module, abc.ABC):
     """Pictures x (batch, channels, height, width) ↦ logits (batch, classes). To write one: `classify`.
 
     `model(x, solutions=True)` also gives the `Solution` of every equilibrium layer, by name. The sides of a picture are
-    multiples of `multiple`, or exactly `side`.
+    multiples of `multiple`, or exactly `side`. A model of several layers says in `part` what each of them is called.
     """
+
+    part: ClassVar[str] = ""
 
     def __init__(self, channels: int, multiple: int = 1, side: int | None = None):
         super().__init__()
@@ -111,8 +113,10 @@ class AbstractModel(nn.Module, abc.ABC):
         return layers_of(self)
 
     def diagnostics(self) -> dict[str, float]:
-        """Return the numbers worth following over a training run, from the cells of the layers."""
-        return {name: value for layer in self.layers() for name, value in layer.cell.diagnostics().items()}
+        """Return the numbers worth following over a training run, from the cells of the layers, by layer and name."""
+        cells = enumerate(layer.cell.diagnostics() for layer in self.layers())
+        before = self.part + "{}/" if self.part else ""
+        return {before.format(index) + name: value for index, found in cells for name, value in found.items()}
 
     def compile_map(self) -> None:
         """Use torch.compile for the map of every layer, where a solve spends its time."""
@@ -209,6 +213,7 @@ class AbstractBranchedModel(AbstractModel):
     To write one: make `stem`, `levels` and `branches`, and write `read_out`.
     """
 
+    part = "branch"
     stem: nn.Sequential
     levels: "Levels"
     branches: nn.ModuleList
@@ -229,11 +234,6 @@ class AbstractBranchedModel(AbstractModel):
             results = [branch(level) for branch, level in zip(branches, levels, strict=True)]
         logits = self.read_out([z for z, _ in results])
         return logits, {f"branch{index}": s for index, (_, s) in enumerate(results) if s is not None}
-
-    def diagnostics(self) -> dict[str, float]:
-        """Return those of the cell of every branch, under its name."""
-        cells = [layer.cell.diagnostics().items() for layer in self.layers()]
-        return {f"branch{index}/{name}": value for index, numbers in enumerate(cells) for name, value in numbers}
 
 
 @final
@@ -305,65 +305,43 @@ class Levels(nn.Module):
             yield levels[scale]
 
 
-class AbstractBranch(nn.Module, abc.ABC):
-    """The stem's output at one scale → its equilibrium → the scale of the fusion.
-
-    To write one: `forward`, which returns z at that scale and the solution, and `stretches`.
-    """
-
-    def __init__(
-        self, config: ClassifierConfig, scale: int, features: int, make_inject: Callable[[int, int], nn.Sequential]
-    ):
-        super().__init__()
-        self.scale, self.fusion = scale, config.fusion
-        state = config.width
-        if config.output == "features":
-            state, features = features, state
-        cell = ConvCell(
-            config.kernel,
-            inputs=config.width,
-            state=state,
-            features=features,
-            norm=config.norm,
-            inject=make_inject(config.width, state if config.kernel.in_state else features),
-            output=config.output,
-        )
-        self.equilibrium = config.make_layer(cell)
-        self.norm: nn.Module = nn.Identity()  # of the output
-
-    @property
-    def cell(self) -> ConvCell:
-        """The equation of the branch."""
-        cell = self.equilibrium.cell
-        assert isinstance(cell, ConvCell)
-        return cell
-
-    @abc.abstractmethod
-    def stretches(self, pixels: int) -> tuple[float, float]:
-        """Return two Lipschitz constants: from the stem's output to the input of the equilibrium, and from its output,
-        of so many pixels, to the mean over the pixels of the fusion; `norm` is not included."""
-
-    def rescale(self, z: Tensor) -> Tensor:
-        """Return z at the scale of the fusion."""
-        return change_scale(z, self.scale, self.fusion)
+def make_equilibrium(
+    config: ClassifierConfig, features: int, make_inject: Callable[[int, int], nn.Sequential]
+) -> Equilibrium:
+    """Return the equilibrium layer of a branch, whose input becomes a by the layers `make_inject(inputs, outputs)`."""
+    state = config.width
+    if config.output == "features":
+        state, features = features, state
+    cell = ConvCell(
+        config.kernel,
+        inputs=config.width,
+        state=state,
+        features=features,
+        norm=config.norm,
+        inject=make_inject(config.width, state if config.kernel.in_state else features),
+        output=config.output,
+    )
+    return config.make_layer(cell)
 
 
 def change_scale(z: Tensor, scale: int, other: int) -> Tensor:
-    """Return z, of a scale, at another one."""
+    """Return z, of one scale, at another."""
     return pool(z, other // scale) if scale < other else unpool(z, scale // other) if scale > other else z
 
 
 @final
-class Branch(AbstractBranch):
-    """A branch with a batch norm before its equilibrium and one after it.
+class Branch(nn.Module):
+    """The stem's output at one scale → batch norm → equilibrium → the scale of the fusion → batch norm.
 
     Nothing is normalised inside the equation. A curved inner kernel enters a in a unit of its own, in which z comes
     back; the branch gives z in the units of a.
     """
 
     def __init__(self, config: ClassifierConfig, scale: int, features: int):
-        super().__init__(config, scale, features, conv_batch_norm)
-        set_scale(self.cell, config.activity, config.length)
+        super().__init__()
+        self.scale, self.fusion = scale, config.fusion
+        self.equilibrium = make_equilibrium(config, features, conv_batch_norm)
+        set_scale(self.equilibrium.cell, config.activity, config.length)
         self.norm = BatchNorm(config.width)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Solution]:
@@ -371,18 +349,13 @@ class Branch(AbstractBranch):
         z = solution.value
         if (unit := self.unit(x)) != 1:
             z = z / unit  # or the ε of the batch norm would outweigh it
-        return self.norm(self.rescale(z)), solution
-
-    def stretches(self, pixels: int) -> tuple[float, float]:
-        """Pooling by s shrinks differences to 1/s of their length, at least, and up-sampling stretches them by s."""
-        ratio = self.scale / self.fusion
-        return 1 / self.scale, ratio * (1 / (ratio * pixels**0.5))
+        return self.norm(change_scale(z, self.scale, self.fusion)), solution
 
     def unit(self, x: Tensor) -> float:
         """Return what a typical entry of a, and so of z, is multiplied by for pictures of this size."""
-        cell = self.cell
-        state = cell.operator.weight.shape[1]
-        return cell.kernel.unit(cell.norm, state * x.shape[2] * x.shape[3])
+        cell = self.equilibrium.cell
+        assert isinstance(cell, ConvCell)
+        return cell.kernel.unit(cell.norm, cell.operator.weight.shape[1] * x.shape[2] * x.shape[3])
 
 
 @final
@@ -445,13 +418,14 @@ class DenseClassifier(AbstractModel):
         return self.head(self.norm(solution.value)), {"dense": solution}
 
 
-def set_scale(cell: ConvCell | DenseCell, activity: float, length: float | None = None) -> None:
+def set_scale(cell: AbstractCell, activity: float, length: float | None = None) -> None:
     """Initialise the size of a = Ux + b, by the batch norm at the end of the cell's `inject`.
 
     With W_h an isometry and z = 0, sᵢ = γ‖rᵢW_h‖² is γ·n·scale² on average, for patches of n numbers. It starts at
     `activity`, so that γ cancels; with `length`, ‖aᵢ‖² starts at that for every γ, so that γ matters. Where γ follows
     the data (without `length`), or where there is no γ, the scale starts at 1.
     """
+    assert isinstance(cell, ConvCell | DenseCell)
     kernel, patches = cell.kernel, cell.similarity
     if not isinstance(kernel, AbstractRadialKernel):
         return

@@ -11,10 +11,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..cells import ConvCell
 from ..kernels import AbstractRadialKernel
 from ..kernels.radial import PatchParameters
 from ..solution import Solution
-from .classifier import AbstractBranch, AbstractBranchedModel, ClassifierConfig, Levels, make_stem, mean_of
+from .classifier import (
+    AbstractBranchedModel,
+    ClassifierConfig,
+    Levels,
+    change_scale,
+    make_equilibrium,
+    make_stem,
+    mean_of,
+)
 
 
 def gershgorin_sum(weight: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -95,15 +104,17 @@ def make_orthogonal(inputs: int, outputs: int) -> nn.Sequential:
 
 
 @final
-class LipschitzBranch(AbstractBranch):
-    """A branch without batch norm, rescaled to be 1-Lipschitz.
+class LipschitzBranch(nn.Module):
+    """A `Branch` without batch norms, rescaled to be 1-Lipschitz.
 
     Pooling by s shrinks differences to 1/s of their length, at least, up-sampling stretches them by s; and the
     equilibrium, from a to z*, by `kernel.input_lipschitz` · ‖W_h‖ at most.
     """
 
     def __init__(self, config: ClassifierConfig, scale: int, features: int):
-        super().__init__(config, scale, features, make_orthogonal)
+        super().__init__()
+        self.scale, self.fusion = scale, config.fusion
+        self.equilibrium = make_equilibrium(config, features, make_orthogonal)
         assert isinstance(config.kernel, AbstractRadialKernel)
         self.sensitivity = config.kernel.input_lipschitz(config.norm)  # the Lipschitz constant of aW_h ↦ z*
         if config.output == "features" or self.sensitivity == math.inf:
@@ -111,17 +122,14 @@ class LipschitzBranch(AbstractBranch):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Solution]:
         solution: Solution = self.equilibrium(self.scale * x)
-        return self.rescale(solution.value * self.gain()), solution
+        gain = self.fusion / (self.scale * self.sensitivity * self.projection_norm())
+        return change_scale(solution.value * gain, self.scale, self.fusion), solution
 
-    def stretches(self, pixels: int) -> tuple[float, float]:
-        """The input is multiplied by the scale, the output by the gain, and the mean over pixels by √n."""
-        return 1.0, self.scale / self.fusion * float(self.gain())
-
-    def gain(self) -> Tensor:
-        """Return what z is multiplied by."""
-        patches = self.cell.similarity
-        assert isinstance(patches, PatchParameters)
-        return self.fusion / (self.scale * self.sensitivity * patches.gain())
+    def projection_norm(self) -> Tensor:
+        """Return ‖W_h‖."""
+        cell = self.equilibrium.cell
+        assert isinstance(cell, ConvCell) and isinstance(cell.similarity, PatchParameters)
+        return cell.similarity.gain()
 
 
 @final

@@ -87,7 +87,7 @@ def test_refinements_start_as_the_means_they_refine_and_then_every_one_of_them_l
 
 def test_the_explicit_control_has_the_weights_of_the_equilibria_but_for_those_of_the_kernel():
     model, control = build("geq-tiny"), build("geq-tiny", settings={"explicit": True})
-    kernels = sum(branch.cell.similarity.project.weight.numel() for branch in model.branches)
+    kernels = sum(branch.equilibrium.cell.similarity.project.weight.numel() for branch in model.branches)
     assert parameters(model) - parameters(control) == kernels
     x = pictures("geq-tiny", batch=4)
     logits, solutions = control(x, solutions=True)

@@ -16,6 +16,7 @@ from kerneq.lab.run import TrainingError
 from kerneq.lab.training.process import choose_device
 
 from .calls import bench_calls
+from .features.table import fill_table, write_features
 from .kglm import bench_kglm
 from .layer import bench_layer
 from .measure import Setup
@@ -30,6 +31,7 @@ from .solvers import bench_solvers
 HERE = Path(__file__).parent
 RECORDS = HERE / "results"
 PAGE = HERE.parent / "docs" / "benchmarks.md"
+FEATURES = HERE.parent / "docs" / "features.md"
 SCRATCH = Path("runs/bench")
 BENCHMARKS: dict[str, Callable[[Setup], Iterator[Result]]] = {
     "solvers": bench_solvers,
@@ -51,7 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.command == "page":
             for line in write_page(options.results, options.page):
                 print(line)
+            if options.results == RECORDS:
+                write_features(RECORDS / "features-cpu.json", FEATURES)
             print(f"Written to {options.page} and {options.page.with_suffix('')}.")
+        elif options.command == "features":
+            result = fill_table(options.repositories, lambda doing: print(doing, flush=True))
+            folder = RECORDS if options.record else SCRATCH
+            print(f"Written to {save([result], folder, torch.device('cpu'))}.")
         else:
             measure(options)
     except (BenchmarkError, TrainingError, OSError, torch.OutOfMemoryError) as error:
@@ -95,6 +103,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, benchmark in BENCHMARKS.items():
         commands.add_parser(name, parents=[shared], help=benchmark.__doc__, description=benchmark.__doc__)
+    features = commands.add_parser("features", help=fill_table.__doc__, description=fill_table.__doc__)
+    features.add_argument("--repositories", type=Path, help="a folder with clones: torchdeq, silva-networks, …")
+    features.add_argument("--record", action="store_true", help="replace the tracked result in benchmarks/results")
     page = commands.add_parser("page", help=write_page.__doc__, description=write_page.__doc__)
     page.add_argument("--results", type=Path, default=RECORDS, help="the folder with the JSON files")
     page.add_argument("--page", type=Path, default=PAGE, help="the page whose blocks are filled; figures go beside it")

@@ -1,0 +1,1 @@
+"""What libraries for equilibrium models can do: a table whose every cell is what a run has found."""

@@ -147,15 +147,14 @@ class AbstractKernelCell(AbstractCell):
     ) -> Equation:
         """Return the equation for a = Ux + b, given the norm of W as it is now."""
         kernel, norm = self.kernel, self.norm
-        gain, excess = (1.0, 1.0) if similarity is None else (similarity.gain(), similarity.excess)
-        product = operator_norm * gain
-        scale = compute_scale(product, kernel.max_norm(norm))
-        scaling = Scaling(operator_norm, product, scale, self.operator.excess * excess)
+        product = operator_norm if similarity is None else operator_norm * similarity.gain()
+        most, excess = kernel.max_norm(norm), 1.0 if similarity is None else similarity.excess
+        scaling = Scaling(operator_norm, product, compute_scale(product, most), self.operator.excess * excess)
+        bound, convexity = kernel.bounds(scaling.square, norm)
         binding = kernel.bind(similarity, a, norm)
         if self.bias is not None:
             binding = dataclasses.replace(binding, bias=self.bias.to(a.dtype))
-        bound, convexity = kernel.bounds(scaling.square, norm)
-        W = self.operator.bind(scale)
+        W = self.operator.bind(scaling.scale)
         return Equation(kernel, binding, W, self.prox, scaling, bound, convexity, norm, compiled)
 
     def initial(self, f: AbstractMap) -> None:

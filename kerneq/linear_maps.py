@@ -72,10 +72,10 @@ class LinearMap:
 def norm_at(weight: Tensor, vector: Tensor) -> Tensor:
     """Return ‖Wu‖ / ‖u‖, a number that is differentiable twice with respect to W as ‖W‖ is."""
     u = widened(vector).clone()  # a later step may change the vector while this one waits for its backward pass
+    w, again = LinearMap(widened(weight)), needs_graph(weight) and not is_transformed()
     with torch.autocast(u.device.type, enabled=False):
-        image = LinearMap(widened(weight))(u.unsqueeze(0))
-        norm: Tensor = torch.linalg.vector_norm(image) / torch.linalg.vector_norm(u)
-    if needs_graph(weight) and not is_transformed():
+        norm: Tensor = torch.linalg.vector_norm(w(u.unsqueeze(0))) / torch.linalg.vector_norm(u)
+    if again:
         norm = _OperatorNorm.apply(norm, weight, u)  # type: ignore[no-untyped-call]
     return norm
 

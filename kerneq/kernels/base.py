@@ -117,10 +117,10 @@ class AbstractKernel(abc.ABC):
         """Return y ↦ ±(∂²S/∂v²) y at v, without a graph, with the sign `hvp_sign`: a sign apart saves a pass over
         memory."""
 
+    @abc.abstractmethod
     def state_hvp(self, at: Binding, z: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Return w ↦ (∂²S/∂z²) w at z, without a graph; None where S is linear in z beside v. No kernel mixes z and
         v."""
-        return None
 
     def constants(self, norm: float, hidden: float) -> KernelConstants | None:
         """Return the constants for ‖W‖ ≤ norm and ‖W_h‖ ≤ hidden; None where they depend on the input."""

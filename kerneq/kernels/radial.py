@@ -113,6 +113,9 @@ class AbstractLossKernel(AbstractKernel):
     def bounds(self, square: Number, norm: float) -> tuple[Number, Number]:
         return self.steepest * square, 1 + min(0.0, self.lowest) * square
 
+    def state_hvp(self, at: Binding, z: Tensor) -> None:
+        return None
+
     def input_lipschitz(self, gain: float) -> float:
         """Return the Lipschitz constant of aW_h ↦ z*, patch by patch, where ‖W_hᵀW‖ ≤ `gain`; ∞ where z* may not be
         unique."""

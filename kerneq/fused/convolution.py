@@ -12,20 +12,14 @@ from .device import HALF, capability, runs_triton
 
 
 def convolve(
-    x: Tensor,
-    weight: Tensor,
-    *,
-    adjoint: bool = False,
-    add: Tensor | None = None,
-    sign: int = 1,
-    mask: Tensor | None = None,
+    x: Tensor, weight: Tensor, *, adjoint: bool = False, add: Tensor | None = None, mask: Tensor | None = None
 ) -> Tensor | None:
-    """Return add ± Wx or add ± Wᵀx, zero where `mask` is not positive, without a graph; None where no program fits."""
+    """Return add + Wx or add + Wᵀx, zero where `mask` is not positive, without a graph; None where no program fits."""
     if not _may_fuse(x, weight) or not runs_triton(x, HALF):
         return None
     from .convolution_triton import fits, product
 
-    return product(x, weight, adjoint, add, sign, mask) if fits(x, weight, adjoint) else None
+    return product(x, weight, adjoint, add, mask) if fits(x, weight, adjoint) else None
 
 
 def fuses_relu(v: Tensor, weight: Tensor, shift: Tensor | None) -> bool:

@@ -1,4 +1,4 @@
-"""D(g ± Wz) and D(g ± Wᵀv), W a 3 × 3 convolution: products, sum and mask in one pass over memory (Hopper and later).
+"""D(g + Wz) and D(g + Wᵀv), W a 3 × 3 convolution: products, sum and mask in one pass over memory (Hopper and later).
 
 An implicit matrix product: a tile is 128 channels × 128 pixels of the result, and for each of the nine taps the pixels
 it needs are one box of the input, shifted by the tap. The tensor memory accelerator fetches boxes and fills what lies
@@ -22,7 +22,7 @@ WARPS, STAGES = 4, 3
 def conv_product(
     x_box, w_box, out_box, g_box, mask_box, row_tiles,
     IN: tl.constexpr, OUT: tl.constexpr, N: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
-    C: tl.constexpr, K: tl.constexpr, ADJOINT: tl.constexpr, ADD: tl.constexpr, SIGN: tl.constexpr, MASK: tl.constexpr,
+    C: tl.constexpr, K: tl.constexpr, ADJOINT: tl.constexpr, ADD: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """One tile: C channels of N pictures × H rows × W columns. The weight lies in memory as (features, tap, state)."""
     P: tl.constexpr = N * H * W
@@ -46,7 +46,7 @@ def conv_product(
         # Channels × pixels: the right-hand factor, which is reshaped, then stays in shared memory. As the left-hand one
         # it would pass through registers, and Triton 3.6 overwrites its buffer before every warp has read it.
         total = tl.dot(w, tl.trans(x.reshape(P, K)), total)
-    total = SIGN * tl.trans(total)
+    total = tl.trans(total)
     if ADD:
         total += g_box.load([picture, row, 0, c]).reshape(P, C).to(tl.float32)
     if MASK:
@@ -71,8 +71,8 @@ def fits(x: Tensor, weight: Tensor, adjoint: bool) -> bool:
     )
 
 
-def product(x: Tensor, weight: Tensor, adjoint: bool, add: Tensor | None, sign: int, mask: Tensor | None) -> Tensor:
-    """add ± Wx, or with `adjoint` add ± Wᵀx; zero where `mask` is not positive."""
+def product(x: Tensor, weight: Tensor, adjoint: bool, add: Tensor | None, mask: Tensor | None) -> Tensor:
+    """add + Wx, or with `adjoint` add + Wᵀx; zero where `mask` is not positive."""
     batch, inputs, height, width = x.shape
     features, state = weight.shape[:2]
     outputs = state if adjoint else features
@@ -93,7 +93,7 @@ def product(x: Tensor, weight: Tensor, adjoint: bool, add: Tensor | None, sign: 
         conv_product[(tiles,)](
             box(x, STEP), TensorDescriptor.from_tensor(taps, [STEP, CHANNELS] if adjoint else [CHANNELS, STEP]),
             box(out, CHANNELS), box(add, CHANNELS), box(mask, CHANNELS), row_tiles,
-            inputs, outputs, pictures, rows, width, CHANNELS, STEP, adjoint, add is not None, sign, mask is not None,
+            inputs, outputs, pictures, rows, width, CHANNELS, STEP, adjoint, add is not None, mask is not None,
             num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
     return out

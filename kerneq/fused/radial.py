@@ -37,12 +37,12 @@ def fused_step(
 def fused_hvp(
     formula: type, a: Tensor, v: Tensor, Q: Tensor, gamma: Tensor, split: int, patch: int
 ) -> Callable[[Tensor], Tensor]:
-    """`kernels.radial.radial_hvp` by the programs: the product is the pullback of the step to r."""
+    """`kernels.radial.radial_hvp` by the programs: the product is the pullback of the step to v."""
     from .radial_triton import backward
 
     def product(y: Tensor) -> Tensor:
         inputs = (_picture(y).to(a.dtype), None, _picture(a), _picture(v), Q, gamma, split, patch)
-        pulled, *_ = backward(formula, *inputs, (True, False, False, False))
+        _, pulled, *_ = backward(formula, *inputs, (False, True, False, False))
         assert pulled is not None
         return pulled.view(a.shape)
 

@@ -53,9 +53,9 @@ class AdjointPoint:
 class Adjoint:
     """The derivative of f(z) = σ(Wᵀm + ∂S/∂z), m = ∂S/∂v at v = Wz, at its equilibrium: the adjoint system.
 
-    With g = ∂L/∂z it is w = D(g + Hw), D the derivative of σ and H = P ± WᵀNW, where N = ±∂²S/∂v² and P = ∂²S/∂z² are
-    known in closed form; the sign of N is apart, which saves a pass. Where there is no P it becomes y = WDg ± WDWᵀNy
-    for y = Ww, which is smaller, and w = D(g ± WᵀNy) follows.
+    With g = ∂L/∂z it is w = D(g + Hw), D the derivative of σ and H = P + WᵀNW, where N = ∂²S/∂v² and P = ∂²S/∂z² are
+    known in closed form. Where there is no P it becomes y = WDg + WDWᵀNy for y = Ww, which is smaller, and
+    w = D(g + WᵀNy) follows.
     """
 
     f: Equation
@@ -66,7 +66,6 @@ class Adjoint:
     operator: LinearMap  # W, without a graph
     hvp: Callable[[Tensor], Tensor]  # N
     state_hvp: Callable[[Tensor], Tensor] | None  # P; None: 0
-    sign: int
 
     @classmethod
     def of(cls, f: Equation, at: Point) -> Self:
@@ -79,10 +78,10 @@ class Adjoint:
             with torch.no_grad():
                 image = f.image(slope, drive=False)[0]
         hvp, state_hvp = f.kernel.hvp(f.binding, v), f.kernel.state_hvp(f.binding, z)
-        return cls(f, z, v, image, slope, operator, hvp, state_hvp, f.kernel.hvp_sign)
+        return cls(f, z, v, image, slope, operator, hvp, state_hvp)
 
     def in_features(self, g: Tensor) -> "FeatureAdjoint":
-        """Return the system y = WDg ± WDWᵀNy, in a unit of its own."""
+        """Return the system y = WDg + WDWᵀNy, in a unit of its own."""
         source = self.operator(self.mask(g))
         unit = magnitude(source)
         return FeatureAdjoint(self, source / unit, unit, g)
@@ -101,24 +100,22 @@ class Adjoint:
         """Return (I − DHD) w for w = Dw."""
         u = w.to(self.z.dtype)
         curved = None if self.state_hvp is None else self.state_hvp(u)
-        return w - self.masked_adjoint(self.hvp(self.operator(u)), curved, self.sign).to(w.dtype)
+        return w - self.masked_adjoint(self.hvp(self.operator(u)), curved).to(w.dtype)
 
-    def masked_adjoint(self, n: Tensor, g: Tensor | None, sign: int) -> Tensor:
-        """Return D(g ± Wᵀn), or ±DWᵀn without g."""
+    def masked_adjoint(self, n: Tensor, g: Tensor | None) -> Tensor:
+        """Return D(g + Wᵀn), without g DWᵀn."""
         if n.is_cuda and isinstance(self.f.prox, ReLU):  # perhaps one program for Wᵀ and D
-            fused = convolve(n, self.operator.weight, adjoint=True, add=g, sign=sign, mask=self.image)
+            fused = convolve(n, self.operator.weight, adjoint=True, add=g, mask=self.image)
             if fused is not None:
                 return fused
         drive = self.operator.adjoint(n)
-        if g is not None:
-            drive = torch.add(g, drive, alpha=sign)
-        return self.f.prox.vjp(self.image, -drive if g is None and sign < 0 else drive)
+        return self.f.prox.vjp(self.image, drive if g is None else g + drive)
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class FeatureAdjoint(AbstractSpace):
-    """Iterates y ↦ WDg ± WDWᵀNy, whose value at y = 0 is known.
+    """Iterates y ↦ WDg + WDWᵀNy, whose value at y = 0 is known.
 
     It is linear in g, which may be too small or too large to be squared: so WDg and y are in units of WDg's own size.
     """
@@ -131,10 +128,10 @@ class FeatureAdjoint(AbstractSpace):
     def evaluate(self, z: Tensor) -> Evaluation:
         adjoint = self.adjoint
         n = adjoint.hvp(z)
-        masked = adjoint.masked_adjoint(n, None, 1)
-        image = convolve(masked, adjoint.operator.weight, add=self.source, sign=adjoint.sign) if z.is_cuda else None
+        masked = adjoint.masked_adjoint(n, None)
+        image = convolve(masked, adjoint.operator.weight, add=self.source) if z.is_cuda else None
         if image is None:
-            image = torch.add(self.source, adjoint.operator(masked), alpha=adjoint.sign)
+            image = self.source + adjoint.operator(masked)
         return Evaluation(z, image, AdjointPoint(z, None, n, masked))
 
     def start(self, z0: Tensor | None) -> Evaluation:
@@ -144,13 +141,13 @@ class FeatureAdjoint(AbstractSpace):
         return Evaluation(y, self.source, AdjointPoint(y))
 
     def recover(self, at: AdjointPoint) -> tuple[Tensor, Tensor, Tensor]:
-        """Return w = D(g ± WᵀNy), y and Ny, in the unit of g."""
+        """Return w = D(g + WᵀNy), y and Ny, in the unit of g."""
         adjoint = self.adjoint
         scaled = at.z * self.unit
         if at.n is None or at.masked is None:
             n = adjoint.hvp(scaled)
-            return adjoint.masked_adjoint(n, self.g, adjoint.sign), scaled, n
-        w = torch.addcmul(adjoint.mask(self.g), at.masked, self.unit, value=adjoint.sign)
+            return adjoint.masked_adjoint(n, self.g), scaled, n
+        w = torch.addcmul(adjoint.mask(self.g), at.masked, self.unit)
         return w, scaled, scaled if at.n is at.z else at.n * self.unit  # N = 1 for the linear kernel
 
 
@@ -168,7 +165,7 @@ class StateAdjoint(AbstractSpace):
         y = adjoint.operator(z)
         n = adjoint.hvp(y)
         g = self.source if adjoint.state_hvp is None else self.source + adjoint.state_hvp(z)
-        return Evaluation(z, adjoint.masked_adjoint(n, g, adjoint.sign), AdjointPoint(z, y, n))
+        return Evaluation(z, adjoint.masked_adjoint(n, g), AdjointPoint(z, y, n))
 
     def start(self, z0: Tensor | None) -> Evaluation:
         return evaluate_start(self, self.source if z0 is None else z0)
@@ -397,7 +394,6 @@ class _InClosedForm(torch.autograd.Function):
         grad_weight = None
         if ctx.needs_input_grad[1]:
             operator = adjoint.operator
-            second = n if g_v is None else torch.add(n, g_v, alpha=adjoint.sign)
-            grad_weight = operator.weight_gradient(w, m)
-            grad_weight = torch.add(grad_weight, operator.weight_gradient(adjoint.z, second), alpha=adjoint.sign)
+            second = n if g_v is None else n + g_v
+            grad_weight = operator.weight_gradient(w, m) + operator.weight_gradient(adjoint.z, second)
         return y, grad_weight, w if ctx.needs_input_grad[2] else None, *[None] * (3 + ctx.count)

@@ -76,7 +76,6 @@ class AbstractKernel(abc.ABC):
     """A similarity S: a frozen value, safe to share between cells."""
 
     in_state: ClassVar[bool]  # whether a lives in the space of z, not of v
-    hvp_sign: ClassVar[int]  # of what `hvp` gives
     equation: ClassVar[str]  # z = σ(d(z)) with σ = relu, as text
 
     @property
@@ -114,8 +113,7 @@ class AbstractKernel(abc.ABC):
 
     @abc.abstractmethod
     def hvp(self, at: Binding, v: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return y ↦ ±(∂²S/∂v²) y at v, without a graph, with the sign `hvp_sign`: a sign apart saves a pass over
-        memory."""
+        """Return y ↦ (∂²S/∂v²) y at v, without a graph."""
 
     @abc.abstractmethod
     def state_hvp(self, at: Binding, z: Tensor) -> Callable[[Tensor], Tensor] | None:

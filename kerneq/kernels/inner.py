@@ -30,7 +30,6 @@ class AbstractInnerKernel(AbstractKernel):
     """
 
     in_state: ClassVar[bool] = True
-    hvp_sign: ClassVar[int] = 1
     equation: ClassVar[str] = "z = relu(κ′(⟨a, z⟩)a + WᵀWz), a = Ux + b"
     operator_share: ClassVar[float] = 0.3  # ‖W‖² ≤ operator_share · norm²
     length_share: ClassVar[float] = 0.6  # |κ″|‖a‖² ≤ length_share · norm²; the rest, 0.1 for norm 1, is left of μ

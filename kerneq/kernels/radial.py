@@ -99,7 +99,6 @@ class AbstractLossKernel(AbstractKernel):
 
     in_state: ClassVar[bool] = False
     through_features: ClassVar[bool] = True
-    hvp_sign: ClassVar[int] = -1
     steepest: ClassVar[float]  # the supremum of the slopes' size
     lowest: ClassVar[float]  # their infimum
 
@@ -243,9 +242,9 @@ def plain_step(
 def radial_hvp(
     formula: Formula, a: Tensor, v: Tensor, Q: Tensor, gamma: Tensor, *, split: int, patch: int
 ) -> Callable[[Tensor], Tensor]:
-    """Return y ↦ (ω Q + 2γω′ qᵀq) y, patch by patch, which is −∂²S/∂v² y; no gradients flow through it.
+    """Return y ↦ −(ω Q + 2γω′ qᵀq) y, patch by patch, which is ∂²S/∂v² y; no gradients flow through it.
 
-    ∂m/∂r is this (symmetric) matrix, so that the product is the pullback of the step to r. In plain PyTorch all that
+    ∂m/∂v is this (symmetric) matrix, so that the product is the pullback of the step to v. In plain PyTorch all that
     does not depend on y is computed once.
     """
     a, v, Q = a.detach(), v.detach(), Q.detach()
@@ -254,7 +253,7 @@ def radial_hvp(
         return fused_hvp(formula, a, v, Q, gamma, split, patch)
     last = a.dim() == 4 and not a.is_contiguous()  # then it is stored channels-last
     Q, q, s = _products(a, v, Q, gamma, split, patch, last)
-    w, slope = formula.weight(s).unsqueeze(-1), 2 * gamma * formula.slope(s)
+    w, slope = -formula.weight(s).unsqueeze(-1), -2 * gamma * formula.slope(s)
 
     def product(y: Tensor) -> Tensor:
         y = cut(y, split, patch, last).to(Q.dtype)

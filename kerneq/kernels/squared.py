@@ -34,4 +34,4 @@ class Squared(AbstractLossKernel):
         return Slope(None, r, total) if at.bias is None else at.add_bias(z, r, total)
 
     def hvp(self, at: Binding, v: Tensor) -> Callable[[Tensor], Tensor]:
-        return lambda y: y
+        return lambda y: -y

@@ -19,7 +19,7 @@ class InFeatures(AbstractSolver[Any]):
     """Let `solver` iterate the features (fact 6): forward as the solver of a layer, backward as that of `Implicit`.
 
     Forward it solves v = Wσ(Wᵀm(v) + ∂S/∂z), whose σ(…) is z; a sample has converged when that z has, in the
-    equation itself. Backward it solves y = WDg ± WDWᵀNy, with w = D(g ± WᵀNy) after it. For kernels through which z
+    equation itself. Backward it solves y = WDg + WDWᵀNy, with w = D(g + WᵀNy) after it. For kernels through which z
     acts by v = Wz alone, the radial ones and the linear one; forward, `solver` iterates z with any other. Forward it
     pays where the solver remembers states.
     """

@@ -50,9 +50,9 @@ def test_relu_and_mask_after_the_adjoint_are_what_their_formulas_say(device, dty
         close(f.image(Slope(None, v), drive=False)[0], exact.relu(), dtype)
         close(f.image(Slope(g, v), drive=False)[0], (exact + g.double()).relu(), dtype)
         adjoint = Adjoint.of(f, Point(z, v, z))
-        close(adjoint.masked_adjoint(v, None, sign), torch.where(z > 0, sign * exact, 0.0), dtype)
-        close(adjoint.masked_adjoint(v, g, sign), torch.where(z > 0, g.double() + sign * exact, 0.0), dtype)
-        system = adjoint.in_features(g)  # y ↦ WDg ± WDWᵀy
+        close(adjoint.masked_adjoint(v, None), torch.where(z > 0, exact, 0.0), dtype)
+        close(adjoint.masked_adjoint(v, g), torch.where(z > 0, g.double() + exact, 0.0), dtype)
+        system = adjoint.in_features(g)  # y ↦ WDg + WDWᵀNy, N = ±1
         turned = conv2d(torch.where(z > 0, exact, 0.0), w.double(), padding=1)
         close(system.evaluate(v).image, system.source.double() + sign * turned, dtype)
 

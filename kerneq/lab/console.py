@@ -1,5 +1,6 @@
 """What commands print: sentences and tables, in which no text from outside can harm the terminal."""
 
+import math
 import re
 import unicodedata
 
@@ -53,10 +54,13 @@ def about_run(folder: object, problem: str) -> str:
 
 
 def describe_seconds(seconds: float) -> str:
-    """An estimated duration in words."""
-    if seconds < 100:
-        return f"about {max(seconds, 1):.0f} s"
-    return f"about {seconds / 60:.0f} min" if seconds < 6000 else f"about {seconds / 3600:.1f} hours"
+    """An estimated duration in words, as precise as it can be: about 45 s, about 12 min, about 3 h 20 min."""
+    if seconds < 90:
+        return f"about {max(math.ceil(seconds), 1)} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if hours >= 48:
+        return f"about {hours // 24} days"
+    return f"about {hours} h {minutes} min" if hours else f"about {minutes} min"
 
 
 def progress_bars() -> Progress:

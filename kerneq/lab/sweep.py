@@ -33,7 +33,6 @@ from .evaluate import evaluate
 from .evaluate.scores import spread
 from .report.figures import COLOURS, Canvas, clean, open_canvas
 from .run import Run, Stopped, TrainingError, write_atomically
-from .run.checkpoint import read_facts
 from .run.config import EXPERIMENTS, Config, ConfigError, check, overlay, put, read_toml, resolve
 from .run.files import write_json
 from .training import AbstractLogger, train
@@ -238,7 +237,7 @@ def run_sweep(sweep: Sweep, folder: Path, *, test: bool = False, loggers: Logger
         raise TrainingError(results[0].problem)
     folder.mkdir(parents=True, exist_ok=True)
     for place, cell in enumerate(cells):
-        problem = _train_cell(cell, folder / cell.name, test, loggers)
+        problem = _train_cell(cell, Run(folder / cell.name), test, loggers)
         results[place] = _read_cell(cell, folder, problem)
         result = _summarize(sweep, results)
         write_json(folder / "sweep.json", dataclasses.asdict(result))
@@ -247,13 +246,20 @@ def run_sweep(sweep: Sweep, folder: Path, *, test: bool = False, loggers: Logger
     return result
 
 
-def _train_cell(cell: Cell, path: Path, test: bool, loggers: Loggers) -> str:
+def _train_cell(cell: Cell, run: Run, test: bool, loggers: Loggers) -> str:
     """Train and evaluate a cell as far as it is not done; returns why that failed, empty if it did not."""
     try:
-        run = Run(path)
-        _finish_training(run, cell.config, loggers)
+        config = cell.config
+        if run.exists:
+            run.check_same(config)
+        if not run.finished:
+            if config.training.compile:
+                torch.compiler.reset()  # or the limit on recompilations would count the cells before
+            train(config, run.path, resume=True, loggers=loggers(run.path))
+        if not run.rows():
+            return f"{run.path / 'metrics.jsonl'} has no row of epoch 1: put it back, or remove the run."
         if test and not run.test():
-            evaluate(path, device=cell.config.device)
+            evaluate(run.path, device=config.device)
     except Stopped:
         raise
     except (DataError, TrainingError, ValueError) as error:  # sentences for people
@@ -261,26 +267,6 @@ def _train_cell(cell: Cell, path: Path, test: bool, loggers: Loggers) -> str:
     except Exception as error:  # also a bug in this cell does not end the others
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def _finish_training(run: Run, config: Config, loggers: Loggers) -> None:
-    """Train the run to its last epoch, if it is not there yet."""
-    if run.exists:
-        run.check_same(config)
-    last, epochs = run.checkpoint("last"), config.training.epochs
-    behind = read_facts(last).get("epoch", epochs) < epochs  # killed between the last row and its checkpoint
-    if _finished(run, epochs) and not behind and (last.exists() or run.finished):
-        return
-    if config.training.compile:
-        torch.compiler.reset()  # or the limit on recompilations would count the cells before
-    train(config, run.path, resume=True, loggers=loggers(run.path))
-    if not _finished(run, epochs):
-        rows = run.path / "metrics.jsonl"
-        raise TrainingError(f"{rows} has no row of epoch {epochs}, the last: put it back, or remove the run.")
-
-
-def _finished(run: Run, epochs: int) -> bool:
-    return any(row["epoch"] == epochs for row in run.rows())
 
 
 def collect(sweep: Sweep, folder: Path) -> SweepResult:
@@ -296,7 +282,7 @@ def _read_cell(cell: Cell, folder: Path, problem: str = "") -> CellResult:
         config = cell.config
         if run.exists and not problem:
             run.check_same(config)
-            if _finished(run, config.training.epochs):
+            if run.finished:
                 validation, test = run.best_accuracy(), run.test().get("accuracy")
     except (ConfigError, TrainingError) as error:
         problem = problem or str(error)

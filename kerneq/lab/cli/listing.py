@@ -1,5 +1,6 @@
 """The commands that say what there is: experiments, models, data sets, words, and the claims of the papers, checked."""
 
+import re
 import sys
 from typing import Annotated
 
@@ -15,15 +16,19 @@ def experiments(
     """List the experiments for `kerneq train` and the sweeps for `kerneq sweep`, a sentence each."""
     from ..tables import summary_table
 
+    wanted, found = [re.compile(rf"\b{re.escape(word)}", re.IGNORECASE) for word in words or ()], 0
     for title, folder in (("kerneq train", "experiments"), ("kerneq sweep", "experiments/sweeps")):
         rows = []
         for file in sorted((PACKAGE / folder).glob("*.toml")):
             sentence = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-            if all(word.lower() in f"{file.stem} {sentence}".lower() for word in words or ()):
+            if all(word.search(f"{file.stem} {sentence}") for word in wanted):
                 rows.append((file.stem, sentence))
+        found += len(rows)
         if rows:
             say(f"{title} NAME", "bold")
             show_table(summary_table(rows))
+    if not found:
+        say(f"No experiment has {' and '.join(words or ())} in its name or its sentence; kerneq experiments lists all.")
 
 
 def explain(

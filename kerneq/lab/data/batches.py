@@ -132,7 +132,7 @@ class Batches:
     rank: int = 0
     world: int = 1
     drop_last: bool = True  # leave out the incomplete batch at the end of an epoch
-    workers: int | None = None  # processes that decode; None: one for each core, eight at most
+    workers: int | None = None  # processes that decode; None: one for each core, sixteen at most
 
     def __post_init__(self) -> None:
         check_whole("batch_size", self.batch_size)

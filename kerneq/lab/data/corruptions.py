@@ -2,7 +2,7 @@
 
 A corruption is a function of pictures x in [0, 1], float32 (n, 3, h, w), of random numbers and of the published
 parameters of its severity, made for 32×32 pictures. By hand, since the published program needs OpenCV, scikit-image and
-ImageMagick and takes pictures one by one; only JPEG, by Pillow, does so here.
+ImageMagick and takes pictures one by one; only what Pillow does, `pixelate` and JPEG, takes them so here.
 
 The published arrays were made without a seed; ours are another draw from the same distributions. Three details differ:
 `spatter` uses the rim of the drops in place of Canny's edges, `fog` the four neighbours of a point in its clouds, and
@@ -356,36 +356,30 @@ def elastic_transform(x: Tensor, draws: Draws, alpha: float, sigma: float, affin
     return functional.grid_sample(x, (2 * source + 1) / sides - 1, padding_mode="reflection", align_corners=False)
 
 
-def make_box_matrix(before: int, after: int) -> np.ndarray:
-    """Pillow's box filter from `before` to `after` pixels: the mean of those whose centre lies under a new one."""
-    scale = before / after
-    centre = (np.arange(after)[:, None] + 0.5) * scale
-    distance = np.arange(before) + 0.5 - centre
-    under = (distance > -max(scale, 1) / 2) & (distance <= max(scale, 1) / 2)
-    return under / under.sum(1, keepdims=True)
+def change_by_pillow(x: Tensor, change: Callable[[Image.Image], Image.Image]) -> Tensor:
+    """The pictures, each changed by functions of Pillow, in threads."""
+    pictures = to_bytes(x).permute(0, 2, 3, 1).contiguous().cpu().numpy()
+    with ThreadPoolExecutor() as pool:
+        done = np.stack(list(pool.map(lambda picture: np.asarray(change(Image.fromarray(picture))), pictures)))
+    return to_device(done, x.device).permute(0, 3, 1, 2).to(x) / 255
 
 
 def pixelate(x: Tensor, draws: Draws, share: float) -> Tensor:
-    """Fewer pixels and back, by Pillow's box filter, which rounds after the rows and after the columns."""
-    sides = tuple(x.shape[2:])
-    for height, width in (tuple(int(share * side) for side in sides), sides):
-        x = round_levels(apply_matrices(x, [np.eye(x.shape[2])], [make_box_matrix(x.shape[3], width)]))
-        x = round_levels(apply_matrices(x, [make_box_matrix(x.shape[2], height)], [np.eye(width)]))
-    return x
+    """Fewer pixels and back, by Pillow's box filter."""
+    height, width = x.shape[2:]
+    fewer, box = (int(share * width), int(share * height)), Image.Resampling.BOX
+    return change_by_pillow(x, lambda picture: picture.resize(fewer, box).resize((width, height), box))
 
 
 def jpeg_compression(x: Tensor, draws: Draws, quality: int) -> Tensor:
-    """To JPEG and back by Pillow, in threads."""
+    """To JPEG and back, by Pillow."""
 
-    def compress(picture: np.ndarray) -> np.ndarray:
+    def compress(picture: Image.Image) -> Image.Image:
         file = io.BytesIO()
-        Image.fromarray(picture).save(file, "JPEG", quality=quality)
-        return np.asarray(Image.open(file, formats=["JPEG"]))
+        picture.save(file, "JPEG", quality=quality)
+        return Image.open(file, formats=["JPEG"])
 
-    pictures = to_bytes(x).permute(0, 2, 3, 1).contiguous().cpu().numpy()
-    with ThreadPoolExecutor() as pool:
-        done = np.stack(list(pool.map(compress, pictures)))
-    return to_device(done, x.device).permute(0, 3, 1, 2).to(x) / 255
+    return change_by_pillow(x, compress)
 
 
 def measure_distance(points: Tensor) -> Tensor:

@@ -7,10 +7,10 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar, final
+from typing import final
 
 import numpy as np
 import torch
@@ -25,10 +25,10 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 # without being whole in memory, may have twice as many, Pillow's own limit.
 LARGEST = 89_000_000
 CHUNK = 64  # files that a worker decodes at a time
-T = TypeVar("T")
 Box = tuple[float, float, float, float]  # left, top, right, bottom, as shares of a picture's largest central square
 WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 Request = tuple[np.ndarray, np.ndarray | None]  # which files, int64 (n), and their boxes, (n, 4)
+Decoded = tuple[np.ndarray, dict[Path, str]]  # uint8 (n, 3, size, size), and what is wrong with the broken ones
 
 
 @final
@@ -57,20 +57,30 @@ class ImageFiles:
     def decode_ahead(self, requests: list[Request], workers: int | None = None) -> Iterator[Tensor]:
         """The pixels of each request, in order, by so many processes.
 
-        By default eight, if there are as many cores and enough files. Decoded in this process where `workers` is 0."""
-        if workers is None:
-            workers = min(8, _count_cores(), sum(len(index) for index, _ in requests) // CHUNK)
-        for batch in self._load(requests, self._decode_request, workers):
-            if isinstance(batch, str):
-                raise DataError(batch)
-            yield torch.from_numpy(batch)
+        By default sixteen, if there are as many cores and enough files. Decoded in this process where it is 0."""
+        for pixels, broken in self._decode_all(requests, workers):
+            if broken:
+                raise DataError(next(iter(broken.values())))
+            yield torch.from_numpy(pixels)
 
-    def _load(self, requests: list[Request], work: Callable[[Request], T], workers: int) -> Iterator[T]:
-        """The work on each request, in order, by so many processes, in this one where there are none."""
-        loader: DataLoader[T] = DataLoader(
+    def find_broken(self) -> dict[Path, str]:
+        """The files that are not readable pictures, with a sentence about each; decodes every one."""
+        parts = ImageFiles(self.paths, 1)._decode_all(self.requests())  # a pixel each is all that comes back
+        return {path: why for _, broken in parts for path, why in broken.items()}
+
+    def requests(self) -> list[Request]:
+        """Requests for every file, in order."""
+        numbers = np.arange(len(self.paths))
+        return [(numbers[start : start + CHUNK], None) for start in range(0, len(numbers), CHUNK)]
+
+    def _decode_all(self, requests: list[Request], workers: int | None = None) -> Iterator[Decoded]:
+        """The pixels and the broken files of each request, in order."""
+        if workers is None:
+            workers = min(16, _count_cores(), sum(len(index) for index, _ in requests) // CHUNK)
+        loader: DataLoader[Decoded] = DataLoader(
             requests,  # type: ignore[arg-type]
             batch_size=None,
-            collate_fn=work,  # type: ignore[arg-type]
+            collate_fn=self._decode_request,  # type: ignore[arg-type]
             num_workers=workers,
             worker_init_fn=_serve,
             generator=torch.Generator().manual_seed(0),  # or it would take a number from torch's global one
@@ -80,36 +90,19 @@ class ImageFiles:
         except RuntimeError as error:
             raise (explain_killed_worker(error) or error) from None
 
-    def _decode_request(self, request: Request) -> np.ndarray | str:
-        """The pixels of one request, decoded inside a worker, or the sentence about a file that cannot be read.
+    def _decode_request(self, request: Request) -> Decoded:
+        """The pixels of one request, decoded inside a worker, and the files that cannot be read, each with a sentence.
 
         An array goes through a pipe: a tensor would need shared memory, and wait for ever where that is full. An
         exception would arrive wrapped in the worker's traceback."""
         index, boxes = request
-        pixels = np.empty((len(index), *self.shape[1:]), np.uint8)
-        try:
-            for row, number in enumerate(index):
-                pixels[row] = decode(self.paths[number], self.size, WHOLE if boxes is None else boxes[row].tolist())
-        except DataError as error:
-            return str(error)
-        return pixels
-
-    def find_broken(self) -> dict[Path, str]:
-        """The files that are not readable pictures, with a sentence about each; decodes every one."""
-        numbers = np.arange(len(self.paths))
-        requests: list[Request] = [(numbers[start : start + CHUNK], None) for start in range(0, len(numbers), CHUNK)]
-        parts = self._load(requests, self._find_problems, min(_count_cores(), len(numbers) // CHUNK))
-        return dict(problem for part in parts for problem in part)
-
-    def _find_problems(self, request: Request) -> list[tuple[Path, str]]:
-        """The files of a request that cannot be read, and why."""
-        found = []
-        for path in (self.paths[number] for number in request[0]):
+        pixels, broken = np.empty((len(index), *self.shape[1:]), np.uint8), {}
+        for row, path in enumerate(self.paths[number] for number in index):
             try:
-                decode(path, self.size)
+                pixels[row] = decode(path, self.size, WHOLE if boxes is None else boxes[row].tolist())
             except DataError as error:
-                found.append((path, str(error)))
-        return found
+                broken[path] = str(error)
+        return pixels, broken
 
 
 @final
@@ -161,11 +154,8 @@ class Images:
         if isinstance(files, Tensor):
             return files
         pixels = torch.empty(files.shape, dtype=torch.uint8)
-        starts = range(0, len(self), CHUNK)
-        requests: list[Request] = [(np.arange(len(self))[start : start + CHUNK], None) for start in starts]
-        parts = files.decode_ahead(requests, min(_count_cores(), len(self) // CHUNK))
-        for start, part in zip(starts, parts, strict=True):
-            pixels[start : start + CHUNK] = part
+        for number, part in enumerate(files.decode_ahead(files.requests())):
+            pixels[number * CHUNK :][: len(part)] = part
         return pixels
 
     def select(self, index: Tensor) -> "Images":
@@ -202,7 +192,7 @@ def decode(path: Path, size: int, box: Box = WHOLE) -> Tensor:
     except Image.DecompressionBombError:
         raise DataError(_too_large(path, "more than 178")) from None
     except Exception as error:  # Pillow's decoders raise errors of every kind on damaged files
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0].replace(f" {str(path)!r}", "") if str(error) else type(error).__name__
         raise DataError(f"{path} is not a readable picture ({reason}): replace or remove it.") from None
     return torch.from_numpy(np.array(part)).permute(2, 0, 1)
 

@@ -180,7 +180,7 @@ def load(path: Path | str | None, overrides: Iterable[str] = (), start: Path | s
 
 def parse(text: str, overrides: Iterable[str] = ()) -> Config:
     """The configuration in a text, changed by `key=value` overrides; a `base` is relative to the working directory."""
-    return _config([*_layers([_parse_toml(text)], Path(), ()), _changes(overrides)])
+    return resolve([_parse_toml(text), _changes(overrides)], Path())
 
 
 def resolve(tables: Sequence[Mapping[str, Any]], folder: Path) -> Config:

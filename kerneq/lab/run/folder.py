@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import sys
 import time
 import tomllib
@@ -248,8 +249,8 @@ class Run:
         return True, newest
 
     def newest(self) -> Path | None:
-        """The checkpoint to continue from: the last, or the previous if a kill fell between two renames."""
-        return next((p for p in (self.checkpoint(w) for w in ("last", "fresh", "previous")) if p.exists()), None)
+        """The checkpoint to continue from: the last, or the previous where somebody removed that."""
+        return next((p for p in (self.checkpoint(which) for which in ("last", "previous")) if p.exists()), None)
 
     def check_same(self, config: Config) -> None:
         """Refuse other settings than the run's: continued with them, it would be neither the old run nor a new one."""
@@ -335,14 +336,11 @@ class Run:
         write_atomically(self.path / "config.toml", write(config).encode())  # last: with it the folder is a run
 
     def _repair(self, epoch: int) -> None:
-        """Finish or remove what a kill left undone, and forget the metrics past `epoch`, which is trained again."""
-        if not self.checkpoint("last").exists() and self.checkpoint("fresh").exists():
-            os.replace(self.checkpoint("fresh"), self.checkpoint("last"))
+        """Remove what a kill left half written, and forget the metrics past `epoch`, which is trained again."""
         ours = ("checkpoints/.*", ".config.toml.*", ".metrics.jsonl.*", ".classes.json.*", ".environment.json.*")
-        for stray in (
-            path for name in ours for path in self.path.glob(f"{name}.tmp")
-        ):  # who holds the lock writes them
-            stray.unlink(missing_ok=True)
+        for name in ours:
+            for stray in self.path.glob(f"{name}.tmp"):  # who holds the lock writes them
+                stray.unlink(missing_ok=True)
         lines = self._lines()
         damaged = [str(number) for number, row in enumerate(lines, start=1) if row is None]
         if damaged:
@@ -367,17 +365,14 @@ class Run:
 
     def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Make this the last checkpoint and keep the one before it; at every moment there is a last one."""
-        fresh, last, spare = (self.checkpoint(which) for which in ("fresh", "last", "spare"))
-        checkpoint.save(fresh, tensors, facts)
+        last, previous = self.checkpoint("last"), self.checkpoint("previous")
         if last.exists():
-            spare.unlink(missing_ok=True)
+            previous.unlink(missing_ok=True)
             try:
-                os.link(last, spare)
+                os.link(last, previous)
             except OSError:  # a file system without links
-                spare = last
-            os.replace(spare, self.checkpoint("previous"))
-        os.replace(fresh, last)
-        self.checkpoint("spare").unlink(missing_ok=True)  # a rename onto another link of the same file does nothing
+                shutil.copyfile(last, previous)
+        checkpoint.save(last, tensors, facts)
 
     def finish(self, seconds: Mapping[str, float]) -> None:
         """Write down where the time of this start of the run went."""

@@ -62,14 +62,8 @@ def make_training_batches(
 
     Pictures of one's own are all decoded before, those to test on too: one that is broken would be found hours later.
     """
-    if config.data.name.startswith(OWN) and not config.data.skip_broken:
-        parts = [load(config.data.name, "train", size=config.data.size or None)]
-        with suppress(DataError):  # there may be none to test on
-            parts.append(load(config.data.name, "test", size=config.data.size or None))
-        if (count := sum(map(len, parts))) > MANY:
-            announce(f"checking that all {count:,} pictures can be read")
-        if broken := list_broken(config, *parts):
-            raise DataError(describe_broken(broken))
+    if config.data.name.startswith(OWN):
+        check_pictures(config, announce)
     images = read_images(config, "train").to(process.device)
     if config.data.memory and not isinstance(images.pixels, torch.Tensor):
         announce(f"decoding {len(images):,} pictures into memory, {math.prod(images.pixels.shape) / 1e9:.2f} GB")
@@ -78,6 +72,20 @@ def make_training_batches(
     if held_out is None:
         return batches, None
     return batches, make_batches(hold(held_out, config, process), config, process, train=False)
+
+
+def check_pictures(config: Config, announce: Callable[[str], None]) -> None:
+    """Refuse a folder of one's own with files that are no readable pictures, or say which are left out."""
+    parts = [load(config.data.name, "train", size=config.data.size or None)]
+    with suppress(DataError):  # there may be none to test on
+        parts.append(load(config.data.name, "test", size=config.data.size or None))
+    if (count := sum(map(len, parts))) > MANY:
+        announce(f"checking that all {count:,} pictures can be read")
+    broken = list_broken(config, *parts)
+    if broken and not config.data.skip_broken:
+        raise DataError(describe_broken(broken))
+    if broken:
+        announce(f"left out, {len(broken)} in all: {', '.join(str(path) for path in [*broken][:LISTED])}")
 
 
 def split(images: Images, config: Config) -> tuple[Images, Images | None]:

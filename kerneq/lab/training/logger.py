@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -79,16 +78,6 @@ class Clock:
         others = {phase: spent for phase, spent in self.seconds.items() if phase not in self.START}
         texts = [", ".join(f"{phase} {spent:.1f}" for phase, spent in some.items()) for some in (start, others)]
         return f"{sum(self.seconds.values()):.1f} s: start {sum(start.values()):.1f} ({texts[0]}), {texts[1]}"
-
-
-def format_duration(seconds: float) -> str:
-    """3 h 20 min, 12 min, 45 s: as precise as a guess can be."""
-    if seconds < 90:
-        return f"{math.ceil(seconds)} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    if hours >= 48:
-        return f"{hours // 24} days"
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 @final

@@ -15,12 +15,13 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
 from ...models import AbstractModel
+from ..console import describe_seconds
 from ..data import Batches
 from ..run import CheckpointError, Run, Stopped
 from ..run.checkpoint import Writer
 from ..run.config import Config
 from .build import Builder, build_model, class_counts, make_training_batches, place
-from .logger import AbstractLogger, Clock, Progress, announce, format_duration
+from .logger import AbstractLogger, Clock, Progress, announce
 from .metrics import validate
 from .optimizer import rate_multiple, set_rate, update_average
 from .process import EAGER_STEPS, GraphedStep, Process, catch_stop, join_processes, prefetch, wake
@@ -263,7 +264,7 @@ class Supervisor:
             return
         speed, config = self.state.config.training.batch_size / seconds, self.state.config
         hint = "; `kerneq train geq-tiny-cifar10` is small, and a GPU is faster"
-        words = f"about {format_duration(left)} on this CPU, at {speed:,.3g} images/s"
+        words = f"{describe_seconds(left)} on this CPU, at {speed:,.3g} images/s"
         announce(self.loggers, words + (hint if left > LONG and not config.start.run else ""))
 
 

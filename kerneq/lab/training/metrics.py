@@ -6,7 +6,6 @@ them; a number that was not measured is None, or absent where an earlier version
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Literal, final
@@ -135,22 +134,15 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
-def binomial_tail(hits: int, trials: int, share: float) -> float:
-    """The probability of at least `hits` hits in so many trials, each of which hits with probability `share`."""
-    if share in (0.0, 1.0) or hits <= 0:
-        return float(hits <= trials * share)
-    logs = (math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1) for k in range(hits, trials + 1))
-    terms = enumerate(logs, start=hits)
-    return min(1.0, math.fsum(math.exp(c + k * math.log(share) + (trials - k) * math.log1p(-share)) for k, c in terms))
-
-
 def describe_chance(hits: int, images: int, counts: Sequence[int]) -> str:
     """What to add to an accuracy that may be chance, as it is not above the largest class's share (p ≥ 0.05); else "".
 
     `counts` are the images of each class, of these or of the training.
     """
+    from scipy.special import bdtrc  # slow to import, and only the end of a run asks
+
     chance = max(counts, default=0) / max(sum(counts), 1)
-    p = binomial_tail(hits, images, chance)
+    p = float(bdtrc(hits - 1, images, chance))  # the probability of at least so many hits
     if not counts or p < 0.05:
         return ""
     return f"not distinguishable from chance, which is {chance:.0%} for the largest class (p = {p:.2f})"

@@ -10,12 +10,13 @@ import torch
 
 from ...loading import choose_device
 from ...loading import load as load_model
+from ..console import describe_seconds
 from ..data import OWN as FOLDER
 from ..data import DataError, Images, find
 from ..data import load as load_images
 from ..run import Run, TrainingError, find_run
 from ..run.config import Config, load
-from .logger import AbstractLogger, TerminalLogger, format_duration
+from .logger import AbstractLogger, TerminalLogger
 from .loop import train
 from .metrics import describe_chance
 from .start import FITTED
@@ -106,7 +107,7 @@ def describe_plan(config: Config, images: Images) -> str:
     each = (time.monotonic() - began) / len(x)
     passes = settings.epochs * (1 if config.start.frozen else 4)  # forward and backward cost about four times as much
     seconds = each * (min(len(images) - held, FITTED) + passes * (len(images) - held) + settings.epochs * held)
-    return f"{plan}. About {format_duration(seconds * max(data.folds, 1))} on this CPU."
+    return f"{plan}. On this CPU {describe_seconds(seconds * max(data.folds, 1))}."
 
 
 def cross_validate(
@@ -126,13 +127,9 @@ def cross_validate(
         scores = run.rows()[-1]["validation"]
         if scores is None:
             raise TrainingError(f"{run.path} has no accuracy on held-out images in its last epoch.")
-        hits, images, counts = (
-            hits + round(scores["accuracy"] * scores["images"]),
-            images + scores["images"],
-            run.counts(),
-        )
-    parts = (
-        f"accuracy {hits / images:.2%} on {images:,} images, each held out once",
-        describe_chance(hits, images, counts),
-    )
-    return f"{folder}: {folds}-fold cross-validation, {', '.join(part for part in parts if part)}."
+        hits += round(scores["accuracy"] * scores["images"])
+        images += scores["images"]
+        counts = run.counts()
+    doubt = describe_chance(hits, images, counts)
+    words = f"accuracy {hits / images:.2%} on {images:,} images, each held out once" + (f", {doubt}" if doubt else "")
+    return f"{folder}: {folds}-fold cross-validation, {words}."

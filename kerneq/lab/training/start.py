@@ -11,11 +11,11 @@ from torch.nn.functional import cross_entropy
 
 from ...loading import find_folder, load_weights, read_weights, select_head
 from ...models import AbstractModel
+from ..console import describe_seconds
 from ..data import Images, rank_in_class
 from ..run import TrainingError
 from ..run.config import Config
 from .build import make_batches
-from .logger import format_duration
 from .process import Process
 
 STRENGTHS = (3.0, 0.3, 0.03, 0.003)  # weights of ½‖W‖² beside the mean loss, of which cross-validation chooses
@@ -62,7 +62,7 @@ def compute_features(
                 model(x)
             left = (time.monotonic() - began) * (len(batches) - 1)
             if number == 0 and left > 10:
-                announce(f"fitting the head to {len(images):,} pictures, about {format_duration(left)}")
+                announce(f"fitting the head to {len(images):,} pictures, {describe_seconds(left)}")
     finally:
         hook.remove()
     return torch.cat(found).double(), images.labels.cpu()

@@ -10,7 +10,6 @@ import pytest
 
 from kerneq.kernels import Linear
 from kerneq.lab.run import Run, Stopped, TrainingError
-from kerneq.lab.run.checkpoint import read_facts
 from kerneq.lab.run.config import ConfigError, load, write
 from kerneq.lab.sweep import SWEEPS, GridPoint, Sweep, SweepResult, collect, draw, load_sweep, run_sweep
 from kerneq.lab.training import AbstractLogger, train
@@ -199,17 +198,18 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(grid, tmp_path):
     with pytest.raises(Stopped):
         run_sweep(sweep, tmp_path / "runs", loggers=lambda folder: [Stopping()] if "seed=1" in folder.name else [])
     assert [cell.epochs for cell in collect(sweep, tmp_path / "runs").cells] == [2, 1]
-    last = Run(tmp_path / "runs" / "seed=1").checkpoint("last")
-    behind = last.read_bytes()
     result = run_sweep(sweep, tmp_path / "runs")
     assert [cell.epochs for cell in result.cells] == [2, 2]
     assert [len(Run(tmp_path / "runs" / f"seed={seed}").environment()["resumed"]) for seed in (0, 1)] == [0, 1]
     whole = train(sweep.cells()[1].config, tmp_path / "whole")
     again = Run(tmp_path / "runs" / "seed=1").rows()
     assert [row["validation"] for row in again] == [row["validation"] for row in whole]
-    last.write_bytes(behind)  # as after a kill between the last row and its checkpoint
-    run_sweep(sweep, tmp_path / "runs")
-    assert read_facts(last)["epoch"] == 2
+
+
+def test_a_cell_that_ends_early_by_training_patience_is_finished(grid, tmp_path):
+    patience = ["training.epochs=4", "training.patience=1", "optimizer.lr=1e-9"]  # no accuracy is better than the first
+    result = run_sweep(grid("seed = [0, 1]", *patience), tmp_path / "runs")
+    assert [(cell.epochs, cell.problem) for cell in result.cells] == [(2, ""), (2, "")] and len(result.points) == 1
 
 
 def test_the_figure_has_a_place_for_each_value_and_a_line_for_each_of_the_rest():

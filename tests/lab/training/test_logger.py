@@ -8,13 +8,13 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from kerneq.lab.console import describe_seconds
 from kerneq.lab.run import Stopped
 from kerneq.lab.training import AbstractLogger, loop
 from kerneq.lab.training.logger import (
     Progress,
     TensorBoardLogger,
     TerminalLogger,
-    format_duration,
     format_epoch,
     take_largest,
 )
@@ -54,12 +54,8 @@ def test_a_long_run_on_a_cpu_says_what_it_will_take_and_a_stop_is_confirmed_at_o
     with pytest.raises(Stopped):
         run("training.epochs=2", loggers=[Stopping()])
     assert said[0].startswith("about ") and "on this CPU" in said[0] and len(said) == 2
-    assert [format_duration(s) for s in (45, 720, 12_000, 400_000)] == [
-        "45 s",
-        "12 min",
-        "3 h 20 min",
-        "4 days",
-    ]
+    durations = ["about 45 s", "about 12 min", "about 3 h 20 min", "about 4 days"]
+    assert [describe_seconds(s) for s in (45, 720, 12_000, 400_000)] == durations
 
 
 def test_where_there_is_no_terminal_finished_epochs_are_written_and_where_the_time_went(tmp_path, run):

@@ -72,6 +72,10 @@ class EvaluationResult:
     unscaled: str | None  # why there are neither
     mistakes: tuple[Mistake, ...]  # the most confident first
 
+    def __str__(self) -> str:
+        """The summary, a line each."""
+        return "\n".join(f"{name:24}{value}" for name, value in self.summary())
+
     def summary(self) -> list[tuple[str, str]]:
         found = self.classification["test"]
         lines = [("model, data", f"{self.model}, {self.data}"), ("test images", str(found.images))]

@@ -234,7 +234,9 @@ class Run:
                     raise TrainingError(f"{file} is of no run, and would be overwritten: choose another --name.")
             return False, None
         if not resume:
-            raise TrainingError(f"{self.path} already holds a run; add --resume to continue it, or --name for another.")
+            raise TrainingError(
+                f"{self.path} already holds a run; add --resume (resume=True) to continue it, or --name for another."
+            )
         self.check_same(config)
         self._check_images(classes, counts)
         if newest is not None:

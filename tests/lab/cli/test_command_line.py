@@ -356,6 +356,9 @@ def test_experiments_are_listed_with_a_sentence_each(kerneq, monkeypatch):
     assert all(file.read_text().startswith("# ") for file in EXPERIMENTS.glob("**/*.toml")), "its sentence"
     _, said = kerneq("experiments", "CIFAR10", "kerdeq")
     assert "kerdeq-5m-cifar10" in said and "geq-5m-cifar10 " not in said.replace("mopteq", "").replace("kerdeq", "")
+    _, said = kerneq("experiments", "own")
+    assert "own-pictures" in said and "kerdeq-single-five-classes" not in said, "its sentence has the word known"
+    assert "No experiment has nonsense and words in" in kerneq("experiments", "nonsense", "words")[1]
 
 
 def test_what_cannot_be_allocated_is_said_with_its_size(kerneq):

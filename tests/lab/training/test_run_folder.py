@@ -4,7 +4,7 @@ import os
 import time
 
 import pytest
-from toys import StopAt, Toy, build_toy
+from toys import Said, StopAt, Toy, build_toy
 
 from kerneq.lab.evaluate import evaluate
 from kerneq.lab.run import CheckpointError, Run, Stopped, TrainingError, checkpoint
@@ -163,19 +163,6 @@ def test_best_weights_of_more_epochs_than_lie_between_two_checkpoints_are_not_ov
         Run(tmp_path / "run").checkpoint(which).unlink()
     with pytest.raises(TrainingError, match="has its best weights of 2 epochs, but no last checkpoint"):
         run(resume=True)
-
-
-class Said(AbstractLogger):
-    """Keeps what the run says."""
-
-    def __init__(self):
-        self.texts = []
-
-    def log_epoch(self, row):
-        pass
-
-    def log_message(self, text):
-        self.texts.append(text)
 
 
 class Moving(AbstractLogger):

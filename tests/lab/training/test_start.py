@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from scipy.stats import binom
 from sklearn.linear_model import LogisticRegression
+from toys import Said
 
 import kerneq as kq
 from kerneq.lab.cli import main
@@ -160,7 +161,9 @@ def test_all_broken_pictures_are_named_before_a_training_and_can_be_left_out(tmp
     assert not (tmp_path / "run").exists()
     config = load_config("geq-tiny-digits", [*settings, "data.skip_broken=true"])
     assert (len(read_images(config, "train")), len(read_images(config, "test"))) == (14, 7)
-    train(config, tmp_path / "run")
+    said = Said()
+    train(config, tmp_path / "run", loggers=[said])
+    assert said.texts[0] == f"left out, 3 in all: {', '.join(map(str, (broken[1], broken[0], broken[2])))}"
     assert evaluate(tmp_path / "run").scores["test"]["images"] == 7
     paths = sorted((folder / "test" / "r").iterdir())
     assert list(ImageFiles((*paths, *broken), 8).find_broken()) == broken

@@ -71,6 +71,19 @@ def resumptions(folder: Path) -> list[int]:
     return [start["step"] for start in json.loads((folder / "environment.json").read_text())["resumed"]]
 
 
+class Said(AbstractLogger):
+    """Keeps what the run says."""
+
+    def __init__(self):
+        self.texts = []
+
+    def log_epoch(self, row):
+        pass
+
+    def log_message(self, text):
+        self.texts.append(text)
+
+
 class StopAt(AbstractLogger):
     """Presses Ctrl-C when an epoch ends."""
 

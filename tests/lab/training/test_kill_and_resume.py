@@ -1,10 +1,14 @@
+import os
+import signal
 import subprocess
 import sys
-from contextlib import nullcontext
+import time
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from toys import StopAt, build_toy, metrics, resumptions, same_state
 
 from kerneq.lab.run import Run, Stopped
@@ -83,3 +87,36 @@ def test_two_seeds_give_two_runs(tmp_path, small):
     for seed in (1, 2):
         train(small(f"seed={seed}", "training.epochs=1"), tmp_path / str(seed), build=build_toy)
     assert not same_state(tmp_path / "1", tmp_path / "2")
+
+
+def test_a_killed_process_that_decodes_pictures_ends_the_training_in_a_sentence_and_loses_nothing(tmp_path):
+    for number in range(140):  # enough for two such processes
+        path = tmp_path / "pictures" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (number, 255 * (number % 2), 0)).save(path)
+    command = [
+        sys.executable,
+        "-m",
+        "kerneq",
+        "train",
+        "geq-dense-tiny-digits",
+        "--runs",
+        str(tmp_path),
+        "--name",
+        "run",
+    ]
+    settings = [f"data.name=folder:{tmp_path / 'pictures'}", "data.size=8", "training.batch_size=8", "device=cpu"]
+    more = ["training.epochs=1000", "training.checkpoint_steps=1"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    training = subprocess.Popen([*command, *settings, *more], **pipes)
+    last, threads = tmp_path / "run" / "checkpoints" / "last.safetensors", Path(f"/proc/{training.pid}/task")
+    while training.poll() is None:  # a kill as its victim is about to end by itself changes nothing
+        with suppress(OSError):
+            workers = (threads / str(training.pid) / "children").read_text().split()
+            if last.exists() and workers:
+                os.kill(int(workers[-1]), signal.SIGKILL)
+        time.sleep(0.05)
+    said = training.communicate(timeout=60)[1]
+    assert training.returncode == 1 and "Traceback" not in said, said
+    assert "A process that decodes pictures was killed" in said and "--resume" in said
+    assert read_checkpoint(last)[1]["step"] > 0

@@ -296,14 +296,13 @@ def _solve(
     if isinstance(gradient, Shine):
         gradient.check_solver(solver)
         f = keep_samples(f)
-    if isinstance(f, Function | Packed):
-        with warn_of_randomness(z0):
-            solution, at = find_point(f, z0, solver, limits, trace)
-    else:
-        solution, at = find_point(f, z0, solver, limits, trace)
+    free = isinstance(f, Function | Packed)
+    known = () if free else f.tensors()  # a function may depend on anything
+    attaches = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
+    with warn_of_randomness(z0) if free else contextlib.nullcontext():
+        solution, at = find_point(f, z0, solver, limits, trace, graph=attaches and gradient.linearises)
     at = dataclasses.replace(at, backward=None if torch.compiler.is_compiling() else [])
-    known = () if isinstance(f, Function | Packed) else f.tensors()  # a function may depend on anything
-    if not torch.is_grad_enabled() or (known and not any(t.requires_grad for t in known)):
+    if not attaches:
         return dataclasses.replace(solution, value=output(f, at), backward=at.backward), at
     value = _attach(gradient, f, solution, at, output)
     if solution.trace is not None:

@@ -118,6 +118,7 @@ class Point:
     image: Tensor | None = None  # f(z)
     backward: list[Solution] | None = None  # every backward solve appends its outcome, without the value
     memory: object = None  # what the solver remembers at its end, of all samples; None where some had left
+    system: "Linearisation | None" = None  # f(z) with its graph
 
 
 @final
@@ -128,6 +129,7 @@ class Linearisation:
     z: Tensor  # a leaf
     image: Tensor  # f(z), with its graph
     dtype: torch.dtype  # that f computes in
+    apart: bool = False  # whether f is known to treat every sample on its own
 
     def vjp(self, u: Tensor) -> Tensor:
         """Return Jᵀu."""
@@ -165,6 +167,11 @@ def linearise(f: AbstractMap, z: Tensor) -> Linearisation:
         with eager:
             image = f(z)
         return Linearisation(z, image, precision(image))
+
+
+def linearise_at(f: AbstractMap, at: Point) -> Linearisation:
+    """Return the evaluation of f at a point with its graph, that of the solve where it has made one."""
+    return at.system or linearise(f, at.z.detach())
 
 
 def _recordable(t: Tensor) -> Tensor:

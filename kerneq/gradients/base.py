@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from ..solvers.base import AbstractSolver
 
 class AbstractGradient(abc.ABC):
     """A rule that ties an equilibrium, found without a graph, to the parameters and inputs of its map; a value."""
+
+    linearises: ClassVar[bool] = False  # whether `attach` begins with `linearise_at`
 
     @abc.abstractmethod
     def attach(self, f: Map, at: Point) -> Point:

@@ -7,7 +7,7 @@ the derivative in closed form, the `Adjoint`.
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Self, final
+from typing import Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from ..equation import Equation, averaged_step
 from ..fused.convolution import convolve
 from ..kernels.base import Slope
 from ..linear_maps import LinearMap
-from ..maps import AbstractMap, Function, Linearisation, Map, Point, as_map, linearise
+from ..maps import AbstractMap, Function, Linearisation, Map, Point, as_map, linearise_at
 from ..prox import ReLU
 from ..solution import Limits, OnFailure, Solution, final_codes, report_failure
 from ..solvers.anderson import Anderson
@@ -197,6 +197,8 @@ class Implicit(AbstractGradient):
     unless told otherwise. Can be differentiated again: u is an equilibrium like any other.
     """
 
+    linearises: ClassVar[bool] = True
+
     solver: AbstractSolver[Any] | ConjugateGradient | None = None  # None: see above; Anderson for functions
     tol: float | None = None  # None: 1e-6, or for a function what its dtype can reach
     max_steps: int = 100
@@ -221,7 +223,7 @@ class Implicit(AbstractGradient):
             name = type(self.solver).__name__
             raise TypeError(f"{name} needs the equation of a cell; give `Implicit` another solver for a function.")
         g = as_map(f)
-        system = linearise(g, at.z.detach())
+        system = linearise_at(g, at)
         z = attach_through_graph(
             system,
             at.z.detach(),
@@ -250,7 +252,7 @@ class Implicit(AbstractGradient):
             found = self._eliminate(system, g)
         else:
             solver = self._choose_solver()
-            pull, limits = Function(lambda u: system.vjp(u) + g), self.limits(REACHABLE[system.dtype])
+            pull, limits = Function(lambda u: system.vjp(u) + g, apart=system.apart), self.limits(REACHABLE[system.dtype])
             found = solve_map(pull, g, solver, limits).solution
         self._report(found, record)
         return found.value * unit

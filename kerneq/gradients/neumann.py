@@ -1,11 +1,11 @@
 """Gradient by the first terms of the Neumann series."""
 
 import dataclasses
-from typing import final
+from typing import ClassVar, final
 
 from torch import Tensor
 
-from ..maps import Map, Point, as_map, linearise
+from ..maps import Map, Point, as_map, linearise_at
 from ..tensors import check_whole
 from .base import AbstractGradient, attach_through_graph
 
@@ -22,13 +22,15 @@ class Neumann(AbstractGradient):
     of `Phantom(terms + 1, 1)`, with one evaluation of f in memory instead of all. Cost: a product with Jᵀ a term.
     """
 
+    linearises: ClassVar[bool] = True
+
     terms: int = 5
 
     def __post_init__(self) -> None:
         check_whole("terms", self.terms, least=0)
 
     def attach(self, f: Map, at: Point) -> Point:
-        system = linearise(as_map(f), at.z.detach())
+        system = linearise_at(as_map(f), at)
 
         def add_terms(g: Tensor) -> Tensor:
             u = g

@@ -1,11 +1,11 @@
 """Gradient by the inverse Jacobian that Broyden's method has learnt on its way to the equilibrium."""
 
 import dataclasses
-from typing import final
+from typing import ClassVar, final
 
 from torch import Tensor
 
-from ..maps import Map, Point, as_map, linearise
+from ..maps import Map, Point, as_map, linearise_at
 from ..solvers.anderson import flatten_sample, unflatten_sample
 from ..solvers.broyden import Broyden, Secants
 from ..tensors import check_whole
@@ -26,13 +26,15 @@ class Shine(AbstractGradient):
     converged.
     """
 
+    linearises: ClassVar[bool] = True
+
     refine: int = 0
 
     def __post_init__(self) -> None:
         check_whole("refine", self.refine, least=0)
 
     def attach(self, f: Map, at: Point) -> Point:
-        system = linearise(as_map(f), at.z.detach())
+        system = linearise_at(as_map(f), at)
         memory = at.memory if isinstance(at.memory, Secants) else None  # None: it converged where it started
 
         def multiply(g: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..equation import Energy, Equation
 from ..fused.device import runs_triton
 from ..kernels.base import Slope
-from ..maps import AbstractMap, Function, Point
+from ..maps import AbstractMap, Function, Point, linearise
 from ..structure import Packed
 from ..tensors import cached, is_channels_last, per_sample_norm, version
 
@@ -89,6 +89,10 @@ class AbstractSpace(abc.ABC):
     def evaluate(self, z: Tensor) -> Evaluation:
         """Evaluate the iterated map at z (batch, ...)."""
 
+    def evaluate_last(self, z: Tensor) -> Evaluation:
+        """Evaluate at z, where the solve will probably end: what its gradient needs may be kept."""
+        return self.evaluate(z)
+
     @abc.abstractmethod
     def start(self, z0: Tensor | None) -> Evaluation:
         """Evaluate at the iterate that stands for the state z0; None is z = 0 where the space can make use of it."""
@@ -116,7 +120,7 @@ class AbstractSpace(abc.ABC):
 class AbstractSolver(abc.ABC, Generic[Memory]):
     """A rule z, f(z) ↦ next z, a frozen value. The loop in `solve` calls f once a step, measures, and decides.
 
-    To write one: `init` and `step`. `space` lets it iterate another variable than z; `steady` and `delays` are promises
+    To write one: `init` and `step`. `space` lets it iterate another variable than z; `steady` and `delay` are promises
     that the loop makes use of.
     """
 
@@ -125,12 +129,13 @@ class AbstractSolver(abc.ABC, Generic[Memory]):
         """Whether a step is never worse than where it starts: a solve out of steps then returns its last step."""
         return False
 
-    def delays(self, space: AbstractSpace) -> bool:
-        """If true, take Picard steps until the first residual check, then replay them to the solver.
+    def delay(self, space: AbstractSpace) -> int:
+        """If not 0, samples take Picard steps as long as few more seem to be enough; where they are not, the solver goes
+        on, and sees so many of the last steps.
 
-        Where f contracts most solves are over by then, and what the solver would have remembered costs nothing.
+        Where f contracts strongly a solve is over by then, and what the solver would have remembered costs nothing.
         """
-        return False
+        return 0
 
     def space(self, f: AbstractMap) -> AbstractSpace:
         """Return what is iterated: by default the state of f."""
@@ -185,6 +190,7 @@ class StateSpace(AbstractSpace):
     """Iterates the state of a map itself: z ↦ f(z)."""
 
     f: AbstractMap
+    graph: bool = False  # whether the last evaluation of a function keeps its graph
 
     @property
     def doubtful(self) -> bool:
@@ -199,6 +205,15 @@ class StateSpace(AbstractSpace):
         if not torch.compiler.is_compiling() and _is_rewritten(z, image, before):
             raise ValueError(REWRITTEN)
         return Evaluation(z, image, Point(z, None, image))
+
+    def evaluate_last(self, z: Tensor) -> Evaluation:
+        if not self.graph:
+            return self.evaluate(z)
+        if torch.is_autocast_enabled(z.device.type):
+            torch.clear_autocast_cache()  # of casts made without a graph
+        system = linearise(self.f, z.detach())
+        image = system.image.detach()
+        return Evaluation(z, image, Point(z, None, image, system=system))
 
     def start(self, z0: Tensor | None) -> Evaluation:
         if z0 is not None:
@@ -228,6 +243,9 @@ class PartsSpace(AbstractSpace):
 
     def evaluate(self, z: Tensor) -> Evaluation:
         return self.space.evaluate(z)
+
+    def evaluate_last(self, z: Tensor) -> Evaluation:
+        return self.space.evaluate_last(z)
 
     def start(self, z0: Tensor | None) -> Evaluation:
         return self.space.start(z0)

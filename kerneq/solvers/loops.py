@@ -25,6 +25,7 @@ from .base import (
     Evaluation,
     Measurement,
     PartsSpace,
+    StateSpace,
     move,
     relative_residual,
 )
@@ -32,12 +33,14 @@ from .broyden import Secants
 
 CUDA_STRIDE = 4  # steps between two residual checks on a GPU, where a check waits for the device
 SHRINK = 0.25  # finished samples leave the computation once they are this share of it
+SOON = 5  # as long as so many Picard steps more seem to be enough, they are as good as any, and cost less
 AGREEMENT = 1.5  # times `tol`: the residual in the whole batch of a sample that converged apart
 TOGETHER = (
     "f gives other values for the whole batch than for its parts: samples meet in it (batch norm in training, a mean "
     "over the batch), or it changes between calls. They were solved again as one state. Give `batched=False` for that "
     "from the start, or make f treat each sample on its own."
 )
+ROUNDING = 0.75  # a residual of ε to this power, ε the dtype's rounding unit, may be rounding alone
 PATIENCE = 5  # steps without a lower residual before a sample near its dtype's rounding error is given up
 
 Array = npt.NDArray[Any]
@@ -94,10 +97,14 @@ def find_point(
     solver: AbstractSolver[Any],
     limits: Limits,
     trace: bool | Collection[int] = False,
+    graph: bool = False,
 ) -> tuple[Solution, Point]:
-    """Solve z = f(z); return the solution, and its value as a `Point` with what the solve has computed there."""
+    """Solve z = f(z); return the solution, and its value as a `Point` with what the solve has computed there.
+
+    With `graph`, a last evaluation that checks the whole batch keeps its graph, for the gradient.
+    """
     recorder = None if trace is False else Recorder(f, () if trace is True else trace)
-    end = solve_map(f, z0, solver, limits, recorder)
+    end = solve_map(f, z0, solver, limits, recorder, graph)
     solution, point = end.solution, end.point
     if isinstance(f, Equation):
         solution = dataclasses.replace(solution, error_bound=f.error_bound(end.gap))
@@ -108,13 +115,22 @@ def find_point(
 
 
 def solve_map(
-    f: AbstractMap, z0: Tensor | None, solver: AbstractSolver[Any], limits: Limits, recorder: "Recorder | None" = None
+    f: AbstractMap,
+    z0: Tensor | None,
+    solver: AbstractSolver[Any],
+    limits: Limits,
+    recorder: "Recorder | None" = None,
+    graph: bool = False,
 ) -> "End":
     """Solve z = f(z); where the samples turn out to meet in f, once more as one state, from where they are."""
     space = solver.space(f)
+    if graph and isinstance(space, StateSpace):
+        space = dataclasses.replace(space, graph=True)
     if isinstance(f, Packed) and f.leafwise:
         space = PartsSpace(space, f.structure.sizes)
     end = solve_space(space, z0, solver, limits, recorder)
+    if end.apart is None:
+        end = check_together(space, end)
     if end.apart:
         return end
     warnings.warn(TOGETHER, RuntimeWarning, stacklevel=4)
@@ -128,6 +144,29 @@ def solve_map(
     return End(Solution(value, residual, steps, codes, together.tol), joint.gap.expand(batch), None)
 
 
+@torch.no_grad()
+def check_together(space: AbstractSpace, end: "End") -> "End":
+    """Measure the samples that converged once more, as one batch, and say whether they agree, but for rounding.
+
+    Those whose residual was 0 and is not are too small for their dtype, which is another matter.
+    """
+    solution, whole = end.solution, space.evaluate_last(end.solution.value)
+    unit = magnitude(torch.maximum(whole.z.abs(), whole.image.abs()))  # squares of 1e-30 are 0 in float32
+    residual, _ = relative_residual(whole.z / unit, whole.image / unit)
+    rounding = torch.finfo(whole.image.dtype).eps ** ROUNDING
+    wrong = solution.converged & ~(residual <= AGREEMENT * solution.tol + rounding)
+    vanished = wrong & (solution.residual == 0)
+    solution = dataclasses.replace(
+        solution,
+        residual=torch.where(vanished, residual, solution.residual),
+        codes=torch.where(vanished, Status.PRECISION.code, solution.codes),
+    )
+    apart, point = not bool((wrong & ~vanished).any()), whole.point
+    if apart and isinstance(point, Point) and point.system is not None:
+        point = dataclasses.replace(point, system=dataclasses.replace(point.system, apart=True))
+    return dataclasses.replace(end, solution=solution, point=point, apart=apart)
+
+
 @final
 @dataclasses.dataclass(frozen=True)
 class End:
@@ -136,7 +175,7 @@ class End:
     solution: Solution
     gap: Tensor  # ‖f(z) − z‖ of each sample, (batch,)
     point: AbstractPoint | None  # what is known of the value, if it is the very state that was measured last
-    apart: bool = True  # whether the samples that converged apart have converged as one batch
+    apart: bool | None = True  # whether the samples, which converged apart, have so as one batch; None: not known
     memory: Secants | None = None  # what `Broyden` has learnt, of all samples
 
 
@@ -211,40 +250,42 @@ def run_adaptive(
     and each step is checked.
     """
     tol, max_steps = limits.tolerance(precision(at.image)), limits.max_steps
-    steady, delays, at = solver.steady, solver.delays(space), _store_alike(at)
+    steady, at = solver.steady, _store_alike(at)
     stride = stride if recorder is None else 1
-    iteration, samples = Iteration(space, solver, at.z.device.type), Samples(at, tol)
-    delay = min(stride, CUDA_STRIDE) - 1 if delays else 0
-    at = iteration.advance(iteration.take_picard_steps(at, delay), stride - 1 - delay)
-    step = stride
+    iteration, samples = Iteration(space, solver, at.z.device.type), Samples(at, tol, solver.delay(space) > 0)
+    at = iteration.advance(at, stride - 1, samples.record.plain)
+    step, count = stride, stride - 1
     while True:
         last = step == max_steps
         measured = iteration.space.measure(at, tol if recorder is None and not last else None)
         if recorder is not None:
             recorder.observe(measured)
-        better = samples.record.observe(step, measured)
+        better = samples.record.observe(step, measured, count)
         finished = samples.record.finished
         over, value = bool(finished.all()), at.point.z
         if not over and (steady or not last):
-            z = iteration.step(at)
+            z = iteration.step(at, samples.record.plain)
             if steady or step == 1:  # a sample that goes on is worth no less a step ahead
                 value = _pick(finished, value, iteration.space.answer(at, z))
         samples.best = _pick(better, value, samples.best)
         if over or last:
             end = samples.end(space, measured.point)
             return end if samples.left else dataclasses.replace(end, memory=iteration.learnt)
-        if recorder is None:
+        ending = samples.record.ending
+        if recorder is None and not ending:
             z = samples.drop_finished(iteration, z)
+        del at, measured  # with the graph of an evaluation that was not the last one
         count = min(stride, max_steps - step)
+        keep = ending and not samples.left
         try:
-            at = iteration.space.evaluate(z)
+            at = iteration.evaluate(z, keep and count == 1)
         except Exception:  # of the user's function, which perhaps cannot be had for some samples only
             if not samples.left or not space.doubtful:
                 raise
             return samples.end(space, None)
         step += count
         if count > 1:
-            at = iteration.advance(at, count - 1)
+            at = iteration.advance(at, count - 1, samples.record.plain, keep)
 
 
 class Iteration:
@@ -256,46 +297,56 @@ class Iteration:
         self.space, self.solver, self.recorder = space, solver, recorder
         self.memory: Any = None
         self.started = False
-        self.unseen: list[Evaluation] = []  # by the solver
+        self.unseen: list[Evaluation] = []  # by the solver: as many as it wants to see later
+        self.delay = solver.delay(space)
         on = torch.is_autocast_enabled(device)  # autocast is for f only, not for the small systems of a solver
         self.precisely = torch.autocast(device, enabled=False) if on else contextlib.nullcontext()
 
-    def step(self, at: Evaluation) -> Tensor:
-        """Let the solver step from `at`, after the evaluations it has not seen yet; return the next iterate."""
+    def step(self, at: Evaluation, plain: Array | None = None) -> Tensor:
+        """Return the next iterate: where the solver steps from `at`, or f(z) for samples that take a `plain` step.
+
+        Where all do, the solver is not called, and sees these evaluations later.
+        """
+        if plain is not None and plain.all():
+            at = dataclasses.replace(at, point=Point(at.z))  # the state there need not be kept
+            self.unseen = [*self.unseen, at][-self.delay :]
+            return at.image
         with self.precisely:
             if not self.started:
                 self.memory, self.started = self.solver.init(self.space, at.z), True
             for each in (*self.unseen, at):
                 z, self.memory = self.solver.step(self.space, each, self.memory)
-        self.unseen.clear()
-        return z
+        self.unseen = []
+        return z if plain is None else _pick(plain, at.image, z)
+
+    def restrict(self, space: AbstractSpace, index: Tensor) -> None:
+        """Go on with the samples in `index` only, in the space of those."""
+        self.space = space
+        self.memory, self.unseen = restrict(self.memory, index), [restrict(at, index) for at in self.unseen]
 
     @property
     def learnt(self) -> Secants | None:
         """What `Broyden` has learnt of the Jacobian; other memories are not worth keeping after a solve."""
         return self.memory if isinstance(self.memory, Secants) else None
 
-    def advance(self, at: Evaluation, count: int) -> Evaluation:
+    def evaluate(self, z: Tensor, last: bool) -> Evaluation:
+        """Evaluate at z; `last`: where the solve will probably end."""
+        return self.space.evaluate_last(z) if last else self.space.evaluate(z)
+
+    def advance(self, at: Evaluation, count: int, plain: Array | None = None, last: bool = False) -> Evaluation:
         """Take `count` steps and return the last evaluation."""
-        for _ in range(count):
+        for left in reversed(range(count)):
             if self.recorder is not None:
                 self.recorder.observe(self.space.measure(at))
-            at = self.space.evaluate(self.step(at))
-        return at
-
-    def take_picard_steps(self, at: Evaluation, count: int) -> Evaluation:
-        """Take `count` steps z ← f(z), which the solver sees later; return the last evaluation."""
-        for _ in range(count):
-            self.unseen.append(dataclasses.replace(at, point=Point(at.z)))  # the state there need not be kept
-            at = self.space.evaluate(at.image)
+            at = self.evaluate(self.step(at, plain), last and left == 0)
         return at
 
 
 class Samples:
     """The best point of each sample and its record: of those in the computation, and of those that have left it."""
 
-    def __init__(self, at: Evaluation, tol: float):
-        self.record = SampleRecord.open(len(at.z), tol, at.image.dtype)
+    def __init__(self, at: Evaluation, tol: float, plain: bool):
+        self.record = SampleRecord.open(len(at.z), tol, at.image.dtype, plain)
         self.best = at.point.z
         self.left: list[tuple[SampleRecord, Tensor]] = []
 
@@ -309,7 +360,7 @@ class Samples:
         rest = iteration.space.rows(index)
         if rest is None:
             return z
-        iteration.space, iteration.memory = rest, restrict(iteration.memory, index)
+        iteration.restrict(rest, index)
         self.left.append((self.record.take(done), take_samples(self.best, torch.from_numpy(done).to(z.device))))
         self.record, self.best = self.record.take(keep), take_samples(self.best, index)
         return take_samples(z, index)
@@ -323,19 +374,15 @@ class Samples:
             record, order = SampleRecord.join(records)
             value = take_samples(torch.cat(values), torch.from_numpy(order).to(device))
         point = measured if measured is not None and measured.z is value else None
-        missed, apart = record.codes != Status.CONVERGED.code, measured is not None
+        missed = record.codes != Status.CONVERGED.code
         # The residual of other samples that failed may be that of another variable, which the space has iterated.
         exact = space.remeasure(value) if point is None and bool(missed.any()) else None
         if exact is not None:
             exact_residual, exact_gap = _on_host([exact.residual, exact.gap], record.dtype)
             record.residual[missed], record.gap[missed] = exact_residual[missed], exact_gap[missed]
-        zero = ~missed & (record.residual == 0)
-        if space.doubtful and apart and not missed.all() and (point is None or zero.any()):
-            whole = space.evaluate(value)
-            unit = magnitude(torch.maximum(whole.z.abs(), whole.image.abs()))  # squares of 1e-30 are 0 in float32
-            residual, _ = relative_residual(whole.z / unit, whole.image / unit)
-            (found,) = _on_host([residual], record.dtype)
-            apart = record.agrees(found, zero)
+        apart: bool | None = measured is not None
+        if space.doubtful and apart and not missed.all() and (point is None or (record.residual == 0).any()):
+            apart = None
         gap, residual, steps, codes = map(torch.from_numpy, (record.gap, record.residual, record.steps, record.codes))
         if device.type != "cpu":  # two transfers, not four
             gap, residual = torch.stack((gap, residual)).to(device).unbind()
@@ -392,16 +439,26 @@ class SampleRecord:
     steps: Array
     codes: Array
     finished: Array
+    last: Array  # residual at the last check; 1 before the first one
+    share: Array  # of the residual at the check before it
+    plain: Array  # whether the sample takes Picard steps: as long as few more seem to be enough, and once finished
+
+    @property
+    def ending(self) -> bool:
+        """Whether all samples will have converged at the next check, and none before, if the residuals go on so."""
+        return not self.finished.any() and bool((self.last * self.share <= self.tol).all())
 
     @classmethod
-    def open(cls, batch: int, tol: float, dtype: torch.dtype) -> Self:
+    def open(cls, batch: int, tol: float, dtype: torch.dtype, plain: bool) -> Self:
         """Make a record in which nothing is known yet, of a map with values of this dtype."""
-        real, rounding = working_dtype(dtype), torch.finfo(dtype).eps ** 0.75
+        real, rounding = working_dtype(dtype), torch.finfo(dtype).eps ** ROUNDING
         residual, gap, merit, lowest = torch.full((4, batch), torch.inf, dtype=real).numpy()
         fell, steps = np.zeros((2, batch), dtype=np.int64)
         codes = np.full(batch, Status.MAX_STEPS.code, dtype=np.int64)
         finished = np.zeros(batch, dtype=np.bool_)
-        return cls(tol, rounding, real, np.arange(batch), residual, gap, merit, lowest, fell, steps, codes, finished)
+        last, share = np.ones((2, batch), dtype=residual.dtype)
+        columns = (residual, gap, merit, lowest, fell, steps, codes, finished, last, share, np.full(batch, plain))
+        return cls(tol, rounding, real, np.arange(batch), *columns)
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> tuple[Self, Array]:
@@ -419,8 +476,9 @@ class SampleRecord:
     def _columns(self) -> list[Array]:
         return [value for value in vars(self).values() if isinstance(value, np.ndarray)]
 
-    def observe(self, step: int, measured: Measurement) -> Array:
-        """Enter a measurement; return where it is the best so far: at `tol`, or by its merit, up to its slack."""
+    def observe(self, step: int, measured: Measurement, count: int) -> Array:
+        """Enter a measurement, `count` steps after the last; return where it is the best so far: at `tol`, or by its
+        merit, up to its slack."""
         found = (measured.residual, measured.gap, measured.merit, measured.slack)
         residual, gap, *rest = _on_host([t for t in found if t is not None], self.dtype)
         merit, limit = rest[0] if rest else residual, self.merit
@@ -428,6 +486,8 @@ class SampleRecord:
             with np.errstate(over="ignore", invalid="ignore"):  # an energy near the largest number, or past it
                 limit = limit + rest[1]
         active, finite = ~self.finished, np.isfinite(residual)
+        np.divide(residual, self.last, out=self.share, where=active)
+        np.copyto(self.last, residual, where=active)
         reached = residual <= self.tol
         better: Array = active & finite & ((merit <= limit) | reached)
         np.copyto(self.steps, step, where=active)
@@ -442,17 +502,9 @@ class SampleRecord:
             if np.count_nonzero(mask):
                 np.copyto(self.codes, status.code, where=mask & active)
                 self.finished |= mask
+        if count:
+            self.plain &= (self.last * self.share ** (SOON / count) <= self.tol) | self.finished
         return better
-
-    def agrees(self, residual: Array, zero: Array) -> bool:
-        """Whether the samples that converged have done so by these residuals as well, but for rounding.
-
-        Those whose residual was `zero` and is not are too small for their dtype, which is another matter.
-        """
-        wrong = (self.codes == Status.CONVERGED.code) & ~(residual <= AGREEMENT * self.tol + self.rounding)
-        np.copyto(self.residual, residual, where=wrong & zero)
-        np.copyto(self.codes, Status.PRECISION.code, where=wrong & zero)
-        return not bool(np.any(wrong & ~zero))
 
     def _stalled(self, step: int, residual: Array) -> Array:
         """Return where the residual is within reach of rounding and has not fallen for a while."""

@@ -252,7 +252,10 @@ class Implicit(AbstractGradient):
             found = self._eliminate(system, g)
         else:
             solver = self._choose_solver()
-            pull, limits = Function(lambda u: system.vjp(u) + g, apart=system.apart), self.limits(REACHABLE[system.dtype])
+            pull, limits = (
+                Function(lambda u: system.vjp(u) + g, apart=system.apart),
+                self.limits(REACHABLE[system.dtype]),
+            )
             found = solve_map(pull, g, solver, limits).solution
         self._report(found, record)
         return found.value * unit

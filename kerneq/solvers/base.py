@@ -130,8 +130,8 @@ class AbstractSolver(abc.ABC, Generic[Memory]):
         return False
 
     def delay(self, space: AbstractSpace) -> int:
-        """If not 0, samples take Picard steps as long as few more seem to be enough; where they are not, the solver goes
-        on, and sees so many of the last steps.
+        """If not 0, samples take Picard steps as long as few more seem to be enough. Where they are not, the solver
+        goes on, and sees so many of the last steps.
 
         Where f contracts strongly a solve is over by then, and what the solver would have remembered costs nothing.
         """

@@ -92,11 +92,13 @@ def main(runs: Path) -> None:
     for layer in EPOCHS:
         for rate in RATES:
             add("selection", layer, rate, seed=0)
+    best = {}
     for layer in EPOCHS:
         tried = [row for row in record["selection"] if row["layer"] == layer]
-        best = max(tried, key=lambda row: row["certified"][str(DECIDES)])
-        for seed in SEEDS:
-            add("test", layer, best["muon"], seed)
+        best[layer] = max(tried, key=lambda row: row["certified"][str(DECIDES)])["muon"]
+    for seed in SEEDS:
+        for layer in EPOCHS:
+            add("test", layer, best[layer], seed)
 
 
 if __name__ == "__main__":

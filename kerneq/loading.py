@@ -58,7 +58,8 @@ def load(
     path, weights, facts = read_weights(folder, checkpoint)
     check_settings(path, facts, config)
     outputs = len(weights["head.bias"]) if classes is None else classes
-    for channels in _count_channels(folder):
+    pictures = _read_pictures(folder)
+    for channels in (len(pictures["mean"]),) if pictures else (3, 1):  # coloured or grey: the weights say which
         model = from_config(model_config, outputs, channels)
         kept = weights if classes is None else weights | select_head(model)
         if all(name not in kept or kept[name].shape == p.shape for name, p in model.named_parameters()):
@@ -67,16 +68,11 @@ def load(
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model = model.to(target)
     load_weights(model, kept, path)
-    _describe_pictures(model, folder, named=classes is None)
+    for name, value in pictures.items():
+        setattr(model, name, value)
+    if classes is not None:
+        model.classes = ()
     return model.eval()
-
-
-def _count_channels(folder: Path) -> tuple[int, ...]:
-    """Return how many channels the pictures of a run had: coloured or grey, if the weights have to say which."""
-    try:
-        return (len(json.loads(read_small(folder / "classes.json"))["mean"]),)
-    except (OSError, LookupError, RecursionError, TypeError, ValueError):
-        return 3, 1
 
 
 def select_head(model: nn.Module) -> dict[str, Tensor]:
@@ -84,15 +80,14 @@ def select_head(model: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in model.state_dict().items() if name.startswith("head.")}
 
 
-def _describe_pictures(model: AbstractModel, folder: Path, named: bool) -> None:
-    """Attach to a model what its run says of the pictures it was trained on; earlier versions wrote the names alone."""
+def _read_pictures(folder: Path) -> dict[str, Any]:
+    """Return what a run says of the pictures it was trained on; earlier versions wrote the classes alone."""
     try:
         told = json.loads(read_small(folder / "classes.json"))
-        model.classes = tuple(map(str, told["classes"])) if named else ()
-        model.mean, model.std = (tuple(map(float, told[name])) for name in ("mean", "std"))
-        model.size = int(told["size"])
+        mean, std = (tuple(map(float, told[name])) for name in ("mean", "std"))
+        return {"classes": tuple(map(str, told["classes"])), "mean": mean, "std": std, "size": int(told["size"])}
     except (OSError, LookupError, RecursionError, TypeError, ValueError):
-        return
+        return {}
 
 
 def names() -> tuple[str, ...]:

@@ -87,8 +87,8 @@ def test_a_model_knows_the_pictures_that_it_was_trained_on_and_warns_of_others()
     assert new.classes == () and new.size == 32 and new(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
 
 
-def test_the_channels_of_a_run_are_those_of_its_pictures(tmp_path):
+def test_what_a_run_says_of_its_pictures_is_read_whole_or_not_at_all(tmp_path):
     (tmp_path / "classes.json").write_text('{"classes": ["a"], "mean": [0.5], "std": [0.2], "size": 8}')
-    assert loading._count_channels(tmp_path) == (1,)
-    (tmp_path / "classes.json").write_text('["a", "b"]')
-    assert loading._count_channels(tmp_path) == (3, 1)  # of earlier versions: the weights say
+    assert loading._read_pictures(tmp_path) == {"classes": ("a",), "mean": (0.5,), "std": (0.2,), "size": 8}
+    (tmp_path / "classes.json").write_text('["a", "b"]')  # of earlier versions
+    assert loading._read_pictures(tmp_path) == {}

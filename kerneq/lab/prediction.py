@@ -32,6 +32,10 @@ from .run import files
 from .run.config import ConfigError
 
 SHOWN = 16  # pictures on the sheet that `draw_maps` makes
+PROVED = (
+    "No change of the pixels, in [0, 1], that is shorter (ℓ2) than its radius changes a picture's class: proved, for "
+    "equilibria solved exactly."
+)
 TOGETHER = 256  # picture files that `predict_files` has in memory at once
 
 
@@ -300,6 +304,7 @@ def make_table(predictions: Sequence[Prediction], title: str) -> Table:
         Column("equilibrium", no_wrap=True),
         *(numbers("radius") if certified else ()),
         title=plain(title),
+        caption=PROVED if certified else None,
         box=box.HORIZONTALS,
         show_edge=False,
         padding=0,
@@ -328,7 +333,7 @@ def describe_doubts(predictions: Sequence[Prediction], named: bool) -> list[str]
     total = f"of {len(predictions)} predictions come from an unfinished equilibrium."
     doubts = [f"{count} {total} {reason}" for reason, count in missed.items()]
     if all(p.radius == 0 for p in predictions):
-        doubts.append("Radius 0: of this model no perturbation is certified. `geq-certified` is made for it.")
+        doubts.append("Radius 0: of these pictures nothing is proved. The models `certified-…` are made for it.")
     if not named:
         doubts.append("The names of the classes are not known without the folder of pictures that it was trained on.")
     return doubts

@@ -6,6 +6,7 @@ from ...certificates import certify as certify
 from ...certificates import conv_norm as conv_norm
 from ...certificates import matrix_norm as matrix_norm
 from ...certificates.layers import bound_influence as bound_influence
+from ...certificates.layers import bound_movement as bound_movement
 from ...certificates.layers import find_certain_entries as find_certain_entries
 from ...certificates.layers import phantom_error as phantom_error
 from ...kernels.radial import input_lipschitz as input_lipschitz

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from ...cells import AbstractKernelCell, DenseCell
 from ...kernels import AbstractRadialKernel, Gaussian, Linear
 from ...kernels.radial import PatchParameters, patch_distances
-from ...linear_maps import SETTLE_STEPS, top_singular_vector
 from ...solvers import Proximal, solve
 from ...tensors import per_sample_norm
 
@@ -63,9 +62,9 @@ class Constants:
 def measure(cell: AbstractKernelCell, x: Tensor, head: nn.Linear | None = None) -> Constants:
     """Return the constants of a cell, with a radial or the linear kernel, and of its head at the equilibria of x.
 
-    The cell is in `eval()`, and what makes a of x affine there; ‖U‖ is exact where it is a matrix, else found by
-    Lanczos, from below. The largest ‖x‖, ‖z*‖ and β are those of the batch, where the statements mean all inputs. The
-    size of the weights, which Proposition 2 needs, is that of a dense cell with a head.
+    The cell is in `eval()`, and what makes a of x affine there. The largest ‖x‖, ‖z*‖ and β are those of the batch,
+    where the statements mean all inputs. The size of the weights, which Proposition 2 needs, is that of a dense cell
+    with a head.
     """
     if not isinstance(cell.kernel, AbstractRadialKernel | Linear):
         raise TypeError(f"The statements are about radial kernels and the linear one, got {cell.kernel!r}.")
@@ -117,16 +116,6 @@ def _folded(cell: DenseCell, weight: Tensor) -> Tensor:
 
 
 def _affine_norm(inject: nn.Module, x: Tensor) -> float:
-    """Return ‖U‖ of x ↦ Ux + b."""
-    if isinstance(inject, nn.Linear):
-        return float(torch.linalg.matrix_norm(inject.weight, 2))
-    zero = torch.zeros_like(x[:1])
-    with torch.enable_grad():
-        image = inject(zero.requires_grad_())
-
-    def adjoint(v: Tensor) -> Tensor:
-        return torch.autograd.grad(image, zero, v, retain_graph=True)[0]
-
-    start = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(0)).to(x)
-    u = top_singular_vector(lambda u: inject(u) - image, adjoint, start, SETTLE_STEPS)
-    return float((inject(u[None]) - image).norm())
+    """Return ‖U‖ of x ↦ Ux + b, from the whole matrix."""
+    U = torch.func.jacrev(lambda one: inject(one[None]).flatten())(torch.zeros_like(x[0]))
+    return float(torch.linalg.matrix_norm(U.flatten(1), 2))

@@ -282,7 +282,8 @@ def test_a_picture_may_be_certified_and_a_model_without_bounds_says_so(kerneq, d
     path = write_digits(tmp_path, 1)[0]
     code, out, _ = kerneq("predict", digits_run, path, "--certify", "--json", "--device", "cpu")
     radius = json.loads(out)["predictions"][0]["certified_radius"]
-    assert code == 0 and radius > 0 and f"{radius:.3f}" in kerneq("predict", digits_run, path, "--certify")[1]
+    table = kerneq("predict", digits_run, path, "--certify")[1]
+    assert code == 0 and radius > 0 and f"{radius:.3f}" in table and "equilibria solved exactly" in table
     code, _, err = kerneq("predict", colour_run[0], path, "--certify")
     assert code == 2 and "no bounds are known of the layers of such a model" in err and "Traceback" not in err
 

@@ -433,22 +433,21 @@ def find_runs(paths: Sequence[Path | str]) -> list[Run]:
     for path in (find_run(path).path for path in paths):
         if not path.is_dir():
             raise TrainingError(f"{path} is not a run folder: it has no config.toml. kerneq train makes one.")
-        runs = list(_runs_in(path, depth=3))
+        runs = _list_runs(path)
         found |= {run.path.resolve(): run for run in runs if run.path.resolve() not in found}
         if not runs:
             raise TrainingError(f"{path} holds no run: neither it nor a folder in it has a config.toml.")
     return list(found.values())
 
 
-def _runs_in(folder: Path, depth: int) -> Iterator[Run]:
-    """The run that is this folder, and those in its folders; what may not be entered or listed is passed over."""
-    with suppress(OSError):
-        if Run(folder).exists:
-            yield Run(folder)
-    if depth == 0:
-        return
-    inner: list[Path] = []
-    with suppress(OSError):
-        inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
-    for path in inner:  # a sweep may lie in the folder of the run that it was named after
-        yield from _runs_in(path, depth - 1)
+def _list_runs(folder: Path) -> list[Run]:
+    """The run that is this folder, and those up to three folders below it, by name; without hidden folders.
+
+    A sweep may lie in the folder of the run that it was named after. What may not be entered is passed over.
+    """
+    found = []
+    for path in [folder, *sorted(inner for depth in (1, 2, 3) for inner in folder.glob("*/" * depth))]:
+        with suppress(OSError):
+            if Run(path).exists and not any(part.startswith(".") for part in path.relative_to(folder).parts):
+                found.append(Run(path))
+    return found

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -113,11 +114,11 @@ class TerminalLogger(AbstractLogger):
             description=description,
             total=progress.steps,
             completed=progress.step,
-            numbers=_fit_words(words, self.console.width - len(description) - TAKEN),
+            numbers=join_fitting(words, " · ", self.console.width - len(description) - TAKEN, least=0),
         )
 
     def log_epoch(self, row: Mapping[str, Any]) -> None:
-        width = self.console.width if self.console.is_terminal else None
+        width = self.console.width if self.console.is_terminal else math.inf
         self.console.print(format_epoch(row, self.title, width), highlight=False, soft_wrap=True, markup=False)
 
     def log_message(self, text: str) -> None:
@@ -127,13 +128,13 @@ class TerminalLogger(AbstractLogger):
         self.bar.stop()
 
 
-def _fit_words(words: Sequence[str], width: int) -> str:
-    """As many words as the rest of a line has room for: epoch, share done and time left stand before them."""
-    joined = [" · ".join(words[:count]) for count in range(len(words) + 1)]
-    return max((text for text in joined if len(text) <= width), key=len, default="")
+def join_fitting(parts: Sequence[str], separator: str, width: float, least: int) -> str:
+    """As many of the parts, and at least so many, as a line of `width` columns has room for."""
+    lines = [separator.join(parts[:count]) for count in range(least, len(parts) + 1)]
+    return max((line for line in lines if len(line) <= width), key=len, default=lines[0])
 
 
-def format_epoch(row: Mapping[str, Any], title: str = "", width: int | None = None) -> str:
+def format_epoch(row: Mapping[str, Any], title: str = "", width: float = math.inf) -> str:
     """A finished epoch as one line, of as many parts as fit into `width` columns.
 
     Solver numbers are those on held-out images, where there are any. The solves "above tol" are all in early epochs
@@ -146,8 +147,7 @@ def format_epoch(row: Mapping[str, Any], title: str = "", width: int | None = No
     parts += metrics.format_scores(row["validation"] or row["train"], "solves")
     parts += metrics.format_scores(row["train"], "adjoints")
     parts.append(" ".join(f"{name} {value:.3g}" for name, value in take_largest(row["diagnostics"]).items()))
-    lines = [" | ".join(part for part in parts[:count] if part) for count in range(2, len(parts) + 1)]
-    return max((line for line in lines if width is None or len(line) <= width), key=len, default=lines[0])
+    return join_fitting([part for part in parts if part], " | ", width, least=2)
 
 
 def take_largest(diagnostics: Mapping[str, float]) -> dict[str, float]:

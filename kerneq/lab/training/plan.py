@@ -121,9 +121,11 @@ def cross_validate(
     counts: tuple[int, ...] = ()
     for fold in range(1, folds + 1):
         run = Run(folder / f"fold-{fold}")
+        part = dataclasses.replace(config, data=dataclasses.replace(config.data, folds=folds, fold=fold))
+        if run.exists:
+            run.check_same(part)
         if not run.finished:
-            part = dataclasses.replace(config, data=dataclasses.replace(config.data, folds=folds, fold=fold))
-            train(part, run.path, resume=run.exists, loggers=open_loggers(run.path))
+            train(part, run.path, resume=True, loggers=open_loggers(run.path))
         scores = run.rows()[-1]["validation"]
         if scores is None:
             raise TrainingError(f"{run.path} has no accuracy on held-out images in its last epoch.")

@@ -128,6 +128,10 @@ def test_the_command_says_what_it_chose_trains_every_fold_and_doubts_chance(trai
         r"runs/folds: 2-fold cross-validation, accuracy \S+ on 20 images, each held out once, not dist", said
     )
     assert [run.name for run in sorted((tmp_path / "runs" / "folds").iterdir())] == ["fold-1", "fold-2"]
+    monkeypatch.setattr("sys.argv", [*command, "--folds", "2", "--name", "folds", "optimizer.lr=0.02"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 1 and "another value of `optimizer.lr`" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_parts_of_a_cross_validation_are_all_images_once_and_every_class_is_in_each(tmp_path):

@@ -116,11 +116,7 @@ class Equation(AbstractMap):
 
         With `energy`, E(z) comes out of the same products. Without `drive`, σ may be fused with the product before it.
         """
-        if z is None:
-            slope = self.kernel.differentiate(self.binding, None, None, value=energy)
-            image, d = self.image(slope, drive)
-            return Products(None, image, d, self.energy_of(image.new_zeros(()).expand_as(image), slope))
-        if self.compiled and not torch.is_grad_enabled():
+        if self.compiled and z is not None and not torch.is_grad_enabled():
             bare = self.on(*[tensor.detach() for tensor in self.tensors()])  # dynamo warns of tensors with a graph
             for tensor in (z, bare.binding.a):  # one program for every batch: samples leave as they finish
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
@@ -128,11 +124,14 @@ class Equation(AbstractMap):
             v, image, d, slope = _compiled(kind)(bare, z, drive, energy)
         else:
             v, image, d, slope = self.products(z, drive, energy)
+        z = image.new_zeros(()).expand_as(image) if z is None else z
         return Products(v, image, d, self.energy_of(z, slope))
 
-    def products(self, z: Tensor, drive: bool, energy: bool) -> tuple[Tensor, Tensor, Tensor | None, Slope]:
+    def products(
+        self, z: Tensor | None, drive: bool, energy: bool
+    ) -> tuple[Tensor | None, Tensor, Tensor | None, Slope]:
         """Return Wz, f(z), d(z) where it is wanted, and the derivatives of S: the part that is worth compiling."""
-        v = self.operator(z)
+        v = None if z is None else self.operator(z)
         slope = self.kernel.differentiate(self.binding, z, v, value=energy)
         return v, *self.image(slope, drive), slope
 

@@ -253,13 +253,13 @@ def _search(w: LinearMap, start: Tensor, steps: int, share: float) -> tuple[Tens
     δ√(2n/π), and if it has a `share` in s, δ/share of that (Hochstenbach, 2013).
     """
     basis, images, outside = run_lanczos(w, w.adjoint, start, steps)
-    ritz = (basis @ images.mT).double().cpu()
+    found, ritz = _best_vector(basis, images).view_as(start), (basis @ images.mT).double().cpu()
     if not bool(ritz.isfinite().all()):
-        return _best_vector(basis, images).view_as(start), math.inf
+        return found, math.inf
     theta = torch.linalg.eigvalsh((ritz + ritz.mT) / 2)
     top = float(theta[-1])
     if top <= 0:
-        return _best_vector(basis, images).view_as(start), 0.0
+        return found, 0.0
     betas = outside.double().cpu().clamp_min(10 * top * torch.finfo(basis.dtype).eps)  # below it is rounding: longer is
     least = DOUBT * share * math.sqrt(math.pi / (2 * start.numel()))  # safe
     limit = float(betas.log().sum()) - math.log(least)
@@ -268,7 +268,7 @@ def _search(w: LinearMap, start: Tensor, steps: int, share: float) -> tuple[Tens
         middle = (low + high) / 2
         reached = float((middle - theta).clamp_min(torch.finfo(theta.dtype).tiny).log().sum()) >= limit
         low, high = (low, middle) if reached else (middle, high)
-    return _best_vector(basis, images).view_as(start), math.sqrt(high)
+    return found, math.sqrt(high)
 
 
 def _top_eigenvector(square: Tensor, rounds: int) -> Tensor:

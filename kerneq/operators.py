@@ -11,13 +11,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
-from .linear_maps import (
-    LinearMap,
-    check_top_vector,
-    norm_at,
-    settle_top_vector,
-    track_top_vector,
-)
+from .linear_maps import LinearMap, check_top_vector, norm_at, settle_top_vector, track_top_vector
 from .tensors import autocasted, in_backward, version
 
 
@@ -86,13 +80,13 @@ class NormTracker:
                     "on an input of this size, before it is exported."
                 )
             return known
-        if training and known is not None and in_backward():  # computed again by gradient checkpointing: as before
-            return known
         track = training and known is not None
+        if track and in_backward():  # computed again by gradient checkpointing: as before
+            return vector
         if not track and settled is not None and settled.fits(known, weight):
             return settled.vector
-        if known is not None and track:
-            found, excess = track_top_vector(weight, known), math.inf
+        if track:
+            found, excess = track_top_vector(weight, vector), math.inf
         else:
             found, excess = settle_top_vector(weight, shape, known)
         # On a GPU a captured step knows the vector by its address, and the stream keeps readers and writers apart.

@@ -124,9 +124,9 @@ class AbstractKernel(abc.ABC):
         """Return the constants for ‖W‖ ≤ norm and ‖W_h‖ ≤ hidden; None where they depend on the input."""
         return None
 
+    @abc.abstractmethod
     def unit(self, norm: float, size: int) -> float:
         """Return the factor by which a kernel multiplies an a of `size` typical entries, and so z."""
-        return 1.0
 
     def weights(self, at: Binding, v: Tensor) -> Tensor | None:
         """Return how much each patch counts at v, (batch, groups of channels, rows, columns); None where there are

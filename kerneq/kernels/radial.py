@@ -115,6 +115,9 @@ class AbstractLossKernel(AbstractKernel):
     def state_hvp(self, at: Binding, z: Tensor) -> None:
         return None
 
+    def unit(self, norm: float, size: int) -> float:
+        return 1.0
+
     def input_lipschitz(self, gain: float) -> float:
         """Return the Lipschitz constant of aW_h ↦ z*, patch by patch, where ‖W_hᵀW‖ ≤ `gain`; ∞ where z* may not be
         unique."""

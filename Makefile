@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Half of the tests, by the time they take; the other half is all that is not here.
 HALF := tests/benchmarks tests/lab tests/models
 
-.PHONY: install test half rest demo lint docs results clean
+.PHONY: install test half rest demo lint docs package results clean
 
 install: .venv/installed
 
@@ -37,6 +37,10 @@ lint: install
 # The documentation site, in build/docs: open index.html. A warning is an error.
 docs: install
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -d build/doctrees docs build/docs
+
+# The wheel and the sdist, installed and used outside of the repository; after `make docs`, whose notebooks are tried.
+package: install
+	$(BIN)/python .ci/package.py
 
 # docs/results.md, its other pages and the accuracies of `kerneq models`, from the records of runs in this repository.
 results: install

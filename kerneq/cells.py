@@ -56,6 +56,10 @@ class AbstractCell(nn.Module, abc.ABC):
         """Return numbers worth following over a training run."""
         return {}
 
+    def describe(self) -> dict[str, str]:
+        """Return what the equation is, for people to read."""
+        return {"cell": type(self).__name__}
+
 
 @final
 class FunctionCell(AbstractCell):
@@ -85,6 +89,9 @@ class FunctionCell(AbstractCell):
                 "`layer(…, z0=…)`, or `kerneq.Equilibrium(f, init=…)`, a function of the inputs."
             )
         return torch.zeros_like(likely[0])
+
+    def describe(self) -> dict[str, str]:
+        return {"function": getattr(self.f, "__name__", type(self.f).__name__)}
 
 
 def bind_function(f: Callable[..., Tree], inputs: tuple[Any, ...], named: dict[str, Any]) -> AbstractMap:
@@ -200,6 +207,17 @@ class AbstractKernelCell(AbstractCell):
         # At σ(d(z)): a mixture of iterates may lie outside the range of σ, where E is infinite.
         energy = float(f.energy(f(z.to(weight))).mean()) if z is not None else torch.nan
         return {"norm_raw": raw, "norm": raw * scale, "energy": energy} | numbers
+
+    def describe(self) -> dict[str, str]:
+        """Return kernel, sizes and what the bound on ‖W‖‖W_h‖ implies."""
+        features, state = self.operator.weight.shape[:2]
+        bound, convexity = self.kernel.bounds(self.kernel.max_norm(self.norm) ** 2, self.norm)
+        unique = "one equilibrium for every input" if convexity > 0 else "there may be several equilibria"
+        return {
+            "kernel": str(self.kernel),
+            "sizes": f"x of {self.shape[1]}, state z of {state}, compared in {features} features",
+            "bound": f"‖W‖‖W_h‖ ≤ {self.norm:g}, so L ≤ {bound:.3g} and μ ≥ {convexity:.3g}: {unique}",
+        }
 
     def extra_repr(self) -> str:
         features, state = self.operator.weight.shape[:2]

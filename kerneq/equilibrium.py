@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import html
 from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
 from functools import partial
@@ -121,6 +122,14 @@ class Equilibrium(nn.Module):
 
     def extra_repr(self) -> str:
         return f"solver={self.solver}, gradient={self.gradient}, tol={self.tol}, max_steps={self.max_steps}"
+
+    def _repr_html_(self) -> str:
+        """The layer as a table, for a notebook: its equation with sizes and bound, and how it is solved."""
+        parameters = f"{sum(p.numel() for p in self.parameters()):,}"
+        how = {"solver": self.solver, "gradient": self.gradient, "tol": self.tol, "max_steps": self.max_steps}
+        rows = {**self.cell.describe(), "parameters": parameters, **how}
+        cells = (f"<tr><th>{name}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows.items())
+        return f"<table>{''.join(cells)}</table>"
 
     def forward(self, *inputs: Any, z0: Tree = None, trace: Wanted = False, **named: Any) -> Solution:
         if torch.compiler.is_dynamo_compiling() and self._is_traceable():

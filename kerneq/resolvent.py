@@ -63,6 +63,9 @@ class Reflection(AbstractCell):
     def diagnostics(self) -> dict[str, float]:
         return self.cell.diagnostics()
 
+    def describe(self) -> dict[str, str]:
+        return self.cell.describe() | {"value": "R(a) = 2p(a) − a: no difference of inputs is lengthened"}
+
 
 @final
 class Resolvent(nn.Module):
@@ -104,6 +107,9 @@ class Resolvent(nn.Module):
             check_every=check_every,
             on_failure=on_failure,
         )
+
+    def _repr_html_(self) -> str:
+        return self.equilibrium._repr_html_()
 
     @overload
     def forward(self, x: Tensor, solution: Literal[False] = False) -> Tensor: ...

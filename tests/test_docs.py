@@ -73,6 +73,18 @@ def test_every_public_name_is_in_the_reference():
             assert re.search(rf"^\.\. auto\w+:: {name}$", text, re.MULTILINE), name
 
 
+def test_every_public_name_of_the_library_is_in_an_example_of_the_reference():
+    pages = [page.read_text(encoding="utf-8") for page in ROOT.glob("docs/reference/*.md")]
+    code = "\n".join(block for page in pages for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    for name in kerneq.__all__:
+        value = getattr(kerneq, name)
+        module = name in ("cells", "gradients", "kernels", "kglm", "prox", "sklearn", "solvers")
+        for part in getattr(value, "__all__", dir(value)) if module else [name]:
+            if module and (part.startswith("_") or isinstance(getattr(value, part), ModuleType)):
+                continue
+            assert part == "Output" or re.search(rf"\b{part}\b", code), f"{name}.{part}"  # a type of two words
+
+
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_links_lead_to_files_and_headings(page):
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):

@@ -109,6 +109,20 @@ def test_a_notebook_shows_how_many_samples_ended_how_and_their_residuals():
     assert heights == {"#D55E00": 20.0, "#0072B2": 0.0}  # one of three finite residuals, and above the tolerance
 
 
+def test_a_notebook_shows_the_equation_of_a_layer_its_sizes_its_bound_and_how_it_is_solved():
+    sizes = {"inputs": 4, "state": 8, "features": 6, "bias": True}
+    for norm, said in ((0.9, "one equilibrium for every input"), (3.0, "there may be several equilibria")):
+        cell = kerneq.cells.DenseCell(kerneq.kernels.Gaussian(split=2), **sizes, norm=norm)
+        rows = dict(row.itertext() for row in ElementTree.fromstring(kerneq.Equilibrium(cell)._repr_html_()))
+        assert "Gaussian" in rows["kernel"] and "x of 4, state z of 8, compared in 6" in rows["sizes"]
+        assert f"‖W_h‖ ≤ {norm:g}, so L ≤ {norm**2:.3g}" in rows["bound"] and said in rows["bound"]
+        assert rows["solver"].startswith("Proximal") and rows["max_steps"] == "50"
+    resolvent = kerneq.Resolvent(kerneq.cells.DenseCell(kerneq.kernels.Squared(), **sizes))
+    assert "no difference of inputs is lengthened" in resolvent._repr_html_()
+    own = ElementTree.fromstring(kerneq.Equilibrium(torch.nn.Linear(4, 4))._repr_html_())
+    assert [*own[0].itertext()] == ["function", "Linear"] and [*own[1].itertext()] == ["parameters", "20"]
+
+
 def test_a_notebook_shows_a_solve_without_a_finite_residual():
     lost = Solution(torch.zeros(1), torch.tensor([torch.inf]), torch.ones(1), torch.tensor([4]), tol=1e-3)
     assert "svg" not in lost._repr_html_()

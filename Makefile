@@ -34,9 +34,10 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# The documentation site, in build/docs: open index.html. A warning is an error.
+# The documentation site, in build/docs: open index.html. A warning is an error, and so is a link that leads nowhere.
 docs: install
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -d build/doctrees docs build/docs
+	$(BIN)/python .ci/site.py
 
 # The wheel and the sdist, installed and used outside of the repository; after `make docs`, whose notebooks are tried.
 package: install

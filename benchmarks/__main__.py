@@ -17,6 +17,7 @@ from kerneq.lab.training.process import choose_device
 
 from .calls import bench_calls
 from .features.table import fill_table, write_features
+from .gradients import bench_gradients, write_gradients
 from .kglm import bench_kglm
 from .layer import bench_layer
 from .measure import Setup
@@ -32,6 +33,7 @@ HERE = Path(__file__).parent
 RECORDS = HERE / "results"
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 FEATURES = HERE.parent / "docs" / "features.md"
+OWN = HERE.parent / "docs" / "own-models.md"
 SCRATCH = Path("runs/bench")
 BENCHMARKS: dict[str, Callable[[Setup], Iterator[Result]]] = {
     "solvers": bench_solvers,
@@ -41,6 +43,7 @@ BENCHMARKS: dict[str, Callable[[Setup], Iterator[Result]]] = {
     "scaling": bench_scaling,
     "calls": bench_calls,
     "own": bench_own,
+    "gradients": bench_gradients,
     "kglm": bench_kglm,
     "resolvent": bench_resolvent,
 }
@@ -55,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(line)
             if options.results == RECORDS:
                 write_features(RECORDS / "features-cpu.json", FEATURES)
+                write_gradients(RECORDS / "gradients-cpu.json", OWN)
             print(f"Written to {options.page} and {options.page.with_suffix('')}.")
         elif options.command == "features":
             result = fill_table(options.repositories, lambda doing: print(doing, flush=True))

@@ -44,7 +44,7 @@ def write_page(results: Path, page: Path) -> list[str]:
             made[key] = f"![{record.command}]({folder.name}/{key}.svg)\n\n{made[key]}"
         else:
             skipped.append(f"{key}: no figure, its tables are of an older kind; measure again: {record.command}")
-    new = _fill(old, made, page)
+    new = fill(old, made, page)
     folder.mkdir(parents=True, exist_ok=True)
     for key, record in records.items():
         (folder / f"{key}.md").write_text(_tables(record), encoding="utf-8")
@@ -55,7 +55,7 @@ def write_page(results: Path, page: Path) -> list[str]:
     return skipped
 
 
-def _fill(old: str, made: dict[str, str], page: Path) -> str:
+def fill(old: str, made: dict[str, str], page: Path) -> str:
     """The page with what stands between `<!-- begin KEY -->` and `<!-- end KEY -->` replaced."""
     unknown = [key for key in BLOCK.findall(old) if key not in made]
     if unknown:

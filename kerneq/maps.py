@@ -161,10 +161,7 @@ def linearise(f: AbstractMap, z: Tensor) -> Linearisation:
             return linearise(map_tensors(_recordable, f), _recordable(z))
     with torch.enable_grad():
         z = z.requires_grad_()
-        # A function that torch.compile made frees its buffers after one backward pass, and a solve makes many. Where
-        # nothing is compiled, do not wait for the import.
-        eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
-        with eager:
+        with run_eager():
             image = f(z)
         return Linearisation(z, image, precision(image))
 
@@ -172,6 +169,13 @@ def linearise(f: AbstractMap, z: Tensor) -> Linearisation:
 def linearise_at(f: AbstractMap, at: Point) -> Linearisation:
     """Return the evaluation of f at a point with its graph, that of the solve where it has made one."""
     return at.system or linearise(f, at.z.detach())
+
+
+def run_eager() -> contextlib.AbstractContextManager[None]:
+    """Run what `torch.compile` made as it was written: it frees its graph after one backward pass, where a solve makes
+    many, and has no second derivatives. Where nothing is compiled, the compiler is not imported."""
+    compiled = "torch._dynamo" in sys.modules and not torch.compiler.is_compiling()
+    return torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
 
 
 def _recordable(t: Tensor) -> Tensor:

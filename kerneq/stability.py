@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .maps import Function
+from .maps import Function, run_eager
 from .structure import Tree, pack_state
 from .tensors import check_whole, magnitude, per_sample_dot, per_sample_norm, widened
 
@@ -78,7 +78,8 @@ def _evaluate(f: Callable[..., Tree], z: Tree, inputs: tuple[Any, ...], batched:
     if not isinstance(start, Tensor) or start.dim() == 0 or len(start) == 0 or not start.is_floating_point():
         raise ValueError("`z` must be a floating-point tensor (batch, ...) with a sample at least.")
     start = start.detach().requires_grad_()
-    image = g(start)
+    with run_eager():
+        image = g(start)
     if not isinstance(image, Tensor) or image.shape != start.shape:
         got = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
         raise ValueError(f"f must keep the shape of z: it got {tuple(start.shape)} and gave {got}.")

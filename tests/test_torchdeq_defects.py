@@ -299,6 +299,42 @@ def test_the_penalty_on_the_jacobian_trains():
     torch.testing.assert_close(found, torch.autograd.grad(exact, weight)[0], rtol=0.1, atol=2e-3)
 
 
+def test_the_penalty_on_the_jacobian_of_a_compiled_function_trains_too():
+    """https://github.com/locuslab/torchdeq/issues/10: double backward is not compatible with torch.compile."""
+    block, x = Block(), inputs().requires_grad_()
+    compiled = torch.compile(block, backend="aot_eager")
+
+    def penalise(f, z):
+        torch.manual_seed(2)
+        return kerneq.jacobian_norm(f, z, x).mean()
+
+    z = torch.zeros_like(x)
+    found, want = (torch.autograd.grad(penalise(f, z), block.linear.weight)[0] for f in (compiled, block))
+    torch.testing.assert_close(found, want)
+    value = kerneq.fixed_point(compiled, z, x).value
+    (slope,) = torch.autograd.grad(value.square().sum(), x, create_graph=True)
+    assert torch.autograd.grad(slope.square().sum(), block.linear.weight)[0].isfinite().all()
+
+
+def test_no_jacobian_is_made_of_a_large_state():
+    """https://github.com/patrick-kidger/optimistix/issues/93: a root find makes a Jacobian of 77 TB."""
+    numbers, cpu = 200_000, torch.device("cpu")
+    scale, x = torch.rand(numbers, requires_grad=True), torch.randn(1, numbers)
+
+    def train():
+        kerneq.fixed_point(lambda z, x: 0.5 * torch.tanh(scale * z) + x, torch.zeros_like(x), x).value.sum().backward()
+
+    assert measure_peak_memory(train, cpu) < 100 * x.nbytes
+
+
+def test_anderson_is_there_and_needs_no_contraction():
+    """https://github.com/patrick-kidger/optimistix/issues/3: Anderson acceleration is wanted."""
+    f = lambda z: 1 - 1.5 * z  # noqa: E731
+    assert not kerneq.solve(f, torch.zeros(2, 3), Picard()).converged.any()
+    s = kerneq.solve(f, torch.zeros(2, 3), Anderson(), tol=1e-10)
+    torch.testing.assert_close(s.value, torch.full((2, 3), 0.4))
+
+
 def test_the_exact_gradient_of_any_number_of_steps_takes_the_memory_of_one():
     """https://github.com/locuslab/torchdeq/issues/9: a reversible DEQ is wanted."""
     block, x, kept = Block(), inputs(), {}

@@ -17,7 +17,7 @@ from ..equation import Equation, averaged_step
 from ..fused.convolution import convolve
 from ..kernels.base import Slope
 from ..linear_maps import LinearMap
-from ..maps import AbstractMap, Function, Linearisation, Map, Point, as_map, linearise_at
+from ..maps import AbstractMap, Function, Linearisation, Map, Point, as_map, linearise_at, run_eager
 from ..prox import ReLU
 from ..solution import Limits, OnFailure, Solution, final_codes, report_failure
 from ..solvers.anderson import Anderson
@@ -331,7 +331,8 @@ def _differentiate_again(
     z = rule.attach(f, at).z
     views = [t.view_as(t) for t in f.tensors()]  # ∂f/∂t at fixed z: z depends on the tensors, not on these views
     fixed = f.on(*views)
-    image = fixed(z)
+    with run_eager():
+        image = fixed(z)
     start = torch.autograd.grad(image, z, u.to(image.dtype), retain_graph=True)[0] + g.detach()
 
     def pull(u: Tensor, g: Tensor) -> Tensor:

@@ -6,9 +6,10 @@ import subprocess
 
 import pytest
 
-from benchmarks.__main__ import FEATURES, RECORDS
+from benchmarks.__main__ import FEATURES, OWN, RECORDS
 from benchmarks.features.judge import Cell
 from benchmarks.features.table import LIBRARIES, ROWS, SIGNS, fill_table, find_clone, look_up, make_page, try_cell
+from benchmarks.gradients import make_table
 
 RECORD = json.loads((RECORDS / "features-cpu.json").read_text(encoding="utf-8"))
 ANSWERS = {(cell["row"], cell["library"]): cell["answer"] for cell in RECORD["results"][0]["rows"]}
@@ -25,6 +26,10 @@ def test_the_record_has_every_cell_and_the_page_is_made_from_it():
     assert set(ANSWERS) == {(row, library) for row in ROWS for library in LIBRARIES}
     assert set(ANSWERS.values()) <= set(SIGNS)
     assert FEATURES.read_text(encoding="utf-8") == make_page(RECORD)
+
+
+def test_the_table_of_gradients_is_made_from_its_record():
+    assert make_table(RECORDS / "gradients-cpu.json") in OWN.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("library", ["kerneq", "torchdeq"])

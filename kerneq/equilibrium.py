@@ -307,7 +307,7 @@ def _solve(
         f = keep_samples(f)
     free = isinstance(f, Function | Packed)
     known = () if free else f.tensors()  # a function may depend on anything
-    attaches = torch.is_grad_enabled() and (not known or any(t.requires_grad for t in known))
+    attaches = torch.is_grad_enabled() and (len(known) == 0 or any(t.requires_grad for t in known))
     with warn_of_randomness(z0) if free else contextlib.nullcontext():
         solution, at = find_point(f, z0, solver, limits, trace, graph=attaches and gradient.linearises)
     at = dataclasses.replace(at, backward=None if torch.compiler.is_compiling() else [])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from .evaluate import PARTS, NotApplicableError, TrainedRun, measure_part
+from .evaluate import NotApplicableError, TrainedRun, measure_part
 from .report import render
 from .run import Run, TrainingError
 from .run.config import Config, ConfigError, differences, load
@@ -31,7 +31,7 @@ def compare_models(output: Path, epochs: int, loggers: Callable[[Path], Sequence
         trained = TrainedRun.open(folder, device="cpu")
         for name in ("scores", "behaviour"):
             with suppress(NotApplicableError):  # a model without equilibria has no behaviour
-                measure_part(trained, name, PARTS[name]).write()
+                measure_part(trained, name).write()
     render(list(configs), output / "report.html")
     return [Run(folder) for folder in configs]
 

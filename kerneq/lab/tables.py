@@ -12,7 +12,7 @@ from ..models import MODELS, Measured, build, our_accuracies, parameters
 from .console import describe_seconds, numbers, plain
 from .data.datasets import Description
 from .evaluate import PARTS, over_seeds
-from .evaluate.plan import PlannedPart
+from .evaluate.parts import PlannedPart
 from .run import SHIPPED, Run
 from .training import metrics
 from .verify.search import ROUNDING, Finding, Verdict

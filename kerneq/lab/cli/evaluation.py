@@ -13,7 +13,7 @@ from .errors import Failures
 
 if TYPE_CHECKING:
     from ..evaluate import Measurements
-    from ..evaluate.plan import PlannedPart
+    from ..evaluate.parts import PlannedPart
     from ..run import Run
 
 
@@ -29,16 +29,13 @@ def evaluate(
     device: Device = "auto",
 ) -> None:
     """Measure trained runs on the test images; also written to RUN/evaluation.json and RUN/evaluation/."""
-    from ...settings import suggestion
     from ..evaluate import PARTS, NotApplicableError, TrainedRun, make_plan, measure_part
+    from ..evaluate.parts import find_part
     from ..run import Stopped, find_runs
-    from ..run.config import ConfigError
 
-    unknown = next((name for name in part or () if name not in PARTS), None)
-    if unknown is not None:
-        known = "".join(f"\n{name}: {entry.sentence}" for name, entry in PARTS.items())
-        raise ConfigError(f"There is no part `{unknown}`.{suggestion(unknown, PARTS)} There are:{known}")
     names = list(dict.fromkeys(part or [name for name, entry in PARTS.items() if everything or entry.usual]))
+    for name in names:
+        find_part(name)  # a wrong one is refused before anything is measured
     runs = find_runs(folders)
     failures = Failures(several=len(runs) > 1)
     for run in runs:
@@ -47,14 +44,14 @@ def evaluate(
             trained = TrainedRun.open(run.path, checkpoint, device, progress=progress)
             todo = names
             if everything and not part:
-                plan = make_plan(trained, PARTS)
+                plan = make_plan(trained)
                 show_plan(run, plan)
                 todo = [step.name for step in plan if not step.left_out]
             done: list[str] = []
             for name in todo:
                 try:
                     with progress:
-                        measured = measure_part(trained, name, PARTS[name])
+                        measured = measure_part(trained, name)
                 except NotApplicableError as error:
                     if part:  # asked for by name
                         raise

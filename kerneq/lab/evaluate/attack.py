@@ -23,10 +23,9 @@ from torch.nn.functional import cross_entropy
 from ...equilibrium import layers_of, solving
 from ...gradients import AbstractGradient, Unrolled
 from ...tensors import check_positive, check_whole, magnitude, per_sample, per_sample_norm
-from .trained import TrainedRun, Work
+from .trained import TrainedRun
 
 Norm = Literal["linf", "l2"]
-Pictures = Sequence[tuple[Tensor, Tensor]]  # batches of pictures in [0, 1] and their labels
 Box = tuple[float, float] | None  # the range of a pixel value; None: no limits
 Track = Callable[[Sequence[Any], str, int], Iterable[Any]]  # as `TrainedRun.track`
 Objective = Callable[[Tensor, Tensor], Tensor]  # logits and labels ↦ the function to maximise, (batch,)
@@ -212,44 +211,45 @@ def freeze(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def attack_pictures(
-    threat: Threat, model: nn.Module, pictures: Pictures, gradient: AbstractGradient | None = None
-) -> tuple[Pictures, list[float]]:
-    """Attack batch by batch: the attacked pictures, and the mean loss before each step and after the last."""
+def in_batches(batch: int, x: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pictures and labels, `batch` of them at a time."""
+    return zip(torch.split(x, batch), torch.split(labels, batch), strict=True)
+
+
+def attack_all(
+    threat: Threat, model: nn.Module, x: Tensor, labels: Tensor, batch: int, gradient: AbstractGradient | None = None
+) -> tuple[Tensor, list[float]]:
+    """Attack `batch` pictures at a time: the attacked ones, and the mean loss before each step and after the last."""
     attacked, losses = [], torch.zeros(threat.steps + 1)
-    for number, (x, labels) in enumerate(pictures):
-        found = pgd(model, x, labels, dataclasses.replace(threat, seed=threat.seed + number), gradient=gradient)
-        attacked.append((found.x, labels))
-        losses += len(labels) * torch.tensor(found.losses)
-    return attacked, (losses / sum(len(labels) for _, labels in pictures)).tolist()
+    for number, (some, theirs) in enumerate(in_batches(batch, x, labels)):
+        found = pgd(model, some, theirs, dataclasses.replace(threat, seed=threat.seed + number), gradient=gradient)
+        attacked.append(found.x)
+        losses += len(some) * torch.tensor(found.losses)
+    return torch.cat(attacked), (losses / len(x)).tolist()
 
 
-def attack_unrolled(threat: Threat, model: nn.Module, pictures: Pictures, together: int) -> Pictures:
-    """The pictures attacked with the gradient of the unrolled iterations, `together` of them at once.
+def attack_unrolled(threat: Threat, model: nn.Module, x: Tensor, labels: Tensor, batch: int) -> Tensor:
+    """The pictures attacked with the gradient of the unrolled iterations.
 
     Where GPU memory runs out, it tries again with half as many at once, and so on.
     """
-    parts = ((x, labels, slice(i, i + together)) for x, labels in pictures for i in range(0, len(labels), together))
     try:
-        return attack_pictures(threat, model, [(x[at], labels[at]) for x, labels, at in parts], Unrolled(UNROLLED))[0]
+        return attack_all(threat, model, x, labels, batch, Unrolled(UNROLLED))[0]
     except torch.OutOfMemoryError:
-        if together == 1:
+        if batch == 1:
             raise
-    return attack_unrolled(threat, model, pictures, together // 2)
+    return attack_unrolled(threat, model, x, labels, batch // 2)
 
 
 @torch.no_grad()
-def try_random_points(threat: Threat, model: nn.Module, pictures: Pictures) -> Pictures:
+def try_random_points(threat: Threat, model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
     """For each picture, of as many random points of the ball as the attack has steps, that with the largest margin."""
     noise = torch.Generator().manual_seed(threat.seed)
-    chosen = []
-    for x, labels in pictures:
-        best = Adversarial(x, x.new_full((len(x),), -torch.inf))
-        for _ in range(threat.steps):
-            at = threat.project(x, threat.random_offset(x, noise), (0.0, 1.0))
-            best = best.or_better(at, margins(model(at), labels))
-        chosen.append((best.x, labels))
-    return chosen
+    best = Adversarial(x, x.new_full((len(x),), -torch.inf))
+    for _ in range(threat.steps):
+        at = threat.project(x, threat.random_offset(x, noise), (0.0, 1.0))
+        best = best.or_better(at, margins(model(at), labels))
+    return best.x
 
 
 @final
@@ -297,56 +297,47 @@ class AttackResult:
         return [*lines, ("signs of a masked gradient", "; ".join(self.concerns) or "none")]
 
 
-def estimate_attack(trained: TrainedRun, images: int = IMAGES) -> Work:
-    """The gradients of two restarts, of the wider balls, and of the unrolled iterations, which cost twice as much."""
-    count = min(images, len(trained.test))
-    steps = sum(threat.steps for threat in THREATS)
-    tested = min(count, TESTED)
-    return Work(steps * tested, steps * (2 * count + (len(FACTORS) + 2 * 2) * tested))
-
-
 def measure_attack(trained: TrainedRun, *, images: int = IMAGES, threats: Sequence[Threat] = THREATS) -> AttackResult:
     """Attack a random choice of test pictures."""
     chosen = trained.test.sample(images)
-    model = InPixels(trained.model, chosen.mean, chosen.std).eval()
-    pictures = [(model.pixels(x), labels) for x, labels in trained.batches(chosen).epoch(0)]
-    found = [attack(model, pictures, threat, trained.track) for threat in threats]
+    model, batches = InPixels(trained.model, chosen.mean, chosen.std).eval(), trained.batches(chosen)
+    x, labels = (torch.cat(parts) for parts in zip(*batches.epoch(0), strict=True))
+    x, batch = model.pixels(x), trained.config.training.batch_size
+    found = [attack(model, x, labels, threat, batch, trained.track) for threat in threats]
     concerns = [f"{result.threat.norm}: {words}" for result in found for words in result.concerns()]
-    return AttackResult(len(chosen), min(TESTED, len(chosen)), accuracy(model, pictures), found, concerns)
+    return AttackResult(len(x), min(TESTED, len(x)), accuracy(model, x, labels, batch), found, concerns)
 
 
 def attack(
-    model: nn.Module, pictures: Pictures, threat: Threat, track: Track = lambda items, *_: items
+    model: nn.Module, x: Tensor, labels: Tensor, threat: Threat, batch: int, track: Track = lambda items, *_: items
 ) -> ThreatResult:
     """The accuracy of a model of pictures in [0, 1] under a threat, and the tests for a masked gradient."""
-    some = first_pictures(pictures, TESTED)
-    balls = [(threat, pictures)]
-    balls += [(dataclasses.replace(threat, radius=f * threat.radius, restarts=1), some) for f in FACTORS]
+    some, theirs = x[:TESTED], labels[:TESTED]
+    balls = [(threat, x, labels)]
+    balls += [(dataclasses.replace(threat, radius=f * threat.radius, restarts=1), some, theirs) for f in FACTORS]
     tracked = track(balls, f"attack, {threat.norm}", len(balls))
-    (attacked, losses), *wider = [attack_pictures(ball, model, inside) for ball, inside in tracked]
-    shares = [accuracy(model, found) for found in (some, *(found for found, _ in wider))]
-    radii = list(zip((0.0, *(ball.radius for ball, _ in balls[1:])), shares, strict=True))
-    together = TOGETHER if some[0][0].device.type == "cpu" else TESTED
+    (attacked, losses), *wider = [attack_all(ball, model, inside, own, batch) for ball, inside, own in tracked]
+    shares = [accuracy(model, found, theirs, batch) for found in (some, *(found for found, _ in wider))]
+    radii = list(zip((0.0, *(ball.radius for ball, *_ in balls[1:])), shares, strict=True))
+    unrolled = None
+    if layers_of(model):
+        together = min(batch, TOGETHER if x.device.type == "cpu" else TESTED)
+        unrolled = accuracy(model, attack_unrolled(threat, model, some, theirs, together), theirs, batch)
     return ThreatResult(
         threat=threat,
-        accuracy=accuracy(model, attacked),
+        accuracy=accuracy(model, attacked, labels, batch),
         losses=losses,
-        random=accuracy(model, try_random_points(threat, model, some)),
-        tested=accuracy(model, first_pictures(attacked, TESTED)),
+        random=accuracy(model, try_random_points(threat, model, some, theirs), theirs, batch),
+        tested=accuracy(model, attacked[:TESTED], theirs, batch),
         radii=radii,
-        unrolled=accuracy(model, attack_unrolled(threat, model, some, together)) if layers_of(model) else None,
+        unrolled=unrolled,
     )
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, pictures: Pictures) -> float:
+def accuracy(model: nn.Module, x: Tensor, labels: Tensor, batch: int) -> float:
     """The share of the pictures whose class the model predicts."""
-    right = torch.stack([(margins(model(x), labels) <= 0).sum() for x, labels in pictures]).sum()
-    return int(right) / sum(len(labels) for _, labels in pictures)
-
-
-def first_pictures(pictures: Pictures, count: int) -> Pictures:
-    """The first `count` of the pictures, in the same batches."""
-    starts = itertools.accumulate((len(labels) for _, labels in pictures), initial=0)
-    parts = ((x, labels, count - start) for (x, labels), start in zip(pictures, starts, strict=False))
-    return [(x[:left], labels[:left]) for x, labels, left in parts if left > 0]
+    right = torch.stack(
+        [(margins(model(some), theirs) <= 0).sum() for some, theirs in in_batches(batch, x, labels)]
+    ).sum()
+    return int(right) / len(x)

@@ -13,14 +13,13 @@ from torch.nn.functional import cross_entropy
 
 from ...equation import Equation
 from ...equilibrium import Equilibrium, hook_solves, layers_of, solving
-from ...gradients import AbstractSteps
 from ...gradients.implicit import Adjoint
 from ...maps import AbstractMap, Point
 from ...solvers import solve
 from ...stability import spectral_radius
 from ...tensors import per_sample, per_sample_norm
 from ..data import Images
-from .trained import NotApplicableError, TrainedRun, Work
+from .trained import TrainedRun
 
 POWER_STEPS = 30  # products with the Jacobian, enough for an error of a few percent
 SETTLED = 1e-5  # residual of an equilibrium at which the Jacobian is taken
@@ -104,28 +103,13 @@ class BehaviourResult:
         return lines
 
 
-def solved_layers(trained: TrainedRun) -> tuple[list[Equilibrium], list[int]]:
-    """The equilibrium layers of a run, and the limits on their steps: 1, 2, 4, … and that of the deployed model."""
-    layers = layers_of(trained.model)
-    if not layers or any(isinstance(layer.gradient, AbstractSteps) for layer in layers):
-        what = "layers of unrolled steps" if layers else "no equilibrium layer"
-        raise NotApplicableError(f"{trained.run.path} has {what}, and so no solver behaviour to measure.")
-    own = max(layer.limits.max_steps for layer in layers)
-    return layers, [*(2**k for k in range(own) if 2**k < own), own]
-
-
-def estimate_behaviour(trained: TrainedRun, images: int = IMAGES, traced: int = TRACED) -> Work:
-    """A pass for every limit, and the traces, solves and Jacobians of some pictures."""
-    limits = solved_layers(trained)[1]
-    return Work(len(limits) * min(images, len(trained.test)) + 30 * traced)
-
-
 def measure_behaviour(
     trained: TrainedRun, *, images: int = IMAGES, traced: int = TRACED, shown: int = 4
 ) -> BehaviourResult:
     """Measure the run's solves on test images; `traced` of them get traces, `shown` of these are also kept singly."""
-    layers, limits = solved_layers(trained)
-    chosen, own = trained.test.sample(images), limits[-1]
+    layers, chosen = layers_of(trained.model), trained.test.sample(images)
+    own = max(layer.limits.max_steps for layer in layers)
+    limits = [*(2**k for k in range(own) if 2**k < own), own]
     stopped: list[StoppedScore] = []
     solves: dict[str, Tensor] = {}
     for limit in trained.track(limits, "stopped solves", len(limits)):

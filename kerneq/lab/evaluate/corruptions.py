@@ -11,7 +11,7 @@ from torch import Tensor
 from ..data import data_root
 from ..data.corruptions import NAMES, STANDARD, corrupt, read_frost, read_published
 from .scores import score
-from .trained import NotApplicableError, TrainedRun, Work
+from .trained import TrainedRun
 
 PUBLISHED = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}  # folders under the data root
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -49,14 +49,6 @@ def mean_corruption_error(accuracy: Mapping[str, Sequence[float]]) -> float:
     Not normalised: Hendrycks and Dietterich divide the error of each corruption by AlexNet's."""
     names = [name for name in STANDARD if name in accuracy] or list(accuracy)
     return fmean(fmean(1 - value for value in accuracy[name]) for name in names)
-
-
-def estimate_corruptions(trained: TrainedRun) -> Work:
-    """A pass for every picture under every corruption; the corruptions are made for the small pictures of CIFAR."""
-    name = trained.config.data.name
-    if not name.startswith("cifar"):
-        raise NotApplicableError(f"The corruptions are those of CIFAR-10-C, and this run is of {name}.")
-    return Work(len(trained.test) * (1 + len(NAMES) * len(SEVERITIES)))
 
 
 def measure_corruptions(trained: TrainedRun, names: Sequence[str] = NAMES, seed: int = 0) -> CorruptionResult:

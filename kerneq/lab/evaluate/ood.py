@@ -15,8 +15,9 @@ from ...equation import Equation
 from ...equilibrium import hook_solves
 from ...maps import AbstractMap
 from ..data import Images
+from ..run.config import Config
 from .classification import calibrate, classify
-from .trained import NotApplicableError, TrainedRun, Work
+from .trained import NotApplicableError, TrainedRun
 
 TITLES = {"confidence": "largest probability", "energy": "−E(z*)", "weight": "mean weight of the patches"}
 
@@ -83,20 +84,19 @@ def measure_ood(trained: TrainedRun) -> OodResult:
     )
 
 
+def find_ood_obstacle(config: Config) -> str:
+    """Why a run of these settings knows no unknown classes; empty where it may."""
+    if config.data.subset == "first-five-classes":
+        return ""
+    wanted = "a run that was trained on some of the classes, data.subset = first-five-classes"
+    return f"Out-of-distribution calibration needs {wanted}, and this one has {config.data.subset}."
+
+
 def unknown_images(trained: TrainedRun) -> Images:
     """The test images of the classes that the run was not trained on."""
-    subset = trained.config.data.subset
-    unknown = trained.unknown() if subset == "first-five-classes" else None
-    if unknown is None:
-        wanted = "a run that was trained on some of the classes, data.subset = first-five-classes"
-        got = f"this one has {'all' if subset == 'first-five-classes' else subset}"  # there were no more than five
-        raise NotApplicableError(f"Out-of-distribution calibration needs {wanted}, and {got}.")
+    if (unknown := trained.unknown()) is None:
+        raise NotApplicableError(f"{trained.run.path} was trained on all classes: none is unknown.")
     return unknown
-
-
-def estimate_ood(trained: TrainedRun) -> Work:
-    """A pass for every image."""
-    return Work(len(unknown_images(trained)) + len(trained.test))
 
 
 def score_images(trained: TrainedRun, images: Images) -> tuple[Tensor, dict[str, Tensor]]:

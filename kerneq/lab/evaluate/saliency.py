@@ -24,7 +24,7 @@ from ...maps import AbstractMap
 from ..data import Images
 from .attack import freeze
 from .sheet import SIDE, draw_sheet, enlarge
-from .trained import TrainedRun, Work
+from .trained import TrainedRun
 
 PATH = 32  # points on the line from the baseline to the picture
 SHOWN = 8  # pictures on a sheet
@@ -186,12 +186,6 @@ class SaliencyResult:
     def summary(self) -> list[tuple[str, str]]:
         scores = self.methods.items()
         return [(name, f"deletion {found.deletion:.3f}, insertion {found.insertion:.3f}") for name, found in scores]
-
-
-def estimate_saliency(trained: TrainedRun, images: int = IMAGES, steps: int = STEPS) -> Work:
-    """Two passes for every map and step of deletion and insertion, and the gradients of integrated gradients."""
-    count = min(images, len(trained.test))
-    return Work(count * 5 * 2 * (steps + 1), 2 * (count + SHOWN) * PATH)
 
 
 @torch.no_grad()

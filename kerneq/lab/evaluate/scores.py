@@ -19,7 +19,7 @@ from ..training import metrics
 from ..training.metrics import Accumulator, Scores, describe_chance
 from .classification import Calibration, Classification, calibrate, classify, extreme_classes, fit_temperature
 from .sheet import draw_sheet, enlarge
-from .trained import Part, TrainedRun, Work
+from .trained import TrainedRun
 
 MISTAKES = 24  # listed and drawn, the most confident first
 FEWEST = 100  # held-out images to fit a temperature on; of fewer it is noise
@@ -140,11 +140,6 @@ def measure_scores(trained: TrainedRun) -> EvaluationResult:
     )
 
 
-def estimate_scores(trained: TrainedRun) -> Work:
-    """A pass for every test image, and for those that were held out."""
-    return Work(len(trained.test) + trained.config.data.validation * sum(trained.run.counts()))
-
-
 def score_held_out(trained: TrainedRun) -> tuple[tuple[Tensor, Tensor] | None, str | None]:
     """The logits and labels of the held-out images, or why there are none to choose anything on."""
     try:
@@ -241,7 +236,3 @@ def but_for_seed(run: Run) -> Hashable:
     settings = frozenset((key, value) for key, value, _ in rows(config) if key not in ("seed", *INCIDENTAL))
     # Without validation best and last are the same.
     return settings, len(run.rows()), run.evaluation().get("checkpoint") if config.data.validation else None
-
-
-WORDS = "accuracy, calibration and solver on the test images, and the worst mistakes"
-SCORES = Part(measure_scores, WORDS, draw_mistakes, usual=True, estimate=estimate_scores)

@@ -1,32 +1,25 @@
-"""A trained run opened for evaluation, and the contract of a kind of evidence about it.
-
-This is the only file that reads the test images.
-"""
+"""A trained run opened for evaluation. This is the only file that reads the test images."""
 
 import dataclasses
 import functools
 import itertools
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar, final
+from typing import TypeVar, final
 
 import torch
-from PIL import Image
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from ... import __version__
 from ...cuda_graphs import Captured, capture
 from ...loading import load_weights
 from ...solution import Solution
 from ..data import Batches, DataError, Images, find, is_cut
-from ..run import SHIPPED, Run, TrainingError, find_run
+from ..run import Run, TrainingError, find_run
 from ..run.config import Config
 from ..training.build import Builder, build_model, class_counts, hold, make_batches, place, read_images, split
 from ..training.process import Process, choose_device
-from .sheet import png
 
 T = TypeVar("T")
 
@@ -180,75 +173,6 @@ def describe_images(config: Config, outputs: int, stored: tuple[str, ...] = ()) 
     return Images(pixels, labels, classes, data_set.mean, data_set.std), named
 
 
-class Evidence(Protocol):
-    """A frozen dataclass of plain numbers, strings, lists and such dataclasses: what JSON can hold."""
-
-    def summary(self) -> list[tuple[str, str]]:
-        """Names and values to print, a line each."""
-
-
-R = TypeVar("R", bound=Evidence)
-
-
 @final
 class NotApplicableError(TrainingError):
     """A part does not apply to this run; the message says which model or data it needs."""
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """What a part takes, about: passes of one picture through the model, and of its exact gradient."""
-
-    passes: float
-    gradients: float = 0.0
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class Part(Generic[R]):
-    """One kind of evidence: its function, a sentence about it, and a function that draws its pictures by file name.
-
-    `estimate` gives its work before it is measured, or raises a `NotApplicableError` for a run that it does not fit.
-    """
-
-    measure: Callable[[TrainedRun], R]
-    sentence: str
-    draw: Callable[[TrainedRun, R], Mapping[str, Image.Image]] | None = None
-    usual: bool = False  # measured unless parts are named
-    estimate: Callable[[TrainedRun], Work] | None = None
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class Measurements(Generic[R]):
-    """A measured part of a run and its pictures, not yet written."""
-
-    trained: TrainedRun
-    name: str
-    evidence: R
-    seconds: float
-    pictures: Mapping[str, Image.Image]
-
-    def write(self) -> list[str]:
-        """Write the part and its pictures into the run's folder, and return the names of the files.
-
-        Into the installation, where the weights that ship are, nothing is written.
-        """
-        trained, run = self.trained, self.trained.run
-        if run.path.resolve().parent == SHIPPED.resolve():
-            return []
-        header = {"checkpoint": trained.checkpoint, "epoch": trained.epoch, "step": trained.step}
-        header |= {"seconds": round(self.seconds, 3), "kerneq": __version__}
-        found = [run.write_part(self.name, header | dataclasses.asdict(self.evidence))]  # type: ignore[call-overload]
-        for name, picture in self.pictures.items():
-            found.append(run.write_picture(name, png(picture)))
-        return found
-
-
-def measure_part(trained: TrainedRun, name: str, part: Part[R]) -> Measurements[R]:
-    """Measure one part of a trained run and draw it, without writing."""
-    began = time.monotonic()
-    evidence = part.measure(trained)
-    pictures = part.draw(trained, evidence) if part.draw is not None else {}
-    return Measurements(trained, name, evidence, time.monotonic() - began, pictures)

@@ -6,10 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...gradients import AbstractSteps
-from ...models import ResNetConfig
 from ..evaluate import PARTS
-from ..evaluate.plan import certificate_obstacle
 from ..run import TrainingError
 from ..training import metrics
 from . import figures
@@ -84,7 +81,7 @@ def split_runs(chapter: Chapter, part: str) -> tuple[PartByRun, list[Reported]]:
         table = one.run.part(part)
         if table and (part != "scores" or "calibration" in table):
             measured[one.label] = table
-        elif one.weights and applies_to(part, one):  # records without weights cannot be measured
+        elif one.weights and not PARTS[part].obstacle(one.config):  # records without weights cannot be measured
             missing.append(one)
     return measured, missing
 
@@ -234,20 +231,6 @@ def tabulate_settings(chapter: Chapter) -> Table:
         revision, changed, _ = str(origin.get("revision") or DASH).partition("+changes")
         rows.append((one.label, settings, *facts, revision[:10] + changed, str(origin.get("started") or DASH)))
     return Table(heads, rows, heads)
-
-
-def applies_to(part: str, one: Reported) -> bool:
-    """Return whether a part of the evaluation says something about a run."""
-    if part == "ood":
-        return one.config.data.subset == "first-five-classes"
-    settings = one.config.model.settings
-    if part == "corruptions":
-        return one.config.data.name.startswith("cifar")
-    if part == "behaviour":
-        if isinstance(settings, ResNetConfig) or settings.equation == ResNetConfig.equation:
-            return False
-        return not isinstance(settings.gradient, AbstractSteps)
-    return part != "certificates" or not certificate_obstacle(settings)
 
 
 def format_command(part: str, runs: Sequence[Reported]) -> str:

@@ -10,7 +10,7 @@ from kerneq.cells import DenseCell
 from kerneq.equilibrium import Equilibrium, solving
 from kerneq.gradients import Implicit, Phantom, Unrolled
 from kerneq.kernels import Gaussian
-from kerneq.lab.evaluate.attack import InPixels, Threat, attack, attack_pictures, attack_unrolled, pgd
+from kerneq.lab.evaluate.attack import InPixels, Threat, attack, attack_all, attack_unrolled, pgd
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -112,7 +112,7 @@ def test_what_a_layer_was_is_put_back_even_after_an_error():
 def test_an_honest_gradient_raises_no_concern_and_the_unrolled_one_finds_no_more():
     model, x = Net(Phantom()).eval(), pictures(20, (3, 2, 2))
     labels = model(x).argmax(1)
-    found = attack(model, [(x, labels)], Threat("l2", 0.1, steps=4, restarts=1))
+    found = attack(model, x, labels, Threat("l2", 0.1, steps=4, restarts=1), 20)
     assert found.accuracy < found.random and found.unrolled == pytest.approx(found.tested, abs=0.05)
     assert [words for words in found.concerns() if "ball" not in words] == []
     assert [radius for radius, _ in found.radii] == pytest.approx([0.0, 0.05, 0.1, 0.2, 0.4, 0.8])
@@ -122,22 +122,22 @@ def test_an_unrolled_attack_that_a_card_has_no_memory_for_is_made_in_smaller_par
     model, x = Net(Phantom()).eval(), pictures(10, (3, 2, 2))
     labels, threat, sizes = model(x).argmax(1), Threat("l2", 0.1, steps=2, restarts=1), []
 
-    def out_of_memory(threat, model, pictures, gradient):
-        sizes.append([len(x) for x, _ in pictures])
-        if max(sizes[-1]) > 4:
+    def out_of_memory(threat, model, x, labels, batch, gradient):
+        sizes.append(batch)
+        if batch > 4:
             raise torch.OutOfMemoryError
-        return attack_pictures(threat, model, pictures, gradient)
+        return attack_all(threat, model, x, labels, batch, gradient)
 
-    monkeypatch.setattr("kerneq.lab.evaluate.attack.attack_pictures", out_of_memory)
-    left = attack_unrolled(threat, model, [(x[:6], labels[:6]), (x[6:], labels[6:])], 8)
-    assert sizes == [[6, 4], [4, 2, 4]] and torch.equal(torch.cat([some for _, some in left]), labels)
+    monkeypatch.setattr("kerneq.lab.evaluate.attack.attack_all", out_of_memory)
+    left = attack_unrolled(threat, model, x, labels, 8)
+    assert sizes == [8, 4] and float((left - x).flatten(1).norm(dim=1).max()) <= 0.1 + 1e-9
 
 
 def test_the_tests_for_a_masked_gradient_look_at_as_many_pictures_whatever_the_batches_are():
     model, x = Two().eval(), pictures(300)
     labels, threat = model(x).argmax(1), Threat("linf", 0.02, steps=2, restarts=1)
-    whole, cut = (attack(model, list(zip(x.split(n), labels.split(n), strict=True)), threat) for n in (300, 7))
-    few = attack(model, [(x[:128], labels[:128])], threat)
+    whole, cut = (attack(model, x, labels, threat, n) for n in (300, 7))
+    few = attack(model, x[:128], labels[:128], threat, 300)
     assert whole.radii == cut.radii == few.radii and cut.tested == few.accuracy != cut.accuracy
 
 
@@ -147,7 +147,7 @@ def test_a_gradient_that_is_zero_is_noticed():
             return super().forward((4 * x).round() / 4)
 
     model, x = Rounded().eval(), pictures(40)
-    found = attack(model, [(x, model(x).argmax(1))], Threat("linf", 0.1))
+    found = attack(model, x, model(x).argmax(1), Threat("linf", 0.1), 40)
     assert found.unrolled is None and "the loss does not rise along the steps" in found.concerns()
     assert "random points do better" in dataclasses.replace(found, random=0.0).concerns()
 
@@ -162,7 +162,7 @@ def test_random_points_that_fool_more_often_than_the_attack_are_noticed():
             return torch.where(wrong[:, None], logits.flip(1), logits)
 
     model, x = Speckled().eval(), pictures(128)
-    found = attack(model, [(x, Two().eval()(x).argmax(1))], Threat("linf", 1e-3, restarts=1, steps=60))
+    found = attack(model, x, Two().eval()(x).argmax(1), Threat("linf", 1e-3, restarts=1, steps=60), 128)
     assert found.random < 0.1
     assert "random points do better" in dataclasses.replace(found, tested=found.random + 0.1).concerns()
 
@@ -173,7 +173,7 @@ def test_logits_that_are_no_numbers_are_no_robustness():
             return super().forward(x).masked_fill(((x.flatten(1).mean(1) - 0.5).abs() > 1e-4)[:, None], torch.nan)
 
     model, x = Lost().eval(), 0.5 + 0 * pictures(8)
-    found = attack(model, [(x, model(x).argmax(1))], Threat("linf", 0.1, steps=4, restarts=1))
+    found = attack(model, x, model(x).argmax(1), Threat("linf", 0.1, steps=4, restarts=1), 8)
     assert found.random == 0 and found.accuracy == 0
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import kerneq as kq
-from kerneq.lab.evaluate import TrainedRun, measure_certificates
-from kerneq.lab.evaluate.certificates import nearest_change
+from kerneq.lab.evaluate import TrainedRun
+from kerneq.lab.evaluate.certificates import measure_certificates, nearest_change
 from kerneq.lab.run import TrainingError, config
 from kerneq.lab.training import train
 

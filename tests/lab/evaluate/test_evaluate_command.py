@@ -15,9 +15,9 @@ from PIL import Image
 import kerneq as kq
 from kerneq import __version__
 from kerneq.lab.data import DataError, Images, load
-from kerneq.lab.evaluate import PARTS, NotApplicableError, Part, TrainedRun, measure_scores, over_seeds, scores
+from kerneq.lab.evaluate import PARTS, NotApplicableError, Part, TrainedRun, measure_part, over_seeds, scores
 from kerneq.lab.evaluate.ood import equilibrium_scores, score_images
-from kerneq.lab.evaluate.scores import draw_mistakes
+from kerneq.lab.evaluate.scores import draw_mistakes, measure_scores
 from kerneq.lab.run import Run, TrainingError, checkpoint, find_runs
 from kerneq.lab.run.config import ConfigError
 from kerneq.lab.training import build
@@ -144,7 +144,7 @@ def test_a_part_is_one_line_and_the_sentence_of_one_that_does_not_apply_is_heard
     (run.path / "evaluation" / "count.json").write_text("{")
     with pytest.raises(TrainingError, match=r"count.json is damaged"):
         run.part("count")
-    monkeypatch.setattr("kerneq.lab.evaluate.trained.SHIPPED", run.path.parent)
+    monkeypatch.setattr("kerneq.lab.evaluate.parts.SHIPPED", run.path.parent)
     monkeypatch.chdir(run.path)
     code, out, _ = kerneq("evaluate", "../dense-1", "--part", "count")
     assert code == 0 and "Not written: these weights are part of the installation." in out
@@ -220,7 +220,7 @@ def test_energies_and_weights_are_those_at_the_equilibria(runs):
     assert PARTS["ood"].measure(trained).familiarity.keys() == {"confidence", "energy", "weight"}
     assert equilibrium_scores(Function(torch.cos), torch.zeros(1)) == {}
     with pytest.raises(NotApplicableError, match="first-five-classes, and this one has all"):
-        PARTS["ood"].measure(TrainedRun.open(runs / "seeds" / "dense-0", device="cpu"))
+        measure_part(TrainedRun.open(runs / "seeds" / "dense-0", device="cpu"), "ood")
 
 
 def test_old_evaluations_and_those_without_training_images_are_understood(runs, tmp_path, monkeypatch):

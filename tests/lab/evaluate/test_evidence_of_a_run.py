@@ -6,7 +6,7 @@ import json
 import pytest
 from helpers import trained
 
-from kerneq.lab.evaluate import TrainedRun
+from kerneq.lab.evaluate import TrainedRun, measure_part
 from kerneq.lab.evaluate.attack import Threat, measure_attack
 from kerneq.lab.evaluate.behaviour import measure_behaviour
 from kerneq.lab.evaluate.saliency import draw_saliency, measure_saliency
@@ -43,7 +43,7 @@ def test_behaviour_of_a_run(geq, resnet):
     assert found.stopped[-1].accuracy == right / 100 and found.stopped[0].residual > found.stopped[-1].residual
     assert "stopped after 16: accuracy" in told(found)
     with pytest.raises(TrainingError, match="no equilibrium layer"):
-        measure_behaviour(resnet)
+        measure_part(resnet, "behaviour")
 
 
 def test_attack_on_a_run(geq, resnet):

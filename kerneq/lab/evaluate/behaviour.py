@@ -13,36 +13,16 @@ from torch.nn.functional import cross_entropy
 
 from ...equation import Equation
 from ...equilibrium import Equilibrium, hook_solves, layers_of, solving
-from ...gradients.implicit import Adjoint
-from ...maps import AbstractMap, Point
+from ...maps import AbstractMap
 from ...solvers import solve
 from ...stability import spectral_radius
-from ...tensors import per_sample, per_sample_norm
 from ..data import Images
 from .trained import TrainedRun
 
-POWER_STEPS = 30  # products with the Jacobian, enough for an error of a few percent
 SETTLED = 1e-5  # residual of an equilibrium at which the Jacobian is taken
 FLOOR = 1e-6  # residual at which a trace ends
 IMAGES, TRACED = 10_000, 32  # test images at most, and those that are traced
 LONGEST = 100  # most steps of a trace, or of the solve before a Jacobian
-
-
-@torch.no_grad()
-def contraction(f: AbstractMap, z: Tensor, steps: int = POWER_STEPS) -> Tensor:
-    """The spectral radius of J = ∂f/∂z at z, (batch,): a Picard step shrinks errors by it near z*.
-
-    For the equation of a cell J = DH has the eigenvalues of the symmetric DHD, so that power iteration rises towards
-    the radius, which is at most L (`f.bound`).
-    """
-    if not isinstance(f, Equation):
-        return spectral_radius(f, z)
-    adjoint = Adjoint.of(f, Point(z))
-    u = adjoint.mask(torch.randn(z.shape, generator=torch.Generator().manual_seed(0)).to(z))
-    for _ in range(steps):
-        u = u / per_sample(per_sample_norm(u).clamp_min(torch.finfo(u.dtype).tiny), u)
-        u = u - adjoint.symmetric(u)
-    return per_sample_norm(u)
 
 
 @final
@@ -148,7 +128,9 @@ def _behaviour(name: str, layer: Equilibrium, f: AbstractMap, z: Tensor, solves:
     residual, energy = traced.residual, traced.energy
     above = int((~(residual <= FLOOR)).any(1).sum())  # below, residuals are rounding errors
     residual, energy = residual[: above + 1], None if energy is None else energy[: above + 1]
-    factor = contraction(f, solve(f, z, layer.solver, tol=SETTLED, max_steps=LONGEST).value)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        factor = spectral_radius(f, solve(f, z, layer.solver, tol=SETTLED, max_steps=LONGEST).value)
     steps, gap, failed = solves.mean(0).tolist()
     return LayerBehaviour(
         name=name,

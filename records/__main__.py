@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kerneq.lab.report import compose, gather, summarize, write_page
-from kerneq.lab.report.findings import Chapter
-from kerneq.lab.report.results import Reported, Result
+from kerneq.lab.report.findings import divide
+from kerneq.lab.report.results import Result
 from kerneq.lab.run import TrainingError
 from kerneq.lab.run.files import write_json
 from kerneq.models import Measured, task
@@ -46,21 +46,11 @@ def write_results(folders: Sequence[Path], page: Path, accuracies: Path) -> None
     page.write_text(write_summary(tasks, churn, runs, folder.name), encoding="utf-8")
     by_path = {one.run.path.as_posix(): one for one in runs}
     (folder / "attribution.md").write_text(write_attribution(tasks, results, churn, by_path), encoding="utf-8")
-    for data, some in group_by_data(runs).items():
-        own = tuple(found for found in results if found.runs[0].data == data)
-        text = write_data_set(Chapter(tuple(some), own), folder / f"{name_page(data)}-figures")
-        (folder / f"{name_page(data)}.md").write_text(text, encoding="utf-8")
+    for chapter in divide(runs, results):
+        write_data_set(chapter, folder / f"{name_page(chapter.data)}.md")
     for one in filter(has_page, runs):
         write_page(compose([one], summarize([one]), [], one.label), folder / "runs" / f"{one.label}.md")
     write_json(accuracies, select_accuracies(results))
-
-
-def group_by_data(runs: Sequence[Reported]) -> dict[str, list[Reported]]:
-    """Return the runs by what they were trained on."""
-    groups: dict[str, list[Reported]] = {}
-    for one in sorted(runs, key=lambda one: one.data):
-        groups.setdefault(one.data, []).append(one)
-    return groups
 
 
 def select_accuracies(results: Sequence[Result]) -> dict[str, dict[str, Any]]:

@@ -1,9 +1,9 @@
 """The pages about our runs as Markdown: the papers' figures, what the equilibrium is worth, one for each data set."""
 
+import dataclasses
 import itertools
 import json
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -11,11 +11,10 @@ from typing import Any
 
 from jinja2 import Environment
 
-from kerneq.lab.evaluate.classification import wilson_interval
 from kerneq.lab.report.findings import SECTIONS, Chapter
-from kerneq.lab.report.page import Drawing
-from kerneq.lab.report.results import Reported, Result, group_seeds, list_changes, name_recipe, order_run
-from kerneq.lab.report.sections import draw_costs
+from kerneq.lab.report.page import Page, write_page
+from kerneq.lab.report.results import Reported, Result
+from kerneq.lab.report.sections import compose_results, compose_settings
 from kerneq.models import MODELS
 
 from .evidence import UNTUNED, Task, is_control, list_orders, list_unlike
@@ -184,72 +183,18 @@ def tabulate_costs(tasks: Sequence[Task], churn: Churn) -> str:
     return tabulate((*heads, "time ÷"), rows, words=("on", "recipe, epochs"))
 
 
-def write_data_set(chapter: Chapter, folder: Path) -> str:
-    """Return the page of all runs on a data set, grouped by recipe and epochs; its pictures go to `folder`."""
-    groups: dict[str, list[Reported]] = {}
-    for one in sorted(chapter.runs, key=order_run):
-        groups.setdefault(name_recipe(one), []).append(one)
-    first = ("run", "model", "seed", "parameters", "test, %", "95 %", "held out, %", "NLL", "ECE", "not solved, %")
-    heads = (*first, "seconds", "revision", "started", "kerneq train …")
+def write_data_set(chapter: Chapter, file: Path) -> None:
+    """Write the page of all runs on a data set, with links to the pages that some runs have of their own."""
     revised = sum(bool(one.run.environment().get("revision")) for one in chapter.runs)
-    lines = [
-        f"# Runs on {chapter.runs[0].data}",
-        "",
-        f"{len(chapter.runs)} runs, by recipe and epochs, then by model; {len(chapter.runs) - revised} of them do not "
-        "say at which revision of the source they ran. Held-out figures are of the last epoch. A run with a page of "
-        "its own is linked. Not solved: solves that end above the tolerance, most of them by bfloat16's rounding.",
-        "",
-    ]
-    for recipe, some in groups.items():
-        lines += [f"## {recipe}", "", *describe_seeds(some)]
-        rows = [describe_run(one, chapter.runs[0]) for one in some]
-        lines += [tabulate(heads, rows, words=("model", "revision", "started", heads[-1])), ""]
-    reached = [found for found in chapter.results if found.split == "test"]
-    for drawing in draw_costs(chapter, reached):
-        lines += [f"![{drawing.caption}]({save(drawing, folder)})", ""]
-    return "\n".join(lines)
-
-
-def save(drawing: Drawing, folder: Path) -> str:
-    """Write a drawing into the folder; return its address from the page beside the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{drawing.name}.{drawing.suffix}").write_bytes(drawing.data)
-    return f"{folder.name}/{drawing.name}.{drawing.suffix}"
-
-
-def describe_seeds(runs: Sequence[Reported]) -> list[str]:
-    """Return a line for each group of seeds among the runs that were evaluated."""
-    lines = []
-    for group in group_seeds(runs):
-        shares = [100 * share for one in group if (share := one.accuracy()) is not None]
-        if len(shares) > 1:
-            name, mean = group[0].config.model.name, f"{fmean(shares):.2f} ± {stdev(shares):.2f} %"
-            lines += [f"{name}, {len(shares)} seeds: {mean}", ""]
-    return lines
-
-
-def describe_run(one: Reported, first: Reported) -> tuple[str, ...]:
-    """Return a run as a row of its data set's page."""
-    scores, origin = one.scores("test"), one.run.environment()
-    share, held = scores.get("accuracy"), (one.rows[-1].get("validation") or {}).get("accuracy")
-    ends = wilson_interval(round(share * scores["images"]), scores["images"]) if share is not None else None
-    settings = shlex.join(one.settings) or " ".join(map(shlex.quote, list_changes(first.config, one.config)))
-    return (
-        f"[{one.label}](runs/{one.label}.md)" if has_page(one) else one.label,
-        one.config.model.name,
-        f"{one.config.seed}",
-        f"{one.parameters:,}" if one.parameters else "",
-        format_share(share, 2),
-        f"{100 * ends[0]:.2f}–{100 * ends[1]:.2f}" if ends else "",
-        format_share(held, 2),
-        f"{scores['loss']:.3f}" if scores else "",
-        f"{one.evaluation['calibration']['ece']:.3f}" if "calibration" in one.evaluation else "",
-        format_share(scores.get("unconverged"), 0),
-        f"{one.seconds:.0f}",
-        str(origin.get("revision") or "unknown")[:8],
-        str(origin.get("started") or "")[:10],
-        f"`{settings}`" if settings else "",
-    )
+    silent = f"{len(chapter.runs) - revised} of them do not say at which revision of the source they ran."
+    lead = f"{len(chapter.runs)} runs; {silent}"
+    sections = [dataclasses.replace(one, chapter=True) for one in (compose_results(chapter), compose_settings(chapter))]
+    write_page(Page(f"Runs on {chapter.data}", lead, sections), file)
+    links = [f"[{one.label}](runs/{one.label}.md)" for one in chapter.runs if has_page(one)]
+    if links:
+        file.write_text(
+            f"{file.read_text(encoding='utf-8')}\nPages of single runs: {', '.join(links)}.\n", encoding="utf-8"
+        )
 
 
 def has_page(one: Reported) -> bool:
@@ -273,8 +218,3 @@ def tally(words: Sequence[str]) -> str:
     """Return how often each word is among some, the most frequent first."""
     kinds = sorted(set(words) - {"–"}, key=lambda word: (-words.count(word), word))
     return ", ".join(f"{words.count(word)} {word}" for word in kinds) or "none"
-
-
-def format_share(share: float | None, digits: int) -> str:
-    """Return a share in percent; nothing where there is none."""
-    return "" if share is None else f"{100 * share:.{digits}f}"

@@ -13,6 +13,7 @@ from .console import describe_seconds, numbers, plain
 from .data.datasets import Description
 from .evaluate import PARTS, over_seeds
 from .evaluate.parts import PlannedPart
+from .evaluate.scores import spread
 from .run import SHIPPED, Run
 from .training import metrics
 from .verify.search import ROUNDING, Finding, Verdict
@@ -48,10 +49,14 @@ def comparison_table(runs: Sequence[Run]) -> Table:
 def describe_seeds(runs: Sequence[Run]) -> list[str]:
     """Mean ± standard deviation of the runs that differ in their seed only, a sentence for each group."""
     sentences = []
-    for seeds in over_seeds(runs):
-        means = ", ".join(f"{metric.title} {seeds.text(metric)}" for metric in _tested())
-        paths = ", ".join(str(run.path) for run in seeds.runs)
-        sentences.append(f"{paths}, mean ± std of {len(seeds.runs)} seeds: {means}")
+    for group in over_seeds(runs):
+        means, tests = [], [run.test() for run in group]
+        for metric in _tested():
+            shares = [test[metric.name] for test in tests if test.get(metric.name) is not None]
+            told = [metric.format.format(number) for number in spread(shares)] if len(shares) == len(tests) else ["–"]
+            means.append(f"{metric.title} {' ± '.join(told)}")
+        paths = ", ".join(str(run.path) for run in group)
+        sentences.append(f"{paths}, mean ± std of {len(group)} seeds: {', '.join(means)}")
     return sentences
 
 

@@ -98,8 +98,8 @@ def test_orders_are_of_equal_trainings_and_those_of_a_single_run_stand_under_it(
     assert f"{control}97.00 | −0.38 ± " in attribution, "and it is no run of the published model"
     assert "| geq-8m | 0.0 | cifar10 | Muon, 125 | 96.62 | +3.49 ± " in attribution
     page = (tmp_path / "page-pages/cifar10.md").read_text()
-    assert "| half-batches | geq-8m | 0 |" in page and "80 of 125 epochs" in page
-    first = page.index("## Muon, CutMix on 50 %, 125 epochs")
+    assert "| half-batches | geq-8m | one seed (0) |" in page and "80 of 125 epochs" in page
+    first = page.index("Muon, CutMix on 50 %, 125 epochs")
     assert first < page.index("| geq-0 |") < page.index("| geq-2 |") < page.index("| resnet |"), "by model and seed"
 
 

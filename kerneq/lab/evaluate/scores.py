@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Hashable, Sequence
 from statistics import fmean, stdev
-from typing import Any, final
+from typing import final
 
 import torch
 from PIL import Image
@@ -199,35 +199,16 @@ def spread(values: Sequence[float]) -> tuple[float, float | None]:
     return fmean(values), stdev(values) if len(values) > 1 else None
 
 
-@final
-@dataclasses.dataclass(frozen=True)
-class SeedSummary:
-    """Evaluated runs that differ in their seed only, and the mean and deviation of every metric on the test images."""
-
-    runs: tuple[Run, ...]
-    spreads: dict[str, tuple[float, float | None]]
-
-    def text(self, metric: metrics.Metric) -> str:
-        """Mean ± standard deviation in a cell of a table; a dash where a run did not measure it."""
-        return " ± ".join(metric.format.format(number) for number in self.spreads.get(metric.name, ())) or "–"
-
-
-def over_seeds(runs: Sequence[Run]) -> list[SeedSummary]:
+def over_seeds(runs: Sequence[Run]) -> list[list[Run]]:
     """The groups of at least two evaluated runs that differ only in their seed and in how they were computed.
 
     Of two runs with the same seed the first by path counts, since runs often come sorted by accuracy.
     """
-    groups: dict[Any, dict[int, Run]] = {}  # by common settings, then by seed
+    groups: dict[Hashable, dict[int, Run]] = {}  # by common settings, then by seed
     for run in sorted(runs, key=lambda run: run.path):
         if run.test():
             groups.setdefault(but_for_seed(run), {}).setdefault(run.config().seed, run)
-    found = []
-    for members in (list(seeds.values()) for seeds in groups.values() if len(seeds) > 1):
-        tests = [run.test() for run in members]
-        columns: dict[str, list[Any]] = {m.name: [test.get(m.name) for test in tests] for m in metrics.METRICS}
-        spreads = {name: spread(column) for name, column in columns.items() if None not in column}
-        found.append(SeedSummary(tuple(members), spreads))
-    return found
+    return [[*seeds.values()] for seeds in groups.values() if len(seeds) > 1]
 
 
 def but_for_seed(run: Run) -> Hashable:

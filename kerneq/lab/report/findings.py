@@ -1,7 +1,7 @@
 """The results of evaluations as tables and drawings: a function for each part, which takes the part of each run."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, final
 
@@ -21,6 +21,7 @@ MANY = 2 * len(figures.COLOURS)  # runs that figures tell apart; of more they sh
 class Chapter:
     """The runs on one data set, what they reached, and what their drawings share."""
 
+    data: str
     runs: tuple[Reported, ...]
     results: tuple[Result, ...]
 
@@ -55,8 +56,16 @@ class Chapter:
 
     def name_file(self, *words: str) -> str:
         """Return the name of a drawing's file."""
-        text = " ".join((self.runs[0].data, *words))
+        text = " ".join((self.data, *words))
         return "-".join("".join(c if c.isascii() and (c.isalnum() or c in ".-") else " " for c in text).split())
+
+
+def divide(runs: Sequence[Reported], results: Sequence[Result]) -> list[Chapter]:
+    """Return a chapter for each data set, with its runs and its results."""
+    names = sorted({one.data for one in runs})
+    own = ([one for one in runs if one.data == data] for data in names)
+    theirs = ([found for found in results if found.runs[0].data == data] for data in names)
+    return [Chapter(*parts) for parts in zip(names, map(tuple, own), map(tuple, theirs), strict=True)]
 
 
 def show_scores(chapter: Chapter, measured: PartByRun) -> list[Block]:

@@ -266,7 +266,7 @@ def group_seeds(runs: Sequence[Reported]) -> list[list[Reported]]:
     somebody chose, beside the mean.
     """
     by_path = {one.run.path: one for one in runs}
-    groups = [[by_path[run.path] for run in summary.runs] for summary in over_seeds([one.run for one in runs])]
+    groups = [[by_path[run.path] for run in group] for group in over_seeds([one.run for one in runs])]
     trained = {one: (but_for_seed(one.run), one.config.seed) for one in runs}
     grouped = {trained[one] for group in groups for one in group}
     groups += [[one] for one in runs if trained[one] not in grouped]

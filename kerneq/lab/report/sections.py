@@ -10,7 +10,7 @@ from ..evaluate import PARTS
 from ..run import TrainingError
 from ..training import metrics
 from . import figures
-from .findings import SECTIONS, Chapter, PartByRun
+from .findings import SECTIONS, Chapter, PartByRun, divide
 from .page import DASH, Block, Drawing, Page, Paragraph, Section, Table, format_number
 from .results import Reported, Result, list_changes, name_recipe
 
@@ -26,15 +26,11 @@ LEAD = (
 
 def compose(runs: Sequence[Reported], results: Sequence[Result], opening: Sequence[Section], title: str) -> Page:
     """Return the page about some runs and their results: `opening`, then a chapter for each data set."""
-    chapters: dict[str, list[Reported]] = {}
-    for one in sorted(runs, key=lambda one: one.data):
-        chapters.setdefault(one.data, []).append(one)
+    chapters = divide(runs, results)
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-    sections = list(opening)
-    for data, some in chapters.items():
-        own = (found for found in results if found.runs[0].data == data)
-        sections += compose_chapter(Chapter(tuple(some), tuple(own)), folded=len(runs) > UNFOLDED)
-    return Page(title, f"{count} on {', '.join(chapters)}. {LEAD}", sections)
+    sections = [section for chapter in chapters for section in compose_chapter(chapter, folded=len(runs) > UNFOLDED)]
+    names = ", ".join(chapter.data for chapter in chapters)
+    return Page(title, f"{count} on {names}. {LEAD}", [*opening, *sections])
 
 
 def compare_published(results: Sequence[Result]) -> list[Section]:
@@ -56,10 +52,8 @@ def compare_published(results: Sequence[Result]) -> list[Section]:
 
 def compose_chapter(chapter: Chapter, folded: bool) -> list[Section]:
     """Return the sections on results, learning curves, each part that was measured, and the settings of the runs."""
-    reached = [found for found in chapter.results if found.split != "unknown"]
-    costs, curves = draw_costs(chapter, reached), draw_metrics(chapter)
-    found = [Section(chapter.runs[0].data, [], chapter=True)]
-    found.append(Section("Results", [*tabulate(chapter, reached), *([costs] if costs else [])]))
+    curves = draw_metrics(chapter)
+    found = [Section(chapter.data, [], chapter=True), compose_results(chapter)]
     found += [Section("Learning curves", [curves])] if curves else []
     absent: list[tuple[str, str, str]] = []
     for part, (title, _) in SECTIONS.items():
@@ -68,9 +62,16 @@ def compose_chapter(chapter: Chapter, folded: bool) -> list[Section]:
             found.append(Section(title, show_part(chapter, part, measured, missing), folded=folded))
         elif missing:
             absent.append((title, PARTS[part].sentence, format_command(part, missing)))
-    found.append(Section("Settings and environment", [tabulate_settings(chapter)], folded=folded))
+    found.append(dataclasses.replace(compose_settings(chapter), folded=folded))
     headings = ("not measured yet", "what it is", "the command that does it")
     return [*found, Section("Still to measure", [Table(headings, absent, headings)])] if absent else found
+
+
+def compose_results(chapter: Chapter) -> Section:
+    """Return what the runs reached, and the other metrics, as tables, and what it cost as figures."""
+    reached = [found for found in chapter.results if found.split != "unknown"]
+    costs = draw_costs(chapter, reached)
+    return Section("Results", [*tabulate(chapter, reached), *([costs] if costs else [])])
 
 
 def split_runs(chapter: Chapter, part: str) -> tuple[PartByRun, list[Reported]]:
@@ -216,8 +217,8 @@ def draw_metrics(chapter: Chapter) -> list[Drawing]:
     return drawings
 
 
-def tabulate_settings(chapter: Chapter) -> Table:
-    """Return the settings that repeat each run, and the machine and versions that it ran on.
+def compose_settings(chapter: Chapter) -> Section:
+    """Return the settings that repeat each run, and the machine and versions that it ran on, as a table.
 
     Where no experiment of the package is near, the settings are changes of the first run.
     """
@@ -230,7 +231,7 @@ def tabulate_settings(chapter: Chapter) -> Table:
         facts = [str(origin.get(key) or DASH) for key in ("device", "processes", "torch", "kerneq")]
         revision, changed, _ = str(origin.get("revision") or DASH).partition("+changes")
         rows.append((one.label, settings, *facts, revision[:10] + changed, str(origin.get("started") or DASH)))
-    return Table(heads, rows, heads)
+    return Section("Settings and environment", [Table(heads, rows, heads)])
 
 
 def format_command(part: str, runs: Sequence[Reported]) -> str:

@@ -1,8 +1,12 @@
-"""Pictures of a solve for notebooks and scripts, by matplotlib's pyplot."""
+"""Pictures of a solve and of a run for notebooks and scripts, by matplotlib."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from ..solution import Solution, Trace
 
@@ -47,3 +51,21 @@ def solve(found: Solution | Trace) -> list[Axes]:
         missed = int((~solution.converged).sum())
         axis.set(title=f"{len(steps)} samples, {missed} not converged", xlabel="steps", ylabel="samples")
     return axes
+
+
+def curves(rows: Sequence[Mapping[str, Any]]) -> list[Axes]:
+    """Draw loss and accuracy of a run, epoch by epoch, in training and on held-out images; return the axes.
+
+        run = kq.train("geq-tiny-digits", "runs/digits", quiet=True)
+        kq.plot.curves(run.rows())
+    """
+    figure, grid = plt.subplots(1, 2, figsize=(8, 2.8), layout="constrained")
+    for axis, name in zip(grid, ("loss", "accuracy"), strict=True):
+        for split, words in (("train", "training"), ("validation", "held-out images")):
+            points = [(row["epoch"], row[split][name]) for row in rows if (row[split] or {}).get(name) is not None]
+            if points:
+                axis.plot(*zip(*points, strict=True), ".-", label=words)
+                axis.legend()
+        axis.set(xlabel="epoch", ylabel=name)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    return [*grid]

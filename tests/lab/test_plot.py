@@ -1,4 +1,4 @@
-"""A solve in pictures: `kq.plot.solve`."""
+"""A solve and a run in pictures: `kq.plot.solve`, `kq.plot.curves` and what a notebook shows of a run."""
 
 import dataclasses
 
@@ -6,8 +6,10 @@ import matplotlib
 import matplotlib.pyplot as plt
 import pytest
 import torch
+from run_folders import make_run
 
 import kerneq as kq
+from kerneq.lab.run import Run
 
 matplotlib.use("Agg")
 
@@ -41,3 +43,19 @@ def test_a_trace_alone_has_no_tolerance_and_a_function_no_energy(solution):
 def test_without_a_trace_it_says_how_to_get_one(solution):
     with pytest.raises(ValueError, match="trace=True"):
         kq.plot.solve(dataclasses.replace(solution, trace=None))
+
+
+def test_a_run_shows_what_it_reached_and_its_curves_in_a_notebook(tmp_path):
+    folder = make_run(tmp_path / "<b>&run")
+    run = Run(folder)
+    shown = run._repr_html_()
+    assert "&lt;b&gt;&amp;run" in shown and "<b>" not in shown and shown.count("<svg") == 1
+    assert f"<td>{run.best_accuracy():.2%}</td>" in shown and plt.get_fignums() == []
+    (loss, accuracy) = kq.plot.curves(run.rows())
+    assert [list(line.get_ydata()) for line in accuracy.get_lines()][-1] == [
+        row["validation"]["accuracy"] for row in run.rows()
+    ]
+    plt.close("all")
+    (folder / "metrics.jsonl").unlink()
+    (folder / "config.toml").unlink()
+    assert "svg" not in run._repr_html_()

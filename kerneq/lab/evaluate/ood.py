@@ -19,6 +19,10 @@ from ..run.config import Config
 from .classification import calibrate, classify
 from .trained import NotApplicableError, TrainedRun
 
+NEEDED = (
+    "Out-of-distribution calibration needs a run that was trained on some of the classes, data.subset = "
+    "first-five-classes, and this one has {}."
+)
 TITLES = {"confidence": "largest probability", "energy": "−E(z*)", "weight": "mean weight of the patches"}
 
 
@@ -86,16 +90,13 @@ def measure_ood(trained: TrainedRun) -> OodResult:
 
 def find_ood_obstacle(config: Config) -> str:
     """Why a run of these settings knows no unknown classes; empty where it may."""
-    if config.data.subset == "first-five-classes":
-        return ""
-    wanted = "a run that was trained on some of the classes, data.subset = first-five-classes"
-    return f"Out-of-distribution calibration needs {wanted}, and this one has {config.data.subset}."
+    return "" if config.data.subset == "first-five-classes" else NEEDED.format(config.data.subset)
 
 
 def unknown_images(trained: TrainedRun) -> Images:
     """The test images of the classes that the run was not trained on."""
     if (unknown := trained.unknown()) is None:
-        raise NotApplicableError(f"{trained.run.path} was trained on all classes: none is unknown.")
+        raise NotApplicableError(NEEDED.format("all"))  # there were no more than five
     return unknown
 
 

@@ -1,6 +1,8 @@
 """The folder of a run: training writes it, so that a kill loses nothing; everything else reads it."""
 
 import dataclasses
+import html
+import io
 import json
 import os
 import shutil
@@ -27,6 +29,7 @@ from ...loading import (
     read_small,
     read_weights,
 )
+from ..console import printable
 from ..data import Images, fingerprint
 from . import checkpoint
 from .config import Config, ConfigError, differences, load, write
@@ -179,6 +182,28 @@ class Run:
             stacklevel=1,
         )
         return {}
+
+    def _repr_html_(self) -> str:
+        """The run for a notebook: what it is, what it reached, and its curves."""
+        import matplotlib.pyplot as plt  # slow to import, and only notebooks ask for it
+
+        from ..plot import curves
+
+        rows, cells, drawing = self.rows(), {"run": printable(str(self.path))}, io.StringIO()
+        if self.exists:
+            config = self.config()
+            cells |= {"model": config.model.name, "data": config.data.described}
+            cells["epochs"] = f"{len(rows)} of {config.training.epochs}"
+        for words, accuracy in (("best, held-out", self.best_accuracy()), ("test", self.test().get("accuracy"))):
+            cells |= {} if accuracy is None else {f"accuracy ({words} images)": f"{accuracy:.2%}"}
+        if rows:
+            with plt.ioff():
+                figure = curves(rows)[0].figure
+                figure.savefig(drawing, format="svg")
+                plt.close(figure)
+        lines = (f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>" for name, text in cells.items())
+        svg = drawing.getvalue()
+        return f"<div><table>{''.join(lines)}</table>{svg[svg.find('<svg') :]}</div>"
 
     def write_part(self, name: str, table: Mapping[str, Any]) -> str:
         """Write a part of the evaluation, atomically; returns the file's name in the folder."""

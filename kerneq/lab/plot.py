@@ -56,8 +56,8 @@ def solve(found: Solution | Trace) -> list[Axes]:
 def curves(rows: Sequence[Mapping[str, Any]]) -> list[Axes]:
     """Draw loss and accuracy of a run, epoch by epoch, in training and on held-out images; return the axes.
 
-        run = kq.train("geq-tiny-digits", "runs/digits", quiet=True)
-        kq.plot.curves(run.rows())
+    run = kq.train("geq-tiny-digits", "runs/digits", quiet=True)
+    kq.plot.curves(run.rows())
     """
     figure, grid = plt.subplots(1, 2, figsize=(8, 2.8), layout="constrained")
     for axis, name in zip(grid, ("loss", "accuracy"), strict=True):

@@ -160,7 +160,7 @@ def name_recipe(one: Reported) -> str:
         "RandAugment" if augment.randaugment else "",
         f"CutMix on {100 * augment.mixed:.0f} %" if augment.cutmix else "",
         f"cutout {augment.cutout}" if augment.cutout else "",
-        f"{one.epochs} epochs",
+        "1 epoch" if one.epochs == "1" else f"{one.epochs} epochs",
         f"{100 * config.data.validation:.0f} % of the pictures held out" if config.data.validation else "all pictures",
     ]
     return ", ".join(filter(None, tricks))

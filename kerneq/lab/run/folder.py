@@ -198,9 +198,9 @@ class Run:
             cells |= {} if accuracy is None else {f"accuracy ({words} images)": f"{accuracy:.2%}"}
         if rows:
             with plt.ioff():
-                figure = curves(rows)[0].figure
-                figure.savefig(drawing, format="svg")
-                plt.close(figure)
+                curves(rows)
+                plt.savefig(drawing, format="svg")
+                plt.close()
         lines = (f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>" for name, text in cells.items())
         svg = drawing.getvalue()
         return f"<div><table>{''.join(lines)}</table>{svg[svg.find('<svg') :]}</div>"

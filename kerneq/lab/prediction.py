@@ -63,17 +63,17 @@ class Prediction:
         return self.status in (None, Status.CONVERGED)
 
     def row(self) -> dict[str, Any]:
-        """The prediction as JSON and CSV have it, which know no infinity."""
+        """The prediction as JSON and CSV have it."""
         top = zip(self.classes, self.probabilities, strict=True)
         return dict(
             path=str(self.path),
-            top=[{"class": name, "probability": files.replace_nonfinite(share)} for name, share in top],
+            top=[{"class": name, "probability": share} for name, share in top],
             none_of_them=None if self.known is None else not self.known,
             converged=self.converged if self.status is not None else None,
             status=self.status.name.lower() if self.status is not None else None,
             steps=self.steps,
-            residual=files.replace_nonfinite(self.residual),
-            certified_radius=files.replace_nonfinite(self.radius),
+            residual=self.residual,
+            certified_radius=self.radius,
         )
 
 
@@ -100,9 +100,11 @@ def predict(
                 "which takes tensors."
             )
     predictor = Predictor(run, checkpoint, device)
-    files = [file for path in named for file in find_pictures(Path(path))]
     least = predictor.find_threshold(threshold)
-    return predictor.predict([(path, predictor.read(path)) for path in files], top, threshold=least)
+    found, failures = predictor.predict_files([Path(one) for one in named], top, threshold=least)
+    if failures:
+        raise DataError(failures[0][1])
+    return found
 
 
 @final
@@ -138,19 +140,18 @@ class Predictor:
         check_whole("top", top)
         if not pictures:
             return []
-        paths = [path for path, _ in pictures]
         images = self._images([pixels for _, pixels in pictures])
         found: list[Prediction] = []
         for x, _, logits, solutions in self.trained.outputs(images):
             best = logits.double().softmax(1).topk(min(top, logits.shape[1]))
-            here = paths[len(found) : len(found) + len(x)]
             outcomes = _outcomes(list(solutions.values()), len(x))
             radii = self._radii(x, best.indices[:, 0]) if certified else [None] * len(x)
-            columns = (here, best.indices.tolist(), best.values.tolist(), outcomes, radii)
-            for path, row, shares, outcome, radius in zip(*columns, strict=True):
-                names = tuple(self.trained.classes[label] for label in row)
+            for row, shares, outcome, radius in zip(
+                best.indices.tolist(), best.values.tolist(), outcomes, radii, strict=True
+            ):
+                path, names = Path(pictures[len(found)][0]), tuple(self.trained.classes[label] for label in row)
                 known = None if threshold is None else shares[0] >= threshold
-                found.append(Prediction(Path(path), names, tuple(shares), *outcome, radius, known, labels=tuple(row)))
+                found.append(Prediction(path, names, tuple(shares), *outcome, radius, known, labels=tuple(row)))
         return found
 
     def find_threshold(self, asked: float | str) -> float | None:
@@ -195,11 +196,10 @@ class Predictor:
         model = self.trained.model
         assert isinstance(model, AbstractModel)
         rows, files, failures = [], list[Path](), list[tuple[Path, str]]()
-        for readable in self._read(paths, failures):
+        for readable in filter(None, self._read(paths, failures)):
             files += [path for path, _ in readable]
-            batches = self.trained.batches(self._images([pixels for _, pixels in readable])) if readable else None
-            for x, _ in batches.epoch(0) if batches is not None else ():
-                rows.append(model.features(x).float().cpu())
+            batches = self.trained.batches(self._images([pixels for _, pixels in readable]))
+            rows += [model.features(x).float().cpu() for x, _ in batches.epoch(0)]
         return torch.cat(rows) if rows else torch.empty(0, 0), files, failures
 
     def _read(self, paths: Sequence[Path], failures: list[tuple[Path, str]]) -> Iterator[list[tuple[Path, Tensor]]]:
@@ -346,7 +346,7 @@ def format_csv(predictions: Sequence[Prediction], top: int) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["picture", *pairs, *outcome])
-    for row in (prediction.row() for prediction in predictions):
+    for row in (files.replace_nonfinite(prediction.row()) for prediction in predictions):
         cells = [row["path"], *(cell for entry in row["top"] for cell in entry.values()), *map(row.get, outcome)]
         table.writerow([_as_cell(cell) for cell in cells])
     return text.getvalue()

@@ -186,9 +186,11 @@ def features(
     from ..run.config import ConfigError
     from ..run.files import write_json
 
-    names = output.with_suffix(".json")
+    names = output.with_suffix(".json") if output.name else output
     if output.suffix != ".npy" or output.exists() or names.exists():
-        raise ConfigError(f"OUT.npy is the name of a new .npy file, with a new .json beside it, got {output}.")
+        raise ConfigError(
+            f"OUT.npy is the name of a new .npy file, with a new .json beside it, got {printable(str(output))!r}."
+        )
     with progress_bars() as progress:
         predictor = Predictor(run, checkpoint, device, progress)
         rows, files, failures = predictor.extract_features([pictures])

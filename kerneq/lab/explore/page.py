@@ -13,11 +13,13 @@ from PIL import Image
 from torch import Tensor
 
 from ...loading import SHIPPED, names
+from ..console import printable
 from ..data import DataError, load
 from ..evaluate import TrainedRun
 from ..evaluate.sheet import png
 from ..prediction import read_picture
 from ..run import config, write_atomically
+from ..run.config import ConfigError
 from ..run.files import to_json
 from ..training import train
 from .watching import Controls, certify_pictures, describe_model, watch
@@ -87,6 +89,8 @@ def render(data: dict[str, Any], nonce: str = "") -> bytes:
 
 def export(trained: TrainedRun, file: Path) -> None:
     """Write the page with a few pictures whose solves are stored in it; it works without a server."""
+    if file.suffix.lower() != ".html" or file.is_dir():
+        raise ConfigError(f"The page is written to a file that ends in .html, got {printable(str(file))!r}.")
     model, chosen, examples = describe_model(trained), list_pictures(trained)[:EXAMPLES], []
     proved = [""] * len(chosen)
     if not model["obstacle"]:

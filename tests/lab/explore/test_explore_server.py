@@ -218,6 +218,14 @@ def test_the_program_opens_the_page_and_ends_cleanly_on_ctrl_c_in_the_middle_of_
     assert (program.returncode, out, err) == (0, "Closed.\n", "")
 
 
+@pytest.mark.parametrize("name", ["", "page.pdf", "folder.html"])
+def test_a_page_is_exported_to_an_html_file_only(name, run, kerneq, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.html").mkdir()
+    code, _, err = kerneq("explore", run.run.path, "--export", name, "--device", "cpu")
+    assert code == 2 and "written to a file that ends in .html" in err
+
+
 def test_the_command_exports_a_page_of_three_examples(run, kerneq, tmp_path):
     file = tmp_path / "demo.html"
     code, out, err = kerneq("explore", run.run.path, "--export", file, "--device", "cpu")

@@ -341,8 +341,9 @@ def test_features_are_what_the_head_makes_the_logits_of(kerneq, digits_run, tmp_
     torch.testing.assert_close(logits.amax(1), torch.tensor(shares), rtol=1e-4, atol=1e-5)
     x = torch.randn(2, 1, 8, 8)
     torch.testing.assert_close(model.head(model.features(x)), model(x))
-    code, _, err = kerneq("features", digits_run, paths[0], tmp_path / "out.npy")
-    assert code == 2 and "OUT.npy is the name of a new .npy file" in err
+    for wrong in (tmp_path / "out.npy", ""):
+        code, _, err = kerneq("features", digits_run, paths[0], wrong)
+        assert code == 2 and "OUT.npy is the name of a new .npy file" in err
     (tmp_path / "bad.png").write_text("no picture")
     code, _, err = kerneq("features", digits_run, tmp_path / "bad.png", tmp_path / "new.npy")
     assert code == 1 and "bad.png" in err and not (tmp_path / "new.npy").exists()

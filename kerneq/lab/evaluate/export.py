@@ -19,10 +19,8 @@ from ..run.checkpoint import copy_tensors, save
 from ..run.config import Config, write
 from ..run.files import read_json, to_json, write_json
 from .classification import extreme_classes
-from .trained import TrainedRun
+from .trained import DAMAGES, TrainedRun
 
-# What a damaged record may end in.
-DAMAGES = (AttributeError, LookupError, RecursionError, TypeError, ValueError, UndefinedError)
 RECORDS = ("classes.json", "environment.json", "evaluation.json", "evaluation/*.json")
 
 
@@ -50,7 +48,7 @@ def export(path: Path | str, folder: Path, checkpoint: str = "best") -> Run:
                 text = card(partial)
             except TrainingError as error:
                 raise TrainingError(str(error).replace(str(partial.path), str(path))) from None
-            except DAMAGES as error:
+            except (*DAMAGES, UndefinedError) as error:
                 raise TrainingError(f"The evaluation of {path} is damaged ({error!r}): evaluate it again.") from None
             # The name of a folder or of a class need not be valid text.
             write_atomically(partial.path / "README.md", text.encode(errors="replace"))

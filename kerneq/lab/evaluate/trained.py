@@ -22,6 +22,8 @@ from ..training.build import Builder, build_model, class_counts, hold, make_batc
 from ..training.process import Process, choose_device
 
 T = TypeVar("T")
+# What reading a damaged record of an evaluation may end in.
+DAMAGES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 @final

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..evaluate.trained import DAMAGES
 from ..glossary import read_glossary
 from ..run import TrainingError
 from ..run.files import write_json
@@ -12,7 +13,7 @@ from .page import write_page as write_page
 from .results import Reported as Reported
 from .results import gather as gather
 from .results import summarize as summarize
-from .sections import compare_published
+from .sections import compare_published, describe_damage
 from .sections import compose as compose
 
 
@@ -25,7 +26,11 @@ def render(folders: Sequence[Path], output: Path, title: str = "kerneq report") 
     if output.suffix not in (".html", ".md", ".json"):
         raise TrainingError(f"A report is .html, .md or .json by the name of its file, got {output}.")
     runs = gather(folders)
-    results = summarize(runs)
+    try:
+        results = summarize(runs)
+        page = compose(runs, results, compare_published(results), title)
+    except DAMAGES as error:
+        raise TrainingError(describe_damage(runs, error)) from None
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -33,7 +38,6 @@ def render(folders: Sequence[Path], output: Path, title: str = "kerneq report") 
     if output.suffix == ".json":
         write_json(output, {"results": [result.row() for result in results]})
     else:
-        page = compose(runs, results, compare_published(results), title)
         words = Table(("word", "meaning"), [*read_glossary().items()], ("meaning",))
         glossary = Section("Words", [words], chapter=True, folded=True)
         write_page(dataclasses.replace(page, sections=[*page.sections, glossary]), output)

@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..evaluate import PARTS
-from ..run import TrainingError
+from ..evaluate.trained import DAMAGES
 from ..training import metrics
 from . import figures
 from .findings import SECTIONS, Chapter, PartByRun, divide
 from .page import DASH, Block, Drawing, Page, Paragraph, Section, Table, format_number
-from .results import Reported, Result, list_changes, name_recipe
+from .results import Reported, Result, list_changes, name_recipe, summarize
 
 UNFOLDED = 2  # runs of a report whose details are not folded
-DAMAGES = (KeyError, TypeError, ValueError, IndexError, AttributeError)  # what a damaged record may end in
 LEAD = (
     "Test accuracies are of the test images; validation accuracies are of images held out of training, and as the "
     "best of all epochs they flatter a little. Device-seconds are the epochs that were trained times the median one, "
@@ -56,10 +55,13 @@ def compose_chapter(chapter: Chapter, folded: bool) -> list[Section]:
     found = [Section(chapter.data, [], chapter=True), compose_results(chapter)]
     found += [Section("Learning curves", [curves])] if curves else []
     absent: list[tuple[str, str, str]] = []
-    for part, (title, _) in SECTIONS.items():
+    for part, (title, show) in SECTIONS.items():
         measured, missing = split_runs(chapter, part)
         if measured:
-            found.append(Section(title, show_part(chapter, part, measured, missing), folded=folded))
+            blocks = show(chapter, measured)
+            if missing:
+                blocks = [*blocks, Paragraph(f"Not measured: {name_runs(missing)}.", format_command(part, missing))]
+            found.append(Section(title, blocks, folded=folded))
         elif missing:
             absent.append((title, PARTS[part].sentence, format_command(part, missing)))
     found.append(dataclasses.replace(compose_settings(chapter), folded=folded))
@@ -87,27 +89,25 @@ def split_runs(chapter: Chapter, part: str) -> tuple[PartByRun, list[Reported]]:
     return measured, missing
 
 
-def show_part(chapter: Chapter, part: str, measured: PartByRun, missing: Sequence[Reported]) -> list[Block]:
-    """Return the blocks about a part of the evaluation; a damaged record is a `TrainingError` that names its runs."""
-    _, show = SECTIONS[part]
-    try:
-        blocks = show(chapter, measured)
-    except DAMAGES as error:
-        some = [one for one in chapter.runs if one.label in measured]
-        guilty = [one for one in some if is_damaged(chapter, one, part)] or some
-        words = f"The part {part} of {name_runs(guilty)} is damaged ({error!r}): {format_command(part, guilty)}"
-        raise TrainingError(words) from None
-    again = [Paragraph(f"Not measured: {name_runs(missing)}.", format_command(part, missing))] if missing else []
-    return [*blocks, *again]
+def describe_damage(runs: Sequence[Reported], error: Exception) -> str:
+    """Return which part of which runs a report failed on, and the command that measures it again."""
+    damaged = {one: find_damage(one) for one in runs}
+    part = next(filter(None, damaged.values()), "scores")
+    some = [one for one in runs if damaged[one] == part] or runs
+    return f"The part {part} of {name_runs(some)} is damaged ({error!r}): {format_command(part, some)}"
 
 
-def is_damaged(chapter: Chapter, one: Reported, part: str) -> bool:
-    """Return whether a part of a run cannot be shown by itself."""
-    try:
-        SECTIONS[part][1](chapter, {one.label: one.run.part(part)})
-    except DAMAGES:
-        return True
-    return False
+def find_damage(one: Reported) -> str:
+    """Return the part of a run's evaluation that cannot be shown; empty where all can."""
+    for part, (_, show) in SECTIONS.items():
+        try:
+            [chapter] = divide([one], summarize([one]) if part == "scores" else [])
+            compose_results(chapter)
+            if table := one.run.part(part):
+                show(chapter, {one.label: table})
+        except DAMAGES:
+            return part
+    return ""
 
 
 def tabulate(chapter: Chapter, reached: Sequence[Result]) -> list[Block]:

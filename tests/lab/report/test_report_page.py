@@ -271,6 +271,14 @@ def test_what_cannot_be_reported_is_a_sentence(run, tmp_path):
         (folder / "evaluation.json").write_text(damaged)
         with pytest.raises(TrainingError, match="evaluation.json is damaged"):
             render([folder], tmp_path / "page.md")
+    for damage in (
+        {"classification": 0},
+        {"classification": {"test": None}},
+        {"scores": {"test": test | {"loss": 10**400}}},
+    ):
+        (folder / "evaluation.json").write_text(json.dumps(written | damage))
+        with pytest.raises(TrainingError, match="part scores of .* is damaged .*: kerneq evaluate"):
+            render([folder], tmp_path / "page.md")
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")

@@ -7,6 +7,7 @@ from pathlib import Path
 from ..evaluate.trained import DAMAGES
 from ..glossary import read_glossary
 from ..run import TrainingError
+from ..run.config import ConfigError
 from ..run.files import write_json
 from .page import Section, Table
 from .page import write_page as write_page
@@ -29,6 +30,8 @@ def render(folders: Sequence[Path], output: Path, title: str = "kerneq report") 
     try:
         results = summarize(runs)
         page = compose(runs, results, compare_published(results), title)
+    except ConfigError:
+        raise  # of the settings of a run
     except DAMAGES as error:
         raise TrainingError(describe_damage(runs, error)) from None
     try:

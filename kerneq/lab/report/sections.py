@@ -103,8 +103,8 @@ def find_damage(one: Reported) -> str:
         try:
             [chapter] = divide([one], summarize([one]) if part == "scores" else [])
             compose_results(chapter)
-            if table := one.run.part(part):
-                show(chapter, {one.label: table})
+            if measured := split_runs(chapter, part)[0]:
+                show(chapter, measured)
         except DAMAGES:
             return part
     return ""

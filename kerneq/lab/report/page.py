@@ -113,7 +113,7 @@ def write_page(page: Page, output: Path) -> None:
     environment = Environment(autoescape=not markdown, trim_blocks=True, lstrip_blocks=True, finalize=_without_codes)
     # In Markdown a space or a bracket would end an address; and a folder's name may be no text.
     environment.filters["address"] = lambda file: quote(f"{folder.name}/{file.name}", errors="surrogateescape")
-    environment.filters["text"] = escape_markdown
+    environment.filters["text"] = lambda value: escape_markdown(str(value))  # a crafted record may hold anything
     source = importlib.resources.files(__package__).joinpath("page.md" if markdown else "page.html")
     text = environment.from_string(source.read_text(encoding="utf-8")).render(page=page, files=files)
     write_atomically(output, text.encode(errors="replace"))

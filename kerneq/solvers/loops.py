@@ -446,7 +446,8 @@ class SampleRecord:
     @property
     def ending(self) -> bool:
         """Whether all samples will have converged at the next check, and none before, if the residuals go on so."""
-        return not self.finished.any() and bool((self.last * self.share <= self.tol).all())
+        with np.errstate(over="ignore", invalid="ignore"):  # residuals near the largest number, or past it
+            return not self.finished.any() and bool((self.last * self.share <= self.tol).all())
 
     @classmethod
     def open(cls, batch: int, tol: float, dtype: torch.dtype, plain: bool) -> Self:
@@ -486,7 +487,8 @@ class SampleRecord:
             with np.errstate(over="ignore", invalid="ignore"):  # an energy near the largest number, or past it
                 limit = limit + rest[1]
         active, finite = ~self.finished, np.isfinite(residual)
-        np.divide(residual, self.last, out=self.share, where=active)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.divide(residual, self.last, out=self.share, where=active)
         np.copyto(self.last, residual, where=active)
         reached = residual <= self.tol
         better: Array = active & finite & ((merit <= limit) | reached)
@@ -503,7 +505,8 @@ class SampleRecord:
                 np.copyto(self.codes, status.code, where=mask & active)
                 self.finished |= mask
         if count:
-            self.plain &= (self.last * self.share ** (SOON / count) <= self.tol) | self.finished
+            with np.errstate(over="ignore", invalid="ignore"):
+                self.plain &= (self.last * self.share ** (SOON / count) <= self.tol) | self.finished
         return better
 
     def _stalled(self, step: int, residual: Array) -> Array:

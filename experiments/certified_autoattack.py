@@ -2,7 +2,7 @@
 
     pip install pyautoattack
     kerneq train certified-tiny-digits --runs RUNS
-    python experiments/certified_autoattack.py RUNS/certified-tiny-digits      # some 10 minutes of one core
+    python experiments/certified_autoattack.py RUNS/certified-tiny-digits      # some 5 minutes of one core
 
 For each radius all pictures that are certified beyond it are attacked at it by APGD on the cross-entropy and on the
 targeted DLR loss, targeted FAB and Square, at their standard lengths. One that changes its class breaks a certificate.
@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 
 import kerneq as kq
+from kerneq.lab.evaluate.attack import freeze
 from kerneq.lab.evaluate.trained import TrainedRun
 
-RADII = (0.15, 0.3, 0.5)  # ℓ2, for pixels in [0, 1]
+RADII = (0.3,)  # ℓ2, for pixels in [0, 1]
 BEYOND = 3.0  # times the radius
 ATTACKS = ["apgd-ce", "apgd-t", "fab-t", "square"]
 SHORT = {"apgd_steps": 10, "fab_steps": 3, "queries": 30, "targets": 1}
@@ -49,9 +50,7 @@ def attack(model: Stretched, x: Tensor, classes: Tensor, radius: float, lengths:
     from pyautoattack import AutoAttack
 
     u = (x * model.std + model.mean + 1) / 3
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    with kq.solving(model, tol=1e-4, max_steps=100, exact=True):
+    with kq.solving(model, tol=1e-4, max_steps=100, exact=True), freeze(model):
         tried = AutoAttack(model, norm="L2", eps=radius / 3, seed=0, version="custom", attacks=ATTACKS)
         tried.apgd.n_restarts = 1
         tried.apgd.n_iter = tried.apgd_targeted.n_iter = lengths["apgd_steps"]
@@ -68,7 +67,7 @@ def edit(model: kq.models.CertifiedClassifier, x: Tensor, steps: int = 30) -> kq
     model = copy.deepcopy(model)
     layers = model.layers()
     for layer in layers:
-        layer.cell.cell.norm = 30.0
+        layer.cell.cell.norm = 10.0
     with kq.solving(model, tol=1e-4, max_steps=100, exact=True):
         offset = 0.05 * torch.randn_like(x)
         optimizer = torch.optim.Adam(model.chain.parameters(), lr=0.03)
@@ -103,7 +102,7 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--images", type=int, default=100)
+    parser.add_argument("--images", type=int, default=20)
     options = parser.parse_args()
     torch.manual_seed(0)
     trained = TrainedRun.open(options.run, device="cpu")
@@ -114,7 +113,7 @@ def main() -> None:
     edited = edit(trained.model, x[:20])
     radius = kq.certify(edited, x, std=chosen.std).pixel_radius
     assert radius is not None
-    own = tuple(round(float(radius.quantile(share)), 4) for share in (0.25, 0.75))
+    own = (round(float(radius.median()), 4),)
     found["edited"] = measure(edited, x, chosen.mean, chosen.std, own, STANDARD)
     RECORD.write_text(json.dumps(found, indent=1) + "\n")
     print(RECORD.read_text())

@@ -50,7 +50,8 @@ if _typing.TYPE_CHECKING:
 __version__ = "0.2.0"
 
 # Where each public name lives: a module, or a module and a name in it.
-_HOME = {
+_MODULES = ("cells", "gradients", "kernels", "kglm", "maps", "models", "prox", "sklearn", "solvers")
+_HOME = {name: name for name in _MODULES} | {
     "Equilibrium": "equilibrium:Equilibrium",
     "EquilibriumError": "solution:EquilibriumError",
     "FixedRandomness": "randomness:FixedRandomness",
@@ -61,24 +62,15 @@ _HOME = {
     "Value": "equilibrium:Value",
     "attach": "equilibrium:attach",
     "capture": "cuda_graphs:capture",
-    "cells": "cells",
     "certify": "certificates:certify",
     "data": "lab.data",
     "evaluate": "lab.evaluate:evaluate",
     "fixed_point": "equilibrium:fixed_point",
-    "gradients": "gradients",
     "jacobian_norm": "stability:jacobian_norm",
-    "kernels": "kernels",
-    "kglm": "kglm",
     "load": "loading:load",
-    "maps": "maps",
-    "models": "models",
     "plot": "lab.plot",
     "predict": "lab.prediction:predict",
-    "prox": "prox",
-    "sklearn": "sklearn",
     "solve": "solvers:solve",
-    "solvers": "solvers",
     "solving": "equilibrium:solving",
     "spectral_radius": "stability:spectral_radius",
     "theory": "lab.verify",

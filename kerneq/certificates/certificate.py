@@ -76,6 +76,8 @@ def certify(
     if not isinstance(model, CertifiedClassifier | Branched):
         wanted = "`CertifiedClassifier`, `LipschitzClassifier`, `Classifier` and `DenseClassifier`, whose layers have"
         raise TypeError(f"Certificates are made for {wanted} known bounds, got {type(model).__name__}.")
+    if std is not None and len(std) != x.shape[1]:
+        raise ValueError(f"`std` needs one number for each of the {x.shape[1]} channels, got {len(std)}.")
     if len(x) == 0:
         raise ValueError(f"The input must hold at least one sample, got shape {tuple(x.shape)}.")
     as_it_stands = copy.deepcopy(model).eval()
@@ -92,7 +94,7 @@ def certify(
         else:
             bounds = BranchBounds.of(exact, first)
         parts = [bounds.margins(part.double()) for part in torch.split(x.detach(), batch)]
-        scale = None if std is None else bounds.pixel_scale(_check_std(std, x))
+        scale = None if std is None else bounds.pixel_scale(std)
     logits, slack, error = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     top, prediction = logits.max(1)
     own = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, prediction[:, None], True)
@@ -113,9 +115,3 @@ def certify(
         layers=bounds.layers,
         deviation=(off.abs() + slack).amax(1),
     )
-
-
-def _check_std(std: Sequence[float], x: Tensor) -> Sequence[float]:
-    if len(std) != x.shape[1]:
-        raise ValueError(f"`std` needs one number for each of the {x.shape[1]} channels, got {len(std)}.")
-    return std

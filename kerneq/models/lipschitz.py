@@ -98,11 +98,6 @@ def fold_conv_sort(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
     return nn.Sequential(nn.PixelUnshuffle(stride), AlmostOrthogonal(inputs * stride**2, outputs), MaxMin())
 
 
-def make_orthogonal(inputs: int, outputs: int) -> nn.Sequential:
-    """Return x ↦ a = U ∗ x + b with ‖U‖ at most 1."""
-    return nn.Sequential(AlmostOrthogonal(inputs, outputs))
-
-
 @final
 class LipschitzBranch(nn.Module):
     """A `Branch` without batch norms, rescaled to be 1-Lipschitz.
@@ -114,7 +109,7 @@ class LipschitzBranch(nn.Module):
     def __init__(self, config: ClassifierConfig, scale: int, features: int):
         super().__init__()
         self.scale, self.fusion = scale, config.fusion
-        self.equilibrium = make_equilibrium(config, features, make_orthogonal)
+        self.equilibrium = make_equilibrium(config, features, lambda *sizes: nn.Sequential(AlmostOrthogonal(*sizes)))
         assert isinstance(config.kernel, AbstractRadialKernel)
         self.sensitivity = config.kernel.input_lipschitz(config.norm)  # the Lipschitz constant of aW_h ↦ z*
         if config.output == "features" or self.sensitivity == math.inf:

@@ -164,7 +164,11 @@ def show_certificates(chapter: Chapter, measured: PartByRun) -> list[Block]:
     svg = figures.draw_accuracy(curves, "ℓ2 radius, pixels in [0, 1]", "certified accuracy")
     heads = ("run", "unique equilibrium", "pictures", "accuracy", "mean certified radius")
     some = ("attacked", "their certified radius", "distance an attack needs", "broken")
-    words = "Attacked are pictures that are right; in the mean over all, those that are wrong have the radius 0."
+    words = (
+        "Certified accuracy: the share of the pictures that are right and provably keep their class under every change "
+        "of their pixels, in [0, 1], that is shorter (ℓ2) than the radius. Pictures that are wrong have the radius 0; "
+        "attacked are some that are right, and a broken one would be an error in the proof."
+    )
     drawing = Drawing(chapter.name_file("certificates"), "Certified accuracy", svg)
     return [Paragraph(words), Table((*heads, *some), rows), [drawing]]
 

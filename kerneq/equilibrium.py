@@ -176,7 +176,7 @@ class Equilibrium(nn.Module):
         with _cache_weights(cell):
             f = cell.bind(*inputs, **named)
             f, start = pack_state(f, cell.initial(f) if z0 is None else z0, self.batched, self.norm)
-            with _explain_start(z0 is None):
+            with _explain_start(z0 is None and cell.init is None):
                 solution, at = _solve_function(f, start, self.solver, self.gradient, self.limits, trace)
         if self.solve_hook is not None:
             self.solve_hook(self, f, at.z)

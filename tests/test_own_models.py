@@ -165,6 +165,9 @@ def test_a_start_saves_steps_and_a_state_of_another_shape_is_said():
     with pytest.raises(RuntimeError) as caught:
         kq.Equilibrium(lambda z, x: x @ torch.ones(8, 3) + z @ torch.ones(3, 3))(x)
     assert "give `init=` or `z0=`" in caught.value.__notes__[0]
+    with pytest.raises(RuntimeError) as caught:
+        kq.Equilibrium(lambda z, x: x @ torch.ones(8, 3) + z, init=torch.zeros_like)(x)
+    assert not getattr(caught.value, "__notes__", [])  # the start was given
     with pytest.raises(kq.EquilibriumError) as failed:
         kq.Equilibrium(block, max_steps=1, on_failure="raise")(x)
     assert not getattr(failed.value, "__notes__", [])  # the start is not why

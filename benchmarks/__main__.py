@@ -18,7 +18,7 @@ from kerneq.lab.training.process import choose_device
 from .calls import bench_calls
 from .features.table import fill_table, write_features
 from .gradients import bench_gradients, write_gradients
-from .kglm import bench_kglm
+from .kglm import bench_centres, bench_exact, bench_growth, bench_scale
 from .layer import bench_layer
 from .measure import Setup
 from .models import bench_inference, bench_train
@@ -44,7 +44,10 @@ BENCHMARKS: dict[str, Callable[[Setup], Iterator[Result]]] = {
     "calls": bench_calls,
     "own": bench_own,
     "gradients": bench_gradients,
-    "kglm": bench_kglm,
+    "kglm-scale": bench_scale,
+    "kglm-exact": bench_exact,
+    "kglm-growth": bench_growth,
+    "kglm-centres": bench_centres,
     "resolvent": bench_resolvent,
 }
 

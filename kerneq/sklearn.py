@@ -111,7 +111,7 @@ class AbstractKernelGLM(BaseEstimator, abc.ABC):
             weights=weights,
             offset=log_exposure,
             max_steps=int(self.max_iter),
-            progress=print if self.verbose and low_rank else None,
+            progress=print if self.verbose else None,
         )
         if low_rank:
             self.model_.reduced.design.release()
@@ -228,7 +228,7 @@ class KernelGLMClassifier(AbstractClassifier, AbstractKernelGLM):
     class_weight : None, "balanced" or {class: weight}; multiplies `sample_weight`.
     max_iter : the most steps of Newton's method.
     random_state : seeds the choice of centres and of the samples that "auto" looks at.
-    verbose : prints a line after each of Newton's steps where `centres` are given.
+    verbose : prints a line after each of Newton's steps.
 
     Attributes: `classes_`, `lam_`, `lengthscale_` (None of a kernel that was given), `model_` (the `KernelGLM`),
     `loss_curve_` (the objective before each step and at the end), `n_iter_`.

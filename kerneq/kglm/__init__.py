@@ -2,7 +2,6 @@
 
 from .declarative import DeclarativeNode as DeclarativeNode
 from .design import Approximation as Approximation
-from .design import save_rows as save_rows
 from .equilibrium import FeatureCell as FeatureCell
 from .equilibrium import FeatureEquilibrium as FeatureEquilibrium
 from .equilibrium import GLMCell as GLMCell
@@ -42,6 +41,8 @@ from .lowrank import Nystrom as Nystrom
 from .lowrank import RandomFeatures as RandomFeatures
 from .newton import FitProgress as FitProgress
 from .newton import Posterior as Posterior
+from .rows import read_table as read_table
+from .rows import save_rows as save_rows
 
 
 def __dir__() -> list[str]:

@@ -7,8 +7,7 @@ import dataclasses
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, final
 
 import numpy as np
@@ -18,52 +17,13 @@ from torch import Tensor
 
 from ..tensors import per_sample_dot
 from .exact import Curvature, Inverse, columns, uncolumns
-from .lowrank import AbstractLowRank, Features, Rows, jittered_cholesky
+from .lowrank import AbstractLowRank, Features, jittered_cholesky
+from .rows import Rows, read_rows
 
 BLOCK = 2**26  # bytes of k(X, C) that are made at once on a CPU; eight times more on a GPU
 SAMPLED = 2  # rows per feature of the Hessian that preconditions
 GRAM = 200  # a Gram matrix of r features costs as much as 2nr/GRAM products with Φ and Φᵀ: it is compute-bound
 Group = Any  # a ProcessGroup of `torch.distributed`, which some builds of PyTorch lack
-
-
-def read_rows(X: Rows, rows: slice | Tensor, like: Tensor) -> Tensor:
-    """Return some rows of a tensor, an array or a memmap, on the device and in the dtype of `like`."""
-    if isinstance(X, Tensor):
-        found = X[rows.to(X.device) if isinstance(rows, Tensor) else rows]
-    else:
-        found = torch.from_numpy(np.array(X[rows if isinstance(rows, slice) else rows.cpu().numpy()]))
-    return found.to(like)
-
-
-def save_rows(path: str | Path, chunks: Iterable[Any], dtype: Any = np.float64) -> np.memmap:
-    """Write chunks of rows, (k, d) each, to one .npy file, and return it as a memmap (n, d) to fit a kernel GLM to.
-
-    For data that do not fit: a chunk is whatever `np.asarray` understands, such as a batch of a Parquet or Arrow file.
-    """
-    target = Path(path)
-    part = target.with_name(f".{target.name}.part")
-    rows, width = 0, None
-    with part.open("wb") as file:
-
-        def write_header() -> None:  # NumPy leaves room in it for any number of rows
-            facts = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (rows, width or 0)}
-            np.lib.format.write_array_header_1_0(file, facts)
-
-        for chunk in chunks:
-            block = np.ascontiguousarray(chunk, dtype=dtype)
-            if block.ndim != 2 or block.shape[1] != (width or block.shape[1]):
-                raise ValueError(f"Chunks must be (k, {width or 'd'}), got shape {block.shape}.")
-            if width is None:
-                width = block.shape[1]
-                write_header()
-            block.tofile(file)
-            rows += len(block)
-        if width is None:
-            raise ValueError("There must be one chunk of rows at least.")
-        file.seek(0)
-        write_header()
-    part.replace(target)
-    return np.load(target, mmap_mode="r")
 
 
 def free_memory(device: torch.device) -> int:

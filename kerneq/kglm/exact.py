@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ..tensors import per_sample_dot
 
-# (K, s, λ, b) ↦ the x with (λI + S K S) x = b, S = diag(s); K is as in `Gram`, s (batch, n) and b (batch, n, …)
-LinearSolver = Callable[[Tensor, Tensor, float, Tensor], Tensor]
+FACTORS = 2**29  # bytes of Cholesky factors at most: more data sets share one, of their mean weights
 # r ↦ (p, ⟨r, p⟩), p about H⁻¹r in the inner product of the basis
 Inverse = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -78,21 +77,12 @@ def factorise(K: Tensor, s: Tensor, lam: float) -> Callable[[Tensor], Tensor]:
     return lambda b: torch.cholesky_solve(b.flatten(2) if b.ndim > 2 else b[..., None], factor).view_as(b)
 
 
-def cholesky(K: Tensor, s: Tensor, lam: float, b: Tensor) -> Tensor:
-    """Solve (λI + S K S) x = b exactly, a `LinearSolver`: n³/3 operations and n² numbers per sample.
-
-    For few samples, or the Gaussian family, whose A″ is a constant: samples that share K then share one matrix.
-    """
-    return factorise(K, s, lam)(b)
-
-
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gram:
     """f = Σ αᵢ k(·, xᵢ) of coefficients α, (batch, n) or (batch, n, classes), with ‖f‖² = αᵀKα."""
 
     K: Tensor  # (n, n), symmetric positive semi-definite; (batch, n, n) where every data set has its own coordinates
-    linear_solver: LinearSolver = cholesky
 
     def tolerance(self, tol: float | None) -> float:
         """Return `tol`, 1e-12 by default."""
@@ -131,9 +121,11 @@ class Gram:
 
         Of vectors all classes share D, the mean eigenvalue of A″: near H, and one factor instead of one per class.
         """
-        K, s = self.K, curvature.mean().sqrt()
-        exact = self.linear_solver is cholesky
-        solve = factorise(K, s, lam) if exact else lambda b: self.linear_solver(K, s, lam, b)
+        weights = curvature.mean()
+        if self.K.ndim == 2 and weights.numel() * weights.shape[1] * weights.element_size() > FACTORS:
+            weights = weights.mean(0, keepdim=True)
+        s = weights.sqrt()
+        solve = factorise(self.K, s, lam)
         s = s[..., None] if curvature.vector else s
 
         def apply(r: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from ..tensors import check_positive
-from .design import BLOCK, Approximation, Design, Group, open_design, read_rows
+from .design import BLOCK, Approximation, Design, Group, open_design
 from .equilibrium import FeatureCell, FeatureEquilibrium, GLMCell, KernelEquilibrium
-from .exact import Gram, LinearSolver, cholesky
+from .exact import Gram
 from .families import FLAT, AbstractFamily, Prior, Weighted
 from .guarantee import check_assumptions
 from .kernels import FunctionKernel, Truncated, as_kernel, coordinates, pixels
-from .lowrank import AbstractLowRank, Features, Rows
+from .lowrank import AbstractLowRank, Features
 from .newton import Fit, FitProgress, Posterior, Problem, newton
+from .rows import Rows, read_rows
 
 
 @final
@@ -47,9 +48,9 @@ class Fitted:
 class Reduced:
     """The fit of a kernel of low rank: its features, and what they miss."""
 
+    design: Design
     problem: Problem
     fit: Fit
-    design: Design
 
     @property
     def features(self) -> Features:
@@ -143,7 +144,6 @@ class KernelGLM:
         *,
         weights: Tensor | None = None,
         offset: Tensor | None = None,
-        linear_solver: LinearSolver = cholesky,
         tol: float | None = None,
         max_steps: int = 100,
         group: Group | None = None,
@@ -180,7 +180,7 @@ class KernelGLM:
             # a copy: what is predicted later is about these numbers, whatever becomes of the caller's
             X = coordinates(torch.as_tensor(X)).clone()
             problem = self.pose(X if isinstance(self.kernel, FunctionKernel) else X.double(), targets, weights, offset)
-            problem = problem.double(linear_solver)
+            problem = problem.double()
         file = None if checkpoint is None else Path(checkpoint)
         fit = newton(problem, tol=tol, max_steps=max_steps, checkpoint=file, progress=progress)
         self._state = Fitted(X, problem, fit.warn_if_unsolved(), single)
@@ -259,7 +259,7 @@ class KernelGLM:
             raise RuntimeError(
                 "This kernel GLM has no fit in features: give it a `Nystrom` kernel and call `fit(X, Y)`."
             )
-        return Reduced(self._state.problem, self._state.fit, self._state.problem.basis)
+        return Reduced(self._state.problem.basis, self._state.problem, self._state.fit)
 
     @torch.no_grad()
     def canonical(self, X2: Rows | None = None, *, offset: Tensor | None = None) -> Tensor:

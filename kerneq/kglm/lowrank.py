@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Literal, final, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +21,6 @@ from .kernels import AbstractCovariance, Matern, SquaredExponential, as_kernel, 
 Rule = Literal["kmeans", "leverage", "uniform"]
 ROUNDS = 5  # of k-means: more moves the centres little
 CANDIDATES = 10  # rows per centre that k-means and leverage scores look at
-Rows = Tensor | np.ndarray  # coordinates (n, d); an array may be a memmap, which is read block by block
 
 
 @final

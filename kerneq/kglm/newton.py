@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..tensors import per_sample, per_sample_norm
 from .design import Design
-from .exact import Curvature, Gram, Inverse, LinearSolver
+from .exact import Curvature, Gram, Inverse
 from .families import FLAT, AbstractFamily, Prior
 
 STALE = 0.1  # an inverse serves as long as the weights have moved by less than this share
@@ -43,10 +43,10 @@ class Problem:
     prior: Prior = FLAT
     offset: Tensor | float = 0.0  # m at the coordinates, (n,) or (batch, n); (n, classes) or (n, 1) for vectors
 
-    def double(self, linear_solver: LinearSolver) -> "Problem":
-        """Return the exact problem in float64, with another way to solve systems."""
+    def double(self) -> "Problem":
+        """Return the exact problem in float64."""
         assert isinstance(self.basis, Gram)
-        basis, m = Gram(self.basis.K.double(), linear_solver), torch.as_tensor(self.offset).double()
+        basis, m = Gram(self.basis.K.double()), torch.as_tensor(self.offset).double()
         return dataclasses.replace(self, basis=basis, t=self.t.double(), offset=m)
 
     def canonical(self, coefficients: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Kernel GLMs of low rank: against the exact fit, against dense linear algebra, from memmaps, and interrupted."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,14 @@ def test_several_data_sets_at_the_same_coordinates_are_fitted_together():
     assert together.predict(X).shape == (3, 40)
     alone = fit(kglm.Nystrom(KERNEL, 10), kglm.Poisson(), 0.2, X, Y[1])
     torch.testing.assert_close(together.canonical(X)[1], alone.canonical(X), rtol=0, atol=1e-5)
+
+
+def test_the_memory_given_bounds_what_is_kept_and_made_at_once():
+    X, Y = draw(kglm.Bernoulli(), n=300, d=2)
+    for memory, keeps, rows in ((2**20, True, 1638), (300 * 20 * 8 - 1, False, 74), (1, False, 1)):
+        glm = fit(kglm.Nystrom(KERNEL, 20, memory=memory), kglm.Bernoulli(), 1.0, X[:300], Y)
+        assert (glm.reduced.design.keeps, glm.reduced.design.rows) == (keeps, rows)
+        assert sum(len(block) for block in glm.reduced.design._kept) == (300 if keeps else 0)
 
 
 @pytest.mark.parametrize("rule", ["kmeans", "leverage", "uniform"])
@@ -190,9 +199,34 @@ def test_batches_of_any_reader_become_one_memmap(tmp_path):
         kglm.save_rows(tmp_path / "Y.npy", [])
 
 
-def test_an_interrupted_fit_goes_on_where_it_was(tmp_path):
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_tables_are_read_in_chunks(suffix, tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    X, path = (3 * uniform(500, 2)).numpy(), tmp_path / f"trips.{suffix}"
+    table = pa.table({"x": X[:, 0], "city": ["a"] * 500, "y": X[:, 1], "n": pa.array([None, *range(499)])})
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow.parquet").write_table(table, path, row_group_size=100)
+    else:
+        with pa.ipc.new_file(str(path), table.schema) as file:
+            file.write_table(table, max_chunksize=100)
+    chunks = list(kglm.read_table(path, ["x", "y"]))
+    assert suffix == "parquet" or [len(chunk) for chunk in chunks] == [100] * 5
+    np.testing.assert_array_equal(kglm.save_rows(tmp_path / "X.npy", chunks), X)
+    assert np.isnan(next(kglm.read_table(path, ["n"]))[0, 0])
+    with pytest.raises(ValueError, match="column 'city' has no numbers .string.: name others in `columns`"):
+        list(kglm.read_table(path))
+
+
+def test_tables_without_pyarrow_are_answered_in_words(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ModuleNotFoundError, match="needs pyarrow: install it by"):
+        next(kglm.read_table("trips.parquet"))
+
+
+@pytest.mark.parametrize("plan", [kglm.Nystrom(KERNEL, 20), KERNEL], ids=["low rank", "exact"])
+def test_an_interrupted_fit_goes_on_where_it_was(plan, tmp_path):
     X, Y = draw(kglm.Bernoulli(), n=200, d=2)
-    plan, file, seen = kglm.Nystrom(KERNEL, 20), tmp_path / "fit.safetensors", []
+    file, seen = tmp_path / "fit.safetensors", []
 
     def stop(progress):
         seen.append(progress)
@@ -311,8 +345,21 @@ def test_counts_of_a_million_are_fitted():
     torch.testing.assert_close(glm.predict(), fit(KERNEL, kglm.Poisson(), 1.0, X, Y).predict(), rtol=1e-4, atol=0)
 
 
-def test_rows_over_two_processes_give_the_model_of_one():
+DISTRIBUTED = Path(__file__).with_name("distributed_fit.py")
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_rows_over_two_and_four_processes_give_the_model_of_one(processes):
     """Bernoulli, Poisson and Categorical, with and without the sampled preconditioner; gloo."""
-    program = Path(__file__).with_name("distributed_fit.py")
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=200)
+    command = [sys.executable, str(DISTRIBUTED), str(processes)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_killed_worker_is_started_again_by_torchrun_and_the_fit_goes_on(tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    command = [*torchrun, str(DISTRIBUTED), "elastic", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "fit.safetensors").exists()

@@ -16,6 +16,7 @@ from kerneq.lab.run import TrainingError
 from kerneq.lab.training.process import choose_device
 
 from .calls import bench_calls
+from .compiled import bench_compiled
 from .features.table import fill_table, write_features
 from .gradients import bench_gradients, write_gradients
 from .kglm import bench_centres, bench_exact, bench_growth, bench_scale
@@ -24,6 +25,7 @@ from .measure import Setup
 from .models import bench_inference, bench_train
 from .own import bench_own
 from .page import write_page
+from .processes import bench_processes
 from .resolvent import bench_resolvent
 from .results import BenchmarkError, Result, save
 from .scaling import bench_scaling
@@ -41,6 +43,8 @@ BENCHMARKS: dict[str, Callable[[Setup], Iterator[Result]]] = {
     "train": bench_train,
     "inference": bench_inference,
     "scaling": bench_scaling,
+    "compiled": bench_compiled,
+    "processes": bench_processes,
     "calls": bench_calls,
     "own": bench_own,
     "gradients": bench_gradients,

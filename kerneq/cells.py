@@ -251,7 +251,8 @@ class AbstractKernelCell(AbstractCell):
 
 
 def _fits(t: Tensor, shape: Shape) -> bool:
-    return t.dim() == len(shape) and all(want in (got, None) for want, got in zip(shape, t.shape, strict=True))
+    # `in` would compare a compiler's symbolic sizes by identity.
+    return t.dim() == len(shape) and all(want is None or want == got for want, got in zip(shape, t.shape, strict=True))
 
 
 def _format_shape(shape: Shape) -> str:

@@ -146,7 +146,20 @@ class Tanh(torch.nn.Module):
         return torch.tanh(0.5 * self.linear(z) + x)
 
 
+STEPPED = {"max_steps": 2, "check_every": 2}
 FIXED = Implicit(max_steps=4, check_every=4, on_failure="return")
+
+
+def test_layers_of_other_sizes_compile_one_after_the_other():
+    """By then the compiler takes every size for one that changes."""
+    for inputs, batch in ((6, 3), (10, 3), (10, 4)):
+        layer, x = (
+            Equilibrium(DenseCell(Gaussian(), inputs=inputs, state=8, features=4), **STEPPED),
+            torch.ones(batch, inputs),
+        )
+        with torch.no_grad():
+            want = layer.eval()(x).value
+            torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="eager")(x).value, want)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +168,7 @@ FIXED = Implicit(max_steps=4, check_every=4, on_failure="return")
 def test_a_layer_of_fixed_steps_is_one_program(of, gradient):
     torch.manual_seed(0)
     cell = DenseCell(Gaussian(), inputs=6, state=8, features=4) if of == "cell" else Tanh()
-    layer, x = Equilibrium(cell, gradient=gradient, max_steps=2, check_every=2).eval(), torch.randn(3, 6)
+    layer, x = Equilibrium(cell, gradient=gradient, **STEPPED).eval(), torch.randn(3, 6)
     want = layer(x).value
     program = torch.compile(lambda x: layer(x).value, fullgraph=True, backend="aot_eager")
     if of == "function" and isinstance(gradient, Implicit):

@@ -15,8 +15,9 @@ from ..tensors import (
     is_channels_last,
     working_dtype,
 )
-from .base import AbstractSolver, AbstractSpace, Evaluation, StateSpace
+from .base import AbstractSolver, AbstractSpace, Evaluation, PartsSpace, StateSpace
 
+SOON = 5  # so few Picard steps more are as good as any others, and cost less
 MOST = 16  # entries the Triton programs hold in registers
 
 
@@ -266,8 +267,8 @@ class Anderson(AbstractSolver[History]):
     The forward solver of GEQ's Algorithm 1. `anderson_weights` has the formula of α, `History` the mixture.
 
     Fast where f is smooth near its fixed point, contraction or not; no guarantee where it is not a contraction:
-    `Proximal` is the safe form. Memory: 2m states a sample. In a function, and in a
-    backward solve, samples take plain steps as long as five more of them seem to be enough.
+    `Proximal` is the safe form. Memory: 2m states a sample. In a function, samples
+    take Picard steps as long as five more of them seem to be enough.
     """
 
     memory: int = 5  # m
@@ -279,10 +280,12 @@ class Anderson(AbstractSolver[History]):
         check_nonnegative("ridge", self.ridge)
         check_share("relaxation", self.relaxation)
 
-    def delay(self, space: AbstractSpace) -> int:
-        """For functions and backward solves; on the equation of a cell it is the papers' algorithm, as written."""
-        as_written = self.relaxation != 1 or (isinstance(space, StateSpace) and isinstance(space.f, Equation))
-        return 0 if as_written else self.memory
+    def picard_steps(self, space: AbstractSpace) -> int | None:
+        """For functions, and their gradients; for the equation of a cell it is the papers' algorithm, as written."""
+        of_function = isinstance(space, PartsSpace) or (
+            isinstance(space, StateSpace) and not isinstance(space.f, Equation)
+        )
+        return SOON if of_function and self.relaxation == 1 else None
 
     def init(self, space: AbstractSpace, z0: Tensor) -> History:
         beta = None if self.relaxation == 1 else z0.new_full((), self.relaxation, dtype=working_dtype(z0.dtype))

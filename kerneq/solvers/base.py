@@ -120,8 +120,8 @@ class AbstractSpace(abc.ABC):
 class AbstractSolver(abc.ABC, Generic[Memory]):
     """A rule z, f(z) ↦ next z, a frozen value. The loop in `solve` calls f once a step, measures, and decides.
 
-    To write one: `init` and `step`. `space` lets it iterate another variable than z; `steady` and `delay` are promises
-    that the loop makes use of.
+    To write one: `init` and `step`. `space` lets it iterate another variable than z; `steady` and `picard_steps` are
+    promises that the loop makes use of.
     """
 
     @property
@@ -129,13 +129,13 @@ class AbstractSolver(abc.ABC, Generic[Memory]):
         """Whether a step is never worse than where it starts: a solve out of steps then returns its last step."""
         return False
 
-    def delay(self, space: AbstractSpace) -> int:
-        """If not 0, samples take Picard steps as long as few more seem to be enough. Where they are not, the solver
-        goes on, and sees so many of the last steps.
+    def picard_steps(self, space: AbstractSpace) -> int | None:
+        """If not None, samples take Picard steps first: up to the first residual check, and then as long as so many
+        more seem to be enough. After that the solver goes on; it sees the steps before it, and has lost nothing.
 
         Where f contracts strongly a solve is over by then, and what the solver would have remembered costs nothing.
         """
-        return 0
+        return None
 
     def space(self, f: AbstractMap) -> AbstractSpace:
         """Return what is iterated: by default the state of f."""

@@ -33,7 +33,6 @@ from .broyden import Secants
 
 CUDA_STRIDE = 4  # steps between two residual checks on a GPU, where a check waits for the device
 SHRINK = 0.25  # finished samples leave the computation once they are this share of it
-SOON = 5  # as long as so many Picard steps more seem to be enough, they are as good as any, and cost less
 AGREEMENT = 1.5  # times `tol`: the residual in the whole batch of a sample that converged apart
 TOGETHER = (
     "f gives other values for the whole batch than for its parts: samples meet in it (batch norm in training, a mean "
@@ -252,7 +251,7 @@ def run_adaptive(
     tol, max_steps = limits.tolerance(precision(at.image)), limits.max_steps
     steady, at = solver.steady, _store_alike(at)
     stride = stride if recorder is None else 1
-    iteration, samples = Iteration(space, solver, at.z.device.type), Samples(at, tol, solver.delay(space) > 0)
+    iteration, samples = Iteration(space, solver, at.z.device.type), Samples(at, tol, solver.picard_steps(space))
     at = iteration.advance(at, stride - 1, samples.record.plain)
     step, count = stride, stride - 1
     while True:
@@ -297,8 +296,7 @@ class Iteration:
         self.space, self.solver, self.recorder = space, solver, recorder
         self.memory: Any = None
         self.started = False
-        self.unseen: list[Evaluation] = []  # by the solver: as many as it wants to see later
-        self.delay = solver.delay(space)
+        self.unseen: list[Evaluation] = []  # by the solver
         on = torch.is_autocast_enabled(device)  # autocast is for f only, not for the small systems of a solver
         self.precisely = torch.autocast(device, enabled=False) if on else contextlib.nullcontext()
 
@@ -309,7 +307,7 @@ class Iteration:
         """
         if plain is not None and plain.all():
             at = dataclasses.replace(at, point=Point(at.z))  # the state there need not be kept
-            self.unseen = [*self.unseen, at][-self.delay :]
+            self.unseen.append(at)
             return at.image
         with self.precisely:
             if not self.started:
@@ -345,8 +343,8 @@ class Iteration:
 class Samples:
     """The best point of each sample and its record: of those in the computation, and of those that have left it."""
 
-    def __init__(self, at: Evaluation, tol: float, plain: bool):
-        self.record = SampleRecord.open(len(at.z), tol, at.image.dtype, plain)
+    def __init__(self, at: Evaluation, tol: float, picard_steps: int | None):
+        self.record = SampleRecord.open(len(at.z), tol, at.image.dtype, picard_steps)
         self.best = at.point.z
         self.left: list[tuple[SampleRecord, Tensor]] = []
 
@@ -430,6 +428,7 @@ class SampleRecord:
     tol: float
     rounding: float  # ε^¾
     dtype: torch.dtype  # of the residuals
+    picard_steps: int | None  # see `AbstractSolver.picard_steps`
     rows: Array  # where in the batch each sample stands
     residual: Array  # of the best point
     gap: Array  # ‖f(z) − z‖ there
@@ -441,7 +440,7 @@ class SampleRecord:
     finished: Array
     last: Array  # residual at the last check; 1 before the first one
     share: Array  # of the residual at the check before it
-    plain: Array  # whether the sample takes Picard steps: as long as few more seem to be enough, and once finished
+    plain: Array  # whether the sample takes Picard steps; one that has finished does
 
     @property
     def ending(self) -> bool:
@@ -450,7 +449,7 @@ class SampleRecord:
             return not self.finished.any() and bool((self.last * self.share <= self.tol).all())
 
     @classmethod
-    def open(cls, batch: int, tol: float, dtype: torch.dtype, plain: bool) -> Self:
+    def open(cls, batch: int, tol: float, dtype: torch.dtype, picard_steps: int | None) -> Self:
         """Make a record in which nothing is known yet, of a map with values of this dtype."""
         real, rounding = working_dtype(dtype), torch.finfo(dtype).eps ** ROUNDING
         residual, gap, merit, lowest = torch.full((4, batch), torch.inf, dtype=real).numpy()
@@ -458,21 +457,33 @@ class SampleRecord:
         codes = np.full(batch, Status.MAX_STEPS.code, dtype=np.int64)
         finished = np.zeros(batch, dtype=np.bool_)
         last, share = np.ones((2, batch), dtype=residual.dtype)
-        columns = (residual, gap, merit, lowest, fell, steps, codes, finished, last, share, np.full(batch, plain))
-        return cls(tol, rounding, real, np.arange(batch), *columns)
+        columns = (
+            residual,
+            gap,
+            merit,
+            lowest,
+            fell,
+            steps,
+            codes,
+            finished,
+            last,
+            share,
+            np.full(batch, picard_steps is not None),
+        )
+        return cls(tol, rounding, real, picard_steps, np.arange(batch), *columns)
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> tuple[Self, Array]:
         """Join the records of all samples in the order of the batch; return that order as well."""
         first, columns = parts[0], zip(*(part._columns() for part in parts), strict=True)
-        joined = cls(first.tol, first.rounding, first.dtype, *map(np.concatenate, columns))
+        joined = cls(first.tol, first.rounding, first.dtype, first.picard_steps, *map(np.concatenate, columns))
         order = joined.rows.argsort()
         return joined.take(order), order
 
     def take(self, index: Array) -> Self:
         """Return a record of the entries in `index` only."""
         columns = (column[index] for column in self._columns())
-        return type(self)(self.tol, self.rounding, self.dtype, *columns)
+        return type(self)(self.tol, self.rounding, self.dtype, self.picard_steps, *columns)
 
     def _columns(self) -> list[Array]:
         return [value for value in vars(self).values() if isinstance(value, np.ndarray)]
@@ -504,9 +515,9 @@ class SampleRecord:
             if np.count_nonzero(mask):
                 np.copyto(self.codes, status.code, where=mask & active)
                 self.finished |= mask
-        if count:
+        if count and self.picard_steps is not None:
             with np.errstate(over="ignore", invalid="ignore"):
-                self.plain &= (self.last * self.share ** (SOON / count) <= self.tol) | self.finished
+                self.plain &= (self.last * self.share ** (self.picard_steps / count) <= self.tol) | self.finished
         return better
 
     def _stalled(self, step: int, residual: Array) -> Array:

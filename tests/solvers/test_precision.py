@@ -107,7 +107,7 @@ def test_no_solver_warns_on_its_way():
 
 
 def test_an_energy_of_minus_infinity_is_no_reason_to_warn():
-    record = SampleRecord.open(1, 1e-6, torch.float64, plain=False)
+    record = SampleRecord.open(1, 1e-6, torch.float64, picard_steps=None)
     half, far = torch.tensor([0.5]), torch.tensor([torch.inf])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -116,7 +116,7 @@ def test_an_energy_of_minus_infinity_is_no_reason_to_warn():
 
 
 def test_a_point_without_a_residual_is_not_the_best_however_low_its_energy():
-    record = SampleRecord.open(1, 1e-6, torch.float64, plain=False)
+    record = SampleRecord.open(1, 1e-6, torch.float64, picard_steps=None)
     half, none = torch.tensor([0.5]), torch.tensor([torch.inf])
     assert record.observe(1, Measurement(half, half, Point(half), half, 0 * half), 0).all()
     assert not record.observe(2, Measurement(none, none, Point(half), -half, 0 * half), 1).any()

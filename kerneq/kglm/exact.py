@@ -72,7 +72,13 @@ def factorise(K: Tensor, s: Tensor, lam: float) -> Callable[[Tensor], Tensor]:
     """Return b ↦ (λI + S K S)⁻¹b, (batch, n, …); samples that share K and S share one factor."""
     if K.ndim == 2 and bool((s == s[:1]).all()):
         shared = scaled_factor(K, s[:1], lam)[0]
-        return lambda b: uncolumns(torch.cholesky_solve(columns(b), shared), b)
+        upper = shared.mT
+
+        def solve(b: Tensor) -> Tensor:  # `torch.cholesky_solve` would copy the factor
+            half = torch.linalg.solve_triangular(shared, columns(b), upper=False)
+            return uncolumns(torch.linalg.solve_triangular(upper, half, upper=True), b)
+
+        return solve
     factor = scaled_factor(K, s, lam)
     return lambda b: torch.cholesky_solve(b.flatten(2) if b.ndim > 2 else b[..., None], factor).view_as(b)
 

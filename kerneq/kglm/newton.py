@@ -25,6 +25,7 @@ from .design import Design
 from .exact import Curvature, Gram, Inverse
 from .families import FLAT, AbstractFamily, Prior
 
+ROUNDED = 1e-12  # a gradient below this share of the first one is none
 STALE = 0.1  # an inverse serves as long as the weights have moved by less than this share
 
 INNER_STEPS = 200
@@ -198,6 +199,8 @@ def newton(
     history, least, reports = [value], torch.full_like(value, math.inf), [(begin, math.inf)]
     inverse, active = _Inverse(problem), torch.ones_like(value, dtype=torch.bool)
     for step in range(done, max_steps):
+        if step > done and bool((per_sample_norm(r) <= ROUNDED * per_sample_norm(first)).all()):
+            break
         curvature = problem.curvature(eta)
         p, square = _solve(problem, curvature, r, inverse.at(curvature), basis.inner[step > done])
         c, eta, value = _line_search(problem, c, eta, value, p, square, active)

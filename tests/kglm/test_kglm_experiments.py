@@ -9,6 +9,7 @@ import sys
 import common
 import cost
 import denoise
+import features
 import inpaint
 import mnist
 import mnist_train
@@ -242,6 +243,7 @@ def test_every_experiment_file_is_read(request):
     kinds = {
         "mnist-train": mnist_train.MnistTrain, "mnist": mnist.Mnist, "smooth": smooth.Smooth, "cost": cost.Cost,
         "cifar10": denoise.Denoise, "hsi": denoise.Denoise, "inpaint": inpaint.Inpaint,
+        "features": features.Features,
     }  # fmt: skip
     files = sorted((request.config.rootpath / "experiments" / "kglm").glob("*.toml"))
     assert len(files) >= 10

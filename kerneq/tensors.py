@@ -99,6 +99,12 @@ def autocasted(t: Tensor) -> Tensor:
     return t.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else t
 
 
+def forget_casts(t: Tensor) -> None:
+    """Clear the casts of autocast: PyTorch 2.6 would keep those made without a graph for whatever runs next."""
+    if torch.is_autocast_enabled(t.device.type):
+        torch.clear_autocast_cache()
+
+
 def precision(t: Tensor) -> torch.dtype:
     """Return the dtype that t was computed in, as far as can be told: that of autocast where it is on."""
     kind = t.device.type

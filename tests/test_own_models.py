@@ -307,6 +307,32 @@ def test_a_buffer_of_its_own_and_numbers_too_small_are_not_taken_for_a_fixed_poi
     assert kq.solve(lambda z: 0 * z, torch.zeros(2, 3), Picard()).converged.all()
 
 
+def test_a_buffer_of_its_own_is_refused_where_the_second_evaluation_is_the_last():
+    """From so near a start the next evaluation is expected to end the solve, and keeps its graph."""
+    buffer, x = torch.zeros(2, 3), torch.ones(2, 3)
+    with pytest.raises(ValueError, match="must not change z in place, nor return memory"):
+        kq.fixed_point(lambda z, x: buffer.detach().copy_(0.9 * z + 0.1 * x), 0.85 * x, x, tol=1e-3)
+
+
+@pytest.mark.parametrize("gradient", [Phantom(), Implicit()])
+def test_under_autocast_no_cast_of_the_solve_outlives_it(gradient, monkeypatch):
+    """PyTorch 2.6 would keep casts made without a graph, and the weights would get no gradient."""
+    seen, block, x = [], Block(), spread().float()
+    clear = torch.clear_autocast_cache
+    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: seen.append("clear") or clear())
+    with torch.autocast("cpu", torch.bfloat16):
+        kq.fixed_point(
+            lambda z, x: seen.append(torch.is_grad_enabled()) or block.float()(z, x),
+            torch.zeros_like(x),
+            x,
+            solver=Picard(),
+            gradient=gradient,
+            tol=2e-2,
+            on_failure="return",
+        )
+    assert False in seen and seen[seen.index(True) - 1] == "clear"
+
+
 def test_a_failed_solve_of_a_function_warns_and_names_a_remedy_that_exists():
     def f(z):
         return 3 * z + 1

@@ -267,8 +267,8 @@ class Anderson(AbstractSolver[History]):
     The forward solver of GEQ's Algorithm 1. `anderson_weights` has the formula of α, `History` the mixture.
 
     Fast where f is smooth near its fixed point, contraction or not; no guarantee where it is not a contraction:
-    `Proximal` is the safe form. Memory: 2m states a sample. In a function, samples
-    take Picard steps as long as five more of them seem to be enough.
+    `Proximal` is the safe form. Memory: 2m states a sample. In a function, samples take Picard steps as long as five
+    more of them seem to be enough.
     """
 
     memory: int = 5  # m

@@ -16,7 +16,7 @@ from ..fused.device import runs_triton
 from ..kernels.base import Slope
 from ..maps import AbstractMap, Function, Point, linearise
 from ..structure import Packed
-from ..tensors import cached, is_channels_last, per_sample_norm, version
+from ..tensors import cached, forget_casts, is_channels_last, per_sample_norm, version
 
 Memory = TypeVar("Memory")
 REWRITTEN = (  # f(z) − z would be 0 wherever z is
@@ -130,8 +130,8 @@ class AbstractSolver(abc.ABC, Generic[Memory]):
         return False
 
     def picard_steps(self, space: AbstractSpace) -> int | None:
-        """If not None, samples take Picard steps first: up to the first residual check, and then as long as so many
-        more seem to be enough. After that the solver goes on; it sees the steps before it, and has lost nothing.
+        """If not None, samples take Picard steps first: up to the first residual check, three at most, and after it as
+        long as so many more seem to be enough. Then the solver goes on; it sees the steps before, and has lost nothing.
 
         Where f contracts strongly a solve is over by then, and what the solver would have remembered costs nothing.
         """
@@ -202,16 +202,16 @@ class StateSpace(AbstractSpace):
             return Evaluation(z, image, Point(z, v, image))
         before = version(z)
         image = self.f(z)
-        if not torch.compiler.is_compiling() and _is_rewritten(z, image, before):
-            raise ValueError(REWRITTEN)
+        _check_unwritten(z, image, before)
         return Evaluation(z, image, Point(z, None, image))
 
     def evaluate_last(self, z: Tensor) -> Evaluation:
         if not self.graph:
             return self.evaluate(z)
-        if torch.is_autocast_enabled(z.device.type):
-            torch.clear_autocast_cache()  # of casts made without a graph
+        forget_casts(z)  # that were made without a graph
+        before = version(z)
         system = linearise(self.f, z.detach())
+        _check_unwritten(z, system.image, before)
         image = system.image.detach()
         return Evaluation(z, image, Point(z, None, image, system=system))
 
@@ -274,11 +274,12 @@ def may_meet(f: AbstractMap) -> bool:
     return isinstance(f, Function) and not f.apart
 
 
-def _is_rewritten(z: Tensor, image: Tensor, before: int) -> bool:
-    """Whether f has written its value into z, which it returned at the step before; `before` is the version of z."""
-    if not isinstance(image, Tensor) or image.data_ptr() != z.data_ptr():
-        return False
-    return version(z) != before or (image is not z and not image._is_view())
+def _check_unwritten(z: Tensor, image: Tensor, before: int) -> None:
+    """Raise if f has written its value into z, which it returned at the step before; `before` is the version of z."""
+    if torch.compiler.is_compiling() or not isinstance(image, Tensor) or image.data_ptr() != z.data_ptr():
+        return
+    if version(z) != before or (image is not z and not image._is_view()):
+        raise ValueError(REWRITTEN)
 
 
 def measure_state(f: AbstractMap, z: Tensor) -> Measurement:

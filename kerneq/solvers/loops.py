@@ -17,7 +17,17 @@ from ..equation import Equation
 from ..maps import AbstractMap, Map, Point, as_map
 from ..solution import Limits, OnFailure, Solution, Status, Trace, final_codes, report_failure
 from ..structure import Norm, Packed, Structure, Tree, pack_state, unpack_state
-from ..tensors import check_kind, check_whole, magnitude, per_sample, precision, restrict, take_samples, working_dtype
+from ..tensors import (
+    check_kind,
+    check_whole,
+    forget_casts,
+    magnitude,
+    per_sample,
+    precision,
+    restrict,
+    take_samples,
+    working_dtype,
+)
 from .base import (
     AbstractPoint,
     AbstractSolver,
@@ -123,7 +133,7 @@ def solve_map(
 ) -> "End":
     """Solve z = f(z); where the samples turn out to meet in f, once more as one state, from where they are."""
     space = solver.space(f)
-    if graph and isinstance(space, StateSpace):
+    if graph and isinstance(space, StateSpace) and not isinstance(f, Equation):
         space = dataclasses.replace(space, graph=True)
     if isinstance(f, Packed) and f.leafwise:
         space = PartsSpace(space, f.structure.sizes)
@@ -150,6 +160,7 @@ def check_together(space: AbstractSpace, end: "End") -> "End":
     Those whose residual was 0 and is not are too small for their dtype, which is another matter.
     """
     solution, whole = end.solution, space.evaluate_last(end.solution.value)
+    forget_casts(solution.value)
     unit = magnitude(torch.maximum(whole.z.abs(), whole.image.abs()))  # squares of 1e-30 are 0 in float32
     residual, _ = relative_residual(whole.z / unit, whole.image / unit)
     rounding = torch.finfo(whole.image.dtype).eps ** ROUNDING
@@ -194,8 +205,7 @@ def solve_space(
         else:
             end = run_fixed(space, at, solver, limits, recorder)
     value = end.solution.value
-    if torch.is_autocast_enabled(value.device.type):
-        torch.clear_autocast_cache()  # PyTorch 2.6 would keep casts made without a graph for whatever runs next
+    forget_casts(value)
     if value is not z0:
         return end
     # It converged where it started: the caller may write there again.
@@ -252,7 +262,8 @@ def run_adaptive(
     steady, at = solver.steady, _store_alike(at)
     stride = stride if recorder is None else 1
     iteration, samples = Iteration(space, solver, at.z.device.type), Samples(at, tol, solver.picard_steps(space))
-    at = iteration.advance(at, stride - 1, samples.record.plain)
+    first = min(stride, CUDA_STRIDE) - 1  # no more, since f may expand
+    at = iteration.advance(iteration.advance(at, first, samples.record.plain), stride - 1 - first)
     step, count = stride, stride - 1
     while True:
         last = step == max_steps

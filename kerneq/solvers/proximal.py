@@ -130,7 +130,8 @@ class Proximal(AbstractSolver[History | None]):
     It iterates v = Wz where it can. Where `norm` keeps L, the steepest slope of d, at most 1, f is nonexpansive: a
     proposal is accepted when it lowers ‖f(v) − v‖ by a fraction of what f guarantees; otherwise the averaged step
     (1 − β) v + β f(v), β = 2 / (2 + L), is taken, which converges (Krasnoselskii and Mann). That needs no energy. With
-    residual checks at every second step or fewer, the steps to the first one are plain: most solves end there.
+    residual checks at every second step or fewer, the steps to the first one (three at most) are plain: most solves
+    end there.
 
     Elsewhere E decides, whatever the weights: that of z = σ(d), which a proposal must lower by a fraction of what the
     averaged step guarantees, β²‖f(v) − v‖² / 2‖W‖². Otherwise it returns to the last accepted z, and goes on by

@@ -6,9 +6,10 @@ from helpers import CELLS, KERNELS, PLAIN_SOLVERS, SOLVERS, Counting, affine, ce
 
 import kerneq
 from kerneq.prox import Identity
-from kerneq.solution import Status
+from kerneq.solution import Limits, Status
 from kerneq.solvers import Anderson, Broyden, Picard, Proximal
 from kerneq.solvers.anderson import History
+from kerneq.solvers.loops import find_point
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -172,6 +173,24 @@ def test_where_f_contracts_nothing_is_remembered_before_the_first_look(monkeypat
     steep = cell_of("dense", KERNELS["gaussian"], norm=2.0, stretch=10.0).bind(x)  # where plain steps may fail
     assert kerneq.solve(steep, None, Proximal(), tol=1e3, check_every=4).steps.tolist() == [4] * 4
     assert len(remembered) == 3
+
+
+def test_before_the_first_look_no_more_than_three_steps_are_plain():
+    """f may expand, here by 3: nine plain steps would go 20 000 times as far as the first."""
+    slopes, far = 3 * torch.linspace(-1, 0.3, 6), []
+    f = lambda z: far.append(float(z.norm())) or torch.sin(slopes * z) + 1  # noqa: E731
+    s = kerneq.solve(f, torch.zeros(5, 6), Anderson(), tol=1e-6, max_steps=60, check_every=20)
+    linear = kerneq.solve(
+        lambda z: far.append(float(z.norm())) or slopes * z + 1, torch.zeros(5, 6), Anderson(), tol=1e-6, check_every=10
+    )
+    assert linear.converged.all() and s.converged.all() and max(far) < 3**4 * 5**0.5
+
+
+def test_the_equation_of_a_cell_keeps_no_graph_for_its_gradient_which_is_in_closed_form():
+    f = cell_of("dense", KERNELS["gaussian"]).bind(input_of("dense"))
+    z = kerneq.solve(f, None, Anderson(), tol=1e-9).value
+    s, at = find_point(f, 1.001 * z, Anderson(), Limits(1e-3, 50), graph=True)
+    assert s.steps.tolist() == [2] * 4 and at.system is None and at.features is not None
 
 
 @pytest.mark.parametrize("check_every", [20, 1000])

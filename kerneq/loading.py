@@ -59,7 +59,9 @@ def load(
     check_settings(path, facts, config)
     outputs = len(weights["head.bias"]) if classes is None else classes
     pictures = _read_pictures(folder)
-    for channels in (len(pictures["mean"]),) if pictures else (3, 1):  # coloured or grey: the weights say which
+    for channels in (
+        (len(pictures["mean"]),) if "mean" in pictures else (3, 1)
+    ):  # coloured or grey: the weights say which
         model = from_config(model_config, outputs, channels)
         kept = weights if classes is None else weights | select_head(model)
         if all(name not in kept or kept[name].shape == p.shape for name, p in model.named_parameters()):
@@ -84,8 +86,11 @@ def _read_pictures(folder: Path) -> dict[str, Any]:
     """Return what a run says of the pictures it was trained on; earlier versions wrote the classes alone."""
     try:
         told = json.loads(read_small(folder / "classes.json"))
+        classes = {"classes": tuple(map(str, told["classes"]))}
+        if "mean" not in told:
+            return classes
         mean, std = (tuple(map(float, told[name])) for name in ("mean", "std"))
-        return {"classes": tuple(map(str, told["classes"])), "mean": mean, "std": std, "size": int(told["size"])}
+        return classes | {"mean": mean, "std": std, "size": int(told["size"])}
     except (OSError, LookupError, RecursionError, TypeError, ValueError):
         return {}
 

@@ -87,8 +87,11 @@ def test_a_model_knows_the_pictures_that_it_was_trained_on_and_warns_of_others()
     assert new.classes == () and new.size == 32 and new(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
 
 
-def test_what_a_run_says_of_its_pictures_is_read_whole_or_not_at_all(tmp_path):
+def test_what_a_run_says_of_its_pictures_is_read_and_of_earlier_runs_the_classes(tmp_path):
     (tmp_path / "classes.json").write_text('{"classes": ["a"], "mean": [0.5], "std": [0.2], "size": 8}')
     assert loading._read_pictures(tmp_path) == {"classes": ("a",), "mean": (0.5,), "std": (0.2,), "size": 8}
-    (tmp_path / "classes.json").write_text('["a", "b"]')  # of earlier versions
-    assert loading._read_pictures(tmp_path) == {}
+    (tmp_path / "classes.json").write_text('{"classes": ["a", "b"]}')
+    assert loading._read_pictures(tmp_path) == {"classes": ("a", "b")}
+    for damaged in ('["a", "b"]', '{"classes": ["a"], "mean": [0.5]}', "{"):
+        (tmp_path / "classes.json").write_text(damaged)
+        assert loading._read_pictures(tmp_path) == {}

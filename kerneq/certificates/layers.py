@@ -66,6 +66,7 @@ def bound_movement(cell: DenseCell, x: Tensor, patches: int) -> Tensor:
     gamma = float(f.binding.gamma)
     r = f.binding.a - f.operator(solution.value)
     t = patch_distances(r, part.project.weight, split=part.split, patch=part.patch).double()
-    present = kernel.weight(gamma * t) * t.sqrt() + norms * solution.error_bound[:, None]  # ‖mᵢ‖ at z*, at most
+    off = kernel.steepest * norms * solution.error_bound[:, None]
+    present = kernel.weight(gamma * t) * t.sqrt() + off  # ‖mᵢ‖ at z*, at most
     pushes = norms * (present + kernel.reach / gamma**0.5)
     return pushes.topk(patches, dim=1).values.sum(1) / convexity

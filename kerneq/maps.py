@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from .solution import Solution
 from .tensors import map_tensors, precision, take_samples, widened
 
+__all__ = ["AbstractMap", "Function", "Linearisation", "Map", "Point", "as_map", "linearise", "linearise_at"]
+__dir__ = __all__.copy  # `dir` lists the public names only
+
 
 class AbstractMap(abc.ABC):
     """A map z ↦ f(z) of batches (batch, ...) whose fixed point is wanted.

@@ -10,6 +10,9 @@ from matplotlib.ticker import MaxNLocator
 
 from ..solution import Solution, Trace
 
+__all__ = ["curves", "solve"]
+__dir__ = __all__.copy  # `dir` lists the public names only
+
 LINES = 32  # samples that are drawn at most
 
 

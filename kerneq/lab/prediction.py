@@ -332,6 +332,11 @@ def describe_doubts(predictions: Sequence[Prediction], named: bool) -> list[str]
     missed = Counter(p.status.value for p in predictions if p.status is not None and not p.converged)
     total = f"of {len(predictions)} predictions come from an unfinished equilibrium."
     doubts = [f"{count} {total} {reason}" for reason, count in missed.items()]
+    if missed and any(p.radius for p in predictions):
+        doubts.append(
+            "The radii are of a longer solve of their own, in float64: an error that it leaves makes a radius smaller, "
+            "not untrue."
+        )
     if all(p.radius == 0 for p in predictions):
         doubts.append("Radius 0: of these pictures nothing is proved. The models `certified-…` are made for it.")
     if not named:

@@ -99,6 +99,8 @@ def test_an_equilibrium_that_was_not_reached_is_marked(kerneq, tmp_path):
     assert code == 0 and "not converged" in out and "1 of 1 predictions come from an unfinished equilibrium" in out
     code, out, _ = kerneq("predict", run, path, "--json")
     assert json.loads(out)["predictions"][0]["converged"] is False
+    out = kerneq("predict", run, path, "--certify")[1]
+    assert "makes a radius smaller, not untrue" in out
 
 
 def test_files_that_are_no_pictures_get_a_sentence_and_the_others_a_prediction(kerneq, digits_run, tmp_path):

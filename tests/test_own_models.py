@@ -302,6 +302,7 @@ def test_a_buffer_of_its_own_and_numbers_too_small_are_not_taken_for_a_fixed_poi
         with pytest.raises(ValueError, match="must not change z in place, nor return memory"):
             kq.solve(f, torch.zeros(2, 3), Picard())
     assert kq.solve(lambda z: z, torch.ones(2, 3), Picard()).converged.all()
+    assert kq.fixed_point(lambda z, x: z, torch.ones(2, 3), torch.ones(2, 3, requires_grad=True)).converged.all()
     s = kq.solve(lambda z: 0.5 * z + 1e-30, torch.zeros(2, 3, dtype=torch.float32), Picard())
     assert s.status is kq.Status.PRECISION and not s.converged.any()
     assert kq.solve(lambda z: 0 * z, torch.zeros(2, 3), Picard()).converged.all()

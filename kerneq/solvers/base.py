@@ -209,9 +209,9 @@ class StateSpace(AbstractSpace):
         if not self.graph:
             return self.evaluate(z)
         forget_casts(z)  # that were made without a graph
-        before = version(z)
-        system = linearise(self.f, z.detach())
-        _check_unwritten(z, system.image, before)
+        at, before = z.detach(), version(z)
+        system = linearise(self.f, at)
+        _check_unwritten(at, system.image, before)
         image = system.image.detach()
         return Evaluation(z, image, Point(z, None, image, system=system))
 

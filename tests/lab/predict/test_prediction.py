@@ -253,7 +253,8 @@ def test_a_class_stands_beside_its_probability_at_80_columns(columns, capsys, mo
     assert [("automobile" in line, "cat" in line) for line in lines] == [(True, False), (False, False), (False, True)]
     assert "12.50%" in lines[2] and all(cell in lines[0] for cell in ("100.00%", "1.0e-03", "not converged", "0.123"))
     first, second, third = (out[1].index(heading) for heading in ("picture", "class", "share"))
-    rows = [line for line in out[2:] if "─" not in line]
+    caption = next(number for number, line in enumerate(out) if "No change of" in line)
+    rows = [line for line in out[2:caption] if "─" not in line]
     assert "".join(line[first:second].strip() for line in rows) == str(path)
     assert "".join(line[second : third - 2] for line in rows).replace(" ", "") == "".join(classes).replace(" ", "")
 

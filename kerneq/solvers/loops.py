@@ -110,7 +110,7 @@ def find_point(
 ) -> tuple[Solution, Point]:
     """Solve z = f(z); return the solution, and its value as a `Point` with what the solve has computed there.
 
-    With `graph`, a last evaluation that checks the whole batch keeps its graph, for the gradient.
+    With `graph`, the last evaluation of a function keeps its graph for the gradient, where it is of the whole batch.
     """
     recorder = None if trace is False else Recorder(f, () if trace is True else trace)
     end = solve_map(f, z0, solver, limits, recorder, graph)
@@ -131,7 +131,10 @@ def solve_map(
     recorder: "Recorder | None" = None,
     graph: bool = False,
 ) -> "End":
-    """Solve z = f(z); where the samples turn out to meet in f, once more as one state, from where they are."""
+    """Solve z = f(z); where the samples turn out to meet in f, once more as one state, from where they are.
+
+    For `graph` see `find_point`.
+    """
     space = solver.space(f)
     if graph and isinstance(space, StateSpace) and not isinstance(f, Equation):
         space = dataclasses.replace(space, graph=True)
@@ -451,7 +454,7 @@ class SampleRecord:
     finished: Array
     last: Array  # residual at the last check; 1 before the first one
     share: Array  # of the residual at the check before it
-    plain: Array  # whether the sample takes Picard steps; one that has finished does
+    plain: Array  # whether the sample takes Picard steps
 
     @property
     def ending(self) -> bool:

@@ -289,7 +289,7 @@ def run_adaptive(
             z = samples.drop_finished(iteration, z)
         del at, measured  # with the graph of an evaluation that was not the last one
         count = min(stride, max_steps - step)
-        keep = ending and not samples.left
+        keep = ending and not samples.left and not iteration.started  # a graph beside a history is too much memory
         try:
             at = iteration.evaluate(z, keep and count == 1)
         except Exception:  # of the user's function, which perhaps cannot be had for some samples only

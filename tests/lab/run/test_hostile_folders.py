@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 from pathlib import Path
 
@@ -200,3 +201,52 @@ def test_a_pipe_or_a_device_in_the_place_of_a_file_is_refused_at_once(stopped, t
         with pytest.raises(SystemExit) as ended:
             main()
         assert ended.value.code == 2
+
+
+WRONG = (None, "x", True, -1, [], [1], {}, {"a": {"b": [None]}}, 1e308, 10**400, DEEP, float("nan"))
+WHOLE = ("", "[]", "null", "3", "{", "[" * 100_000 + "]" * 100_000, "\0", '{"scores": null}')
+
+
+def places(table, above=()):
+    """Where a value of a table might be another: every key, and the first entry of every list."""
+    for key, value in table.items() if isinstance(table, dict) else enumerate(table[:1]):
+        yield (*above, key)
+        if isinstance(value, dict | list):
+            yield from places(value, (*above, key))
+
+
+def edited(text, draw):
+    """The text of a JSON file with one value of it replaced, or left out."""
+    table = at = json.loads(text)
+    *above, last = draw.choice([*places(table)])
+    for key in above:
+        at = at[key]
+    if draw.random() < 0.1:
+        del at[last]
+    else:
+        at[last] = draw.choice(WRONG)
+    return json.dumps(table)
+
+
+@pytest.fixture(scope="module")
+def measured(stopped, tmp_path_factory):
+    """The run with its scores and its behaviour."""
+    copy = shutil.copytree(stopped, tmp_path_factory.mktemp("measured") / "run")
+    kq.evaluate(copy, device="cpu")
+    kq.evaluate(copy, "behaviour", device="cpu")
+    return copy
+
+
+@pytest.mark.filterwarnings("ignore")  # of what was left out
+@pytest.mark.parametrize(
+    "name", ["evaluation.json", "evaluation/behaviour.json", "environment.json", "classes.json", "metrics.jsonl"]
+)
+def test_an_edited_record_is_used_or_refused_in_a_sentence(measured, tmp_path, kerneq, name):
+    """A few edits of each file; 400 such commands were run once, without a traceback."""
+    draw, text = random.Random(name), (measured / name).read_text()
+    for number, damaged in enumerate([*draw.sample(WHOLE, 2), *(edited(text, draw) for _ in range(4))]):
+        copy = shutil.copytree(measured, tmp_path / f"{number}")
+        (copy / name).write_text(damaged)
+        command = ("export", copy, copy / "small") if number % 2 else ("report", copy, "--output", copy / "page.html")
+        code, _, err = kerneq(*command)  # a bug would come through
+        assert code == 0 or (code == 1 and err.strip()), (command, damaged[:200])

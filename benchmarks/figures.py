@@ -49,6 +49,7 @@ DOTS = {
     "layer": ("layer", "÷ torchdeq's best", "forward + backward ÷ torchdeq's best"),
     "inference": ("prediction", "time (ms)", "prediction (ms), with the 90th percentile"),
     "train": ("step", "time (ms)", "training step (ms)"),
+    "compiled": ("compiled", "compiled ÷ eager", "prediction by fixed steps, compiled ÷ eager"),
 }
 
 
@@ -66,9 +67,11 @@ def draw(record: Record) -> bytes | None:
 
 def draw_figure(record: Record) -> Figure | None:
     """Draw the growth of a benchmark as curves, the parts of a step as stacked bars, everything else as dots."""
-    growth, parts = record.tables("growth"), record.tables("parts")
+    growth, parts, processes = (record.tables(kind) for kind in ("growth", "parts", "processes"))
     if growth:
         return draw_curves(growth)
+    if processes:
+        return draw_processes(processes)
     if parts:
         return draw_bars(parts)
     if record.name not in DOTS:
@@ -245,6 +248,21 @@ def draw_curves(tables: Sequence[Result]) -> Figure:
     handles, names = grid[0].get_legend_handles_labels()
     if len(names) > 1:
         figure.legend(handles, names, loc="outside upper center", ncols=len(names))
+    return figure
+
+
+def draw_processes(tables: Sequence[Result]) -> Figure:
+    """Draw images a second by the number of processes, beside the ideal: so many times those of one process."""
+    figure, grid = _grid(len(tables), columns=2, height=2.1)
+    for axes, table in zip(grid, tables, strict=True):
+        counts = [row["processes"] for row in table.rows]
+        ideal = [count * table.rows[0]["images/s"] for count in counts]
+        axes.plot(counts, ideal, color=GREY, linestyle=":", label="ideal")
+        axes.plot(counts, [row["images/s"] for row in table.rows], color=COLOURS[0], marker="o", label="measured")
+        axes.set(xticks=counts, xlabel="processes", ylabel="images/s", title=f"{table.asked['kind']} scaling")
+        axes.set_ylim(bottom=0)
+        axes.grid()
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 # Internal to kerneq: what runs record too of the machine, and files that are never half written.
 from kerneq.lab.run import machine, write_atomically
 
-NAMES = ("solvers", "layer", "train", "inference", "scaling")  # what the docs page shows
+NAMES = ("solvers", "layer", "train", "inference", "scaling", "compiled", "processes")  # what the docs page shows
 DEVICES = ("cuda", "cpu")
 FACTS = ("kerneq", "revision", "torch", "python", "device", "threads", "measured")
 

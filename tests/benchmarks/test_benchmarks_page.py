@@ -51,6 +51,18 @@ CONTENT = {
         Result("inference", "b", [{"model": "a", "time (ms)": 2.0}], (), {"table": "prediction", "batch": 1})
     ],
     "scaling": [Result("scaling", "growth", GROWTH, (), {"table": "growth", "by": "batch"})],
+    "compiled": [
+        Result("compiled", "a", [{"layer": "a", "compiled ÷ eager": 0.3}], (), {"table": "compiled", "batch": 8})
+    ],
+    "processes": [
+        Result(
+            "processes",
+            "strong",
+            [{"processes": n, "images/s": 10.0 * n**0.5} for n in (1, 2, 4)],
+            (),
+            {"table": "processes", "kind": "strong"},
+        )
+    ],
 }
 
 

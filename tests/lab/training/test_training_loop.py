@@ -63,7 +63,7 @@ def test_with_nothing_held_out_every_image_trains_and_the_last_weights_are_the_b
     assert [row["validation"] for row in rows] == [None, None]
     assert rows[0]["train"]["images"] == 1400
     assert read_checkpoint(Run(tmp_path / "run").checkpoint("best"))[1]["epoch"] == 2
-    assert saved == ["fresh", "best", "fresh"]
+    assert saved == ["last", "best", "last"]
 
 
 def test_bfloat16_channels_last_compiled_and_clipped_training_runs(run):

@@ -234,7 +234,7 @@ def run_fixed(
 ) -> End:
     """Take `max_steps` steps without reading a number, for `torch.export` and CUDA graphs; the residual is measured at
     the end, on the device."""
-    iteration, max_steps = Iteration(space, solver, at.z.device.type, recorder), limits.max_steps
+    iteration, max_steps = Iteration(space, solver, at.z.device, recorder), limits.max_steps
     at = iteration.advance(at, max_steps - 1)
     ahead = solver.steady or max_steps == 1  # whether the value is a step ahead of the last evaluation
     value = space.answer(at, iteration.step(at)) if ahead else at.point.z
@@ -264,9 +264,13 @@ def run_adaptive(
     tol, max_steps = limits.tolerance(precision(at.image)), limits.max_steps
     steady, at = solver.steady, _store_alike(at)
     stride = stride if recorder is None else 1
-    iteration, samples = Iteration(space, solver, at.z.device.type), Samples(at, tol, solver.picard_steps(space))
+    iteration, samples = Iteration(space, solver, at.z.device), Samples(at, tol, solver.picard_steps(space))
     first = min(stride, CUDA_STRIDE) - 1  # no more, since f may expand
-    at = iteration.advance(iteration.advance(at, first, samples.record.plain), stride - 1 - first)
+    iteration.choose_plain(samples.record.plain)
+    at = iteration.advance(at, first)
+    if stride - 1 > first:
+        iteration.plain = False
+        at = iteration.advance(at, stride - 1 - first)
     step, count = stride, stride - 1
     while True:
         last = step == max_steps
@@ -277,7 +281,8 @@ def run_adaptive(
         finished = samples.record.finished
         over, value = bool(finished.all()), at.point.z
         if not over and (steady or not last):
-            z = iteration.step(at, samples.record.plain)
+            iteration.choose_plain(samples.record.plain)
+            z = iteration.step(at)
             if steady or step == 1:  # a sample that goes on is worth no less a step ahead
                 value = _pick(finished, value, iteration.space.answer(at, z))
         samples.best = _pick(better, value, samples.best)
@@ -298,28 +303,38 @@ def run_adaptive(
             return samples.end(space, None)
         step += count
         if count > 1:
-            at = iteration.advance(at, count - 1, samples.record.plain, keep)
+            at = iteration.advance(at, count - 1, keep)
 
 
 class Iteration:
     """A solver with its memory, at work on the samples that are still in the computation."""
 
     def __init__(
-        self, space: AbstractSpace, solver: AbstractSolver[Any], device: str, recorder: "Recorder | None" = None
+        self,
+        space: AbstractSpace,
+        solver: AbstractSolver[Any],
+        device: torch.device,
+        recorder: "Recorder | None" = None,
     ):
-        self.space, self.solver, self.recorder = space, solver, recorder
+        self.space, self.solver, self.device, self.recorder = space, solver, device, recorder
         self.memory: Any = None
+        self.plain: bool | Tensor = False  # which samples take Picard steps: all, none, or those of a mask (batch,)
         self.started = False
         self.unseen: list[Evaluation] = []  # by the solver
-        on = torch.is_autocast_enabled(device)  # autocast is for f only, not for the small systems of a solver
-        self.precisely = torch.autocast(device, enabled=False) if on else contextlib.nullcontext()
+        on = torch.is_autocast_enabled(device.type)  # autocast is for f only, not for the small systems of a solver
+        self.precisely = torch.autocast(device.type, enabled=False) if on else contextlib.nullcontext()
 
-    def step(self, at: Evaluation, plain: Array | None = None) -> Tensor:
-        """Return the next iterate: where the solver steps from `at`, or f(z) for samples that take a `plain` step.
+    def choose_plain(self, plain: Array) -> None:
+        """Let the samples of the mask take Picard steps until the next call: its copy to a device waits for it."""
+        some = torch.from_numpy(plain).to(self.device) if plain.any() and not plain.all() else None
+        self.plain = bool(plain.all()) if some is None else some
+
+    def step(self, at: Evaluation) -> Tensor:
+        """Return the next iterate: where the solver steps from `at`, or f(z) for samples that take Picard steps.
 
         Where all do, the solver is not called, and sees these evaluations later.
         """
-        if plain is not None and plain.all():
+        if self.plain is True:
             at = dataclasses.replace(at, point=Point(at.z))  # the state there need not be kept
             self.unseen.append(at)
             return at.image
@@ -329,12 +344,13 @@ class Iteration:
             for each in (*self.unseen, at):
                 z, self.memory = self.solver.step(self.space, each, self.memory)
         self.unseen = []
-        return z if plain is None else _pick(plain, at.image, z)
+        return z if self.plain is False else torch.where(per_sample(self.plain, z), at.image, z)
 
     def restrict(self, space: AbstractSpace, index: Tensor) -> None:
         """Go on with the samples in `index` only, in the space of those."""
         self.space = space
         self.memory, self.unseen = restrict(self.memory, index), [restrict(at, index) for at in self.unseen]
+        self.plain = restrict(self.plain, index)
 
     @property
     def learnt(self) -> Secants | None:
@@ -345,12 +361,12 @@ class Iteration:
         """Evaluate at z; `last`: where the solve will probably end."""
         return self.space.evaluate_last(z) if last else self.space.evaluate(z)
 
-    def advance(self, at: Evaluation, count: int, plain: Array | None = None, last: bool = False) -> Evaluation:
+    def advance(self, at: Evaluation, count: int, last: bool = False) -> Evaluation:
         """Take `count` steps and return the last evaluation."""
         for left in reversed(range(count)):
             if self.recorder is not None:
                 self.recorder.observe(self.space.measure(at))
-            at = self.evaluate(self.step(at, plain), last and left == 0)
+            at = self.evaluate(self.step(at), last and left == 0)
         return at
 
 
@@ -471,19 +487,8 @@ class SampleRecord:
         codes = np.full(batch, Status.MAX_STEPS.code, dtype=np.int64)
         finished = np.zeros(batch, dtype=np.bool_)
         last, share = np.ones((2, batch), dtype=residual.dtype)
-        columns = (
-            residual,
-            gap,
-            merit,
-            lowest,
-            fell,
-            steps,
-            codes,
-            finished,
-            last,
-            share,
-            np.full(batch, picard_steps is not None),
-        )
+        plain = np.full(batch, picard_steps is not None)
+        columns = (residual, gap, merit, lowest, fell, steps, codes, finished, last, share, plain)
         return cls(tol, rounding, real, picard_steps, np.arange(batch), *columns)
 
     @classmethod

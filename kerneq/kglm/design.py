@@ -51,10 +51,8 @@ class Design:
     with a `group`, over its processes, each of which has rows of its own.
     """
 
-    inner = (
-        0.05,
-        0.005,
-    )  # residual of the first and of the later linear systems, relative: products are passes over data
+    # The relative residual of the first linear system and of the later ones: every product is a pass over the data.
+    inner = (0.05, 0.005)
 
     def __init__(self, features: Features, X: Rows, like: Tensor, memory: int, group: Group | None) -> None:
         self.features, self.X, self.like, self.memory, self.group = features, X, like, memory, group
@@ -178,9 +176,8 @@ class Design:
             share = min(n, math.ceil(SAMPLED * r * n / total))
             index = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:share].to(outputs.device)
             rows = read_rows(self.X, index, self.like)
-            mapped = Features(
-                self.features.map, None, r, self.features.kernel
-            )  # φ itself, as its Gram matrices need it
+            # φ itself, as its Gram matrices need it
+            mapped = Features(self.features.map, None, r, self.features.kernel)
             scale = total / int(self.sum(torch.tensor([share], device=outputs.device)).item())
             self._sample = Design(mapped, rows, self.like, self.memory, self.group), scale, index
         return self._sample

@@ -27,7 +27,6 @@ from .families import FLAT, AbstractFamily, Prior
 
 ROUNDED = 1e-12  # a gradient below this share of the first one is none
 STALE = 0.1  # an inverse serves as long as the weights have moved by less than this share
-
 INNER_STEPS = 200
 ACCURATE = 5e-2, 1e-4  # errors of η and of the mean above these shares of the largest, or of 1, are warned of
 
@@ -132,8 +131,8 @@ class Fit:
     coefficients: Tensor  # α of f = k(·, X)α, (batch, n), or those of the features, (batch, r); (…, classes)
     eta: Tensor  # canonical parameters at the coordinates
     objective: Tensor  # (steps + 1, batch), J before every step and at the end
-    # of an exact fit an estimate of max |η − η*| from the residual and the rounding behind it; of a kernel of low rank
-    # a bound on the error of f in the kernel's norm, ‖∇J‖/λ, ∇J in float64
+    # For an exact fit: an estimate of max |η − η*|, from the residual and the rounding behind it. For a kernel of low
+    # rank: a bound on the error of f in the kernel's norm, ‖∇J‖/λ, with ∇J in float64.
     error: Tensor
     converged: Tensor  # whether √(J − J*) ≤ 10 tol·√(J(0) − J), to rounding
     steps: int
